@@ -1,0 +1,91 @@
+# `make test` and `make demo` do all the set-up: they create .venv, install recfx into it and compile its C++ library.
+# Done once; again only when pyproject.toml, the stand-in package or the C++ sources change.
+
+PYTHON ?= python3
+HOST   ?= cpu
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+# Options for single targets: make test PYTEST_FLAGS="-k discovery", make demo DEMO_FLAGS=--quick, make bench BENCH_FLAGS=--json
+PYTEST_FLAGS ?=
+DEMO_FLAGS   ?=
+BENCH_FLAGS  ?=
+
+STAND_IN      := .packaging/fbgemm-gpu
+INSTALL_cpu   := ./$(STAND_IN) -e '.[cpu,dev]'
+INSTALL_npu   := ./$(STAND_IN) -e '.[npu,dev]'
+INSTALL_cuda  := -e '.[cuda,dev]'
+INSTALL       := $(INSTALL_$(HOST))
+INSTALLED     := $(VENV)/.installed-$(HOST)
+LIBRARY_BUILT := $(VENV)/.library-built
+
+say = printf '\n==> %s\n' $(1)
+
+ifeq ($(INSTALL),)
+$(error HOST=$(HOST) is none of cpu, npu, cuda)
+endif
+
+.PHONY: help setup demo test bench lint format ascend clean
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@echo "Variables: PYTHON=$(PYTHON) (3.10 to 3.13), HOST=$(HOST) (cpu, npu, cuda), PYTEST_FLAGS, DEMO_FLAGS, BENCH_FLAGS"
+
+setup: $(INSTALLED) $(LIBRARY_BUILT) ## create .venv, install, compile; the other targets do it by themselves
+
+demo: setup ## train, convert, inspect and check a DLRM on raw ids
+	@$(BIN)/python examples/train_dlrm.py $(DEMO_FLAGS)
+
+test: setup ## the whole test suite, and a consistent environment
+	@$(BIN)/python -m pip check
+	@$(BIN)/python -m pytest -q $(PYTEST_FLAGS)
+
+bench: setup ## compare with the standard collection and FBGEMM, ratios printed
+	@$(BIN)/python -m tests.bench $(BENCH_FLAGS)
+
+lint: $(INSTALLED) ## ruff and mypy
+	@$(call say,"ruff check")
+	@$(BIN)/ruff check .
+	@$(call say,"ruff format")
+	@$(BIN)/ruff format --check .
+	@$(call say,"mypy")
+	@$(BIN)/mypy
+
+format: $(INSTALLED) ## let ruff format and fix what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+ascend: ## compile the kernels for Ascend and check them
+	@echo "There are no kernels for Ascend yet: nothing to compile or check."
+
+clean: ## remove .venv and everything built
+	rm -rf $(VENV) build dist *.egg-info $(STAND_IN)/build $(STAND_IN)/*.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find recfx lowering kernels tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One .venv serves one kind of host: the builds of FBGEMM share a directory and would overwrite each other.
+$(INSTALLED): pyproject.toml $(STAND_IN)/pyproject.toml
+	@for other in $(filter-out $(INSTALLED),$(wildcard $(VENV)/.installed-*)); do \
+	    echo "$(VENV) was made for another kind of host ($${other##*-}), HOST is $(HOST). Run 'make clean' first."; exit 1; \
+	done
+	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	    version=$$($(PYTHON) --version 2>/dev/null) || version="not on this machine"; \
+	    $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null || { \
+	        echo "recfx needs Python 3.10 to 3.13; '$(PYTHON)' is $$version."; \
+	        echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }; \
+	    $(call say,"creating $(VENV) with $$version"); \
+	    $(PYTHON) -m venv --clear $(VENV) || { \
+	        rm -rf $(VENV); \
+	        echo "'$(PYTHON) -m venv' failed. On Debian and Ubuntu it is a package of its own: python3-venv."; exit 1; }; \
+	fi
+	@$(call say,"installing recfx for $(HOST) into $(VENV) (the first time: a few minutes)")
+	@$(BIN)/python -m pip install --disable-pip-version-check $(INSTALL)
+	@touch $@
+
+# The library is cached by the content of its sources; compiling it here only keeps the first import from waiting.
+$(LIBRARY_BUILT): $(INSTALLED) kernels/library.py $(wildcard kernels/csrc/*.cpp kernels/csrc/*.h)
+	@$(call say,"compiling the C++ library (about a minute)")
+	@$(BIN)/python -m recfx.kernels.library
+	@touch $@

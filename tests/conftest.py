@@ -1,0 +1,65 @@
+"""What every test gets: fixed seeds, few threads, one Hypothesis profile, and the data directory."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+MAX_THREADS = 2
+"""Results depend on the number of threads (the order of sums does); tests run with the same few everywhere."""
+
+
+class _TorchRandom:
+    """torch's global generator as Hypothesis asks for it: seeded before each example, restored after."""
+
+    seed = staticmethod(torch.manual_seed)
+    getstate = staticmethod(torch.get_rng_state)
+    setstate = staticmethod(torch.set_rng_state)
+
+
+_torch_random = _TorchRandom()  # Hypothesis keeps only a weak reference
+hypothesis.register_random(_torch_random)
+
+hypothesis.settings.register_profile(
+    "recfx",
+    deadline=None,  # the first example pays for imports and compilation
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.register_profile("recfx-ci", hypothesis.settings.get_profile("recfx"), derandomize=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--hypothesis-profile", None):
+        hypothesis.settings.load_profile("recfx-ci" if os.environ.get("CI") else "recfx")
+    torch.set_num_threads(min(MAX_THREADS, torch.get_num_threads()))
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seeds() -> Iterator[None]:
+    """Each test starts from the same random state, and from the default dtype, whatever ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    dtype = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(dtype)
+
+
+@pytest.fixture(scope="session")
+def data_directory() -> Path:
+    """The folder of real data sets, from ``RECFX_DATA``; tests that need it are skipped where it is not set."""
+    value = os.environ.get("RECFX_DATA")
+    if not value:
+        pytest.skip("RECFX_DATA is not set: point it at the folder that holds ml-100k/ and criteo_sample.csv")
+    directory = Path(value)
+    if not directory.is_dir():
+        pytest.fail(f"RECFX_DATA={value} is not a folder")
+    return directory

@@ -1,0 +1,186 @@
+"""The package holds what it needs and imports alike from a wheel, an sdist, an editable install and a bare checkout.
+
+Builds run on a copy of the sources, through setuptools' build backend as it is installed: no network, no torch.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email import message_from_string
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest needs it too
+
+ROOT = Path(__file__).resolve().parents[1]
+STAND_IN = Path(".packaging/fbgemm-gpu")
+LINKED = ("kernels", "lowering")
+
+CSRC = {
+    f"recfx/{path.relative_to(ROOT)}" for pattern in ("*.cpp", "*.h") for path in ROOT.glob(f"kernels/csrc/{pattern}")
+}
+MODULES = {
+    *(str(path.relative_to(ROOT)) for path in ROOT.glob("recfx/**/*.py")),
+    *(f"recfx/{path.relative_to(ROOT)}" for folder in LINKED for path in ROOT.glob(f"{folder}/**/*.py")),
+}
+
+BUILD = """
+import sys
+from setuptools import build_meta
+for kind, folder in zip(sys.argv[1::2], sys.argv[2::2]):
+    getattr(build_meta, "build_" + kind)(folder)
+"""
+
+# One process imports torch and TorchRec once; a child a place then imports recfx from there and only from there.
+IMPORT_FROM_EACH = """
+import os, site, sys
+import torch, torchrec
+def editable(module):
+    return module.startswith("__editable__")
+sys.meta_path[:] = [finder for finder in sys.meta_path if not editable(getattr(finder, "__module__", ""))]
+for module in filter(editable, list(sys.modules)):
+    del sys.modules[module]
+for place, root in zip(sys.argv[1::2], sys.argv[2::2]):
+    child = os.fork()
+    if child == 0:
+        sys.path.insert(0, place)
+        site.addsitedir(place)
+        import recfx, recfx.kernels, recfx.lowering
+        for module in (recfx, recfx.kernels, recfx.lowering):
+            assert module.__file__.startswith(root + os.sep), (place, module.__file__)
+        assert any(name.endswith(".cpp") for name in os.listdir(os.path.join(recfx.kernels.__path__[0], "csrc")))
+        for name in ("kernels", "lowering"):
+            try:
+                __import__(name)
+            except ImportError:
+                continue
+            assert place == root and os.path.islink(os.path.join(root, "recfx", name)), f"{place}: top-level {name}"
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, place
+print("imported")
+"""
+
+
+def run_python(script: str, *arguments: str | Path, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", script, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def copy_sources(target: Path) -> Path:
+    skip = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
+    target.mkdir()
+    for name in ("recfx", *LINKED, STAND_IN):
+        shutil.copytree(ROOT / name, target / name, symlinks=True, ignore=skip)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy2(ROOT / name, target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``checkout`` and, unpacked, its ``wheel``, ``sdist``, ``sdist-wheel`` and ``editable``."""
+    base = tmp_path_factory.mktemp("packaging")
+    checkout = copy_sources(base / "checkout")
+    run_python(BUILD, "sdist", base / "dist-sdist", "wheel", base / "dist-wheel", cwd=checkout)
+    unpack(base / "dist-sdist", base / "sdist")
+    unpack(base / "dist-wheel", base / "wheel")
+    run_python(BUILD, "wheel", base / "dist-sdist-wheel", cwd=base / "sdist")
+    unpack(base / "dist-sdist-wheel", base / "sdist-wheel")
+    run_python(BUILD, "editable", base / "dist-editable", cwd=checkout)
+    unpack(base / "dist-editable", base / "editable")
+    return base
+
+
+def unpack(folder: Path, target: Path) -> None:
+    (archive,) = folder.iterdir()
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            wheel.extractall(target)
+        return
+    with tarfile.open(archive) as sdist:
+        sdist.extractall(target.parent / "sdist-unpacked", filter="data")
+    (top,) = (target.parent / "sdist-unpacked").iterdir()
+    top.rename(target)
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_links_are_relative(name: str) -> None:
+    assert (ROOT / "recfx" / name).readlink() == Path("..", name)
+
+
+@pytest.mark.parametrize("form", ["wheel", "sdist", "sdist-wheel"])
+def test_holds_every_module_and_the_cpp_sources(built: Path, form: str) -> None:
+    held = files(built / form)
+    assert CSRC
+    assert held >= MODULES | CSRC | {"recfx/py.typed"}
+    assert not any(path.is_symlink() for path in (built / form).rglob("*"))
+
+
+@pytest.mark.parametrize("form", ["wheel", "sdist-wheel"])
+def test_wheel_has_one_import_root(built: Path, form: str) -> None:
+    roots = {path.name for path in (built / form).iterdir()}
+    assert {name for name in roots if not name.endswith(".dist-info")} == {"recfx"}
+    (info,) = (built / form).glob("*.dist-info")
+    assert "Root-Is-Purelib: true" in (info / "WHEEL").read_text()
+    assert "Apache License" in (info / "licenses/LICENSE").read_text()
+
+
+def test_imports_alike_from_everywhere(built: Path) -> None:
+    places = {
+        built / "wheel": built / "wheel",
+        built / "sdist": built / "sdist",
+        built / "sdist-wheel": built / "sdist-wheel",
+        built / "editable": built / "checkout",
+        ROOT: ROOT,
+    }
+    pairs = [path for pair in places.items() for path in pair]
+    assert run_python(IMPORT_FROM_EACH, *pairs, cwd=built).endswith("imported\n")
+
+
+def test_builds_need_no_torch() -> None:
+    for project in (ROOT, ROOT / STAND_IN):
+        settings = tomllib.loads((project / "pyproject.toml").read_text())
+        assert [Requirement(text).name for text in settings["build-system"]["requires"]] == ["setuptools"]
+
+
+def test_stand_in_is_the_one_the_extras_ask_for(tmp_path: Path) -> None:
+    project = copy_sources(tmp_path / "checkout") / STAND_IN
+    run_python(BUILD, "wheel", tmp_path / "dist", cwd=project)
+    unpack(tmp_path / "dist", tmp_path / "wheel")
+    (info,) = (tmp_path / "wheel").iterdir()
+    metadata = message_from_string((info / "METADATA").read_text())
+    assert metadata["Name"] == "fbgemm-gpu"
+    assert metadata.get_all("Requires-Dist") == ["fbgemm-gpu-cpu==1.8.0"]
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = {extra: Requirement(extras[extra][0]) for extra in ("cpu", "npu", "cuda")}
+    assert {extra: wanted.name for extra, wanted in asked.items()} == dict.fromkeys(asked, "fbgemm-gpu")
+    assert {extra: Version(metadata["Version"]) in wanted.specifier for extra, wanted in asked.items()} == {
+        "cpu": True,
+        "npu": True,
+        "cuda": False,
+    }
+    # The CUDA build of that name satisfies `cuda` alone, so whoever forgets the stand-in is told.
+    assert {extra: Version("1.8.0") in wanted.specifier for extra, wanted in asked.items()} == {
+        "cpu": False,
+        "npu": False,
+        "cuda": True,
+    }
