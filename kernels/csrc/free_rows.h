@@ -1,0 +1,87 @@
+// The set of free rows as a tree of bits, 64 children a word: the lowest free row at or after a given one is found in
+// as many steps as the tree has levels, whatever was taken and given back before. One bit a row and 1/63 of that on
+// top. No torch in here.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace recfx {
+
+// A view of a buffer that somebody else owns. Layout: level 0 (one bit a row), then level 1 (one bit a word of
+// level 0, set where that word is not zero), and so on up to a level of one word. kernels/free_rows.py has the same.
+class FreeRows {
+ public:
+  FreeRows(uint64_t* words, int64_t rows) : words_(words) {
+    int64_t bits = rows;
+    int64_t start = 0;
+    do {
+      const int64_t size = (bits + 63) / 64;
+      start_[levels_] = start;
+      size_[levels_] = size;
+      ++levels_;
+      start += size;
+      bits = size;
+    } while (bits > 1);
+    total_ = start;
+  }
+
+  int64_t total_words() const {
+    return total_;
+  }
+
+  void give_back(int64_t row) {
+    int64_t position = row;
+    for (int level = 0; level < levels_; ++level) {
+      word(level, position >> 6) |= uint64_t{1} << (position & 63);
+      position >>= 6;
+    }
+  }
+
+  void take(int64_t row) {
+    int64_t position = row;
+    for (int level = 0; level < levels_; ++level) {
+      uint64_t& bits = word(level, position >> 6);
+      bits &= ~(uint64_t{1} << (position & 63));
+      if (bits != 0) {
+        return;
+      }
+      position >>= 6;
+    }
+  }
+
+  // -1 if there is none below `end`
+  int64_t lowest(int64_t begin, int64_t end) const {
+    int64_t position = begin;
+    for (int level = 0; level < levels_; ++level) {
+      if ((position >> 6) >= size_[level]) {
+        return -1;
+      }
+      const uint64_t bits = word(level, position >> 6) & (~uint64_t{0} << (position & 63));
+      if (bits != 0) {
+        position = (position & ~int64_t{63}) + std::countr_zero(bits);
+        while (level > 0) {
+          --level;
+          position = position * 64 + std::countr_zero(word(level, position));
+        }
+        return position < end ? position : -1;
+      }
+      position = (position >> 6) + 1;
+    }
+    return -1;
+  }
+
+ private:
+  uint64_t& word(int level, int64_t index) const {
+    return words_[start_[level] + index];
+  }
+
+  static constexpr int kMostLevels = 11;  // 64 ** 11 is more than any int64
+  uint64_t* words_;
+  int levels_ = 0;
+  int64_t total_ = 0;
+  int64_t start_[kMostLevels] = {};
+  int64_t size_[kMostLevels] = {};
+};
+
+}  // namespace recfx

@@ -1,0 +1,77 @@
+"""Pooled embedding lookup: the torch reference, forward and backward, in plain ATen.
+
+Sum of a bag's rows, times per-sample weights if given, divided by ``max(length, 1)`` for MEAN. Results are float32
+whatever the table's dtype, as the standard collection's are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+
+def embedding_bag(
+    weight: torch.Tensor,
+    rows: torch.Tensor,
+    offsets: torch.Tensor,
+    pooling: str,
+    per_sample_weights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Pool the bags of one feature; differentiable.
+
+    Args:
+        weight: ``[table rows, dim]``, any float dtype.
+        rows: ``[n]`` int64.
+        offsets: ``[B + 1]`` int64, where bags begin in ``rows``.
+        pooling: ``"SUM"`` or ``"MEAN"``.
+        per_sample_weights: ``[n]``, or None. SUM only.
+
+    Returns:
+        ``[B, dim]`` float32.
+    """
+    if per_sample_weights is not None:
+        per_sample_weights = per_sample_weights.to(weight.dtype)
+    return functional.embedding_bag(
+        rows,
+        weight,
+        offsets,
+        mode=pooling.lower(),
+        per_sample_weights=per_sample_weights,
+        include_last_offset=True,
+    ).float()
+
+
+def row_gradients(
+    grad_output: torch.Tensor,
+    rows: torch.Tensor,
+    offsets: torch.Tensor,
+    pooling: str,
+    per_sample_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradient of one feature's bags with respect to each looked-up row.
+
+    Args:
+        grad_output: ``[B, dim]``.
+        rows, offsets, pooling, per_sample_weights: as in :func:`embedding_bag`.
+
+    Returns:
+        ``bag [n]`` int64, the bag of each id, and ``gradient [n, dim]`` float32.
+    """
+    lengths = offsets.diff()
+    bag = torch.repeat_interleave(
+        torch.arange(lengths.numel(), device=rows.device), lengths, output_size=rows.numel()
+    )
+    gradient = grad_output.float()
+    if pooling == "MEAN":
+        gradient = gradient / lengths.clamp(min=1).unsqueeze(1)
+    gradient = gradient.index_select(0, bag)
+    if per_sample_weights is not None:
+        gradient = gradient * per_sample_weights.float().unsqueeze(1)
+    return bag, gradient
+
+
+def per_sample_weight_gradients(
+    grad_output: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, bag: torch.Tensor
+) -> torch.Tensor:
+    """Gradient of one feature's bags with respect to its per-sample weights (SUM pooling): ``[n]`` float32."""
+    return (grad_output.float().index_select(0, bag) * weight.index_select(0, rows).float()).sum(dim=1)

@@ -1,0 +1,162 @@
+"""What a user can say about the hashing of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from recfx.errors import ConversionError
+
+# The product of the two, and a row number, must fit an int64 in every language that computes bucket borders.
+MOST_ROWS = 2**40
+MOST_BUCKETS = 2**20
+
+_ROWS_PER_DEFAULT_BUCKET = 4096
+_MOST_DEFAULT_BUCKETS = 64
+
+
+@dataclass(frozen=True)
+class HashConfig:
+    """How a table turns raw 64-bit ids into rows. ``None`` means that it depends on the table.
+
+    Args:
+        rows: physical rows; default: the table's. More than the table has: the new ones follow the old.
+        dense_rows: ids ``0 <= id < dense_rows`` are their own row and never touch the index. Default: the table's
+            rows in ``recfx.convert`` (no index at all then: a trained table is adopted as it is), 0 in a
+            ``HashIndex`` built directly.
+        buckets: pieces that the rows from ``dense_rows`` on are cut into. An id belongs to one of them by its hash,
+            whatever the world size, and takes a row inside it. Default: the largest power of two with at least 4096
+            rows a bucket, between 1 and 64.
+        on_full: what happens to a new id whose bucket has no free row: ``"error"``, ``"share"`` (it reads and trains a
+            row of its bucket chosen by its hash, the hashing trick) or ``"evict"`` (not available yet).
+        evict: ``"lru"`` or ``"lfu"``: who goes, with ``on_full="evict"``.
+        admit_after: sightings before an id gets a row (more than 1: not available yet).
+        unseen: what an id without a row reads in eval mode: ``"zeros"`` or ``"share"``.
+        seed: of buckets, sharing and initial rows; any int64 but the highest.
+
+    Raises:
+        ConversionError: ``invalid_hash_config``, naming field and value.
+    """
+
+    rows: int | None = None
+    dense_rows: int | None = None
+    buckets: int | None = None
+    on_full: Literal["error", "share", "evict"] = "error"
+    evict: Literal["lru", "lfu"] = "lru"
+    admit_after: int = 1
+    unseen: Literal["zeros", "share"] = "zeros"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_integer("rows", self.rows, 1, MOST_ROWS, optional=True)
+        _check_integer("dense_rows", self.dense_rows, 0, MOST_ROWS, optional=True)
+        _check_integer("buckets", self.buckets, 1, MOST_BUCKETS, optional=True)
+        _check_choice("on_full", self.on_full, ("error", "share", "evict"))
+        _check_choice("evict", self.evict, ("lru", "lfu"))
+        _check_integer("admit_after", self.admit_after, 1, 2**31 - 1)
+        _check_choice("unseen", self.unseen, ("zeros", "share"))
+        _check_integer("seed", self.seed, -(2**63), 2**63 - 2)  # seed + 1 chooses shared rows
+        if self.rows is not None and self.dense_rows is not None:
+            _check_dense_rows(self.dense_rows, self.rows, "")
+
+    def resolve(self, table_rows: int, adopt: bool, name: str = "") -> ResolvedHashConfig:
+        """The same with every number filled in, for one table.
+
+        Args:
+            table_rows: the rows that the table has.
+            adopt: True for a table that exists already (``recfx.convert``): its rows stay, and by default all of them
+                are dense. False for an index built directly: by default none is.
+            name: of the table, for messages.
+
+        Raises:
+            ConversionError: ``rows_shrink`` if ``adopt`` and ``rows`` is less than the table has;
+                ``invalid_hash_config`` if the numbers do not fit this table.
+        """
+        _check_integer("rows", table_rows, 1, MOST_ROWS, name=name)
+        rows = table_rows if self.rows is None else self.rows
+        if adopt and rows < table_rows:
+            raise ConversionError(
+                f"HashConfig.rows is {rows}, but the table has {table_rows} rows already.",
+                reason="rows_shrink",
+                module_path=name,
+                what_to_do=f"Leave rows out, or give at least {table_rows}.",
+            )
+        dense_rows = self.dense_rows
+        if dense_rows is None:
+            dense_rows = table_rows if adopt else 0
+        _check_dense_rows(dense_rows, rows, name)
+        index_rows = rows - dense_rows
+        buckets = _default_buckets(index_rows) if self.buckets is None else self.buckets
+        if index_rows > 0 and buckets > index_rows:
+            raise _invalid(
+                "buckets", buckets, f"at most {index_rows}, the rows that the index gives out (rows - dense_rows)", name
+            )
+        return ResolvedHashConfig(
+            rows=rows,
+            dense_rows=dense_rows,
+            buckets=buckets,
+            on_full=self.on_full,
+            evict=self.evict,
+            admit_after=self.admit_after,
+            unseen=self.unseen,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True)
+class ResolvedHashConfig:
+    """A ``HashConfig`` for one table, nothing left open. Made by ``HashConfig.resolve``."""
+
+    rows: int
+    dense_rows: int
+    buckets: int
+    on_full: Literal["error", "share", "evict"]
+    evict: Literal["lru", "lfu"]
+    admit_after: int
+    unseen: Literal["zeros", "share"]
+    seed: int
+
+    @property
+    def index_rows(self) -> int:
+        """Rows that the index gives out."""
+        return self.rows - self.dense_rows
+
+    @property
+    def has_index(self) -> bool:
+        """False: every row is dense, ids are range-checked and need no index."""
+        return self.index_rows > 0
+
+
+def _default_buckets(index_rows: int) -> int:
+    buckets = 1
+    while buckets < _MOST_DEFAULT_BUCKETS and index_rows // (2 * buckets) >= _ROWS_PER_DEFAULT_BUCKET:
+        buckets *= 2
+    return buckets
+
+
+def _check_dense_rows(dense_rows: int, rows: int, name: str) -> None:
+    if dense_rows > rows:
+        raise _invalid("dense_rows", dense_rows, f"at most {rows}, the rows of the table", name)
+
+
+def _check_integer(
+    field: str, value: object, lowest: int, highest: int, *, optional: bool = False, name: str = ""
+) -> None:
+    if optional and value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
+        raise _invalid(field, value, f"an integer from {lowest} to {highest}{' or None' if optional else ''}", name)
+
+
+def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise _invalid(field, value, f"one of {', '.join(map(repr, choices))}", "")
+
+
+def _invalid(field: str, value: object, expected: str, name: str) -> ConversionError:
+    return ConversionError(
+        f"HashConfig.{field} is {value!r}.",
+        reason="invalid_hash_config",
+        module_path=name,
+        what_to_do=f"{field} must be {expected}.",
+    )

@@ -1,0 +1,95 @@
+import dataclasses
+from typing import Any
+
+import pytest
+
+from recfx.errors import ConversionError
+from recfx.hashing import HashConfig
+
+
+def test_defaults_are_those_of_the_design() -> None:
+    assert dataclasses.asdict(HashConfig()) == {
+        "rows": None,
+        "dense_rows": None,
+        "buckets": None,
+        "on_full": "error",
+        "evict": "lru",
+        "admit_after": 1,
+        "unseen": "zeros",
+        "seed": 0,
+    }
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        HashConfig().rows = 3  # type: ignore[misc]
+    assert len({HashConfig(), HashConfig(), HashConfig(seed=1)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rows", 0),
+        ("rows", 2.0),
+        ("rows", True),
+        ("dense_rows", -1),
+        ("buckets", 0),
+        ("buckets", 2**20 + 1),
+        ("on_full", "grow"),
+        ("on_full", None),
+        ("evict", "fifo"),
+        ("admit_after", 0),
+        ("unseen", "zero"),
+        ("seed", 2**63 - 1),
+        ("seed", "7"),
+    ],
+)
+def test_bad_value_is_named(field: str, value: Any) -> None:
+    with pytest.raises(ConversionError) as caught:
+        HashConfig(**{field: value})
+    assert caught.value.reason == "invalid_hash_config"
+    assert f"HashConfig.{field} is {value!r}." in str(caught.value)
+
+
+def test_more_dense_rows_than_rows() -> None:
+    with pytest.raises(ConversionError, match=r"HashConfig\.dense_rows is 5\..*at most 4"):
+        HashConfig(rows=4, dense_rows=5)
+    with pytest.raises(ConversionError, match=r"\[invalid_hash_config\] t1: HashConfig\.dense_rows is 5\."):
+        HashConfig(dense_rows=5).resolve(4, adopt=True, name="t1")
+
+
+@pytest.mark.parametrize(
+    ("config", "adopt", "rows", "dense_rows", "has_index"),
+    [
+        (HashConfig(), True, 100, 100, False),
+        (HashConfig(), False, 100, 0, True),
+        (HashConfig(dense_rows=0), True, 100, 0, True),
+        (HashConfig(rows=150), True, 150, 100, True),
+        (HashConfig(rows=150, dense_rows=10), True, 150, 10, True),
+        (HashConfig(rows=100), True, 100, 100, False),
+        (HashConfig(dense_rows=100), False, 100, 100, False),
+        (HashConfig(buckets=64), True, 100, 100, False),
+    ],
+)
+def test_resolve(config: HashConfig, adopt: bool, rows: int, dense_rows: int, has_index: bool) -> None:
+    resolved = config.resolve(100, adopt)
+    assert (resolved.rows, resolved.dense_rows, resolved.has_index) == (rows, dense_rows, has_index)
+    assert resolved.index_rows == rows - dense_rows
+
+
+def test_a_table_cannot_shrink() -> None:
+    with pytest.raises(ConversionError, match=r"t1: HashConfig\.rows is 99, but the table has 100") as caught:
+        HashConfig(rows=99).resolve(100, adopt=True, name="t1")
+    assert caught.value.reason == "rows_shrink"
+    assert caught.value.module_path == "t1"
+    assert HashConfig(rows=99).resolve(100, adopt=False).rows == 99
+
+
+@pytest.mark.parametrize(
+    ("index_rows", "buckets"),
+    [(1, 1), (4096, 1), (8191, 1), (8192, 2), (16384, 4), (64 * 4096 - 1, 32), (64 * 4096, 64), (20_000_000, 64)],
+)
+def test_default_buckets_hold_4096_rows(index_rows: int, buckets: int) -> None:
+    assert HashConfig(dense_rows=7).resolve(index_rows + 7, adopt=True).buckets == buckets
+
+
+def test_more_buckets_than_rows() -> None:
+    with pytest.raises(ConversionError, match=r"t1: HashConfig\.buckets is 4\..*at most 3"):
+        HashConfig(buckets=4, dense_rows=2).resolve(5, adopt=True, name="t1")

@@ -1,0 +1,270 @@
+"""``HashIndex`` as a module: errors, counters, policies, moving, copying."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from recfx.errors import ConversionError, IdTypeError, InputError, RecfxError, TableFullError
+from recfx.hashing import HashConfig, HashIndex
+
+
+def filled(rows: int = 40, **config: object) -> HashIndex:
+    index = HashIndex(rows, config=HashConfig(**config))  # type: ignore[arg-type]
+    index.insert(torch.tensor([70, -1, 2**63 - 1, 70, 5]))
+    return index
+
+
+def assert_equal(left: HashIndex, right: HashIndex) -> None:
+    for a, b in zip(left.items(), right.items(), strict=True):
+        assert torch.equal(a, b)
+    ids = torch.tensor([70, -1, 71, 5])
+    assert torch.equal(left.find(ids), right.find(ids))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool])
+def test_ids_must_be_integers(dtype: torch.dtype) -> None:
+    index = HashIndex(4, name="t1")
+    for method in (index.find, index.insert, index.answer, index.erase, index.find_or_insert):
+        with pytest.raises(IdTypeError, match=r"\[id_type\] t1: Ids must be int64 or int32"):
+            method(torch.zeros(2, dtype=dtype))
+    with pytest.raises(InputError, match=r"\[id_shape\] t1: Ids must be \[n\], got \[2, 1\]"):
+        index.find(torch.zeros(2, 1, dtype=torch.int64))
+    assert len(index) == 0
+
+
+def test_full_error_names_everything_and_changes_nothing() -> None:
+    index = HashIndex(10, config=HashConfig(buckets=2), name="t1")
+    index.insert(torch.tensor([3, -1]))
+    before = {key: value.clone() for key, value in index._buffers.items() if value is not None}
+    with pytest.raises(TableFullError) as caught:
+        index.insert(torch.arange(50))
+    assert caught.value.reason == "table_full"
+    assert caught.value.module_path == "t1"
+    assert "t1: Bucket " in str(caught.value)
+    assert " of 2 is full: all its 5 rows are taken (2 of the table's 10 rows" in str(caught.value)
+    for key, value in before.items():
+        assert torch.equal(value, index._buffers[key]), key  # type: ignore[arg-type]
+    assert index.insert(torch.tensor([3]))[1].numel() == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (HashConfig(on_full="evict"), "evict_not_available"),
+        (HashConfig(admit_after=2), "admission_not_available"),
+        (HashConfig(dense_rows=10), "invalid_hash_config"),
+        (HashConfig(rows=11), "invalid_hash_config"),
+        (HashConfig(buckets=11), "invalid_hash_config"),
+        (HashConfig(on_full="evict").resolve(10, adopt=False), "evict_not_available"),
+    ],
+)
+def test_refused_configurations(config: HashConfig, reason: str) -> None:
+    with pytest.raises(ConversionError) as caught:
+        HashIndex(10, config=config, name="t1")
+    assert caught.value.reason == reason
+    assert caught.value.module_path == "t1"
+    assert caught.value.what_to_do
+
+
+def test_resolved_config_is_taken_as_it_is() -> None:
+    resolved = HashConfig(rows=30).resolve(20, adopt=True)
+    index = HashIndex(30, config=resolved)
+    assert index.config is resolved
+    assert index.insert(torch.tensor([19, 20, -4]))[0].tolist() == [19, 20, 21]
+
+
+def test_counters_and_policies() -> None:
+    index = HashIndex(4, config=HashConfig(on_full="share", unseen="share", buckets=1))
+    index.insert(torch.tensor([10, 11, 10]))
+    assert index.counters == {"ids_seen": 3, "inserted": 2, "shared_answers": 0, "unseen_answers": 0}
+    rows, new_rows = index.insert(torch.tensor([12, 13, 14, 14, 10]))
+    assert new_rows.tolist() == [2, 3]
+    assert rows[2] == rows[3] == index.shared_rows(torch.tensor([14]))[0]
+    assert index.counters == {"ids_seen": 8, "inserted": 4, "shared_answers": 2, "unseen_answers": 0}
+    assert index.answer(torch.tensor([14, 10, 15])).tolist()[:2] == [int(rows[2]), 0]
+    assert index.counters == {"ids_seen": 11, "inserted": 4, "shared_answers": 4, "unseen_answers": 0}
+    index.find(torch.tensor([99]))
+    assert index.counters["ids_seen"] == 11, "find counts nothing"
+
+    index = HashIndex(4, config=HashConfig(unseen="zeros"))
+    assert index.answer(torch.tensor([1, 2])).tolist() == [-1, -1]
+    assert index.counters == {"ids_seen": 2, "inserted": 0, "shared_answers": 0, "unseen_answers": 2}
+    assert len(index) == 0, "eval never inserts"
+
+
+def test_undo_takes_back_what_was_given() -> None:
+    index = filled()
+    before = index.slots.clone()
+    ids = torch.arange(-20, 10)
+    new_rows = index.insert(ids)[1]
+    assert torch.equal(index.row_ids[new_rows], ids[(ids != -1) & (ids != 5)])
+    index.undo(new_rows)
+    assert torch.equal(index.slots, before)
+    assert len(index) == 4
+    assert index.counters["inserted"] == 4
+    with pytest.raises(InputError, match="row_not_taken"):
+        index.undo(torch.tensor([0, 30]))
+    assert len(index) == 4
+    index.undo(torch.empty(0, dtype=torch.int64))
+
+
+def test_occupancy_finds_the_worst_bucket() -> None:
+    index = HashIndex(10, config=HashConfig(buckets=3))  # buckets of 3, 3 and 4 rows
+    assert [index.bucket_rows(bucket) for bucket in range(3)] == [3, 3, 4]
+    for id_ in range(100):
+        index.insert(torch.tensor([id_]))
+        occupancy = index.occupancy()
+        fill = [int(taken) / rows for taken, rows in zip(index.bucket_taken, (3, 3, 4), strict=True)]
+        assert occupancy.worst_bucket == fill.index(max(fill))
+        assert occupancy.worst_bucket_taken == index.bucket_taken[occupancy.worst_bucket]
+        assert occupancy.worst_bucket_rows == (3, 3, 4)[occupancy.worst_bucket]
+        assert (occupancy.taken, occupancy.rows) == (id_ + 1, 10)
+        if max(fill) == 1:
+            break
+    else:
+        pytest.fail("no bucket of three rows filled up with a hundred ids")
+
+
+def test_an_empty_index_is_still_a_module() -> None:
+    assert HashIndex(4)
+    assert len(HashIndex(4)) == 0
+    assert repr(HashIndex(4, name="t1")) == "HashIndex(4, name='t1', dense_rows=0, buckets=1)"
+
+
+def test_stays_on_the_cpu_and_keeps_its_types() -> None:
+    index = filled()
+    expected = copy.deepcopy(index)
+    model = nn.Sequential(nn.Linear(2, 2), index)
+    tensors = dict(index._buffers)
+    for move in (
+        lambda: model.half(),
+        lambda: model.to(torch.bfloat16),
+        lambda: model.double(),
+        lambda: model.to("cpu"),
+        lambda: model.type(torch.float32),
+        lambda: model.share_memory(),
+    ):
+        move()
+        assert_equal(index, expected)
+        assert all(index._buffers[key] is tensor for key, tensor in tensors.items())
+    assert index.slots.is_shared()
+    assert index.row_state.dtype == torch.uint8
+
+
+def test_stays_on_the_cpu_when_the_rest_moves_away() -> None:
+    """Stands for .to("cuda"): whatever device the function answers on, the index is not copied there."""
+    index = filled()
+    sizes = []
+
+    def elsewhere(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.numel())
+        return tensor.clone()
+
+    index._apply(elsewhere)
+    assert_equal(index, filled())
+    assert max(sizes) < 100
+
+
+def test_meta() -> None:
+    with torch.device("meta"):
+        index = HashIndex(10**9, config=HashConfig(buckets=64))
+    assert all(tensor is not None and tensor.is_meta for tensor in index._buffers.values())
+    ids = torch.tensor([1, 2, 3])
+    assert index.find(ids).shape == index.answer(ids).shape == index.erase(ids).shape == (3,)
+    assert index.insert(ids)[0].is_meta is False
+    assert HashIndex(4, device="meta").slots.is_meta
+
+    index = HashIndex(40, device=torch.device("meta"))
+    assert nn.Sequential(index).to_empty(device="cpu")[0] is index
+    assert_equal(index, HashIndex(40))
+    index.insert(ids)
+    assert len(index) == 3
+    assert index.insert(torch.tensor([4], device="meta"))[0].is_meta
+
+    index.to_empty(device="meta")
+    assert index.slots.is_meta
+    index.to_empty(device="cpu")
+    assert len(index) == 0
+    assert index.insert(ids)[0].tolist() == [0, 1, 2]
+
+
+def test_to_empty_on_a_real_index_empties_it() -> None:
+    for _ in range(20):  # memory is reused: what to_empty() allocates may hold what an earlier call wrote
+        index = filled()
+        index.to_empty(device="cpu")
+        assert_equal(index, HashIndex(40))
+        assert index.counters["inserted"] == 0
+
+
+def test_meta_index_refuses_to_move_as_torch_does() -> None:
+    with pytest.raises(NotImplementedError, match="to_empty"):
+        HashIndex(4, device="meta").to("cpu")
+
+
+@pytest.mark.parametrize("default_device", ["meta", "cpu"])
+def test_works_under_another_default_device(default_device: str) -> None:
+    index = filled()
+    ids = torch.tensor([70, 9])
+    with torch.device(default_device):
+        assert index.insert(ids)[0].tolist() == [0, 4]
+        assert index.answer(ids).tolist() == [0, 4]
+        index.undo(index.insert(torch.tensor([10, 11], device="cpu"))[1])
+        index.erase(ids)
+    assert len(index) == 3
+
+
+def test_copies() -> None:
+    index = filled()
+    copied = copy.deepcopy(index)
+    pickled = pickle.loads(pickle.dumps(index))
+    file = io.BytesIO()
+    torch.save(index, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=False)
+    for other in (copied, pickled, saved):
+        assert_equal(other, index)
+        other.insert(torch.tensor([71]))
+        assert len(other) == len(index) + 1
+        assert other.slots.device.type == "cpu"
+
+
+def test_reset() -> None:
+    index = filled()
+    index.reset()
+    assert_equal(index, HashIndex(40))
+    assert set(index.counters.values()) == {0}
+
+
+def test_slot_table_serves_fbgemm() -> None:
+    import fbgemm_gpu  # noqa: F401
+
+    index = HashIndex(2000, config=HashConfig(on_full="share"))
+    ids = torch.randint(-(2**62), 2**62, (1500,))
+    index.insert(ids)
+    slots, side_row = index.slot_table()
+    asked = torch.cat([ids, ids + 1])
+    offsets = torch.tensor([0, asked.numel()])
+    got = torch.ops.fbgemm.pruned_hashmap_lookup(asked, offsets, slots, torch.tensor([0, slots.size(0)]))
+    assert torch.equal(got, index.find(asked))
+    assert side_row.tolist() == [-1]
+
+
+def test_torch_compile_keeps_the_operators_whole() -> None:
+    index = filled(unseen="share")
+    compiled = torch.compile(index.answer, fullgraph=True, backend="eager")
+    ids = torch.tensor([70, 71, -1])
+    assert torch.equal(compiled(ids), copy.deepcopy(index).answer(ids))
+    assert index.counters["ids_seen"] == 8
+    training = torch.compile(index.insert, backend="eager")
+    assert training(torch.tensor([1000, 70]))[0].tolist() == [4, 0]
+    assert len(index) == 5
+
+
+def test_every_error_is_one_of_ours() -> None:
+    assert issubclass(IdTypeError, RecfxError)
+    assert issubclass(IdTypeError, TypeError)
+    assert issubclass(TableFullError, RuntimeError)

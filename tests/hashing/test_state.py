@@ -1,0 +1,179 @@
+"""Saving and loading an index, and what is refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from recfx.errors import CheckpointError
+from recfx.hashing import HashConfig, HashIndex
+
+State = dict[str, Any]
+
+
+def filled(rows: int = 64, ids: range = range(100, 130), **config: Any) -> HashIndex:
+    index = HashIndex(rows, config=HashConfig(**{"buckets": 2, **config}), name="t1")
+    index.insert(torch.tensor([*ids, -1]))
+    return index
+
+
+def state_of(index: HashIndex) -> State:
+    return {key: value.clone() for key, value in index.state_dict().items()}
+
+
+def test_state_is_the_row_aligned_part_only() -> None:
+    state = filled().state_dict()
+    assert {key: (value.dtype, tuple(value.shape)) for key, value in state.items()} == {
+        "row_ids": (torch.int64, (64,)),
+        "row_state": (torch.uint8, (64,)),
+    }
+    assert (state["row_ids"][state["row_state"] == 0] == -1).all()
+
+
+def test_load_replaces_what_was_there() -> None:
+    source, target = filled(), filled(ids=range(500, 520))
+    nn.Sequential(target).load_state_dict(nn.Sequential(source).state_dict())
+    for left, right in zip(source.items(), target.items(), strict=True):
+        assert torch.equal(left, right)
+    assert target.find(torch.tensor([500, 100, -1])).tolist() == source.find(torch.tensor([500, 100, -1])).tolist()
+    ids = torch.arange(200, 210)
+    assert torch.equal(source.insert(ids)[0], target.insert(ids)[0]), "free rows are loaded too"
+
+
+def test_loading_fills_in_place() -> None:
+    """Shells made by convert(inplace=False) share these tensors."""
+    target = filled(ids=range(3))
+    tensors = dict(target._buffers)
+    target.load_state_dict(state_of(filled()))
+    assert all(target._buffers[key] is tensor for key, tensor in tensors.items())
+
+
+def test_state_of_a_plain_table_means_an_empty_index() -> None:
+    index = filled()
+    model = nn.ModuleDict({"table": nn.EmbeddingBag(4, 2), "index": index})
+    plain = {"table.weight": torch.zeros(4, 2)}
+    assert model.load_state_dict(plain, strict=True).missing_keys == []
+    assert len(index) == 0
+
+
+def test_unexpected_keys_are_reported() -> None:
+    index = filled()
+    with pytest.raises(RuntimeError, match=r"Unexpected key\(s\) in state_dict: \"slots\""):
+        index.load_state_dict({**state_of(index), "slots": index.slots})
+
+
+def swap_buckets(state: State) -> None:
+    state["row_ids"][[0, 32]] = state["row_ids"][[32, 0]]
+
+
+def set_value(key: str, row: int, value: int) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        state[key][row] = value
+
+    return change
+
+
+def replace(key: str, change: Callable[[Any], Any]) -> Callable[[State], None]:
+    def apply(state: State) -> None:
+        state[key] = change(state[key])
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason", "message"),
+    [
+        (lambda s: s.pop("row_state"), "torn_state", "row_state is missing"),
+        (lambda s: s.pop("row_ids"), "torn_state", "row_ids is missing"),
+        (replace("row_state", lambda t: t[:-1]), "torn_state", "row_ids has 64 rows and row_state 63"),
+        (replace("row_ids", lambda t: t.int()), "torn_state", r"row_ids must be torch\.int64 \[rows\] with data"),
+        (replace("row_ids", lambda t: t.view(2, 32)), "torn_state", r"got torch\.int64 \[2, 32\] on cpu"),
+        (replace("row_ids", lambda t: t.to("meta")), "torn_state", "on meta"),
+        (replace("row_ids", lambda t: "x"), "torn_state", "got str"),
+        (set_value("row_state", 40, 7), "torn_state", "Row 40 has the state 7, which does not exist"),
+        (set_value("row_ids", 1, 1), "wrong_bucket", "Id 1 in row 1 is not in its bucket"),
+        (swap_buckets, "wrong_bucket", "in row 0 is not in its bucket"),
+        (lambda s: s["row_ids"].__setitem__(1, s["row_ids"][0].item()), "duplicate_id", "has row 1 and a row before"),
+    ],
+)
+def test_damaged_state_changes_nothing(damage: Callable[[State], None], reason: str, message: str) -> None:
+    index = filled(ids=range(300, 310))
+    before = {key: tensor.clone() for key, tensor in index._buffers.items() if tensor is not None}
+    state = state_of(filled())
+    damage(state)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        nn.Sequential(index).load_state_dict({f"0.{key}": value for key, value in state.items()})
+    assert caught.value.reason == reason
+    assert caught.value.module_path == "t1"
+    for key, tensor in before.items():
+        assert torch.equal(tensor, index._buffers[key]), key  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("config", "reason", "message"),
+    [
+        ({"seed": 1}, "wrong_bucket", "seed, buckets and dense_rows that the state was saved with"),
+        ({"buckets": 4}, "wrong_bucket", "is not in its bucket"),
+        ({"dense_rows": 20}, "dense_id", "rows and ids below 20 are not the index's here"),
+        ({"dense_rows": 0, "rows": 63}, "rows_mismatch", "The saved index has 64 rows, this one 63"),
+        ({"rows": 128}, "rows_mismatch", "bucket borders differ"),
+    ],
+)
+def test_state_of_another_index(config: dict[str, Any], reason: str, message: str) -> None:
+    index = HashIndex(config.get("rows", 64), config=HashConfig(**{"buckets": 2, **config}), name="t1")
+    with pytest.raises(CheckpointError, match=message) as caught:
+        index.load_state_dict(filled().state_dict())
+    assert caught.value.reason == reason
+
+
+def test_dense_id_in_an_index_row() -> None:
+    state = state_of(filled(dense_rows=4, buckets=1))
+    state["row_ids"][10] = 3
+    with pytest.raises(CheckpointError, match="Row 10 belongs to id 3") as caught:
+        HashIndex(64, config=HashConfig(dense_rows=4, buckets=1)).load_state_dict(state)
+    assert caught.value.reason == "dense_id"
+
+
+def test_more_rows_take_the_first_where_borders_allow_it() -> None:
+    source = filled(buckets=1)
+    target = HashIndex(100, config=HashConfig(buckets=1))
+    target.load_state_dict(source.state_dict())
+    for left, right in zip(source.items(), target.items(), strict=True):
+        assert torch.equal(left, right)
+    assert target.insert(torch.arange(1000, 1069))[1][-1] == 99
+    empty = HashIndex(100, config=HashConfig(buckets=4))
+    empty.load_state_dict(HashIndex(64, config=HashConfig(buckets=4)).state_dict())
+    assert len(empty) == 0
+
+
+def test_garbage_in_free_rows_is_cleaned() -> None:
+    state = state_of(filled())
+    state["row_ids"][state["row_state"] == 0] = 12345
+    index = HashIndex(64, config=HashConfig(buckets=2))
+    index.load_state_dict(state)
+    assert torch.equal(index.row_ids, filled().row_ids)
+
+
+def test_meta_index_loads_with_assign_only() -> None:
+    index = HashIndex(64, config=HashConfig(buckets=2), device="meta")
+    with pytest.warns(UserWarning, match="no-op"):
+        index.load_state_dict(filled().state_dict())
+    assert index.slots.is_meta
+    index.load_state_dict(filled().state_dict(), assign=True)
+    assert torch.equal(index.items()[0], filled().items()[0])
+    assert index.insert(torch.tensor([999]))[1].numel() == 1
+
+
+def test_pre_hooks_run() -> None:
+    index = HashIndex(64, config=HashConfig(buckets=2))
+
+    def rename(module: nn.Module, state: State, prefix: str, *rest: Any) -> None:
+        state[prefix + "row_ids"] = state.pop(prefix + "old_ids")
+
+    index.register_load_state_dict_pre_hook(rename)
+    state = state_of(filled())
+    state["old_ids"] = state.pop("row_ids")
+    index.load_state_dict(state)
+    assert len(index) == 31
