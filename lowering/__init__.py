@@ -1,0 +1,5 @@
+"""Lowering: graph nodes to kernels. One registry, one file per target."""
+
+from recfx.lowering.registry import BACKENDS, Backend, Choice, Declined, LookupBatch, LookupSpec, select_backend
+
+__all__ = ["BACKENDS", "Backend", "Choice", "Declined", "LookupBatch", "LookupSpec", "select_backend"]

@@ -1,0 +1,109 @@
+"""Target ``reference``: plain ATen, one call a feature. Serves every device, dtype and optimizer; the others' oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from recfx.kernels.embedding_bag import embedding_bag, per_sample_weight_gradients, row_gradients
+from recfx.kernels.fused_optimizer import fused_step
+from recfx.lowering.registry import Declined, LookupBatch, LookupKernel, LookupSpec
+
+
+def decline(spec: LookupSpec) -> Declined | None:
+    """Never: this target serves everything."""
+    return None
+
+
+def build(spec: LookupSpec) -> LookupKernel:
+    """The kernel: autograd's own backward, or the fused step where an optimizer is attached."""
+    fused = spec.optimizers[0] is not None
+
+    def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
+        bags = list(_feature_bags(spec, batch))
+        if fused and torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
+            trigger = torch.zeros(0, requires_grad=True)
+            output: torch.Tensor = _FusedLookup.apply(trigger, batch.per_sample_weights, spec, weights, bags)
+            return output
+        return _pool(spec, weights, bags, batch.per_sample_weights)
+
+    return lookup
+
+
+@dataclass(frozen=True)
+class _FeatureBags:
+    """One feature's share of a batch: ``rows [n]``, ``offsets [B + 1]``, and where its ids lie in the batch."""
+
+    table: int
+    rows: torch.Tensor
+    offsets: torch.Tensor
+    begin: int
+    end: int
+
+
+def _feature_bags(spec: LookupSpec, batch: LookupBatch) -> Iterator[_FeatureBags]:
+    values, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
+    tables = [position for position, table in enumerate(spec.tables) for _ in table.feature_names]
+    if batch.batch_size == 0:
+        borders = [0] * (len(tables) + 1)
+    else:
+        borders = offsets[:: batch.batch_size].tolist()
+    for feature, table in enumerate(tables):
+        begin, end = borders[feature], borders[feature + 1]
+        first = feature * batch.batch_size
+        yield _FeatureBags(table, values[begin:end], offsets[first : first + batch.batch_size + 1] - begin, begin, end)
+
+
+def _pool(
+    spec: LookupSpec, weights: list[torch.Tensor], bags: list[_FeatureBags], per_sample_weights: torch.Tensor | None
+) -> torch.Tensor:
+    pooled = []
+    for bag in bags:
+        scale = None if per_sample_weights is None else per_sample_weights[bag.begin : bag.end]
+        pooled.append(embedding_bag(weights[bag.table], bag.rows, bag.offsets, spec.pooling, scale))
+    return torch.cat(pooled, dim=1)
+
+
+class _FusedLookup(torch.autograd.Function):
+    """Forward as ever; backward takes the optimizer's step, all features of a table in one."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        trigger: torch.Tensor,
+        per_sample_weights: torch.Tensor | None,
+        spec: LookupSpec,
+        weights: list[torch.Tensor],
+        bags: list[_FeatureBags],
+    ) -> torch.Tensor:
+        ctx.spec, ctx.weights, ctx.bags = spec, weights, bags
+        ctx.per_sample_weights = per_sample_weights
+        return _pool(spec, weights, bags, per_sample_weights)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        spec: LookupSpec = ctx.spec
+        scales: torch.Tensor | None = ctx.per_sample_weights
+        scale_gradient = torch.zeros_like(scales) if scales is not None and ctx.needs_input_grad[1] else None
+        touched: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        dims = [spec.tables[bag.table].embedding_dim for bag in ctx.bags]
+        for bag, gradient in zip(ctx.bags, grad_output.split(dims, dim=1)):
+            scale = None if scales is None else scales[bag.begin : bag.end]
+            bag_of_row, by_row = row_gradients(gradient, bag.rows, bag.offsets, spec.pooling, scale)
+            touched.setdefault(bag.table, []).append((bag.rows, by_row))
+            if scale_gradient is not None:  # reads the rows, so before they are updated
+                weight = ctx.weights[bag.table].detach()
+                found = per_sample_weight_gradients(gradient, weight, bag.rows, bag_of_row)
+                scale_gradient[bag.begin : bag.end] = found.to(scale_gradient.dtype)
+        for table, parts in touched.items():
+            if not ctx.weights[table].requires_grad:
+                continue
+            weight, optimizer = ctx.weights[table].data, spec.optimizers[table]
+            optimizer.prepare(weight)
+            rows = torch.cat([rows for rows, _ in parts])
+            by_row = torch.cat([by_row for _, by_row in parts])
+            fused_step(optimizer.kind, weight, rows, by_row, optimizer.group, optimizer.state)
+        return None, scale_gradient, None, None, None

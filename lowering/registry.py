@@ -1,0 +1,166 @@
+"""The registry of backends: which kernel serves a lookup, and why the others do not.
+
+``backend="auto"`` takes the first of ``BACKENDS`` that can serve the lookup; the refusals of those before it go into
+the report. A backend that the user names is used, or it is an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from recfx.errors import ConversionError
+
+if TYPE_CHECKING:
+    from recfx.ir.tables import TableSpec
+
+
+@dataclass(frozen=True)
+class LookupSpec:
+    """A lookup, as a backend sees it.
+
+    Args:
+        tables: descriptions, in column order.
+        pooling: ``"SUM"`` or ``"MEAN"``.
+        is_weighted: whether per-sample weights multiply the rows.
+        weights: the tables' ``[rows, dim]`` tensors.
+        optimizers: the fused optimizer of each table, or None where gradients go to ``weight.grad``.
+    """
+
+    tables: tuple[TableSpec, ...]
+    pooling: str
+    is_weighted: bool
+    weights: list[torch.Tensor]
+    optimizers: list[Any]
+
+
+@dataclass(frozen=True)
+class LookupBatch:
+    """One batch for a lookup.
+
+    Args:
+        values: ``[n]`` rows, int32 or int64.
+        offsets: ``[F * B + 1]`` where bags begin in ``values``.
+        per_sample_weights: ``[n]``, or None.
+        batch_size: ``B``.
+    """
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+    per_sample_weights: torch.Tensor | None
+    batch_size: int
+
+
+LookupKernel = Callable[[list[torch.Tensor], LookupBatch], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Declined:
+    """Why a backend, or a pass, does not do something: a value, not an exception.
+
+    Args:
+        by: who declines.
+        reason: reason code.
+        message: one sentence.
+        node: name of the node concerned, if any.
+    """
+
+    by: str
+    reason: str
+    message: str
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One target.
+
+    Args:
+        name: what the user writes in ``backend=``.
+        module: where it is implemented: ``decline(spec) -> Declined | None`` and ``build(spec) -> LookupKernel``.
+    """
+
+    name: str
+    module: str
+
+    def decline(self, spec: LookupSpec) -> Declined | None:
+        """None where this backend can serve ``spec``."""
+        declined: Declined | None = importlib.import_module(self.module).decline(spec)
+        return declined
+
+    def build(self, spec: LookupSpec) -> LookupKernel:
+        """The kernel for ``spec``."""
+        kernel: LookupKernel = importlib.import_module(self.module).build(spec)
+        return kernel
+
+
+# In order of preference.
+BACKENDS: tuple[Backend, ...] = (
+    Backend("fbgemm", "recfx.lowering.fbgemm"),
+    Backend("reference", "recfx.lowering.reference"),
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backend that serves a lookup.
+
+    Args:
+        backend: its name.
+        kernel: what to call.
+        declined: the backends that come before it, and why they were not taken.
+        facts: device and dtype of the weights, for which it was chosen.
+    """
+
+    backend: str
+    kernel: LookupKernel
+    declined: tuple[Declined, ...]
+    facts: tuple[torch.device, torch.dtype]
+
+    def stale(self, weights: list[torch.Tensor]) -> bool:
+        """Whether the weights have moved or changed dtype since."""
+        return _facts(weights) != self.facts
+
+
+def _facts(weights: list[torch.Tensor]) -> tuple[torch.device, torch.dtype]:
+    return weights[0].device, weights[0].dtype
+
+
+def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
+    """Choose the backend of a lookup.
+
+    Args:
+        spec: the lookup.
+        backend: ``"auto"``, or one name.
+        module_path: the collection, for messages.
+
+    Raises:
+        ConversionError: ``unknown_backend``; ``backend_unusable`` where the named one cannot serve the lookup.
+    """
+    names = [candidate.name for candidate in BACKENDS]
+    if backend != "auto" and backend not in names:
+        raise ConversionError(
+            f"there is no backend {backend!r}.",
+            reason="unknown_backend",
+            module_path=module_path,
+            what_to_do=f"use 'auto' or one of {names}.",
+        )
+    declined: list[Declined] = []
+    for candidate in BACKENDS:
+        if backend not in ("auto", candidate.name):
+            continue
+        refusal = candidate.decline(spec)
+        if refusal is None:
+            return Choice(candidate.name, candidate.build(spec), tuple(declined), _facts(spec.weights))
+        declined.append(refusal)
+    tables = ", ".join(table.name for table in spec.tables)
+    raise ConversionError(
+        f"backend {backend!r} cannot look up {tables}: " + " ".join(refusal.message for refusal in declined),
+        reason="backend_unusable",
+        module_path=module_path,
+        what_to_do="use backend='auto', or change what it names.",
+    )

@@ -1,0 +1,261 @@
+"""``HashEmbeddingBagCollection``: a standard collection's drop-in, whose forward is a graph of explicit nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, data_type_to_dtype, pooling_type_to_str
+from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface
+from torchrec.optim.keyed import KeyedOptimizer
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+
+from recfx.errors import ConversionError
+from recfx.hashing import HashConfig, HashIndex
+from recfx.ir.meta import NodeMeta, SourceLocation, annotate
+from recfx.ir.tables import TableSpec
+from recfx.nodes import TableStore
+from recfx.nodes.unexpanded import UnexpandedCollection
+from recfx.passes import PassRecord, passes, run_passes
+from recfx.passes._nodes import node_name
+from recfx.table_specs import describe_tables, physical_configs
+from recfx.training.fused_optimizer import FusedOptimizer, NotFused, fused_optimizer_of
+
+
+@dataclass
+class HashEmbeddingBagConfig(EmbeddingBagConfig):
+    """A table of raw 64-bit ids: TorchRec's config and how its ids become rows.
+
+    Args:
+        hashing: see :class:`HashConfig`; by default every row is given out by the index.
+    """
+
+    hashing: HashConfig = HashConfig()
+
+
+class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
+    """Pooled embeddings of raw or dense ids; input and output as ``torchrec.EmbeddingBagCollection``.
+
+    Owns ``graph_module``, a ``torch.fx.GraphModule`` of explicit nodes. Parameters are
+    ``embedding_bags.<table>.weight``, as in the standard collection; index state is ``hash_indexes.<table>.*``.
+
+    Args:
+        tables: configs; plain ``EmbeddingBagConfig`` are hashed with ``HashConfig()``.
+        is_weighted: whether batches carry per-id weights (SUM tables only).
+        device: of the tables; ``"meta"`` allocates nothing.
+        backend: kernel target of the lookups.
+
+    Raises:
+        ConversionError: a table or setting is not supported.
+        ValueError: two tables have one name.
+    """
+
+    def __init__(
+        self,
+        tables: list[EmbeddingBagConfig],
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+        *,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        tables = [replace(config, feature_names=config.feature_names or [config.name]) for config in tables]
+        bags = _allocate(tables, device)
+        hashing = {config.name: getattr(config, "hashing", HashConfig()) for config in tables}
+        specs = describe_tables(tables, bags, hashing, is_weighted, adopt=False)
+        found = next(iter(bags.values())).weight.device if len(bags) else torch.device(device or "cpu")
+        self._assemble(tables, specs, bags, is_weighted, found, "", backend, None)
+        self.reset_parameters()
+
+    @classmethod
+    def from_tables(
+        cls,
+        configs: list[EmbeddingBagConfig],
+        specs: tuple[TableSpec, ...],
+        bags: nn.ModuleDict,
+        is_weighted: bool,
+        device: torch.device | str,
+        collection: str,
+        backend: str,
+        source: SourceLocation | None,
+    ) -> HashEmbeddingBagCollection:
+        """Around tables that exist already; used by the conversion.
+
+        Args:
+            configs: the standard collection's configs.
+            specs: one description a table.
+            bags: one ``nn.EmbeddingBag`` a table; their parameters stay the same objects.
+            is_weighted: whether batches carry per-id weights.
+            device: what the standard collection's ``device`` says.
+            collection: fully qualified name in the model.
+            backend: kernel target of the lookups.
+            source: where the user's code calls or makes the collection.
+        """
+        self = cls.__new__(cls)
+        nn.Module.__init__(self)
+        self._assemble(configs, specs, bags, is_weighted, device, collection, backend, source)
+        return self
+
+    def _assemble(
+        self,
+        configs: list[EmbeddingBagConfig],
+        specs: tuple[TableSpec, ...],
+        bags: nn.ModuleDict,
+        is_weighted: bool,
+        device: torch.device | str,
+        collection: str,
+        backend: str,
+        source: SourceLocation | None,
+    ) -> None:
+        self._embedding_bag_configs = physical_configs(configs, specs)
+        self._is_weighted = is_weighted
+        self._device = device
+        self.collection = collection
+        self.tables = specs
+        self.backend = backend
+        self.source = source
+        self.embedding_bags = bags
+        self.hash_indexes = nn.ModuleDict()
+        for table in specs:
+            if table.hashing is not None and table.has_index:
+                meta = "meta" if bags[table.name].weight.is_meta else "cpu"
+                index = HashIndex(table.num_embeddings, config=table.hashing, name=table.name, device=meta)
+                self.hash_indexes[table.name] = index
+        optimizers, self.not_fused = fused_optimizers(bags, collection)
+        self._store = TableStore(self.embedding_bags, self.hash_indexes, optimizers)
+        self._compile()
+
+    def _compile(self) -> None:
+        """Make the graph from the tables: derived, so copies and pickles make it again."""
+        graph_module = self.unexpanded_graph()
+        self.pass_records: list[PassRecord] = run_passes(graph_module, passes(self.backend))
+        self.graph_module = graph_module
+
+    def unexpanded_graph(self) -> fx.GraphModule:
+        """The graph before the first pass: input, the collection as one leaf, output."""
+        leaf = UnexpandedCollection(self.collection, self.tables, self._is_weighted, self._store, self.source)
+        graph = fx.Graph()
+        features = graph.create_node("placeholder", "features", type_expr=KeyedJaggedTensor, name="features")
+        node = graph.create_node(
+            "call_module", "collection", (features,), {}, name=node_name(self.collection, "collection")
+        )
+        annotate(
+            node,
+            NodeMeta(
+                "collection", self.collection, "discovery", source=self.source,
+                tables=tuple(table.name for table in self.tables),
+            ),
+        )  # fmt: skip
+        graph.output(node)
+        return fx.GraphModule({"collection": leaf}, graph)
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """``features``: a KJT (or TensorDict) with at least the collection's keys, in any order.
+
+        Returns:
+            ``[B, D]`` keyed tensor, keys in the order of the tables and their features.
+        """
+        if not isinstance(features, KeyedJaggedTensor):
+            features = maybe_td_to_kjt(features, None)
+        pooled: KeyedTensor = self.graph_module(features)
+        return pooled
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The tables' configs, in order; ``num_embeddings`` are physical rows."""
+        return self._embedding_bag_configs
+
+    def is_weighted(self) -> bool:
+        """Whether batches carry per-id weights."""
+        return self._is_weighted
+
+    @property
+    def device(self) -> torch.device | str:
+        """What the collection was built for, as the standard collection says it."""
+        return self._device
+
+    @property
+    def fused_optimizer(self) -> KeyedOptimizer:
+        """State and settings of the fused optimizers, under TorchRec's names (``<table>.momentum1``)."""
+        parameters, state, groups = {}, {}, []
+        for name, optimizer in self._store.optimizers.items():
+            weight = self._store.weight(name)
+            optimizer.prepare(weight)
+            parameters[f"embedding_bags.{name}.weight"] = weight
+            state[weight] = {f"{name}.{key}": tensor for key, tensor in optimizer.named_state().items()}
+            groups.append(optimizer.group)
+        return KeyedOptimizer(parameters, state, groups)
+
+    def reset_parameters(self) -> None:
+        """Fill every table by its ``init_fn`` and forget all ids; does nothing on meta."""
+        for config in self._embedding_bag_configs:
+            weight = self._store.weight(config.name)
+            if weight.is_meta:
+                continue
+            if config.init_fn is not None:
+                config.init_fn(weight)
+            if config.name in self.hash_indexes:
+                self._store.index(config.name).reset()
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> HashEmbeddingBagCollection:
+        super()._apply(fn, recurse)
+        weights = [self._store.weight(table.name) for table in self.tables]
+        if weights:
+            self._device = weights[0].device
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        modules = {name: module for name, module in self._modules.items() if name != "graph_module"}
+        return {**self.__dict__, "_modules": modules, "pass_records": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # Trained weights may have become others than the store's in a copy that replaces modules.
+        self._store.bags, self._store.indexes = self.embedding_bags, self.hash_indexes
+        self._compile()
+        self.graph_module.train(self.training)
+
+
+def fused_optimizers(
+    bags: nn.ModuleDict, collection: str
+) -> tuple[dict[str, FusedOptimizer], dict[str, NotFused]]:
+    """The optimizers in backward of these tables: those with a fused form, and why the others have none.
+
+    Raises:
+        ConversionError: ``unsupported_optimizer_argument``.
+    """
+    optimizers, not_fused = {}, {}
+    for name, bag in bags.items():
+        found = fused_optimizer_of(bag.weight)
+        if isinstance(found, FusedOptimizer):
+            optimizers[name] = found
+        elif isinstance(found, NotFused):
+            if found.reason == "unsupported_optimizer_argument":
+                raise ConversionError(
+                    f"table {name!r}: {found.message}",
+                    reason=found.reason,
+                    module_path=collection,
+                    what_to_do=found.what_to_do,
+                )
+            not_fused[name] = found
+    return optimizers, not_fused
+
+
+def _allocate(tables: list[EmbeddingBagConfig], device: torch.device | str | None) -> nn.ModuleDict:
+    bags = nn.ModuleDict()
+    for config in tables:
+        if config.name in bags:
+            raise ValueError(f"Duplicate table name {config.name}")
+        hashing = getattr(config, "hashing", HashConfig())
+        bags[config.name] = nn.EmbeddingBag(
+            hashing.rows or config.num_embeddings,
+            config.embedding_dim,
+            mode=pooling_type_to_str(config.pooling),
+            device=device,
+            include_last_offset=True,
+            dtype=data_type_to_dtype(config.data_type),
+        )
+    return bags

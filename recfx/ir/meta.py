@@ -1,0 +1,71 @@
+"""Node metadata: ``node.meta["recfx"]`` says what a node is, how big its value is and where it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sympy
+import torch
+from torch import fx
+
+META_KEY = "recfx"
+
+BATCH = sympy.Symbol("B", positive=True, integer=True)
+WORLD = sympy.Symbol("W", positive=True, integer=True)
+
+
+def mean_length(feature: str) -> sympy.Symbol:
+    """Symbol of a feature's mean number of ids a sample."""
+    return sympy.Symbol(f"L_{feature}", nonnegative=True)
+
+
+@dataclass(frozen=True)
+class SourceLocation:
+    """A line of the user's code."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class NodeMeta:
+    """Facts about one node.
+
+    Args:
+        kind: word of the vocabulary.
+        collection: fully qualified name of the collection it belongs to; ``""`` for a root.
+        made_by: the pass that made it.
+        shape: symbolic shape in ``B``, ``W`` and ``L_<feature>``; for a KJT the number of ids.
+        dtype: element type, where it is one tensor's.
+        bytes: symbolic size of the value.
+        device: device type of the value, ``""`` while not known.
+        source: where the user's code makes the collection, if known.
+        tables: names of the tables that the node works on.
+        kernel: the backend that serves a lookup, once lowered.
+    """
+
+    kind: str
+    collection: str
+    made_by: str
+    shape: tuple[sympy.Expr, ...] = ()
+    dtype: torch.dtype | None = None
+    bytes: sympy.Expr = sympy.Integer(0)
+    device: str = ""
+    source: SourceLocation | None = None
+    tables: tuple[str, ...] = ()
+    kernel: str = ""
+
+
+def annotate(node: fx.Node, meta: NodeMeta) -> fx.Node:
+    """Attach ``meta`` to ``node`` and return the node."""
+    node.meta[META_KEY] = meta
+    return node
+
+
+def node_meta(node: fx.Node) -> NodeMeta | None:
+    """The metadata of ``node``, or None for a node that recfx did not make."""
+    meta = node.meta.get(META_KEY)
+    return meta if isinstance(meta, NodeMeta) else None

@@ -1,0 +1,53 @@
+"""Stable text of a graph: the same graph always prints the same, so that tests can keep it as golden text."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from recfx.ir.meta import node_meta
+
+
+def format_graph(graph_module: fx.GraphModule, *, with_meta: bool = False) -> str:
+    """Print a graph, one node a line.
+
+    Args:
+        graph_module: any graph.
+        with_meta: add tables, symbolic shape, bytes and the pass that made each node.
+    """
+    lines = []
+    for node in graph_module.graph.nodes:
+        line = _format_node(node)
+        meta = node_meta(node)
+        if with_meta and meta is not None:
+            shape = ", ".join(str(size) for size in meta.shape)
+            line += f"  # tables={','.join(meta.tables)} shape=[{shape}] bytes={meta.bytes} by={meta.made_by}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _format_node(node: fx.Node) -> str:
+    if node.op == "placeholder":
+        return f"{node.name} = input"
+    if node.op == "output":
+        return f"return {_format_argument(node.args[0])}"
+    arguments = ", ".join(
+        [_format_argument(argument) for argument in node.args]
+        + [f"{key}={_format_argument(value)}" for key, value in node.kwargs.items()]
+    )
+    if node.op == "get_attr":
+        return f"{node.name} = {node.target}"
+    meta = node_meta(node)
+    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    called = meta.kind if meta is not None else f"{node.op}[{target}]"
+    return f"{node.name} = {called}({arguments})"
+
+
+def _format_argument(argument: object) -> str:
+    if isinstance(argument, fx.Node):
+        return argument.name
+    if isinstance(argument, (list, tuple)):
+        inner = ", ".join(_format_argument(item) for item in argument)
+        return f"[{inner}]" if isinstance(argument, list) else f"({inner})"
+    if isinstance(argument, dict):
+        return "{" + ", ".join(f"{key!r}: {_format_argument(value)}" for key, value in argument.items()) + "}"
+    return repr(argument)

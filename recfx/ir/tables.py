@@ -1,0 +1,60 @@
+"""What the compiler knows of a table: a frozen description that nodes and passes share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from recfx.hashing import ResolvedHashConfig
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """One table of a collection.
+
+    Args:
+        name: table name, unique in its collection.
+        feature_names: keys of the batch that read this table.
+        embedding_names: their keys in the output; ``feature@table`` where a feature reads several tables.
+        num_embeddings: physical rows.
+        embedding_dim: columns.
+        pooling: ``"SUM"`` or ``"MEAN"``.
+        hashing: how raw ids become rows; ``None`` leaves the table static.
+        weight_init_min: lower end of a new row's uniform initial weights.
+        weight_init_max: upper end.
+        custom_init_fn: the table brings its own ``init_fn``; new rows keep what it filled in.
+    """
+
+    name: str
+    feature_names: tuple[str, ...]
+    embedding_names: tuple[str, ...]
+    num_embeddings: int
+    embedding_dim: int
+    pooling: str
+    hashing: ResolvedHashConfig | None
+    weight_init_min: float
+    weight_init_max: float
+    custom_init_fn: bool = False
+
+    @property
+    def has_index(self) -> bool:
+        """Whether raw ids go through an index before they are rows."""
+        return self.hashing is not None and self.hashing.has_index
+
+    @property
+    def checked_rows(self) -> int:
+        """Ids must be below this; -1 where they are not checked (an index takes any id, a static table checks its own)."""
+        if self.hashing is None or self.has_index:
+            return -1
+        return self.num_embeddings
+
+
+def embedding_names(tables: tuple[TableSpec, ...]) -> list[str]:
+    """Output keys of ``tables``, in order."""
+    return [name for table in tables for name in table.embedding_names]
+
+
+def embedding_dims(tables: tuple[TableSpec, ...]) -> list[int]:
+    """Columns of each output key of ``tables``, in order."""
+    return [table.embedding_dim for table in tables for _ in table.embedding_names]

@@ -1,0 +1,73 @@
+"""Gather whole bags of a KJT: the operation behind feature selection, repeats and variable batches."""
+
+from __future__ import annotations
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+
+def select_bags(
+    features: KeyedJaggedTensor, bags: torch.Tensor, weights: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Copy the bags numbered ``bags`` one after the other; differentiable in ``weights``.
+
+    Args:
+        features: source.
+        bags: ``[N]`` int64, positions in ``features.lengths()``; repeats are allowed.
+        weights: per-id weights that go along, or None.
+
+    Returns:
+        values, lengths ``[N]``, offsets ``[N + 1]``, weights.
+    """
+    lengths = features.lengths().index_select(0, bags)
+    offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    starts = features.offsets().index_select(0, bags).to(torch.int64)
+    total = int(offsets[-1])
+    take = torch.repeat_interleave(starts - offsets[:-1], lengths.to(torch.int64), output_size=total)
+    take = take + torch.arange(total, device=lengths.device)
+    return (
+        features.values().index_select(0, take),
+        lengths,
+        offsets,
+        None if weights is None else weights.index_select(0, take),
+    )
+
+
+def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: list[str]) -> KeyedJaggedTensor:
+    """The features at ``positions``, under new names; repeats are allowed, gradients reach the weights.
+
+    Args:
+        features: source, with one batch size.
+        positions: which keys, by position.
+        keys: their names in the result.
+    """
+    weights = features.weights_or_none()
+    if weights is None or not weights.requires_grad:
+        permuted = features.permute(positions)
+        values, lengths, offsets = permuted.values(), permuted.lengths(), permuted.offsets()
+        weights = permuted.weights_or_none()
+    else:
+        # KeyedJaggedTensor.permute has no right backward for a subset or a repeat (torchrec 1.8.0).
+        stride = features.stride()
+        bags = torch.tensor(positions, device=features.values().device).unsqueeze(1) * stride
+        bags = (bags + torch.arange(stride, device=bags.device)).view(-1)
+        values, lengths, offsets, weights = select_bags(features, bags, weights)
+    return KeyedJaggedTensor(keys, values, weights, lengths=lengths, offsets=offsets, stride=features.stride())
+
+
+def with_values(
+    features: KeyedJaggedTensor,
+    values: torch.Tensor,
+    weights: torch.Tensor | None,
+    keys: list[str] | None = None,
+) -> KeyedJaggedTensor:
+    """The same bags with other values, weights and, if given, keys."""
+    return KeyedJaggedTensor(
+        features.keys() if keys is None else keys,
+        values,
+        weights,
+        lengths=features.lengths(),
+        offsets=features.offsets(),
+        stride=features.stride(),
+    )

@@ -1,0 +1,90 @@
+"""``lookup``: one table-batched pooled lookup of a group of tables."""
+
+from __future__ import annotations
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.ir.tables import TableSpec
+from recfx.lowering.registry import Choice, LookupBatch, LookupSpec, select_backend
+from recfx.nodes.bags import permute_features
+from recfx.nodes.base import NodeModule
+from recfx.nodes.table_store import TableStore
+
+
+class Lookup(NodeModule):
+    """Pool the rows of a group of tables.
+
+    Args:
+        collection: fully qualified name of the collection, for messages.
+        tables: the group, in column order.
+        pooling: ``"SUM"`` or ``"MEAN"``, what the kernel does (SUM where ``mean_divide`` follows).
+        features: output keys of the whole collection, in the order of the KJT's keys.
+        is_weighted: whether the KJT's weights multiply the rows.
+        store: where the weights are.
+        backend: ``"auto"``, or the name of the one backend to use.
+    """
+
+    def __init__(
+        self,
+        collection: str,
+        tables: tuple[TableSpec, ...],
+        pooling: str,
+        features: tuple[str, ...],
+        is_weighted: bool,
+        store: TableStore,
+        backend: str = "reference",
+    ) -> None:
+        super().__init__()
+        self.collection = collection
+        self.tables = tables
+        self.pooling = pooling
+        self.features = features
+        self.is_weighted = is_weighted
+        self.backend = backend
+        self.store = store
+        wanted = [name for table in tables for name in table.embedding_names]
+        self._keys = wanted
+        self._positions = None if tuple(wanted) == features else [features.index(name) for name in wanted]
+        self._choice: Choice | None = None
+
+    def choose_kernel(self) -> Choice:
+        """Pick the kernel for the tables as they are now (device, dtype, optimizer).
+
+        Raises:
+            ConversionError: the backend named by the user cannot serve this lookup.
+        """
+        self._choice = select_backend(self.spec(), self.backend, self.collection)
+        return self._choice
+
+    def spec(self) -> LookupSpec:
+        """What a backend has to know to say whether it can serve this lookup."""
+        return LookupSpec(
+            tables=self.tables,
+            pooling=self.pooling,
+            is_weighted=self.is_weighted,
+            weights=[self.store.weight(table.name) for table in self.tables],
+            optimizers=[self.store.optimizers.get(table.name) for table in self.tables],
+        )
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        """``features``: rows of every table of the collection. Returns ``[B, sum D]`` float32."""
+        if self._positions is not None:
+            features = permute_features(features, self._positions, self._keys)
+        choice = self._choice
+        weights = [self.store.weight(table.name) for table in self.tables]
+        if choice is None or choice.stale(weights):
+            choice = self.choose_kernel()
+        return choice.kernel(
+            weights,
+            LookupBatch(
+                values=features.values(),
+                offsets=features.offsets(),
+                per_sample_weights=features.weights() if self.is_weighted else None,
+                batch_size=features.stride(),
+            ),
+        )
+
+    def __getstate__(self) -> dict[str, object]:
+        # The kernel is derived from the tables; it is chosen again where the copy lives.
+        return {**self.__dict__, "_choice": None}

@@ -1,0 +1,146 @@
+"""``select_features``: the batch's keys in the collection's order, by name; everything wrong with a batch is said here.
+
+Later nodes rely on what leaves this node: keys in output order (``feature@table`` where a feature reads several
+tables), one batch size, 64-bit ids, weights only where the collection is weighted, ids of adopted tables in range.
+"""
+
+from __future__ import annotations
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.errors import IdRangeError, IdTypeError, InputError, MissingFeatureError
+from recfx.ir.tables import TableSpec
+from recfx.kernels.id_range import first_out_of_range
+from recfx.nodes.bags import permute_features, select_bags, with_values
+from recfx.nodes.base import NodeModule
+
+
+class SelectFeatures(NodeModule):
+    """Select, order and check the features of one collection.
+
+    Args:
+        collection: fully qualified name of the collection, for messages.
+        tables: its tables, in order.
+        is_weighted: whether the lookups use the batch's weights.
+    """
+
+    def __init__(self, collection: str, tables: tuple[TableSpec, ...], is_weighted: bool) -> None:
+        super().__init__()
+        self.collection = collection
+        self.tables = tables
+        self.is_weighted = is_weighted
+        self.feature_names = [feature for table in tables for feature in table.feature_names]
+        self.keys = [name for table in tables for name in table.embedding_names]
+        rows = [table.checked_rows for table in tables for _ in table.feature_names]
+        self._checked_rows = torch.tensor(rows, dtype=torch.int64, device="cpu")
+        self._checks_range = any(limit >= 0 for limit in rows)
+        self._positions: dict[tuple[str, ...], list[int]] = {}
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """``features``: any KJT that holds the collection's keys. Returns ``[F]`` keys in the collection's order.
+
+        Raises:
+            MissingFeatureError: a key is absent.
+            IdTypeError: ids are not int32 or int64.
+            InputError: weights are missing, or a variable batch comes without ``inverse_indices``.
+            IdRangeError: an id of an adopted table is not one of its rows.
+        """
+        self._check_values(features)
+        positions = self._positions_of(features.keys())
+        selected = self._select(features, positions)
+        if self._checks_range:
+            self._check_range(selected)
+        return selected
+
+    def _check_values(self, features: KeyedJaggedTensor) -> None:
+        dtype = features.values().dtype
+        if dtype not in (torch.int64, torch.int32):
+            raise IdTypeError(
+                f"ids are {dtype}, but must be torch.int64 or torch.int32.",
+                reason="wrong_id_dtype",
+                module_path=self.collection,
+                what_to_do="convert the KeyedJaggedTensor's values to int64 before the model.",
+            )
+        if self.is_weighted and features.weights_or_none() is None:
+            raise InputError(
+                "the collection is weighted, but the batch has no weights.",
+                reason="missing_weights",
+                module_path=self.collection,
+                what_to_do="pass weights= to the KeyedJaggedTensor, or build the collection with is_weighted=False.",
+            )
+
+    def _positions_of(self, keys: list[str]) -> list[int]:
+        cache_key = tuple(keys)
+        positions = self._positions.get(cache_key)
+        if positions is None:
+            position_of = {key: position for position, key in enumerate(keys)}
+            missing = [name for name in self.feature_names if name not in position_of]
+            if missing:
+                raise MissingFeatureError(
+                    f"the batch lacks feature {missing[0]!r}"
+                    + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+                    + f"; it has {keys}.",
+                    reason="missing_feature",
+                    module_path=self.collection,
+                    what_to_do="give the KeyedJaggedTensor every feature of the collection; an absent one is an empty bag.",
+                )
+            positions = [position_of[name] for name in self.feature_names]
+            self._positions[cache_key] = positions
+        return positions
+
+    def _select(self, features: KeyedJaggedTensor, positions: list[int]) -> KeyedJaggedTensor:
+        weights = features.weights_or_none() if self.is_weighted else None
+        if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
+            return self._expand_variable_batch(features, positions, weights)
+        if weights is not features.weights_or_none():
+            features = with_values(features, features.values(), weights)
+        if positions != list(range(len(features.keys()))):
+            return permute_features(features, positions, self.keys)
+        if features.keys() == self.keys:
+            return features
+        return with_values(features, features.values(), weights, self.keys)
+
+    def _expand_variable_batch(
+        self, features: KeyedJaggedTensor, positions: list[int], weights: torch.Tensor | None
+    ) -> KeyedJaggedTensor:
+        """Repeat each feature's bags to the full batch, as its inverse indices say."""
+        inverse_indices = features.inverse_indices_or_none()
+        if inverse_indices is None:
+            raise InputError(
+                "features have batch sizes of their own, but there are no inverse indices to bring them together.",
+                reason="variable_batch_without_inverse_indices",
+                module_path=self.collection,
+                what_to_do="pass inverse_indices= to the KeyedJaggedTensor, or one batch size for all features.",
+            )
+        inverse_position = {key: position for position, key in enumerate(inverse_indices[0])}
+        strides = features.stride_per_key()
+        starts = [0]
+        for stride in strides:
+            starts.append(starts[-1] + stride)
+        device = features.values().device
+        rows = torch.tensor([inverse_position[name] for name in self.feature_names], device=device)
+        first_bag = torch.tensor([starts[position] for position in positions], device=device)
+        inverse = inverse_indices[1].to(device).index_select(0, rows)
+        bags = (inverse + first_bag.unsqueeze(1)).reshape(-1)
+        values, lengths, offsets, weights = select_bags(features, bags, weights)
+        return KeyedJaggedTensor(self.keys, values, weights, lengths=lengths, offsets=offsets, stride=inverse.size(1))
+
+    def _check_range(self, selected: KeyedJaggedTensor) -> None:
+        values = selected.values()
+        if values.is_meta or values.numel() == 0:
+            return
+        key_offsets = selected.offsets()[:: selected.stride()].to(torch.int64)
+        position = first_out_of_range(values, key_offsets, self._checked_rows)
+        if position < 0:
+            return
+        feature = int(torch.searchsorted(key_offsets, position, right=True)) - 1
+        table = next(table for table in self.tables if self.keys[feature] in table.embedding_names)
+        raise IdRangeError(
+            f"id {int(values[position])} of feature {self.feature_names[feature]!r} is out of range for table "
+            f"{table.name!r}, whose rows are 0 to {table.num_embeddings - 1}.",
+            reason="id_out_of_range",
+            module_path=self.collection,
+            what_to_do="map ids below the table's rows; for raw ids convert with "
+            "hashing=recfx.HashConfig(dense_rows=0), or with rows= beyond the table's.",
+        )

@@ -1,0 +1,44 @@
+"""What the nodes of one collection share: its weights, its indexes and its fused optimizers.
+
+The collection registers the modules, so that every parameter and buffer has one name; nodes hold the store unregistered.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from recfx.hashing import HashIndex
+from recfx.training.fused_optimizer import FusedOptimizer
+
+
+class TableStore:
+    """Weights, indexes and fused optimizers of one collection, by table name.
+
+    Args:
+        bags: one ``nn.EmbeddingBag`` a table; its ``weight`` is the table's ``[rows, dim]`` parameter.
+        indexes: a :class:`HashIndex` for every table that has one.
+        optimizers: the fused optimizer of every table that has one.
+    """
+
+    def __init__(
+        self,
+        bags: nn.ModuleDict,
+        indexes: nn.ModuleDict,
+        optimizers: dict[str, FusedOptimizer],
+    ) -> None:
+        self.bags = bags
+        self.indexes = indexes
+        self.optimizers = optimizers
+
+    def weight(self, table: str) -> nn.Parameter:
+        """The table's ``[rows, dim]`` parameter."""
+        # Read through the module each time: `to_empty` and parametrizations replace the object.
+        weight = self.bags[table].weight
+        assert isinstance(weight, nn.Parameter)
+        return weight
+
+    def index(self, table: str) -> HashIndex:
+        """The table's index."""
+        index = self.indexes[table]
+        assert isinstance(index, HashIndex)
+        return index

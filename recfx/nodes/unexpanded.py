@@ -1,0 +1,41 @@
+"""``collection``: a collection as the first pass finds it, one leaf."""
+
+from __future__ import annotations
+
+from torch import nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from recfx.ir.meta import SourceLocation
+from recfx.ir.tables import TableSpec
+from recfx.nodes.table_store import TableStore
+
+
+class UnexpandedCollection(nn.Module):
+    """All that the passes need to know of a collection.
+
+    Args:
+        collection: fully qualified name in the user's model; ``""`` for a root.
+        tables: its tables, in order.
+        is_weighted: whether the batch's weights multiply the rows.
+        store: weights, indexes and fused optimizers.
+        source: where the user's code makes it, if known.
+    """
+
+    def __init__(
+        self,
+        collection: str,
+        tables: tuple[TableSpec, ...],
+        is_weighted: bool,
+        store: TableStore,
+        source: SourceLocation | None,
+    ) -> None:
+        super().__init__()
+        self.collection = collection
+        self.tables = tables
+        self.is_weighted = is_weighted
+        self.store = store
+        self.source = source
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Never runs: ``expand_collection`` replaces it."""
+        raise RuntimeError("expand_collection has not run")

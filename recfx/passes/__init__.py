@@ -1,0 +1,28 @@
+"""The rewrites, in order. One file a pass; file name = pass name = test name."""
+
+from __future__ import annotations
+
+from recfx.passes.base import Pass, PassRecord, PassResult, run_passes
+from recfx.passes.batch_lookups import BatchLookups
+from recfx.passes.elide_hash import ElideHash
+from recfx.passes.expand_collection import ExpandCollection
+from recfx.passes.insert_hash import InsertHash
+from recfx.passes.lower import Lower
+
+
+def passes(backend: str = "auto") -> tuple[Pass, ...]:
+    """The whole pipeline of one collection, in the order in which it runs.
+
+    Args:
+        backend: kernel target of the lookups; ``"auto"`` takes the first that can serve each.
+    """
+    return (
+        ExpandCollection(),
+        InsertHash(),
+        ElideHash(),
+        BatchLookups(),
+        Lower(backend=backend),
+    )
+
+
+__all__ = ["Pass", "PassRecord", "PassResult", "passes", "run_passes"]

@@ -1,0 +1,87 @@
+"""Making nodes: names, symbolic sizes and metadata, the same way in every pass."""
+
+from __future__ import annotations
+
+import sympy
+import torch
+from torch import fx
+
+from recfx.ir.meta import BATCH, NodeMeta, annotate, mean_length, node_meta
+from recfx.ir.tables import TableSpec, embedding_dims
+from recfx.nodes.base import NodeModule
+from recfx.nodes.unexpanded import UnexpandedCollection
+
+
+def node_name(collection: str, kind: str) -> str:
+    """``<collection fqn>_<node>``; ``ebc_<node>`` for a collection that is the root."""
+    return f"{collection.replace('.', '_') or 'ebc'}_{kind}"
+
+
+def nodes_of_kind(graph_module: fx.GraphModule, kind: str) -> list[fx.Node]:
+    """The graph's nodes of one kind, in order."""
+    return [node for node in graph_module.graph.nodes if (meta := node_meta(node)) is not None and meta.kind == kind]
+
+
+def add_node(
+    graph_module: fx.GraphModule,
+    kind: str,
+    module: NodeModule,
+    arguments: tuple[fx.Node, ...],
+    like: UnexpandedCollection | NodeMeta,
+    tables: tuple[TableSpec, ...],
+    made_by: str,
+) -> fx.Node:
+    """Insert a call of ``module`` at the graph's insertion point.
+
+    Args:
+        graph_module: the island.
+        kind: word of the vocabulary; the module is registered under it (with a number where it is taken).
+        module: what the node calls.
+        arguments: its inputs.
+        like: where collection name and source location come from.
+        tables: the tables that the node works on.
+        made_by: name of the pass.
+    """
+    numbers = graph_module.meta.setdefault("recfx_numbers", {})
+    number = numbers[kind] = numbers.get(kind, -1) + 1
+    target = kind if number == 0 else f"{kind}_{number}"
+    graph_module.add_submodule(target, module)
+    name = node_name(like.collection, target)
+    module.label = name
+    node = graph_module.graph.create_node("call_module", target, arguments, {}, name=name)
+    shape, dtype, width = _size(kind, tables)
+    return annotate(
+        node,
+        NodeMeta(
+            kind=kind,
+            collection=like.collection,
+            made_by=made_by,
+            shape=shape,
+            dtype=dtype,
+            bytes=sympy.Integer(width) * sympy.prod(shape),
+            device=_device(like),
+            source=like.source,
+            tables=tuple(table.name for table in tables),
+        ),
+    )
+
+
+def remove_node(graph_module: fx.GraphModule, node: fx.Node) -> None:
+    """Erase a node that nothing uses, and the module it called."""
+    graph_module.graph.erase_node(node)
+    graph_module.delete_submodule(str(node.target))
+
+
+def _size(kind: str, tables: tuple[TableSpec, ...]) -> tuple[tuple[sympy.Expr, ...], torch.dtype, int]:
+    if kind in ("select_features", "hash_ids"):
+        ids = BATCH * sympy.Add(*(mean_length(feature) for table in tables for feature in table.feature_names))
+        return (ids,), torch.int64, 8
+    return (BATCH, sympy.Integer(sum(embedding_dims(tables)))), torch.float32, 4
+
+
+def _device(like: UnexpandedCollection | NodeMeta) -> str:
+    if isinstance(like, NodeMeta):
+        return like.device
+    if not like.tables:
+        return ""
+    return like.store.weight(like.tables[0].name).device.type

@@ -1,0 +1,76 @@
+"""What a pass is, and how passes run: one after the other, the graph verified after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import fx
+
+from recfx.ir import format_graph, verify_graph
+from recfx.lowering.registry import Declined
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """What a pass gives back; the names are torch.fx's.
+
+    Args:
+        graph_module: the graph, rewritten in place.
+        modified: whether it changed.
+        declined: what the pass left alone, and why.
+    """
+
+    graph_module: fx.GraphModule
+    modified: bool
+    declined: tuple[Declined, ...] = ()
+
+
+class Pass(Protocol):
+    """A rewrite: a frozen dataclass whose fields are its options."""
+
+    @property
+    def name(self) -> str:
+        """``snake_case``, the name of its file."""
+        ...
+
+    def call(self, graph_module: fx.GraphModule) -> PassResult:
+        """Rewrite ``graph_module`` in place."""
+        ...
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What a pass did, for the report: its name, whether it changed anything, the graph after it, what it declined."""
+
+    name: str
+    modified: bool
+    text: str
+    declined: tuple[Declined, ...]
+
+
+def run_passes(
+    graph_module: fx.GraphModule,
+    pipeline: Iterable[Pass],
+    callback: Callable[[str, fx.GraphModule], None] | None = None,
+) -> list[PassRecord]:
+    """Run ``pipeline`` on ``graph_module``, in place.
+
+    Args:
+        graph_module: an island: placeholder, one collection, output.
+        pipeline: the passes, in order.
+        callback: called after each pass with its name and the graph.
+
+    Raises:
+        GraphVerificationError: a pass left a graph that is not well formed; names the pass and the node.
+    """
+    records = []
+    for rewrite in pipeline:
+        result = rewrite.call(graph_module)
+        graph_module.recompile()
+        verify_graph(graph_module, after=rewrite.name)
+        records.append(PassRecord(rewrite.name, result.modified, format_graph(graph_module), result.declined))
+        if callback is not None:
+            callback(rewrite.name, graph_module)
+    return records

@@ -1,0 +1,57 @@
+"""elide_hash: drop hashing where ids are their own rows.
+
+A table with ``dense_rows == rows`` has no index: its ids are range-checked by ``select_features`` and then are rows. It
+leaves ``hash_ids`` (which goes when it has no table left), and a MEAN that ran as SUM for its sake is a MEAN again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from recfx.lowering.registry import Declined
+from recfx.nodes import HashIds, Lookup, MeanDivide
+from recfx.passes._nodes import nodes_of_kind, remove_node
+from recfx.passes.base import PassResult
+
+
+@dataclass(frozen=True)
+class ElideHash:
+    """Take tables without an index out of ``hash_ids``."""
+
+    name: str = "elide_hash"
+
+    def call(self, graph_module: fx.GraphModule) -> PassResult:
+        """Rewrite in place; declines tables with an index."""
+        declined: list[Declined] = []
+        modified = False
+        for node in nodes_of_kind(graph_module, "hash_ids"):
+            module = graph_module.get_submodule(str(node.target))
+            assert isinstance(module, HashIds)
+            kept = tuple(table.name for table in module.tables if table.has_index)
+            for name in kept:
+                message = f"ids of table {name!r} are raw: rows beyond dense_rows need its index."
+                declined.append(Declined(self.name, "has_index", message, node.name))
+            if len(kept) == len(module.hashed):
+                continue
+            modified = True
+            self._restore_means(graph_module, kept)
+            module.hashed = kept
+            if not kept:
+                node.replace_all_uses_with(node.all_input_nodes[0])
+                remove_node(graph_module, node)
+        return PassResult(graph_module, modified, tuple(declined))
+
+    def _restore_means(self, graph_module: fx.GraphModule, hashed: tuple[str, ...]) -> None:
+        for node in nodes_of_kind(graph_module, "mean_divide"):
+            divide = graph_module.get_submodule(str(node.target))
+            assert isinstance(divide, MeanDivide)
+            if any(table in hashed for table in divide.divided):
+                continue
+            pooled = node.all_input_nodes[0]
+            lookup = graph_module.get_submodule(str(pooled.target))
+            assert isinstance(lookup, Lookup)
+            lookup.pooling = "MEAN"
+            node.replace_all_uses_with(pooled)
+            remove_node(graph_module, node)

@@ -1,0 +1,65 @@
+"""insert_hash: raw ids become rows before any lookup sees them.
+
+Every table that is to be hashed goes through one ``hash_ids`` node. An id without a row contributes nothing to its bag
+but still counts in its length, so a MEAN over rows alone would be wrong: the lookup of a hashed MEAN table runs as SUM
+and ``mean_divide`` finishes it with the lengths from before hashing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from recfx.ir.meta import node_meta
+from recfx.lowering.registry import Declined
+from recfx.nodes import HashIds, Lookup, MeanDivide, SelectFeatures
+from recfx.passes._nodes import add_node, nodes_of_kind
+from recfx.passes.base import PassResult
+
+
+@dataclass(frozen=True)
+class InsertHash:
+    """Insert ``hash_ids`` after every ``select_features``, and ``mean_divide`` where a MEAN now runs as SUM."""
+
+    name: str = "insert_hash"
+
+    def call(self, graph_module: fx.GraphModule) -> PassResult:
+        """Rewrite in place; declines static tables."""
+        declined: list[Declined] = []
+        modified = False
+        for select in nodes_of_kind(graph_module, "select_features"):
+            module = graph_module.get_submodule(str(select.target))
+            assert isinstance(module, SelectFeatures)
+            for table in module.tables:
+                if table.hashing is None:
+                    message = f"table {table.name!r} is static: hashing=None."
+                    declined.append(Declined(self.name, "static_table", message, select.name))
+            if any(table.hashing is not None for table in module.tables):
+                self._insert(graph_module, select, module)
+                modified = True
+        return PassResult(graph_module, modified, tuple(declined))
+
+    def _insert(self, graph_module: fx.GraphModule, select: fx.Node, module: SelectFeatures) -> None:
+        meta = node_meta(select)
+        assert meta is not None
+        hashed = tuple(table.name for table in module.tables if table.hashing is not None)
+        lookups = list(select.users)
+        first = graph_module.get_submodule(str(lookups[0].target))
+        assert isinstance(first, Lookup)
+        with graph_module.graph.inserting_after(select):
+            node = HashIds(module.collection, module.tables, hashed, first.store)
+            hash_ids = add_node(graph_module, "hash_ids", node, (select,), meta, module.tables, self.name)
+        for lookup in lookups:
+            lookup.replace_input_with(select, hash_ids)
+            pooling = graph_module.get_submodule(str(lookup.target))
+            assert isinstance(pooling, Lookup)
+            (table,) = pooling.tables
+            if table.pooling == "MEAN" and table.name in hashed:
+                pooling.pooling = "SUM"
+                with graph_module.graph.inserting_after(lookup):
+                    divide = MeanDivide(pooling.tables, (table.name,), pooling.features)
+                    divided = add_node(
+                        graph_module, "mean_divide", divide, (lookup, select), meta, (table,), self.name
+                    )
+                lookup.replace_all_uses_with(divided, delete_user_cb=lambda user, keep=divided: user is not keep)

@@ -1,0 +1,46 @@
+"""lower: each lookup gets the kernel that serves it, from the registry.
+
+The choice holds for the tables as they are; a lookup whose tables move or change dtype chooses again by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from recfx.ir.meta import annotate, node_meta
+from recfx.nodes import Lookup
+from recfx.passes._nodes import nodes_of_kind
+from recfx.passes.base import PassResult
+
+
+@dataclass(frozen=True)
+class Lower:
+    """Choose kernels.
+
+    Args:
+        backend: ``"auto"``, or the one backend that every lookup must use.
+    """
+
+    backend: str = "auto"
+    name: str = "lower"
+
+    def call(self, graph_module: fx.GraphModule) -> PassResult:
+        """Rewrite in place; declines name the backends that were passed over.
+
+        Raises:
+            ConversionError: the named backend cannot serve a lookup.
+        """
+        declined = []
+        lookups = nodes_of_kind(graph_module, "lookup")
+        for node in lookups:
+            module = graph_module.get_submodule(str(node.target))
+            assert isinstance(module, Lookup)
+            module.backend = self.backend
+            choice = module.choose_kernel()
+            declined += [replace(refusal, node=node.name) for refusal in choice.declined]
+            meta = node_meta(node)
+            assert meta is not None
+            annotate(node, replace(meta, kernel=choice.backend))
+        return PassResult(graph_module, modified=bool(lookups), declined=tuple(declined))

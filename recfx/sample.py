@@ -1,0 +1,155 @@
+"""Sample inputs: how the user hands them over, and how they are copied and resized for checks."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from recfx.nodes.bags import select_bags
+
+
+class Sample:
+    """One call of a model: ``Sample(dense, kjt, labels=labels)``.
+
+    A plain tuple stands for positional arguments alone.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args = args
+        self.kwargs = kwargs
+
+    @classmethod
+    def of(cls, sample: Any) -> Sample:
+        """Accept a Sample, a tuple or list of positional arguments, or one argument."""
+        if isinstance(sample, cls):
+            return sample
+        if type(sample) in (tuple, list):
+            return cls(*sample)
+        return cls(sample)
+
+    def clone(self) -> Sample:
+        """Fresh tensors: some models change their batch in place."""
+        return Sample(*(clone_value(value) for value in self.args), **clone_value(self.kwargs))
+
+    def on_meta(self) -> bool:
+        """Whether any tensor of the sample is on the meta device."""
+        return any(tensor.is_meta for tensor in tensors_of((self.args, self.kwargs)))
+
+    def resized(self) -> Sample | None:
+        """The same call with one sample more (the first one again), or None where no batch size can be told."""
+        batch_size = _batch_size((self.args, self.kwargs))
+        if not batch_size:
+            return None
+        take = [*range(batch_size), 0]
+        args, kwargs = _take((self.args, self.kwargs), batch_size, torch.tensor(take))
+        return Sample(*args, **kwargs)
+
+
+def clone_value(value: Any) -> Any:
+    """A copy that shares no tensor; leaf tensors stay leaves that require gradients as before."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    if isinstance(value, KeyedJaggedTensor):
+        weights = value.weights_or_none()
+        return _keyed_jagged(
+            value, clone_value(value.values()), None if weights is None else clone_value(weights), clone_value
+        )
+    if type(value) in (list, tuple):
+        return type(value)(clone_value(item) for item in value)
+    if isinstance(value, dict):
+        return {key: clone_value(item) for key, item in value.items()}
+    return copy.deepcopy(value)
+
+
+def _keyed_jagged(value: KeyedJaggedTensor, values: Any, weights: Any, each: Any) -> KeyedJaggedTensor:
+    if value.variable_stride_per_key() or value.inverse_indices_or_none() is not None:
+        inverse = value.inverse_indices_or_none()
+        return KeyedJaggedTensor(
+            value.keys(), values, weights, lengths=each(value.lengths()),
+            stride_per_key_per_rank=value.stride_per_key_per_rank() or None,
+            inverse_indices=None if inverse is None else (list(inverse[0]), each(inverse[1])),
+        )  # fmt: skip
+    lengths, offsets = value.lengths_or_none(), value.offsets_or_none()
+    return KeyedJaggedTensor(
+        value.keys(), values, weights,
+        lengths=None if lengths is None else each(lengths),
+        offsets=None if offsets is None else each(offsets),
+        stride=value.stride(),
+    )  # fmt: skip
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Every tensor in a nest of containers, dataclasses and TorchRec types, in a fixed order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, KeyedTensor):
+        return [value.values()]
+    if isinstance(value, (KeyedJaggedTensor, JaggedTensor)):
+        weights = value.weights_or_none()
+        return [value.values(), value.lengths(), *([] if weights is None else [weights])]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in tensors_of(item)]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in tensors_of(item)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [tensor for field in dataclasses.fields(value) for tensor in tensors_of(getattr(value, field.name))]
+    return []
+
+
+def _batch_size(value: Any) -> int:
+    """Of the first KJT found; without one, the first tensor's leading dimension."""
+    found = _first_keyed_jagged(value)
+    if found is not None:
+        return 0 if found.variable_stride_per_key() else int(found.stride())
+    tensors = [tensor for tensor in tensors_of(value) if tensor.dim() > 0]
+    return int(tensors[0].shape[0]) if tensors else 0
+
+
+def _first_keyed_jagged(value: Any) -> KeyedJaggedTensor | None:
+    if isinstance(value, KeyedJaggedTensor):
+        return value
+    items: list[Any] = []
+    if isinstance(value, dict):
+        items = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        items = list(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        items = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    for item in items:
+        found = _first_keyed_jagged(item)
+        if found is not None:
+            return found
+    return None
+
+
+def _take(value: Any, batch_size: int, take: torch.Tensor) -> Any:
+    if isinstance(value, KeyedJaggedTensor):
+        if value.variable_stride_per_key() or value.stride() != batch_size:
+            return value
+        features = len(value.keys())
+        device = value.values().device
+        bags = (torch.arange(features).unsqueeze(1) * batch_size + take).view(-1).to(device)
+        weights = value.weights_or_none()
+        requires_grad = weights is not None and weights.requires_grad
+        values, lengths, _, weights = select_bags(value, bags, None if weights is None else weights.detach())
+        if weights is not None:
+            weights.requires_grad_(requires_grad)
+        return KeyedJaggedTensor(value.keys(), values, weights, lengths=lengths, stride=take.numel())
+    if isinstance(value, torch.Tensor):
+        if value.dim() == 0 or value.shape[0] != batch_size:
+            return value
+        return value.detach().index_select(0, take.to(value.device)).requires_grad_(value.requires_grad)
+    if type(value) in (list, tuple):
+        return type(value)(_take(item, batch_size, take) for item in value)
+    if isinstance(value, dict):
+        return {key: _take(item, batch_size, take) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        duplicate = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(duplicate, field.name, _take(getattr(value, field.name), batch_size, take))
+        return duplicate
+    return value

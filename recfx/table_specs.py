@@ -1,0 +1,123 @@
+"""From TorchRec's configs to the compiler's table descriptions; everything a table can be refused for is here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from functools import partial
+
+from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
+
+from recfx.errors import ConversionError
+from recfx.hashing import HashConfig
+from recfx.ir.tables import TableSpec
+
+
+def describe_tables(
+    configs: list[EmbeddingBagConfig],
+    bags: nn.ModuleDict,
+    hashing: Mapping[str, HashConfig | None],
+    is_weighted: bool,
+    *,
+    adopt: bool,
+    collection: str = "",
+) -> tuple[TableSpec, ...]:
+    """Describe the tables of one collection.
+
+    Args:
+        configs: the collection's configs, in order.
+        bags: one ``nn.EmbeddingBag`` a table.
+        hashing: how each table's ids become rows; None leaves it static.
+        is_weighted: whether the collection is weighted.
+        adopt: True for a table that exists already: by default its rows are dense.
+        collection: fully qualified name, for messages.
+
+    Raises:
+        ConversionError: ``weighted_mean``, ``unsupported_pooling``, ``unsupported_bag_option``, ``rows_shrink``,
+            ``invalid_hash_config``.
+    """
+    names = get_embedding_names_by_table(configs)
+    specs = []
+    for config, embedding_names in zip(configs, names):
+        bag = bags[config.name]
+        assert isinstance(bag, nn.EmbeddingBag)
+        _check(config, bag, is_weighted, collection)
+        wanted = hashing[config.name]
+        initial = _uniform_range(config)
+        resolved = None if wanted is None else wanted.resolve(_rows(config, bag, adopt), adopt, config.name)
+        specs.append(
+            TableSpec(
+                name=config.name,
+                feature_names=tuple(config.feature_names),
+                embedding_names=tuple(embedding_names),
+                num_embeddings=bag.weight.shape[0] if resolved is None else resolved.rows,
+                embedding_dim=bag.weight.shape[1],
+                pooling=config.pooling.name,
+                hashing=resolved,
+                weight_init_min=initial[0] if initial is not None else 0.0,
+                weight_init_max=initial[1] if initial is not None else 0.0,
+                custom_init_fn=initial is None,
+            )
+        )
+    return tuple(specs)
+
+
+def _rows(config: EmbeddingBagConfig, bag: nn.EmbeddingBag, adopt: bool) -> int:
+    return int(bag.weight.shape[0]) if adopt else config.num_embeddings
+
+
+def _check(config: EmbeddingBagConfig, bag: nn.EmbeddingBag, is_weighted: bool, collection: str) -> None:
+    if config.pooling not in (PoolingType.SUM, PoolingType.MEAN):
+        raise ConversionError(
+            f"table {config.name!r} has pooling {config.pooling.name}.",
+            reason="unsupported_pooling",
+            module_path=collection,
+            what_to_do="use SUM or MEAN.",
+        )
+    if is_weighted and config.pooling is PoolingType.MEAN:
+        raise ConversionError(
+            f"table {config.name!r} is MEAN in a weighted collection, which the standard collection refuses as well.",
+            reason="weighted_mean",
+            module_path=collection,
+            what_to_do="use PoolingType.SUM, with the weights divided as you mean them.",
+        )
+    options = {
+        "max_norm": (bag.max_norm, None),
+        "scale_grad_by_freq": (bag.scale_grad_by_freq, False),
+        "sparse": (bag.sparse, False),
+        "padding_idx": (bag.padding_idx, None),
+    }
+    for option, (value, neutral) in options.items():
+        if value != neutral:
+            raise ConversionError(
+                f"the nn.EmbeddingBag of table {config.name!r} has {option}={value!r}.",
+                reason="unsupported_bag_option",
+                module_path=collection,
+                what_to_do=f"leave {option} at {neutral!r}; EmbeddingBagCollection never sets it.",
+            )
+
+
+def _uniform_range(config: EmbeddingBagConfig) -> tuple[float, float] | None:
+    """The range that ``init_fn`` fills rows from; None where it is something else than ``uniform_``.
+
+    TorchRec's own default is ``partial(torch.nn.init.uniform_, a=min, b=max)``, made when the config was.
+    """
+    init_fn = config.init_fn
+    if init_fn is None:
+        return config.get_weight_init_min(), config.get_weight_init_max()
+    if isinstance(init_fn, partial) and init_fn.func is nn.init.uniform_ and not init_fn.args:
+        return float(init_fn.keywords.get("a", 0.0)), float(init_fn.keywords.get("b", 1.0))
+    return None
+
+
+def physical_configs(configs: list[EmbeddingBagConfig], specs: tuple[TableSpec, ...]) -> list[EmbeddingBagConfig]:
+    """Copies of ``configs`` with the rows that the tables really have; the user's objects are never changed."""
+    copies = []
+    for config, spec in zip(configs, specs):
+        duplicate = copy(config)
+        duplicate.num_embeddings = spec.num_embeddings
+        duplicate.feature_names = list(spec.feature_names)
+        copies.append(duplicate)
+    return copies

@@ -1,0 +1,1 @@
+"""Training: fused optimizers, seen from the user's side."""
