@@ -1,1 +1,2 @@
-"""recfx."""
+"""recfx: a graph-rewriting compiler pass for recommendation models."""
+from recfx.convert import convert

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,29 +12,73 @@ from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
+_HOOK_SUFFIXES = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 
 
-def copy_shells(root: nn.Module) -> tuple[nn.Module, dict[int, nn.Module]]:
+def copy_shells(
+    root: nn.Module, replacements: Mapping[int, nn.Module] = MappingProxyType({})
+) -> tuple[nn.Module, dict[int, nn.Module]]:
     """Copy every module object of ``root``, but none of its tensors.
 
     Training flags, hooks and other attributes of the copy are its own. Modules that plain attributes refer to (lists,
     dicts, bound methods) are the copies as well. ScriptModules are shared: they have no Python shell.
 
+    Args:
+        root: the module to copy.
+        replacements: what stands in the copy for some modules, by ``id`` of the original; taken as it is.
+
     Returns:
         the copy of ``root``, and the copy of every module by ``id`` of the original.
     """
-    copies: dict[int, nn.Module] = {}
-    for module in root.modules():
-        copies[id(module)] = _empty_shell(module)
-    for module in list(root.modules()):
+    modules = _reached(root, replacements)
+    copies: dict[int, nn.Module] = {id(module): _empty_shell(module) for module in modules} | dict(replacements)
+    for module in modules:
         duplicate = copies[id(module)]
-        if duplicate is module:
-            continue
-        for key, value in module.__dict__.items():
-            duplicate.__dict__[key] = _copy_attribute(key, value, copies)
+        if duplicate is not module:
+            for key, value in module.__dict__.items():
+                duplicate.__dict__[key] = _copy_attribute(key, value, copies)
+    for module in modules:
         if isinstance(module, OptimizedModule):
-            duplicate._initialize()  # type: ignore[operator]  # compiles the copy, not the original
+            copies[id(module)]._initialize()  # type: ignore[operator]  # compiles the copy, not the original
     return copies[id(root)], copies
+
+
+def replace_in_place(root: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
+    """Put each replacement wherever ``root`` registers the original, or refers to it in a plain attribute."""
+    copies = dict(replacements)
+    for module in _reached(root, replacements):
+        for key, value in list(module.__dict__.items()):
+            if key == "_modules":
+                for name, child in value.items():
+                    if child is not None and id(child) in copies:
+                        value[name] = copies[id(child)]
+            elif key not in _REGISTRIES and not key.endswith(_HOOK_SUFFIXES) and _refers(value, copies):
+                module.__dict__[key] = _replace_modules(value, copies)
+        if isinstance(module, OptimizedModule):
+            module._initialize()
+
+
+def _reached(root: nn.Module, replacements: Mapping[int, nn.Module]) -> list[nn.Module]:
+    """Every module of ``root`` that is not inside a replaced one."""
+    reached: dict[int, nn.Module] = {}
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        if id(module) in reached or id(module) in replacements:
+            continue
+        reached[id(module)] = module
+        waiting += [child for child in module._modules.values() if child is not None]
+    return list(reached.values())
+
+
+def _refers(value: Any, copies: Mapping[int, nn.Module]) -> bool:
+    if isinstance(value, nn.Module):
+        return id(value) in copies
+    if isinstance(value, types.MethodType):
+        return id(value.__self__) in copies
+    if type(value) in (list, tuple, set):
+        return any(_refers(item, copies) for item in value)
+    return isinstance(value, dict) and any(_refers(item, copies) for item in value.values())
 
 
 def _empty_shell(module: nn.Module) -> nn.Module:
@@ -47,7 +93,7 @@ def _copy_attribute(key: str, value: Any, copies: dict[int, nn.Module]) -> Any:
         return dict(value)
     if key == "_modules":
         return {name: None if child is None else copies[id(child)] for name, child in value.items()}
-    if key.endswith("_hooks") or key.endswith("_hooks_with_kwargs") or key.endswith("_hooks_always_called"):
+    if key.endswith(_HOOK_SUFFIXES):
         return type(value)(value) if isinstance(value, dict) else value
     return _replace_modules(value, copies)
 

@@ -54,6 +54,7 @@ class ShallowTracer(fx.Tracer):
         super().__init__()
         self.record_stack_traces = True
         self.rollbacks: list[Rollback] = []
+        self.entered: list[str] = []
         self._leaves = leaves
         self._opaque = opaque
         self._holds: dict[int, bool] = {}
@@ -85,7 +86,9 @@ class ShallowTracer(fx.Tracer):
         last = next(iter(reversed(self.graph.nodes)), None)
         module_stack = self.module_stack.copy()
         try:
-            return super().call_module(m, forward, args, kwargs)
+            output = super().call_module(m, forward, args, kwargs)
+            self.entered.append(path)
+            return output
         except Exception as error:  # whatever the user's code raises on proxies: kept as the reason
             self._erase_after(last)
             self.module_stack = module_stack

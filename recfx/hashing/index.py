@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import warnings
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recfx.errors import ConversionError, IdTypeError, InputError, TableFullError
-from recfx.hashing import state
 from recfx.hashing.config import HashConfig, ResolvedHashConfig
+from recfx.hashing.storage import COUNTERS, IndexStorage
 from recfx.kernels import hash_index
-from recfx.kernels.hash_index import IndexBuffers
 
 _DEFAULT_CONFIG = HashConfig()
-_COUNTERS = ("ids_seen", "inserted", "shared_answers", "unseen_answers")
-_fresh_number = itertools.count(1)
 
 
 class Occupancy(NamedTuple):
@@ -31,7 +25,7 @@ class Occupancy(NamedTuple):
     worst_bucket_rows: int
 
 
-class HashIndex(nn.Module):
+class HashIndex(IndexStorage):
     """Gives rows of a table to raw 64-bit ids. Any int64 is a legal id.
 
     Ids come as int64 or int32 ``[n]`` on any device, rows go out as int64 ``[n]`` on that device. The index itself
@@ -52,14 +46,6 @@ class HashIndex(nn.Module):
             ``evict_not_available``, ``admission_not_available``.
     """
 
-    slots: Tensor
-    side_row: Tensor
-    row_ids: Tensor
-    row_state: Tensor
-    free_rows: Tensor
-    bucket_taken: Tensor
-    counts: Tensor
-
     def __init__(
         self,
         rows: int,
@@ -68,16 +54,9 @@ class HashIndex(nn.Module):
         name: str = "table",
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__()
-        self.name = name
-        self.config = config if isinstance(config, ResolvedHashConfig) else config.resolve(rows, False, name)
-        _check_supported(self.config, rows, name)
-        default_device = torch.empty(0).device
-        on_meta = (default_device if device is None else torch.device(device)).type == "meta"
-        buffers = state.allocate(self.config, "meta") if on_meta else state.empty_buffers(self.config)
-        for key, tensor in buffers._asdict().items():
-            self.register_buffer(key, tensor, persistent=key in (state.ROW_IDS, state.ROW_STATE))
-        self.register_buffer("counts", _zero_counts(buffers.slots.device), persistent=False)
+        resolved = config if isinstance(config, ResolvedHashConfig) else config.resolve(rows, False, name)
+        _check_supported(resolved, rows, name)
+        super().__init__(resolved, name, device)
 
     # Looking up and inserting
 
@@ -111,7 +90,7 @@ class HashIndex(nn.Module):
             return torch.empty_like(ids, dtype=torch.int64), ids.new_empty(0, dtype=torch.int64)
         rows, new_rows, status = hash_index.find_or_insert(
             ids.to("cpu", torch.int64),
-            self._buffers_of_index(),
+            self.index_buffers(),
             self.config.dense_rows,
             self.config.seed,
             self.config.on_full == "share",
@@ -138,8 +117,8 @@ class HashIndex(nn.Module):
                 module_path=self.name,
                 what_to_do="Pass the new_rows of the last insert, once.",
             )
-        self._erase(self.row_ids[cpu_rows])
-        self._count(0, -cpu_rows.numel(), 0, 0)
+        freed = self._erase(self.row_ids[cpu_rows]) >= 0
+        self._count(0, -int(freed.sum()), 0, 0)
 
     def answer(self, ids: Tensor) -> Tensor:
         """What eval mode reads: the row of each id; where it has none, what ``config.unseen`` says. Inserts nothing.
@@ -189,7 +168,7 @@ class HashIndex(nn.Module):
     @property
     def counters(self) -> dict[str, int]:
         """Since the index was built: ``ids_seen``, ``inserted``, ``shared_answers``, ``unseen_answers``."""
-        return dict(zip(_COUNTERS, self.counts.tolist(), strict=True))
+        return dict(zip(COUNTERS, self.counts.tolist(), strict=True))
 
     def occupancy(self) -> Occupancy:
         """Rows taken and to be had, in all and in the fullest bucket (the first of these, if there are several)."""
@@ -216,81 +195,6 @@ class HashIndex(nn.Module):
         config = self.config
         return f"{config.rows}, name={self.name!r}, dense_rows={config.dense_rows}, buckets={config.buckets}"
 
-    # Moving, copying, loading
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HashIndex:
-        """Everything that moves or casts a module ends here. The index stays on the CPU; only meta is followed.
-
-        What ``fn`` does is found out on a small tensor, so that the index itself is not copied for nothing.
-        """
-        was_meta = self.slots.is_meta
-        # Numbers that no other call has used: memory that to_empty() happens to get cannot hold them.
-        probe = torch.full((8,), next(_fresh_number), dtype=torch.int64, device=self.slots.device)
-        result = fn(probe)
-        if result.is_meta:
-            if not was_meta:
-                self._replace(state.allocate(self.config, "meta"))
-        elif was_meta:
-            self._replace(state.empty_buffers(self.config))
-        elif not torch.equal(result.to("cpu", torch.int64), probe.to("cpu")):  # to_empty()
-            self.reset()
-        elif result.device.type == "cpu" and result.is_shared():
-            for tensor in self._buffers.values():
-                if tensor is not None:
-                    tensor.share_memory_()
-        return self
-
-    def reset(self) -> None:
-        """Forget all ids and all counts."""
-        self._fill(state.empty_buffers(self.config))
-        self.counts.zero_()
-
-    def _replace(self, buffers: IndexBuffers) -> None:
-        for key, tensor in buffers._asdict().items():
-            self._buffers[key] = tensor
-        self._buffers["counts"] = _zero_counts(buffers.slots.device)
-
-    def _fill(self, buffers: IndexBuffers) -> None:
-        # In place: other modules may share these tensors.
-        for old, new in zip(self._buffers_of_index(), buffers, strict=True):
-            old.copy_(new)
-
-    def __setstate__(self, saved: dict[str, Any]) -> None:
-        super().__setstate__(saved)
-        for key, tensor in self._buffers.items():  # torch.load(map_location=...) may have moved them
-            if tensor is not None and not tensor.is_meta:
-                self._buffers[key] = tensor.cpu()
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        """Load, or raise a ``CheckpointError`` with this index as it was (torch passes what is raised on).
-
-        A state without any index is that of a plain table: it makes this index empty.
-        """
-        for hook in self._load_state_dict_pre_hooks.values():
-            hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        keys = (prefix + state.ROW_IDS, prefix + state.ROW_STATE)
-        unexpected_keys.extend(key for key in state_dict if key.startswith(prefix) and key not in keys)
-        buffers = state.buffers_from_state(self.config, self.name, *(state_dict.get(key) for key in keys))
-        if not self.slots.is_meta:
-            self._fill(buffers)
-        elif local_metadata.get("assign_to_params_buffers", False):
-            self._replace(buffers)
-        else:
-            warnings.warn(
-                f"{prefix or self.name}: the index is on the meta device, so loading is a no-op. Did you mean to pass "
-                "assign=True, or to call to_empty() first?",
-                stacklevel=2,
-            )
-
     # Details
 
     def _check_ids(self, ids: Tensor) -> None:
@@ -302,11 +206,8 @@ class HashIndex(nn.Module):
     def _is_meta(self, ids: Tensor) -> bool:
         return ids.is_meta or self.slots.is_meta
 
-    def _buffers_of_index(self) -> IndexBuffers:
-        return IndexBuffers(self.slots, self.side_row, self.row_ids, self.row_state, self.free_rows, self.bucket_taken)
-
     def _erase(self, ids: Tensor) -> Tensor:
-        return hash_index.erase(ids, self._buffers_of_index(), self.config.dense_rows, self.config.seed)
+        return hash_index.erase(ids, self.index_buffers(), self.config.dense_rows, self.config.seed)
 
     def _count(self, *amounts: int) -> None:
         self.counts += torch.tensor(amounts, device="cpu")  # whatever the default device is
@@ -351,7 +252,3 @@ def _check_supported(config: ResolvedHashConfig, rows: int, name: str) -> None:
             module_path=name,
             what_to_do="Use admit_after=1.",
         )
-
-
-def _zero_counts(device: torch.device) -> Tensor:
-    return torch.zeros(len(_COUNTERS), dtype=torch.int64, device=device)

@@ -200,6 +200,21 @@ def test_to_empty_on_a_real_index_empties_it() -> None:
         assert index.counters["inserted"] == 0
 
 
+def test_memory_used_before_does_not_pass_for_a_copy() -> None:
+    """What to_empty() allocates may be what the probe of an earlier move stood in."""
+    index = filled()
+    earlier: list[torch.Tensor] = []
+
+    def remember(tensor: torch.Tensor) -> torch.Tensor:
+        earlier.append(tensor.clone())
+        return tensor
+
+    index._apply(remember)
+    assert len(index) == 4
+    index._apply(lambda tensor: earlier[0])
+    assert len(index) == 0
+
+
 def test_meta_index_refuses_to_move_as_torch_does() -> None:
     with pytest.raises(NotImplementedError, match="to_empty"):
         HashIndex(4, device="meta").to("cpu")

@@ -103,11 +103,15 @@ def test_full_leaves_every_byte_as_it_was() -> None:
         assert torch.equal(getattr(buffers, name), getattr(before, name)), name
 
 
-PROBLEMS: list[tuple[str, Callable[[IndexBuffers], None], int, int]] = [
+def swap(row_ids: torch.Tensor, one: int, other: int) -> None:
+    row_ids[[one, other]] = row_ids[[other, one]]
+
+
+PROBLEMS: list[tuple[str, Callable[[IndexBuffers], object], int, int]] = [
     ("state", lambda b: b.row_state[9:10].fill_(3), hash_index.UNKNOWN_STATE, 9),
     ("dense row", lambda b: b.row_state[2:3].fill_(1), hash_index.DENSE_ROW, 2),
     ("dense id", lambda b: b.row_ids[5:6].fill_(3), hash_index.DENSE_ID, 5),
-    ("bucket", lambda b: b.row_ids[[5, 34]].copy_(b.row_ids[[34, 5]]), hash_index.WRONG_BUCKET, 5),
+    ("bucket", lambda b: swap(b.row_ids, 5, 34), hash_index.WRONG_BUCKET, 5),
     ("duplicate", lambda b: b.row_ids[8:9].copy_(b.row_ids[6:7]), hash_index.DUPLICATE_ID, 8),
 ]
 
@@ -115,14 +119,11 @@ PROBLEMS: list[tuple[str, Callable[[IndexBuffers], None], int, int]] = [
 @pytest.mark.parametrize(("damage", "problem", "row"), [p[1:] for p in PROBLEMS], ids=[p[0] for p in PROBLEMS])
 @pytest.mark.parametrize("reference", [False, True])
 def test_rebuild_names_the_lowest_bad_row(
-    damage: Callable[[IndexBuffers], None], problem: int, row: int, reference: bool
+    damage: Callable[[IndexBuffers], object], problem: int, row: int, reference: bool
 ) -> None:
     buffers = empty(64, dense_rows=4, buckets=2)
     hash_index.find_or_insert(torch.arange(100, 130), buffers, 4, 0, False)
-    if problem == hash_index.WRONG_BUCKET:
-        buffers.row_ids[[5, 34]] = buffers.row_ids[[34, 5]]
-    else:
-        damage(buffers)
+    damage(buffers)
     rebuild = hash_index.rebuild_reference if reference else hash_index.rebuild
     assert rebuild(buffers, 4, 0).tolist() == [problem, row]
 

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recfx.kernels import id_range, library
+from recfx.kernels import library
 from recfx.kernels.id_range import first_out_of_range, first_out_of_range_reference
 
 
@@ -58,7 +58,7 @@ def test_first_of_many_across_threads(bad: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("with_library", [True, False])
 def test_bad_offsets(monkeypatch: pytest.MonkeyPatch, offsets: list[int], with_library: bool) -> None:
     if not with_library:
-        monkeypatch.setattr(id_range.library, "load", lambda: False)
+        monkeypatch.setattr(library, "load", lambda: False)
     with pytest.raises(RuntimeError, match="must ascend within"):
         first_out_of_range(torch.zeros(3, dtype=torch.int64), torch.tensor(offsets), torch.tensor([1, 1]))
 

@@ -2,6 +2,7 @@ import logging
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,13 @@ def test_builds_once(tiny_sources: Path, caplog: pytest.LogCaptureFixture) -> No
     assert left == [".lock", ".so"], "scratch files stay behind"
 
 
+def test_builds_once_for_all_who_ask_at_the_same_time(tiny_sources: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="recfx"), ThreadPoolExecutor(4) as pool:
+        built = list(pool.map(lambda _: library.build(), range(4)))
+    assert len(set(built)) == 1
+    assert len(caplog.records) == 1
+
+
 def test_compiler_error_is_passed_on(tiny_sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tiny_sources / "one.cpp").write_text("this is not C++")
     with pytest.raises(library.LibraryBuildError, match=r"one\.cpp"):
@@ -84,7 +92,7 @@ def test_compiler_error_is_passed_on(tiny_sources: Path, capsys: pytest.CaptureF
 def test_without_compiler(tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, compiler: str, reason: str) -> None:
     monkeypatch.setenv("CXX", compiler)
     if not compiler:
-        monkeypatch.setattr(library.shutil, "which", lambda name: None)
+        monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(library.LibraryBuildError) as caught:
         library.build()
     assert reason in str(caught.value)

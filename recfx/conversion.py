@@ -1,0 +1,84 @@
+"""What a converted model remembers of its conversion: plain data, so that it is copied and pickled with the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from recfx.collection import HashEmbeddingBagCollection
+from recfx.discovery import CONVERTIBLE, Discovery, unwrap
+from recfx.ir.meta import SourceLocation
+from recfx.tracing import Rollback
+
+if TYPE_CHECKING:
+    from recfx.verify import VerifyReport
+
+_ATTRIBUTE = "_recfx_conversion"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A collection as it was found: see :class:`recfx.discovery.Finding`."""
+
+    paths: tuple[str, ...]
+    kind: str
+    status: str
+    reason: str
+    message: str
+    what_to_do: str
+    found: str
+    source: SourceLocation | None
+
+
+@dataclass
+class Conversion:
+    """Discovery and verification of one conversion.
+
+    Args:
+        found: every collection, converted or not.
+        rollbacks: modules that the trace could not enter.
+        verification: what ``convert`` compared, if it did.
+        on_unsupported: ``"error"`` or ``"keep"``.
+        notes: anything else worth a line: (reason, module path, message, what to do).
+    """
+
+    found: list[Found]
+    rollbacks: list[Rollback]
+    on_unsupported: str
+    verification: VerifyReport | None = None
+    notes: list[tuple[str, str, str, str]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, discovery: Discovery, on_unsupported: str) -> Conversion:
+        """From what was discovered."""
+        found = [
+            Found(
+                tuple(finding.paths),
+                type(finding.module).__name__,
+                "converted" if finding.status == CONVERTIBLE else finding.status,
+                finding.reason,
+                finding.message,
+                finding.what_to_do,
+                finding.found,
+                finding.source,
+            )
+            for finding in discovery.findings
+        ]
+        return cls(found, list(discovery.rollbacks), on_unsupported)
+
+    def collections(self, model: nn.Module) -> list[HashEmbeddingBagCollection]:
+        """The converted collections of ``model``."""
+        return [module for module in model.modules() if isinstance(module, HashEmbeddingBagCollection)]
+
+
+def attach_conversion(model: nn.Module, conversion: Conversion) -> None:
+    """Hang ``conversion`` on the model (inside its wrappers)."""
+    unwrap(model).__dict__[_ATTRIBUTE] = conversion
+
+
+def conversion_of(model: nn.Module) -> Conversion:
+    """What hangs on the model; an empty record for collections that were built directly."""
+    found: Any = unwrap(model).__dict__.get(_ATTRIBUTE)
+    return found if isinstance(found, Conversion) else Conversion([], [], "error")

@@ -1,0 +1,160 @@
+"""``recfx.convert``: the whole pipeline, top to bottom, one named step a line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from recfx.conversion import Conversion, attach_conversion, conversion_of
+from recfx.discovery import CONVERTED, CONVERTIBLE, REFUSED, Discovery, discover, unwrap
+from recfx.errors import ConversionError
+from recfx.hashing import HashConfig
+from recfx.islands import Growth, build_islands
+from recfx.sample import Sample
+from recfx.shells import copy_shells, replace_in_place
+from recfx.verify import verify as verify_conversion
+from recfx.whole_graph import WholeGraph
+
+_DEFAULT_HASHING = HashConfig()
+
+
+def convert(
+    model: nn.Module,
+    sample: Any = None,
+    *,
+    hashing: HashConfig | None | Mapping[str, HashConfig | None] = _DEFAULT_HASHING,
+    plan: Any = None,
+    env: Any = None,
+    device: torch.device | str | None = None,
+    backend: str = "auto",
+    whole_graph: bool = False,
+    verify: bool | None = None,
+    inplace: bool = False,
+    on_unsupported: str = "error",
+) -> nn.Module:
+    """Rewrite every ``EmbeddingBagCollection`` of ``model`` to a ``HashEmbeddingBagCollection`` of explicit nodes.
+
+    Outputs, weights, parameter names and parameter objects stay. Without ``hashing=`` ids are dense and checked; with
+    ``HashConfig(dense_rows=0)`` they are raw 64-bit ids.
+
+    Args:
+        model: any module.
+        sample: one call of it, as a tuple of positional arguments or a :class:`Sample`. Used to confirm where the
+            collections are called, and to verify the result.
+        hashing: one config for every table, None for static tables, or a dict by table name (others take the default).
+        plan: sharding plan; not available yet.
+        env: sharding environment; not available yet.
+        device: move the result there; tables on meta are allocated and initialised.
+        backend: kernel target of the lookups; ``"auto"`` takes the first that can serve each.
+        whole_graph: return the whole model as a graph (a train and an eval one over shared modules); needs a sample.
+        verify: compare with the original on copies, in outputs, gradients and one step. None: if there is a sample.
+        inplace: False makes new module objects around the same parameters, and the original still runs; True patches
+            the parents of the collections (a model that is a collection itself is replaced, use the return value).
+        on_unsupported: ``"error"``, or ``"keep"`` to leave what cannot be converted, listed in the report.
+
+    Returns:
+        the converted model. ``recfx.explain`` says what was done to it.
+
+    Raises:
+        ConversionError: with a reason code; the model is as it was.
+    """
+    call = None if sample is None else Sample.of(sample)
+    _check_arguments(call, plan, env, whole_graph, verify, on_unsupported)
+    discovery = discover(model, call)
+    _refuse(discovery, on_unsupported)
+    if discovery.of(CONVERTED) and not discovery.of(CONVERTIBLE):
+        return _as_whole_graph(model, call) if whole_graph else model
+    with Growth() as growth:
+        islands = build_islands(discovery.of(CONVERTIBLE), hashing, backend, growth)
+        converted, _ = copy_shells(model, islands)
+        conversion = Conversion.of(discovery, on_unsupported)
+        attach_conversion(converted, conversion)
+        _place(converted, device)
+        if verify or (verify is None and call is not None):
+            _verify(model, converted, call, conversion)
+        if whole_graph:
+            converted = _as_whole_graph(converted, call)
+        elif inplace:
+            converted = _patch(model, converted, islands)
+        growth.keep()
+    return converted
+
+
+def _check_arguments(
+    call: Sample | None, plan: Any, env: Any, whole_graph: bool, verify: bool | None, on_unsupported: str
+) -> None:
+    if on_unsupported not in ("error", "keep"):
+        raise ConversionError(
+            f"on_unsupported is {on_unsupported!r}.", reason="invalid_argument", what_to_do="use 'error' or 'keep'."
+        )
+    if plan is not None or env is not None:
+        raise ConversionError(
+            "sharding plans are not available yet.",
+            reason="sharding_not_available",
+            what_to_do="convert without plan= and env=; the result runs on one device.",
+        )
+    if call is None and (whole_graph or verify):
+        raise ConversionError(
+            f"{'whole_graph' if whole_graph else 'verify'}=True needs a sample.",
+            reason="sample_required",
+            what_to_do="pass sample=(inputs, ...), one call of the model.",
+        )
+
+
+def _refuse(discovery: Discovery, on_unsupported: str) -> None:
+    refused = discovery.of(REFUSED)
+    if refused and on_unsupported == "error":
+        first = refused[0]
+        others = f" ({len(refused) - 1} more cannot be converted either)" if len(refused) > 1 else ""
+        raise ConversionError(
+            first.message + others, reason=first.reason, module_path=first.path, what_to_do=first.what_to_do
+        )
+    pooled = [finding for finding in discovery.findings if finding.reason != "embedding_collection"]
+    if not pooled:
+        unpooled = ", ".join(finding.path for finding in discovery.findings)
+        raise ConversionError(
+            "there is no EmbeddingBagCollection in the model"
+            + (f" (only EmbeddingCollections, which are kept: {unpooled})." if unpooled else "."),
+            reason="no_collection",
+            what_to_do="pass the model that holds the torchrec.EmbeddingBagCollection, before it is exported.",
+        )
+
+
+def _place(converted: nn.Module, device: torch.device | str | None) -> None:
+    if device is None:
+        return
+    for collection in conversion_of(converted).collections(converted):
+        if any(weight.is_meta for weight in collection.parameters()):
+            collection.to_empty(device=device)
+            collection.reset_parameters()
+    converted.to(device)
+
+
+def _verify(model: nn.Module, converted: nn.Module, call: Sample | None, conversion: Conversion) -> None:
+    assert call is not None
+    report = verify_conversion(model, converted, call)
+    conversion.verification = report
+    if not report.ok:
+        raise ConversionError(
+            f"the converted model does not agree with the original.\n{report}",
+            reason="verification_failed",
+            what_to_do="please report it with the model; verify=False converts without the check.",
+        )
+
+
+def _as_whole_graph(converted: nn.Module, call: Sample | None) -> nn.Module:
+    assert call is not None
+    if isinstance(converted, WholeGraph):
+        return converted
+    return WholeGraph(unwrap(converted), call)
+
+
+def _patch(model: nn.Module, converted: nn.Module, islands: Mapping[int, nn.Module]) -> nn.Module:
+    if id(model) in islands:
+        return converted
+    replace_in_place(model, islands)
+    attach_conversion(model, conversion_of(converted))
+    return model

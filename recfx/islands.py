@@ -1,0 +1,180 @@
+"""From standard collections to islands: each becomes a ``HashEmbeddingBagCollection`` around the same parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+
+import torch
+from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from recfx.collection import HashEmbeddingBagCollection
+from recfx.discovery import Finding
+from recfx.errors import ConversionError
+from recfx.hashing import HashConfig
+from recfx.ir.tables import TableSpec
+from recfx.shells import copy_shells
+from recfx.table_specs import describe_tables
+
+Hashing = HashConfig | None | Mapping[str, HashConfig | None]
+
+# What nn.Module keeps per instance for hooks; a replaced module would lose them.
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+
+class Growth:
+    """Tables that get more rows: undone when the conversion fails."""
+
+    def __init__(self) -> None:
+        self._old: list[tuple[nn.Parameter, torch.Tensor]] = []
+
+    def grow(self, weight: nn.Parameter, rows: int, path: str, table: str) -> None:
+        """Replace the parameter's data by ``rows`` rows, the old ones first; the parameter object stays.
+
+        Raises:
+            ConversionError: ``optimizer_holds_state``.
+        """
+        for optimizer in getattr(weight, "_in_backward_optimizers", []):
+            state = getattr(optimizer, "state", {}).get(weight, {})
+            if any(isinstance(value, torch.Tensor) and value.dim() > 0 for value in state.values()):
+                raise ConversionError(
+                    f"table {table!r} is to have {rows} rows instead of {weight.shape[0]}, but its "
+                    f"{type(optimizer).__name__} already holds state for the rows it has.",
+                    reason="optimizer_holds_state",
+                    module_path=path,
+                    what_to_do="convert first, then attach the optimizer.",
+                )
+        self._old.append((weight, weight.data))
+        added = weight.data.new_zeros(rows - weight.shape[0], weight.shape[1])
+        weight.data = torch.cat([weight.data, added])
+
+    def keep(self) -> None:
+        """The conversion has succeeded."""
+        self._old.clear()
+
+    def __enter__(self) -> Growth:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for weight, data in reversed(self._old):
+            weight.data = data
+        self._old.clear()
+
+
+def build_islands(
+    findings: list[Finding], hashing: Hashing, backend: str, growth: Growth
+) -> dict[int, nn.Module]:
+    """One island a finding, by ``id`` of the collection that it replaces.
+
+    Args:
+        findings: the convertible collections.
+        hashing: as the user gave it.
+        backend: kernel target of the lookups.
+        growth: where tables that get more rows are noted.
+
+    Raises:
+        ConversionError: ``unknown_table``, ``tied_tables``, or what a table is refused for.
+    """
+    _check_table_names(findings, hashing)
+    islands: dict[int, nn.Module] = {}
+    owners: dict[int, str] = {}
+    for finding in findings:
+        island = _build_island(finding, hashing, backend, growth)
+        _check_tied(island, finding.path, owners)
+        islands[id(finding.module)] = island
+    return islands
+
+
+def _build_island(finding: Finding, hashing: Hashing, backend: str, growth: Growth) -> HashEmbeddingBagCollection:
+    standard = finding.module
+    assert isinstance(standard, EmbeddingBagCollection)
+    bags, _ = copy_shells(standard.embedding_bags)
+    assert isinstance(bags, nn.ModuleDict)
+    configs = standard.embedding_bag_configs()
+    by_table = {config.name: _config_for(config.name, hashing) for config in configs}
+    specs = describe_tables(
+        configs, bags, by_table, standard.is_weighted(), adopt=True, collection=finding.path
+    )
+    for spec in specs:
+        _grow(bags[spec.name], spec, finding.path, growth)
+    island = HashEmbeddingBagCollection.from_tables(
+        configs, specs, bags, standard.is_weighted(), standard.device, finding.path, backend, finding.source
+    )
+    _carry_over(standard, island)
+    return island.train(standard.training)
+
+
+def _carry_over(standard: EmbeddingBagCollection, island: HashEmbeddingBagCollection) -> None:
+    """Hooks, and whatever else the user or a subclass hung on the collection."""
+    for name, value in standard.__dict__.items():
+        if name in _HOOKS:
+            island.__dict__[name] = value.copy() if isinstance(value, dict) else value
+        elif name not in island.__dict__:
+            island.__dict__[name] = value
+    for registry in ("_parameters", "_buffers", "_modules"):
+        ours = island.__dict__[registry]
+        for name, value in standard.__dict__[registry].items():
+            ours.setdefault(name, value)
+
+
+def _grow(bag: nn.Module, spec: TableSpec, path: str, growth: Growth) -> None:
+    assert isinstance(bag, nn.EmbeddingBag)
+    if spec.num_embeddings > bag.weight.shape[0]:
+        growth.grow(bag.weight, spec.num_embeddings, path, spec.name)
+        bag.num_embeddings = spec.num_embeddings
+
+
+def _config_for(table: str, hashing: Hashing) -> HashConfig | None:
+    if isinstance(hashing, Mapping):
+        return hashing.get(table, HashConfig())
+    return hashing
+
+
+def _check_table_names(findings: list[Finding], hashing: Hashing) -> None:
+    if hashing is not None and not isinstance(hashing, (HashConfig, Mapping)):
+        raise ConversionError(
+            f"hashing is a {type(hashing).__name__}.",
+            reason="invalid_argument",
+            what_to_do="pass a recfx.HashConfig, None, or a dict from table name to one of them.",
+        )
+    if not isinstance(hashing, Mapping):
+        return
+    known = {config.name for finding in findings for config in finding.module.embedding_bag_configs()}  # type: ignore[operator]
+    unknown = sorted(set(hashing) - known)
+    if unknown:
+        raise ConversionError(
+            f"hashing names {unknown[0]!r}, which no collection has.",
+            reason="unknown_table",
+            what_to_do=f"use table names: {sorted(known)}.",
+        )
+
+
+def _check_tied(island: HashEmbeddingBagCollection, path: str, owners: dict[int, str]) -> None:
+    """Two indexes over one weight would give the same row to two ids."""
+    for spec in island.tables:
+        weight = island.embedding_bags[spec.name].weight
+        name = f"{path}.embedding_bags.{spec.name}"
+        other = owners.setdefault(id(weight), name)
+        if other != name and spec.has_index:
+            raise ConversionError(
+                f"table {spec.name!r} shares its weight with {other}, and has an index.",
+                reason="tied_tables",
+                module_path=path,
+                what_to_do="use one table for both features, or leave the ids dense.",
+            )

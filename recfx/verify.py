@@ -1,0 +1,3 @@
+"""stub"""
+class VerifyReport: pass
+def verify(*a, **k): raise NotImplementedError

@@ -1,0 +1,195 @@
+"""The whole model as one graph: islands inlined into a shallow trace, kept only after parity with the Python model."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from recfx.collection import HashEmbeddingBagCollection
+from recfx.conversion import attach_conversion, conversion_of
+from recfx.errors import ConversionError
+from recfx.ir import verify_graph
+from recfx.ir.meta import META_KEY
+from recfx.parity import Difference, compare_forward
+from recfx.sample import Sample
+from recfx.shells import copy_shells
+from recfx.tracing import Rollback, ShallowTracer, rollback_of, trace_graph
+
+
+class WholeGraph(nn.Module):
+    """A converted model that runs as graphs: one for training, one for eval, over the model's own modules.
+
+    Parameters, buffers and submodules keep their names. ``train_graph`` and ``eval_graph`` are the graphs.
+
+    Args:
+        model: converted, without DDP or compile wrappers.
+        sample: one call of it.
+
+    Raises:
+        ConversionError: ``untraceable_root``, ``whole_graph_differs``.
+    """
+
+    def __init__(self, model: nn.Module, sample: Sample) -> None:
+        super().__init__()
+        graphs, rollbacks = {}, []
+        for training in (True, False):
+            graphs[training], found = build_whole_graph(model, sample, training)
+            rollbacks += [rollback for rollback in found if rollback not in rollbacks]
+        _share_children(model, self)
+        # Not registered: the graphs call the modules that are registered here already.
+        self.__dict__["_graphs"] = graphs
+        conversion = copy.copy(conversion_of(model))
+        conversion.rollbacks = rollbacks
+        attach_conversion(self, conversion)
+        self.training = model.training
+
+    @property
+    def train_graph(self) -> fx.GraphModule:
+        """The graph that runs in training mode."""
+        graph: fx.GraphModule = self.__dict__["_graphs"][True]
+        return graph
+
+    @property
+    def eval_graph(self) -> fx.GraphModule:
+        """The graph that runs in eval mode."""
+        graph: fx.GraphModule = self.__dict__["_graphs"][False]
+        return graph
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """The graph of the current mode."""
+        return self.train_graph if self.training else self.eval_graph
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the original model's."""
+        return self.graph_module(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A pickled GraphModule is its code; names and metadata of the nodes travel beside it.
+        facts = {
+            training: [(node.name, node.meta.get(META_KEY)) for node in graph_module.graph.nodes]
+            for training, graph_module in self.__dict__["_graphs"].items()
+        }
+        return {**self.__dict__, "_node_facts": facts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        facts = state.pop("_node_facts")
+        super().__setstate__(state)
+        for training, graph_module in self.__dict__["_graphs"].items():
+            for node, (name, meta) in zip(graph_module.graph.nodes, facts[training], strict=True):
+                node.name = name
+                if meta is not None:
+                    node.meta[META_KEY] = meta
+            graph_module.recompile()
+
+
+def build_whole_graph(
+    model: nn.Module, sample: Sample, training: bool
+) -> tuple[fx.GraphModule, list[Rollback]]:
+    """The graph of one mode, over the modules of ``model``.
+
+    Where the first trace differs from eager, modules between the root and the collections become opaque leaves.
+
+    Returns:
+        the graph module, and what could not be entered.
+
+    Raises:
+        ConversionError: ``untraceable_root`` or ``whole_graph_differs``.
+    """
+    opaque: frozenset[str] = frozenset()
+    given_up: list[Rollback] = []
+    while True:
+        graph_module, rollbacks, entered = _trace(model, sample, training, opaque)
+        difference = None if sample.on_meta() else compare_forward(model, graph_module, sample, training)
+        if difference is None:
+            return graph_module, given_up + rollbacks
+        if entered <= opaque:
+            raise _differs(difference, training)
+        given_up += [Rollback(path, "graph_differs", str(difference)) for path in sorted(entered - opaque)]
+        opaque |= entered
+
+
+def _trace(
+    model: nn.Module, sample: Sample, training: bool, opaque: frozenset[str]
+) -> tuple[fx.GraphModule, list[Rollback], set[str]]:
+    root, copies = copy_shells(model)
+    root.train(training)
+    islands = {id(module) for module in root.modules() if isinstance(module, HashEmbeddingBagCollection)}
+    tracer = ShallowTracer(islands, opaque)
+    try:
+        graph = trace_graph(root, sample, tracer)
+    except Exception as error:  # user code on proxies: the reason is part of the error
+        found = rollback_of("", error)
+        raise ConversionError(
+            f"the model's own forward cannot be traced ({found.message}).",
+            reason="untraceable_root",
+            what_to_do="convert without whole_graph=True: islands need no trace.",
+        ) from error
+    entered = set(tracer.entered)
+    graph._tracer_cls = None  # pickles name it, and would need its arguments
+    graph_module = fx.GraphModule(root, graph)
+    _share_children(model, graph_module)
+    inline_islands(graph_module)
+    verify_graph(graph_module, after="whole_graph")
+    graph_module.training = training  # not train(): its children are the model's own
+    return graph_module, tracer.rollbacks, entered
+
+
+def inline_islands(graph_module: fx.GraphModule) -> None:
+    """Replace every call of an island by the nodes of its graph; an island with hooks stays one call."""
+    graph = graph_module.graph
+    for node in list(graph.nodes):
+        if node.op != "call_module":
+            continue
+        island = graph_module.get_submodule(str(node.target))
+        if not isinstance(island, HashEmbeddingBagCollection) or island._forward_hooks or island._forward_pre_hooks:
+            continue
+        with graph.inserting_before(node):
+            output = _copy_nodes(graph, node, island.graph_module.graph)
+        node.replace_all_uses_with(output)
+        graph.erase_node(node)
+    graph_module.recompile()
+
+
+def _copy_nodes(graph: fx.Graph, call: fx.Node, island: fx.Graph) -> fx.Node:
+    mapped: dict[fx.Node, fx.Node] = {}
+    (features,) = [*call.args, *call.kwargs.values()]
+    for inner in island.nodes:
+        if inner.op == "placeholder":
+            assert isinstance(features, fx.Node)
+            mapped[inner] = features
+        elif inner.op == "output":
+            output = inner.args[0]
+            assert isinstance(output, fx.Node)
+            return mapped[output]
+        else:
+            mapped[inner] = graph.node_copy(inner, mapped.__getitem__)
+            mapped[inner].target = f"{call.target}.graph_module.{inner.target}"
+    raise AssertionError("an island's graph has an output")
+
+
+def _share_children(model: nn.Module, other: nn.Module) -> None:
+    """Register the model's own parameters, buffers and children on ``other``, under the same names."""
+    for registry in ("_parameters", "_buffers", "_modules"):
+        other.__dict__[registry].update(model.__dict__[registry])
+    other._non_persistent_buffers_set = set(model._non_persistent_buffers_set)
+
+
+def _differs(difference: Difference, training: bool) -> ConversionError:
+    return ConversionError(
+        f"the graph differs from the Python model in {'train' if training else 'eval'} mode: {difference}.",
+        reason="whole_graph_differs",
+        what_to_do="convert without whole_graph=True: islands keep the model's own code.",
+    )
+
+
+def trace_whole_graph(model: nn.Module, sample: Sample) -> fx.GraphModule:
+    """The graph of the model's current mode; see :func:`recfx.trace`."""
+    if isinstance(model, WholeGraph):
+        return model.graph_module
+    graph_module, rollbacks = build_whole_graph(model, sample, model.training)
+    graph_module.meta["recfx_rollbacks"] = rollbacks
+    return graph_module
