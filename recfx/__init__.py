@@ -1,2 +1,37 @@
-"""recfx: a graph-rewriting compiler pass for recommendation models."""
+"""recfx: a graph-rewriting compiler pass for recommendation models.
+
+``convert`` rewrites the ``torchrec.EmbeddingBagCollection``s of any model to hashed collections of explicit nodes;
+``explain``, ``trace`` and ``verify`` show what it did and that it is right; ``unconvert`` goes back.
+"""
+
+from recfx.collection import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.convert import convert
+from recfx.errors import CheckpointError, ConversionError, ExportError, InputError, RecfxError, TableFullError
+from recfx.hashing import HashConfig, HashIndex
+from recfx.passes import passes
+from recfx.sample import Sample
+from recfx.trace import trace
+from recfx.unconvert import unconvert
+from recfx.verify import VerifyReport, verify
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointError",
+    "ConversionError",
+    "ExportError",
+    "HashConfig",
+    "HashEmbeddingBagCollection",
+    "HashEmbeddingBagConfig",
+    "HashIndex",
+    "InputError",
+    "RecfxError",
+    "Sample",
+    "TableFullError",
+    "VerifyReport",
+    "convert",
+    "passes",
+    "trace",
+    "unconvert",
+    "verify",
+]

@@ -189,6 +189,18 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             groups.append(optimizer.group)
         return KeyedOptimizer(parameters, state, groups)
 
+    def index(self, table: str) -> HashIndex:
+        """The index of a table that has one."""
+        return self._store.index(table)
+
+    def fused_optimizers(self) -> dict[str, FusedOptimizer]:
+        """The optimizer of every table that is updated in the lookup's backward, by table name."""
+        return self._store.optimizers
+
+    def own_names(self) -> frozenset[str]:
+        """Attributes that belong to this class, as against those that users hang on a collection."""
+        return frozenset(_OWN_NAMES)
+
     def reset_parameters(self) -> None:
         """Fill every table by its ``init_fn`` and forget all ids; does nothing on meta."""
         for config in self._embedding_bag_configs:
@@ -217,6 +229,23 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         self._store.bags, self._store.indexes = self.embedding_bags, self.hash_indexes
         self._compile()
         self.graph_module.train(self.training)
+
+
+_OWN_NAMES = (
+    "_embedding_bag_configs",
+    "_is_weighted",
+    "_device",
+    "collection",
+    "tables",
+    "backend",
+    "source",
+    "embedding_bags",
+    "hash_indexes",
+    "not_fused",
+    "_store",
+    "pass_records",
+    "graph_module",
+)
 
 
 def fused_optimizers(

@@ -78,6 +78,11 @@ def attach_conversion(model: nn.Module, conversion: Conversion) -> None:
     unwrap(model).__dict__[_ATTRIBUTE] = conversion
 
 
+def detach_conversion(model: nn.Module) -> None:
+    """Forget the conversion: the model is a plain one again."""
+    unwrap(model).__dict__.pop(_ATTRIBUTE, None)
+
+
 def conversion_of(model: nn.Module) -> Conversion:
     """What hangs on the model; an empty record for collections that were built directly."""
     found: Any = unwrap(model).__dict__.get(_ATTRIBUTE)

@@ -116,21 +116,22 @@ def _build_island(finding: Finding, hashing: Hashing, backend: str, growth: Grow
     island = HashEmbeddingBagCollection.from_tables(
         configs, specs, bags, standard.is_weighted(), standard.device, finding.path, backend, finding.source
     )
-    _carry_over(standard, island)
+    carry_over(standard, island)
     return island.train(standard.training)
 
 
-def _carry_over(standard: EmbeddingBagCollection, island: HashEmbeddingBagCollection) -> None:
-    """Hooks, and whatever else the user or a subclass hung on the collection."""
-    for name, value in standard.__dict__.items():
+def carry_over(source: nn.Module, replacement: nn.Module, skip: frozenset[str] = frozenset()) -> None:
+    """Give ``replacement`` the hooks of ``source``, and whatever else the user or a subclass hung on it."""
+    for name, value in source.__dict__.items():
         if name in _HOOKS:
-            island.__dict__[name] = value.copy() if isinstance(value, dict) else value
-        elif name not in island.__dict__:
-            island.__dict__[name] = value
+            replacement.__dict__[name] = value.copy() if isinstance(value, dict) else value
+        elif name not in replacement.__dict__ and name not in skip:
+            replacement.__dict__[name] = value
     for registry in ("_parameters", "_buffers", "_modules"):
-        ours = island.__dict__[registry]
-        for name, value in standard.__dict__[registry].items():
-            ours.setdefault(name, value)
+        ours = replacement.__dict__[registry]
+        for name, value in source.__dict__[registry].items():
+            if name not in skip:
+                ours.setdefault(name, value)
 
 
 def _grow(bag: nn.Module, spec: TableSpec, path: str, growth: Growth) -> None:

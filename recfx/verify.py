@@ -1,3 +1,257 @@
-"""stub"""
-class VerifyReport: pass
-def verify(*a, **k): raise NotImplementedError
+"""``recfx.verify``: is the converted model the original one? Outputs, gradients and one optimizer step, on copies."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from recfx.collection import HashEmbeddingBagCollection
+from recfx.discovery import unwrap
+from recfx.oracle import attach_optimizers, oracle_of
+from recfx.parity import compare_tensors, fixed_randomness, largest_difference
+from recfx.run_step import Run, run_step
+from recfx.sample import Sample
+
+EQUAL, DIFFERENT, NOT_REPRODUCIBLE, SKIPPED = "equal", "different", "not_reproducible", "skipped"
+
+# Tables below float32 are pooled in another precision by the standard collection (design, section 8).
+_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 2e-2}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison.
+
+    Args:
+        mode: ``"train"`` or ``"eval"``.
+        batch: ``"sample"``, or ``"sample + 1"`` for the second batch size.
+        what: ``outputs``, ``gradients``, ``parameters`` (after one step), or ``run`` for a run that failed.
+        where: output, parameter or input.
+        status: ``equal``, ``different``, ``not_reproducible`` (the original differs from itself) or ``skipped``.
+        largest: largest absolute difference.
+        message: what differs, or why it was skipped.
+    """
+
+    mode: str
+    batch: str
+    what: str
+    where: str
+    status: str
+    largest: float = 0.0
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What was compared.
+
+    Args:
+        checks: every comparison.
+        tables: largest differences by collection path, table and ``output``, ``gradient`` or ``weight``.
+        rtol: relative tolerance used.
+        atol: absolute tolerance used.
+    """
+
+    checks: tuple[Check, ...]
+    tables: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    rtol: float = 1e-5
+    atol: float = 1e-6
+
+    @property
+    def ok(self) -> bool:
+        """Nothing differs. What could not be compared does not count against the model; see ``of``."""
+        return not self.of(DIFFERENT)
+
+    def of(self, status: str) -> list[Check]:
+        """The comparisons of one status."""
+        return [check for check in self.checks if check.status == status]
+
+    def __str__(self) -> str:
+        counts = ", ".join(
+            f"{len(self.of(status))} {status}"
+            for status in (EQUAL, DIFFERENT, NOT_REPRODUCIBLE, SKIPPED)
+            if self.of(status)
+        )
+        lines = [f"verification: {'ok' if self.ok else 'FAILED'} ({counts}; rtol={self.rtol:g}, atol={self.atol:g})"]
+        for status in (DIFFERENT, NOT_REPRODUCIBLE, SKIPPED):
+            found = self.of(status)
+            for check in found[:10]:
+                lines.append(f"  {status}: {check.mode}, {check.batch}, {check.what} {check.where}: {check.message}")
+            if len(found) > 10:
+                lines.append(f"  ... and {len(found) - 10} more {status}")
+        for path, tables in self.tables.items():
+            for table, largest in list(tables.items())[:10]:
+                figures = ", ".join(f"{what} {value:.2g}" for what, value in largest.items())
+                lines.append(f"  {path or 'ebc'}.{table}: largest difference {figures}")
+            if len(tables) > 10:
+                lines.append(f"  ... and {len(tables) - 10} more tables of {path or 'ebc'}")
+        return "\n".join(lines)
+
+
+def verify(
+    original: nn.Module, converted: nn.Module, sample: Any, *, rtol: float = 1e-5, atol: float = 1e-6
+) -> VerifyReport:
+    """Compare a converted model with the original: outputs, gradients and one step, train and eval, two batch sizes.
+
+    Works on copies: random states, index, norms and gradients of both models stay. The step is SGD where no optimizer
+    runs in the backward. The oracle of a hashed table is the standard collection fed the ids mapped through
+    ``items()``.
+
+    Args:
+        original: with standard collections.
+        converted: what ``convert`` made of it.
+        sample: one call, as for ``convert``.
+        rtol: relative tolerance; at least 1e-2 with float16 tables and 2e-2 with bfloat16 ones.
+        atol: absolute tolerance, likewise.
+    """
+    call = Sample.of(sample)
+    original, converted = unwrap(original), unwrap(converted)
+    if call.on_meta() or any(parameter.is_meta for parameter in converted.parameters()):
+        message = "there is nothing to compute with on the meta device"
+        return VerifyReport((Check("", "", "run", "", SKIPPED, message=message),), rtol=rtol, atol=atol)
+    floor = max([_TOLERANCE.get(parameter.dtype, 0.0) for parameter in converted.parameters()], default=0.0)
+    comparison = _Comparison(original, converted, max(rtol, floor), max(atol, floor))
+    for batch, sized in (("sample", call), ("sample + 1", call.resized())):
+        for mode in ("train", "eval"):
+            if sized is None:
+                comparison.skip(mode, batch, "the sample's batch size cannot be told")
+            else:
+                comparison.compare(mode, batch, sized)
+    return VerifyReport(tuple(comparison.checks), comparison.tables, comparison.rtol, comparison.atol)
+
+
+class _Comparison:
+    def __init__(self, original: nn.Module, converted: nn.Module, rtol: float, atol: float) -> None:
+        self.original, self.converted, self.rtol, self.atol = original, converted, rtol, atol
+        self.checks: list[Check] = []
+        self.tables: dict[str, dict[str, dict[str, float]]] = {}
+        self.islands = {
+            path: module
+            for path, module in converted.named_modules()
+            if isinstance(module, HashEmbeddingBagCollection)
+        }
+        self.fused = {
+            f"{path + '.' if path else ''}embedding_bags.{table}.weight"
+            for path, island in self.islands.items()
+            for table in island.fused_optimizers()
+        }
+        # Only here may rows differ that the batch did not use: the dense rule moves them, the fused one does not.
+        self.masked = {
+            f"{path + '.' if path else ''}embedding_bags.{table}.weight"
+            for path, island in self.islands.items()
+            for table, optimizer in island.fused_optimizers().items()
+            if optimizer.moves_touched_rows_only
+        }
+
+    def skip(self, mode: str, batch: str, message: str) -> None:
+        """Note that nothing was compared."""
+        self.checks.append(Check(mode, batch, "run", "", SKIPPED, message=message))
+
+    def compare(self, mode: str, batch: str, call: Sample) -> None:
+        """Run the oracle twice and the converted model once, and compare."""
+        training = mode == "train"
+        try:
+            subject = self._subject(call, training)
+            wanted = self._run_oracle(subject, call, training)
+        except Exception as error:  # the original's own failure, or a model that cannot be copied
+            self.skip(mode, batch, f"the original cannot be run on a copy ({type(error).__name__}: {error})")
+            return
+        again = self._run_oracle(subject, call, training)
+        try:
+            found = run_step(subject, call, training)
+        except Exception as error:
+            message = f"raises {type(error).__name__}: {error}"
+            self.checks.append(Check(mode, batch, "run", "converted", DIFFERENT, float("inf"), message))
+            return
+        self._compare_runs(mode, batch, wanted, again, found)
+        self._note_tables(wanted, found)
+
+    def _subject(self, call: Sample, training: bool) -> nn.Module:
+        """A copy of the converted model; in training its index holds the sample's ids already."""
+        subject = copy.deepcopy(self.converted)
+        attach_optimizers(self.converted, subject, skip=self.fused)
+        if training and any(len(island.hash_indexes) for island in self.islands.values()):
+            warm = copy.deepcopy(self.converted).train()
+            warm_call = call.clone()
+            with fixed_randomness(), torch.no_grad():
+                warm(*warm_call.args, **warm_call.kwargs)
+            for path in self.islands:
+                subject.get_submodule(path).load_state_dict(warm.get_submodule(path).state_dict())
+        return subject.train(training)
+
+    def _run_oracle(self, subject: nn.Module, call: Sample, training: bool) -> Run:
+        snapshot = copy.deepcopy(subject)
+        oracle = oracle_of(self.original, snapshot)
+        attach_optimizers(self.original, oracle, skip=set())
+        return run_step(oracle, call, training)
+
+    def _compare_runs(self, mode: str, batch: str, wanted: Run, again: Run, found: Run) -> None:
+        for what in ("outputs", "gradients", "parameters"):
+            expected, repeated, actual = (getattr(run, what) for run in (wanted, again, found))
+            for where in sorted(set(expected) | set(actual)):
+                first, second, third = (values.get(where) for values in (expected, repeated, actual))
+                first, second, third = _same_rows(first, third), _same_rows(second, third), third
+                if what == "parameters" and where in self.masked:
+                    first, second, third = (
+                        _touched(value, wanted.touched.get(where)) for value in (first, second, third)
+                    )
+                self.checks.append(self._check(mode, batch, what, where, first, second, third))
+
+    def _check(
+        self,
+        mode: str,
+        batch: str,
+        what: str,
+        where: str,
+        wanted: torch.Tensor | None,
+        again: torch.Tensor | None,
+        found: torch.Tensor | None,
+    ) -> Check:
+        if wanted is None or found is None:
+            present = found if wanted is None else wanted
+            if present is None or (what == "gradients" and not bool(present.any())):
+                return Check(mode, batch, what, where, EQUAL)  # no gradient is a zero gradient
+            message = f"only the {'converted' if wanted is None else 'original'} model has it"
+            return Check(mode, batch, what, where, DIFFERENT, float("inf"), message)
+        if again is not None and compare_tensors(where, wanted, again, self.rtol, self.atol) is not None:
+            message = "the original differs from itself under one seed"
+            return Check(mode, batch, what, where, NOT_REPRODUCIBLE, message=message)
+        largest = largest_difference(wanted, found)
+        difference = compare_tensors(where, wanted, found, self.rtol, self.atol)
+        if difference is None:
+            return Check(mode, batch, what, where, EQUAL, largest)
+        return Check(mode, batch, what, where, DIFFERENT, largest, difference.message)
+
+    def _note_tables(self, wanted: Run, found: Run) -> None:
+        for path, island in self.islands.items():
+            tables = self.tables.setdefault(path, {})
+            for table in island.tables:
+                name = f"{path + '.' if path else ''}embedding_bags.{table.name}.weight"
+                rows = wanted.touched.get(name) if name in self.masked else None
+                pairs = [
+                    ("gradient", wanted.gradients.get(name), found.gradients.get(name)),
+                    ("weight", _touched(wanted.parameters.get(name), rows), _touched(found.parameters.get(name), rows)),
+                ]
+                for key in table.embedding_names:
+                    pairs.append(("output", wanted.pooled.get((path, key)), found.pooled.get((path, key))))
+                noted = tables.setdefault(table.name, {})
+                for what, expected, actual in pairs:
+                    expected = _same_rows(expected, actual)
+                    if expected is not None and actual is not None:
+                        noted[what] = max(noted.get(what, 0.0), largest_difference(expected, actual))
+
+
+def _same_rows(expected: torch.Tensor | None, actual: torch.Tensor | None) -> torch.Tensor | None:
+    """Without the row of zeros that a mapped table has at its end."""
+    if expected is None or actual is None or expected.dim() != 2 or expected.shape[0] != actual.shape[0] + 1:
+        return expected
+    return expected[:-1]
+
+
+def _touched(value: torch.Tensor | None, rows: torch.Tensor | None) -> torch.Tensor | None:
+    """The rows that the batch used: a fused step moves no others, a dense one may."""
+    return value if value is None or rows is None else value[rows[rows < value.shape[0]]]

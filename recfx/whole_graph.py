@@ -41,6 +41,7 @@ class WholeGraph(nn.Module):
         _share_children(model, self)
         # Not registered: the graphs call the modules that are registered here already.
         self.__dict__["_graphs"] = graphs
+        self.__dict__["_python_model"] = model
         conversion = copy.copy(conversion_of(model))
         conversion.rollbacks = rollbacks
         attach_conversion(self, conversion)
@@ -57,6 +58,12 @@ class WholeGraph(nn.Module):
         """The graph that runs in eval mode."""
         graph: fx.GraphModule = self.__dict__["_graphs"][False]
         return graph
+
+    @property
+    def python_model(self) -> nn.Module:
+        """The converted model that the graphs were traced from; it shares everything with them."""
+        model: nn.Module = self.__dict__["_python_model"]
+        return model
 
     @property
     def graph_module(self) -> fx.GraphModule:
@@ -184,12 +191,3 @@ def _differs(difference: Difference, training: bool) -> ConversionError:
         reason="whole_graph_differs",
         what_to_do="convert without whole_graph=True: islands keep the model's own code.",
     )
-
-
-def trace_whole_graph(model: nn.Module, sample: Sample) -> fx.GraphModule:
-    """The graph of the model's current mode; see :func:`recfx.trace`."""
-    if isinstance(model, WholeGraph):
-        return model.graph_module
-    graph_module, rollbacks = build_whole_graph(model, sample, model.training)
-    graph_module.meta["recfx_rollbacks"] = rollbacks
-    return graph_module

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 from torchrec.optim import rowwise_adagrad
 from torchrec.optim.optimizers import SGD as TorchRecSGD
 from torchrec.optim.optimizers import Adagrad as TorchRecAdagrad
@@ -83,6 +84,11 @@ class FusedOptimizer:
         """What must be equal for two tables to be updated by one kernel call."""
         group = self.group
         return self.kind, float(group["lr"]), group.get("eps"), group.get("betas"), group.get("weight_decay", 0)
+
+    @property
+    def moves_touched_rows_only(self) -> bool:
+        """Whether the dense rule would move rows that a batch did not use (decay, Adam's moments), unlike this one."""
+        return self.kind == "adam" or bool(self.group.get("weight_decay", 0))
 
     def named_state(self) -> dict[str, torch.Tensor]:
         """The state under FBGEMM's names: ``momentum1`` (rows, or rows x dim), ``momentum2``."""
@@ -157,3 +163,25 @@ def fused_optimizer_of(weight: nn.Parameter) -> FusedOptimizer | NotFused | None
                 f"leave {name} at its default, or step this table with an ordinary optimizer instead.",
             )
     return FusedOptimizer(kind, group, state)
+
+
+_CLASSES: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "rowwise_adagrad": rowwise_adagrad.RowWiseAdagrad,
+    "adam": torch.optim.Adam,
+}
+
+
+def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
+    """Hang the dense form of a fused optimizer on ``weight``, with its settings and state, unless it has one already.
+
+    Copies of a parameter lose their optimizer in backward; without it a plain model would quietly stop training.
+    """
+    if getattr(weight, "_in_backward_optimizers", None):
+        return
+    settings = {key: fused.group[key] for key in SUPPORTED[fused.kind] if key in fused.group}
+    apply_optimizer_in_backward(_CLASSES[fused.kind], [weight], settings)
+    (optimizer,) = weight._in_backward_optimizers  # type: ignore[attr-defined]
+    if fused.state:
+        optimizer.state[weight] = fused.state

@@ -1,0 +1,36 @@
+"""``recfx.trace``: read the whole model as one graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx, nn
+
+from recfx.convert import convert
+from recfx.discovery import unwrap
+from recfx.sample import Sample
+from recfx.whole_graph import WholeGraph, build_whole_graph
+
+
+def trace(model: nn.Module, sample: Any) -> fx.GraphModule:
+    """The whole-model graph of the mode that ``model`` is in, every collection as explicit nodes.
+
+    A model that is not converted yet is converted on the side, as ``convert`` does by default; it is not changed.
+    Modules that hold no collection are one call each; so are those that cannot be traced
+    (``graph_module.meta["recfx_rollbacks"]`` says why). The graph runs: it agrees with the Python model at two batch
+    sizes, and shares its modules.
+
+    Args:
+        model: any model with standard or converted collections.
+        sample: one call of it, as for ``convert``.
+
+    Raises:
+        ConversionError: ``untraceable_root``, ``whole_graph_differs``, or what ``convert`` refuses.
+    """
+    call = Sample.of(sample)
+    if isinstance(model, WholeGraph):
+        return model.graph_module
+    converted = unwrap(convert(model, call, verify=False, on_unsupported="keep"))
+    graph_module, rollbacks = build_whole_graph(converted, call, converted.training)
+    graph_module.meta["recfx_rollbacks"] = rollbacks
+    return graph_module
