@@ -58,9 +58,7 @@ def row_gradients(
         ``bag [n]`` int64, the bag of each id, and ``gradient [n, dim]`` float32.
     """
     lengths = offsets.diff()
-    bag = torch.repeat_interleave(
-        torch.arange(lengths.numel(), device=rows.device), lengths, output_size=rows.numel()
-    )
+    bag = torch.repeat_interleave(torch.arange(lengths.numel(), device=rows.device), lengths, output_size=rows.numel())
     gradient = grad_output.float()
     if pooling == "MEAN":
         gradient = gradient / lengths.clamp(min=1).unsqueeze(1)

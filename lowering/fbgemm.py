@@ -124,7 +124,7 @@ class _TableBatchedLookup(torch.autograd.Function):
     """FBGEMM's forward; its backward as gradients of ``weight.grad``, or as the fused optimizer's step."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         layout: _Layout,
         weights: list[torch.Tensor],
@@ -152,7 +152,7 @@ class _TableBatchedLookup(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         layout: _Layout = ctx.layout
         grad_output = grad_output.float().contiguous()
         scale_gradient = None
@@ -199,12 +199,15 @@ def _weight_gradients(ctx: Any, layout: _Layout, grad_output: torch.Tensor) -> l
         torch.tensor(-1.0),
         _FLOAT32,
     )
-    return [total.to(weight.dtype) if want else None for total, weight, want in zip(totals, ctx.weights, wanted)]
+    return [
+        total.to(weight.dtype) if want else None
+        for total, weight, want in zip(totals, ctx.weights, wanted, strict=True)
+    ]
 
 
 def _fused_step(ctx: Any, layout: _Layout, grad_output: torch.Tensor) -> None:
     optimizers = layout.spec.optimizers
-    for weight, optimizer in zip(ctx.weights, optimizers):
+    for weight, optimizer in zip(ctx.weights, optimizers, strict=True):
         optimizer.prepare(weight)
     trained = [weight.requires_grad for weight in ctx.weights]
     # FBGEMM's CPU Adagrad addresses its state by the weights' offsets, so the two must be laid out alike: one call a
@@ -222,7 +225,7 @@ def _fused_step(ctx: Any, layout: _Layout, grad_output: torch.Tensor) -> None:
                 part, state = layout.part(table), optimizers[table].state.get("sum", layout.base)
                 at_start = torch.zeros(len(part.table_of_feature), dtype=torch.int64)
                 _step_part(ctx, part, grad_output, weight.detach().view(-1), at_start, state.view(-1), at_start)
-    for optimizer, trains in zip(optimizers, trained):
+    for optimizer, trains in zip(optimizers, trained, strict=True):
         if trains and "step" in optimizer.state:
             optimizer.state["step"] += 1
 

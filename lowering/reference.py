@@ -1,4 +1,4 @@
-"""Target ``reference``: plain ATen, one call a feature. Serves every device, dtype and optimizer; the others' oracle."""
+"""Target ``reference``: plain ATen, one call a feature. Serves every lookup; the other targets' oracle."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class _FusedLookup(torch.autograd.Function):
     """Forward as ever; backward takes the optimizer's step, all features of a table in one."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         trigger: torch.Tensor,
         per_sample_weights: torch.Tensor | None,
@@ -84,13 +84,13 @@ class _FusedLookup(torch.autograd.Function):
         return _pool(spec, weights, bags, per_sample_weights)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         spec: LookupSpec = ctx.spec
         scales: torch.Tensor | None = ctx.per_sample_weights
         scale_gradient = torch.zeros_like(scales) if scales is not None and ctx.needs_input_grad[1] else None
         touched: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         dims = [spec.tables[bag.table].embedding_dim for bag in ctx.bags]
-        for bag, gradient in zip(ctx.bags, grad_output.split(dims, dim=1)):
+        for bag, gradient in zip(ctx.bags, grad_output.split(dims, dim=1), strict=True):
             scale = None if scales is None else scales[bag.begin : bag.end]
             bag_of_row, by_row = row_gradients(gradient, bag.rows, bag.offsets, spec.pooling, scale)
             touched.setdefault(bag.table, []).append((bag.rows, by_row))

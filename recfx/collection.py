@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ class HashEmbeddingBagConfig(EmbeddingBagConfig):
         hashing: see :class:`HashConfig`; by default every row is given out by the index.
     """
 
-    hashing: HashConfig = HashConfig()
+    hashing: HashConfig = field(default_factory=HashConfig)
 
 
 class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
@@ -67,7 +67,7 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         bags = _allocate(tables, device)
         hashing = {config.name: getattr(config, "hashing", HashConfig()) for config in tables}
         specs = describe_tables(tables, bags, hashing, is_weighted, adopt=False)
-        found = next(iter(bags.values())).weight.device if len(bags) else torch.device(device or "cpu")
+        found: Any = next(iter(bags.values())).weight.device if len(bags) else torch.device(device or "cpu")
         self._assemble(tables, specs, bags, is_weighted, found, "", backend, None)
         self.reset_parameters()
 
@@ -189,6 +189,10 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             groups.append(optimizer.group)
         return KeyedOptimizer(parameters, state, groups)
 
+    def weight(self, table: str) -> nn.Parameter:
+        """The ``[rows, dim]`` parameter of a table."""
+        return self._store.weight(table)
+
     def index(self, table: str) -> HashIndex:
         """The index of a table that has one."""
         return self._store.index(table)
@@ -248,9 +252,7 @@ _OWN_NAMES = (
 )
 
 
-def fused_optimizers(
-    bags: nn.ModuleDict, collection: str
-) -> tuple[dict[str, FusedOptimizer], dict[str, NotFused]]:
+def fused_optimizers(bags: nn.ModuleDict, collection: str) -> tuple[dict[str, FusedOptimizer], dict[str, NotFused]]:
     """The optimizers in backward of these tables: those with a fused form, and why the others have none.
 
     Raises:
@@ -258,7 +260,8 @@ def fused_optimizers(
     """
     optimizers, not_fused = {}, {}
     for name, bag in bags.items():
-        found = fused_optimizer_of(bag.weight)
+        weight: Any = bag.weight
+        found = fused_optimizer_of(weight)
         if isinstance(found, FusedOptimizer):
             optimizers[name] = found
         elif isinstance(found, NotFused):

@@ -12,7 +12,7 @@ from recfx.conversion import Conversion, attach_conversion, conversion_of
 from recfx.discovery import CONVERTED, CONVERTIBLE, REFUSED, Discovery, discover, unwrap
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
-from recfx.islands import Growth, build_islands
+from recfx.islands import Growth, Hashing, build_islands
 from recfx.sample import Sample
 from recfx.shells import copy_shells, replace_in_place
 from recfx.verify import verify as verify_conversion
@@ -25,7 +25,7 @@ def convert(
     model: nn.Module,
     sample: Any = None,
     *,
-    hashing: HashConfig | None | Mapping[str, HashConfig | None] = _DEFAULT_HASHING,
+    hashing: Hashing = _DEFAULT_HASHING,
     plan: Any = None,
     env: Any = None,
     device: torch.device | str | None = None,

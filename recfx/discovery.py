@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._dynamo.eval_frame import OptimizedModule
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_modules import (
@@ -177,7 +179,8 @@ def _classify(module: nn.Module, path: str) -> Finding | None:
 
 
 def _scripts_a_collection(module: torch.jit.ScriptModule) -> bool:
-    names = [str(child._c._type().qualified_name()) for child in module.modules() if hasattr(child, "_c")]
+    scripted: list[Any] = [child for child in module.modules() if isinstance(child, torch.jit.ScriptModule)]
+    names = [str(child._c._type().qualified_name()) for child in scripted]
     return any("torchrec" in name and name.split(".")[-1] == "EmbeddingBagCollection" for name in names)
 
 
@@ -241,8 +244,9 @@ def unwrap(model: nn.Module) -> nn.Module:
     """The module inside DistributedDataParallel and torch.compile wrappers."""
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = model._orig_mod
+            inner: Any = model.module
         else:
+            inner = model._modules.get("_orig_mod") if isinstance(model, OptimizedModule) else None
+        if inner is None:
             return model
+        model = inner

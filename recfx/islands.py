@@ -17,7 +17,7 @@ from recfx.ir.tables import TableSpec
 from recfx.shells import copy_shells
 from recfx.table_specs import describe_tables
 
-Hashing = HashConfig | None | Mapping[str, HashConfig | None]
+Hashing = HashConfig | Mapping[str, HashConfig | None] | None
 
 # What nn.Module keeps per instance for hooks; a replaced module would lose them.
 _HOOKS = (
@@ -77,9 +77,7 @@ class Growth:
         self._old.clear()
 
 
-def build_islands(
-    findings: list[Finding], hashing: Hashing, backend: str, growth: Growth
-) -> dict[int, nn.Module]:
+def build_islands(findings: list[Finding], hashing: Hashing, backend: str, growth: Growth) -> dict[int, nn.Module]:
     """One island a finding, by ``id`` of the collection that it replaces.
 
     Args:
@@ -108,9 +106,7 @@ def _build_island(finding: Finding, hashing: Hashing, backend: str, growth: Grow
     assert isinstance(bags, nn.ModuleDict)
     configs = standard.embedding_bag_configs()
     by_table = {config.name: _config_for(config.name, hashing) for config in configs}
-    specs = describe_tables(
-        configs, bags, by_table, standard.is_weighted(), adopt=True, collection=finding.path
-    )
+    specs = describe_tables(configs, bags, by_table, standard.is_weighted(), adopt=True, collection=finding.path)
     for spec in specs:
         _grow(bags[spec.name], spec, finding.path, growth)
     island = HashEmbeddingBagCollection.from_tables(
@@ -136,6 +132,7 @@ def carry_over(source: nn.Module, replacement: nn.Module, skip: frozenset[str] =
 
 def _grow(bag: nn.Module, spec: TableSpec, path: str, growth: Growth) -> None:
     assert isinstance(bag, nn.EmbeddingBag)
+    assert isinstance(bag.weight, nn.Parameter)
     if spec.num_embeddings > bag.weight.shape[0]:
         growth.grow(bag.weight, spec.num_embeddings, path, spec.name)
         bag.num_embeddings = spec.num_embeddings

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
+from torch.distributed import optim as distributed_optim
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
@@ -38,7 +38,7 @@ class MappedCollection(EmbeddingBagCollection):
         super().__init__(configs, hashed.is_weighted(), torch.device("meta"))
         self.__dict__["hashed"] = hashed
         for table in hashed.tables:
-            weight = hashed.embedding_bags[table.name].weight.detach()
+            weight = hashed.weight(table.name).detach()
             extended = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
             self.embedding_bags[table.name].weight = nn.Parameter(extended)
         self.train(hashed.training)
@@ -113,14 +113,15 @@ def attach_optimizers(source: nn.Module, duplicate: nn.Module, skip: set[str]) -
 
     Copies of a parameter lose them. Settings and state are copied; parameters named in ``skip`` are left alone.
     """
-    parameters = dict(duplicate.named_parameters())
+    parameters: dict[str, Any] = dict(duplicate.named_parameters())
+    parameter: Any
     for name, parameter in source.named_parameters():
         optimizers = getattr(parameter, "_in_backward_optimizers", [])
         if not optimizers or name in skip:
             continue
         target = parameters[name]
         for kind, settings in zip(parameter._optimizer_classes, parameter._optimizer_kwargs, strict=True):
-            apply_optimizer_in_backward(kind, [target], dict(settings))
+            distributed_optim._apply_optimizer_in_backward(kind, [target], dict(settings))  # type: ignore[attr-defined]
         for ours, theirs in zip(target._in_backward_optimizers, optimizers, strict=True):
             _copy_optimizer(theirs, ours, parameter, target)
 

@@ -1,4 +1,4 @@
-"""New module objects around the same parameters and buffers: how ``convert(inplace=False)`` leaves the original alone."""
+"""New modules around the same parameters and buffers: how ``convert(inplace=False)`` leaves the original alone."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def describe_tables(
     """
     names = get_embedding_names_by_table(configs)
     specs = []
-    for config, embedding_names in zip(configs, names):
+    for config, embedding_names in zip(configs, names, strict=True):
         bag = bags[config.name]
         assert isinstance(bag, nn.EmbeddingBag)
         _check(config, bag, is_weighted, collection)
@@ -115,7 +115,7 @@ def _uniform_range(config: EmbeddingBagConfig) -> tuple[float, float] | None:
 def physical_configs(configs: list[EmbeddingBagConfig], specs: tuple[TableSpec, ...]) -> list[EmbeddingBagConfig]:
     """Copies of ``configs`` with the rows that the tables really have; the user's objects are never changed."""
     copies = []
-    for config, spec in zip(configs, specs):
+    for config, spec in zip(configs, specs, strict=True):
         duplicate = copy(config)
         duplicate.num_embeddings = spec.num_embeddings
         duplicate.feature_names = list(spec.feature_names)

@@ -1,7 +1,7 @@
 """Shallow whole-model tracing: only modules that hold a collection are entered, the rest are leaves.
 
-A module that cannot be traced is rolled back to one opaque leaf, with the reason. What a trace would lose without a word
-(autocast, activation checkpointing, gradient modes) is made to raise while tracing, so that it ends in such a leaf too.
+A module that cannot be traced is rolled back to one opaque leaf, with the reason. What a trace would lose silently
+(autocast, activation checkpointing, gradient modes) raises while tracing, and ends in such a leaf too.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _explicit_root(root: nn.Module, sample: Sample) -> tuple[nn.Module, dict[str
         root = _with_explicit_signature(root, sample)
         parameters = list(inspect.signature(type(root).forward).parameters.values())
     names = [parameter.name for parameter in parameters[1:]]
-    given = dict(zip(names, sample.args)) | sample.kwargs
+    given = dict(zip(names, sample.args, strict=False)) | sample.kwargs
     concrete: dict[str, Any] = {}
     for parameter in parameters[1:]:
         if parameter.name not in given:

@@ -34,9 +34,7 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
     """
     if isinstance(model, WholeGraph):
         model = model.python_model
-    islands = {
-        path: module for path, module in model.named_modules() if isinstance(module, HashEmbeddingBagCollection)
-    }
+    islands = {path: module for path, module in model.named_modules() if isinstance(module, HashEmbeddingBagCollection)}
     if not with_mapping:
         for path, island in islands.items():
             _refuse_held_ids(path, island)

@@ -130,9 +130,7 @@ class _Comparison:
         self.checks: list[Check] = []
         self.tables: dict[str, dict[str, dict[str, float]]] = {}
         self.islands = {
-            path: module
-            for path, module in converted.named_modules()
-            if isinstance(module, HashEmbeddingBagCollection)
+            path: module for path, module in converted.named_modules() if isinstance(module, HashEmbeddingBagCollection)
         }
         self.fused = {
             f"{path + '.' if path else ''}embedding_bags.{table}.weight"

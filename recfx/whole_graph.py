@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from recfx.collection import HashEmbeddingBagCollection
@@ -93,9 +92,7 @@ class WholeGraph(nn.Module):
             graph_module.recompile()
 
 
-def build_whole_graph(
-    model: nn.Module, sample: Sample, training: bool
-) -> tuple[fx.GraphModule, list[Rollback]]:
+def build_whole_graph(model: nn.Module, sample: Sample, training: bool) -> tuple[fx.GraphModule, list[Rollback]]:
     """The graph of one mode, over the modules of ``model``.
 
     Where the first trace differs from eager, modules between the root and the collections become opaque leaves.
@@ -122,7 +119,7 @@ def build_whole_graph(
 def _trace(
     model: nn.Module, sample: Sample, training: bool, opaque: frozenset[str]
 ) -> tuple[fx.GraphModule, list[Rollback], set[str]]:
-    root, copies = copy_shells(model)
+    root, _ = copy_shells(model)
     root.train(training)
     islands = {id(module) for module in root.modules() if isinstance(module, HashEmbeddingBagCollection)}
     tracer = ShallowTracer(islands, opaque)

@@ -44,7 +44,7 @@ class TableSpec:
 
     @property
     def checked_rows(self) -> int:
-        """Ids must be below this; -1 where they are not checked (an index takes any id, a static table checks its own)."""
+        """Ids must be below this; -1 where they are not checked (an index takes any id)."""
         if self.hashing is None or self.has_index:
             return -1
         return self.num_embeddings

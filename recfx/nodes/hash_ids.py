@@ -105,8 +105,8 @@ class HashIds(NodeModule):
         distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             raise ConversionError(
-                f"tables {list(self.hashed)} have an index and train unsharded on {distributed.get_world_size()} ranks: "
-                "each rank would give the same id another row, and the replicas would diverge.",
+                f"tables {list(self.hashed)} have an index and train unsharded on {distributed.get_world_size()} "
+                "ranks: each rank would give the same id another row, and the replicas would diverge.",
                 reason="unsharded_hash_table",
                 module_path=self.collection,
                 what_to_do="shard the collection, or adopt the tables (HashConfig() with dense ids).",

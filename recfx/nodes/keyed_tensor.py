@@ -23,7 +23,7 @@ class AssembleKeyedTensor(NodeModule):
         self.dims = dims
         self.parts = parts
         arrived = [key for part in parts for key in part]
-        dim_of = dict(zip(keys, dims))
+        dim_of = dict(zip(keys, dims, strict=True))
         self._arrived_dims = [dim_of[key] for key in arrived]
         self._order = None if arrived == keys else [arrived.index(key) for key in keys]
 

@@ -72,7 +72,7 @@ class Lookup(NodeModule):
         if self._positions is not None:
             features = permute_features(features, self._positions, self._keys)
         choice = self._choice
-        weights = [self.store.weight(table.name) for table in self.tables]
+        weights: list[torch.Tensor] = [self.store.weight(table.name) for table in self.tables]
         if choice is None or choice.stale(weights):
             choice = self.choose_kernel()
         return choice.kernel(

@@ -37,6 +37,8 @@ class MeanDivide(NodeModule):
         lengths = features.lengths().view(len(self.features), batch_size)
         divisors = lengths.clamp(min=1).to(pooled.dtype)
         parts = []
-        for part, (_, position) in zip(pooled.split([dim for dim, _ in self._columns], dim=1), self._columns):
+        for part, (_, position) in zip(
+            pooled.split([dim for dim, _ in self._columns], dim=1), self._columns, strict=True
+        ):
             parts.append(part if position < 0 else part / divisors[position].unsqueeze(1))
         return torch.cat(parts, dim=1)

@@ -83,7 +83,7 @@ class SelectFeatures(NodeModule):
                     + f"; it has {keys}.",
                     reason="missing_feature",
                     module_path=self.collection,
-                    what_to_do="give the KeyedJaggedTensor every feature of the collection; an absent one is an empty bag.",
+                    what_to_do="give the batch every feature of the collection, if need be as empty bags.",
                 )
             positions = [position_of[name] for name in self.feature_names]
             self._positions[cache_key] = positions

@@ -1,6 +1,6 @@
 """What the nodes of one collection share: its weights, its indexes and its fused optimizers.
 
-The collection registers the modules, so that every parameter and buffer has one name; nodes hold the store unregistered.
+The collection registers the modules, so that every parameter and buffer has one name; nodes do not register them.
 """
 
 from __future__ import annotations

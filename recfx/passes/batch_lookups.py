@@ -48,9 +48,7 @@ class BatchLookups:
                 tables = tuple(table for member in members for table in member.tables)
                 rows = _lookup_node(graph_module, group[0]).all_input_nodes[0]
                 first = members[0]
-                module = Lookup(
-                    first.collection, tables, first.pooling, first.features, first.is_weighted, first.store
-                )
+                module = Lookup(first.collection, tables, first.pooling, first.features, first.is_weighted, first.store)
                 pooled = add_node(graph_module, "lookup", module, (rows,), meta, tables, self.name)
                 merged.append(self._merge_divisions(graph_module, group, pooled, tables, first.features))
                 parts.append(embedding_names(tables))
@@ -115,9 +113,10 @@ def _renumber(graph_module: fx.GraphModule) -> None:
         modules = [graph_module.get_submodule(str(node.target)) for node in nodes]
         for node in nodes:
             graph_module.delete_submodule(str(node.target))
-        for number, (node, module) in enumerate(zip(nodes, modules)):
+        for number, (node, module) in enumerate(zip(nodes, modules, strict=True)):
             meta = node_meta(node)
-            assert meta is not None and isinstance(module, NodeModule)
+            assert meta is not None
+            assert isinstance(module, NodeModule)
             node.target = kind if number == 0 else f"{kind}_{number}"
             graph_module.add_submodule(node.target, module)
             node.name = module.label = node_name(meta.collection, node.target)

@@ -59,7 +59,6 @@ class InsertHash:
                 pooling.pooling = "SUM"
                 with graph_module.graph.inserting_after(lookup):
                     divide = MeanDivide(pooling.tables, (table.name,), pooling.features)
-                    divided = add_node(
-                        graph_module, "mean_divide", divide, (lookup, select), meta, (table,), self.name
-                    )
-                lookup.replace_all_uses_with(divided, delete_user_cb=lambda user, keep=divided: user is not keep)
+                    divided = add_node(graph_module, "mean_divide", divide, (lookup, select), meta, (table,), self.name)
+                for user in [user for user in lookup.users if user is not divided]:
+                    user.replace_input_with(lookup, divided)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
+from torch.distributed import optim as distributed_optim
 from torchrec.optim import rowwise_adagrad
 from torchrec.optim.optimizers import SGD as TorchRecSGD
 from torchrec.optim.optimizers import Adagrad as TorchRecAdagrad
@@ -71,9 +71,7 @@ class FusedOptimizer:
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedOptimizer:
         # The group holds the parameter itself; a copy of a model must not hold the original's.
         group = {key: value for key, value in self.group.items() if key != "params"}
-        state = {
-            key: value.detach().clone() if torch.is_tensor(value) else value for key, value in self.state.items()
-        }
+        state = {key: value.detach().clone() if torch.is_tensor(value) else value for key, value in self.state.items()}
         return FusedOptimizer(self.kind, group, state)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -99,7 +97,7 @@ class FusedOptimizer:
 
     def prepare(self, weight: torch.Tensor) -> None:
         """Make the state that ``weight`` needs, where it is missing or lives on another device."""
-        shapes: dict[str, tuple[int, ...]] = {
+        shapes: dict[str, dict[str, tuple[int, ...]]] = {
             "sgd": {},
             "adagrad": {"sum": (weight.shape[0], weight.shape[1])},
             "rowwise_adagrad": {"sum": (weight.shape[0], 1)},
@@ -107,11 +105,11 @@ class FusedOptimizer:
                 "exp_avg": (weight.shape[0], weight.shape[1]),
                 "exp_avg_sq": (weight.shape[0], weight.shape[1]),
             },
-        }[self.kind]
+        }
         if self.kind != "sgd" and "step" not in self.state:
             self.state["step"] = torch.tensor(0.0)
         start = float(self.group.get("initial_accumulator_value", 0.0))
-        for name, shape in shapes.items():
+        for name, shape in shapes[self.kind].items():
             tensor = self.state.get(name)
             if tensor is None or (tensor.is_meta and not weight.is_meta):
                 self.state[name] = torch.full(shape, start, dtype=torch.float32, device=weight.device)
@@ -181,7 +179,7 @@ def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
     if getattr(weight, "_in_backward_optimizers", None):
         return
     settings = {key: fused.group[key] for key in SUPPORTED[fused.kind] if key in fused.group}
-    apply_optimizer_in_backward(_CLASSES[fused.kind], [weight], settings)
+    distributed_optim._apply_optimizer_in_backward(_CLASSES[fused.kind], [weight], settings)  # type: ignore[attr-defined]
     (optimizer,) = weight._in_backward_optimizers  # type: ignore[attr-defined]
     if fused.state:
         optimizer.state[weight] = fused.state
