@@ -19,6 +19,7 @@ from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.meta import NodeMeta, SourceLocation, annotate
 from recfx.ir.tables import TableSpec
 from recfx.nodes import TableStore
+from recfx.nodes.base import opaque
 from recfx.nodes.unexpanded import UnexpandedCollection
 from recfx.passes import PassRecord, passes, run_passes
 from recfx.passes._nodes import node_name
@@ -161,6 +162,8 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         """
         if not isinstance(features, KeyedJaggedTensor):
             features = maybe_td_to_kjt(features, None)
+        if torch.compiler.is_dynamo_compiling():  # one break a collection, not one a node
+            return opaque(self.graph_module, features)  # type: ignore[no-any-return]
         pooled: KeyedTensor = self.graph_module(features)
         return pooled
 

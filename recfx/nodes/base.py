@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd import profiler
+
+
+@torch.compiler.disable
+def opaque(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call ``function`` outside the graph that torch.compile is making.
+
+    Nodes hand addresses and Python state to kernels that compilation cannot improve, and would guard on both.
+    """
+    return function(*args, **kwargs)
 
 
 class NodeModule(nn.Module):
@@ -21,6 +31,8 @@ class NodeModule(nn.Module):
         self.label = type(self).__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return opaque(super().__call__, *args, **kwargs)
         if not profiler._is_profiler_enabled:
             return super().__call__(*args, **kwargs)
         with torch.profiler.record_function(self.label):
