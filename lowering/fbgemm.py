@@ -14,6 +14,7 @@ from typing import Any
 
 import fbgemm_gpu  # noqa: F401  (loads the operators)
 import torch
+from torch.autograd.function import once_differentiable
 
 from recfx.lowering.registry import Declined, LookupBatch, LookupKernel, LookupSpec
 
@@ -58,7 +59,7 @@ def build(spec: LookupSpec) -> LookupKernel:
             if not fused:
                 arguments = list(weights)
             elif any(weight.requires_grad for weight in weights):
-                arguments = [torch.zeros(0, requires_grad=True)]
+                arguments = [torch.zeros(0, dtype=torch.float32, device="cpu", requires_grad=True)]
         output: torch.Tensor = _TableBatchedLookup.apply(
             layout, weights, values, offsets, batch.per_sample_weights, *arguments
         )
@@ -72,7 +73,7 @@ class _Layout:
 
     def __init__(self, spec: LookupSpec) -> None:
         self.spec = spec
-        self.base = torch.empty(1, dtype=spec.weights[0].dtype)
+        self.base = torch.empty(1, dtype=spec.weights[0].dtype, device="cpu")
         self.pooling = _POOLING[spec.pooling]
         self.whole = _Part(spec, list(range(len(spec.tables))))
         self._parts: dict[int, _Part] = {}
@@ -104,20 +105,24 @@ class _Part:
         columns = [0, *accumulate(spec.tables[table].embedding_dim for table in every_feature)]
         self.total_dim = columns[-1]
         self.max_dim = max(spec.tables[table].embedding_dim for table in tables)
-        self.dim_offsets = torch.tensor(columns[self.features[0] : self.features[1] + 1], dtype=torch.int32)
+        self.dim_offsets = torch.tensor(
+            columns[self.features[0] : self.features[1] + 1], dtype=torch.int32, device="cpu"
+        )
         starts, total = {}, 0
         for table in tables:
             starts[table] = total
             total += spec.tables[table].num_embeddings
         cumulative = [starts[table] for table in self.table_of_feature] + [total]
-        self.row_offsets = torch.tensor(cumulative, dtype=torch.int64)
+        self.row_offsets = torch.tensor(cumulative, dtype=torch.int64, device="cpu")
         self.row_bits = max(1, total.bit_length())
-        self.placements = torch.zeros(len(self.table_of_feature), dtype=torch.int32)
+        self.placements = torch.zeros(len(self.table_of_feature), dtype=torch.int32, device="cpu")
 
 
 def _distances(base: torch.Tensor, addresses: tuple[int, ...], table_of_feature: list[int]) -> torch.Tensor:
     origin, size = base.data_ptr(), base.element_size()
-    return torch.tensor([(addresses[table] - origin) // size for table in table_of_feature], dtype=torch.int64)
+    return torch.tensor(
+        [(addresses[table] - origin) // size for table in table_of_feature], dtype=torch.int64, device="cpu"
+    )
 
 
 class _TableBatchedLookup(torch.autograd.Function):
@@ -152,6 +157,7 @@ class _TableBatchedLookup(torch.autograd.Function):
         return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         layout: _Layout = ctx.layout
         grad_output = grad_output.float().contiguous()
@@ -164,7 +170,7 @@ class _TableBatchedLookup(torch.autograd.Function):
                 layout.whole.dim_offsets,
                 ctx.values,
                 ctx.offsets,
-                torch.ones(len(layout.whole.table_of_feature), dtype=torch.int32),
+                torch.ones(len(layout.whole.table_of_feature), dtype=torch.int32, device="cpu"),
             ).to(ctx.scale_dtype)
         if layout.spec.optimizers[0] is None:
             gradients = _weight_gradients(ctx, layout, grad_output)
@@ -178,8 +184,8 @@ def _weight_gradients(ctx: Any, layout: _Layout, grad_output: torch.Tensor) -> l
     wanted = ctx.needs_input_grad[5:]
     if not any(wanted):
         return [None] * len(wanted)
-    totals = [torch.zeros(weight.shape, dtype=torch.float32) for weight in ctx.weights]
-    base = torch.empty(1)
+    totals = [torch.zeros(weight.shape, dtype=torch.float32, device="cpu") for weight in ctx.weights]
+    base = torch.empty(1, dtype=torch.float32, device="cpu")
     addresses = tuple(total.data_ptr() for total in totals)
     part = layout.whole
     torch.ops.fbgemm.split_embedding_backward_codegen_sgd_cpu(
@@ -196,7 +202,7 @@ def _weight_gradients(ctx: Any, layout: _Layout, grad_output: torch.Tensor) -> l
         layout.pooling,
         ctx.scale,
         False,
-        torch.tensor(-1.0),
+        torch.tensor(-1.0, dtype=torch.float32, device="cpu"),
         _FLOAT32,
     )
     return [
@@ -215,7 +221,7 @@ def _fused_step(ctx: Any, layout: _Layout, grad_output: torch.Tensor) -> None:
     one_call = optimizers[0].kind != "adagrad" and all(trained)
     if one_call and len({optimizer.settings() for optimizer in optimizers}) == 1:
         weight_offsets = layout.weight_offsets(ctx.weights)
-        state_base = torch.empty(1)
+        state_base = torch.empty(1, dtype=torch.float32, device="cpu")
         states = tuple(optimizer.state["sum"].data_ptr() for optimizer in optimizers if "sum" in optimizer.state)
         state_offsets = _distances(state_base, states, layout.whole.table_of_feature) if states else weight_offsets
         _step_part(ctx, layout.whole, grad_output, layout.base, weight_offsets, state_base, state_offsets)
@@ -223,7 +229,7 @@ def _fused_step(ctx: Any, layout: _Layout, grad_output: torch.Tensor) -> None:
         for table, weight in enumerate(ctx.weights):
             if trained[table]:
                 part, state = layout.part(table), optimizers[table].state.get("sum", layout.base)
-                at_start = torch.zeros(len(part.table_of_feature), dtype=torch.int64)
+                at_start = torch.zeros(len(part.table_of_feature), dtype=torch.int64, device="cpu")
                 _step_part(ctx, part, grad_output, weight.detach().view(-1), at_start, state.view(-1), at_start)
     for optimizer, trains in zip(optimizers, trained, strict=True):
         if trains and "step" in optimizer.state:
@@ -259,7 +265,7 @@ def _step_part(
         ctx.scale,
         False,  # stochastic rounding
     ]
-    learning_rate = torch.tensor(float(optimizer.group["lr"]))
+    learning_rate = torch.tensor(float(optimizer.group["lr"]), dtype=torch.float32, device="cpu")
     if optimizer.kind == "sgd":
         torch.ops.fbgemm.split_embedding_backward_codegen_sgd_cpu(*arguments, learning_rate, _FLOAT32)
         return

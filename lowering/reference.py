@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from recfx.kernels.embedding_bag import embedding_bag, per_sample_weight_gradients, row_gradients
 from recfx.kernels.fused_optimizer import fused_step
@@ -25,7 +26,7 @@ def build(spec: LookupSpec) -> LookupKernel:
     def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
         bags = list(_feature_bags(spec, batch))
         if fused and torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-            trigger = torch.zeros(0, requires_grad=True)
+            trigger = torch.zeros(0, dtype=torch.float32, requires_grad=True)
             output: torch.Tensor = _FusedLookup.apply(trigger, batch.per_sample_weights, spec, weights, bags)
             return output
         return _pool(spec, weights, bags, batch.per_sample_weights)
@@ -84,6 +85,7 @@ class _FusedLookup(torch.autograd.Function):
         return _pool(spec, weights, bags, per_sample_weights)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         spec: LookupSpec = ctx.spec
         scales: torch.Tensor | None = ctx.per_sample_weights

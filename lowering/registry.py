@@ -56,6 +56,7 @@ class LookupBatch:
 
 
 LookupKernel = Callable[[list[torch.Tensor], LookupBatch], torch.Tensor]
+Fact = tuple[torch.device, torch.dtype, torch.Size, bool]
 
 
 @dataclass(frozen=True)
@@ -113,21 +114,21 @@ class Choice:
         backend: its name.
         kernel: what to call.
         declined: the backends that come before it, and why they were not taken.
-        facts: device and dtype of the weights, for which it was chosen.
+        facts: device, dtype, shape and layout of every weight, for which it was chosen.
     """
 
     backend: str
     kernel: LookupKernel
     declined: tuple[Declined, ...]
-    facts: tuple[torch.device, torch.dtype]
+    facts: list[Fact]
 
     def stale(self, weights: list[torch.Tensor]) -> bool:
-        """Whether the weights have moved or changed dtype since."""
+        """Whether a weight has moved to another device, or changed dtype, shape or layout since."""
         return _facts(weights) != self.facts
 
 
-def _facts(weights: list[torch.Tensor]) -> tuple[torch.device, torch.dtype]:
-    return weights[0].device, weights[0].dtype
+def _facts(weights: list[torch.Tensor]) -> list[Fact]:
+    return [(weight.device, weight.dtype, weight.shape, weight.is_contiguous()) for weight in weights]
 
 
 def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:

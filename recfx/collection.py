@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, data_type_to_dtype, pooling_type_to_str
-from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingBagCollectionInterface
 from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
-from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
@@ -83,6 +83,7 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         collection: str,
         backend: str,
         source: SourceLocation | None,
+        standard: type[EmbeddingBagCollection] = EmbeddingBagCollection,
     ) -> HashEmbeddingBagCollection:
         """Around tables that exist already; used by the conversion.
 
@@ -95,8 +96,9 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             collection: fully qualified name in the model.
             backend: kernel target of the lookups.
             source: where the user's code calls or makes the collection.
+            standard: class of the collection that is replaced; the methods of a subclass stay.
         """
-        self = cls.__new__(cls)
+        self: HashEmbeddingBagCollection = cls.__new__(class_for(standard))  # type: ignore[arg-type]
         nn.Module.__init__(self)
         self._assemble(configs, specs, bags, is_weighted, device, collection, backend, source)
         return self
@@ -126,9 +128,19 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
                 meta = "meta" if bags[table.name].weight.is_meta else "cpu"
                 index = HashIndex(table.num_embeddings, config=table.hashing, name=table.name, device=meta)
                 self.hash_indexes[table.name] = index
-        optimizers, self.not_fused = fused_optimizers(bags, collection)
-        self._store = TableStore(self.embedding_bags, self.hash_indexes, optimizers)
+        self._store = TableStore(self.embedding_bags, self.hash_indexes, {})
+        self._find_optimizers()
         self._compile()
+
+    def _find_optimizers(self) -> None:
+        """Take over the optimizers in backward that hang on the tables; those of copies and pickles are kept."""
+        optimizers, self.not_fused = fused_optimizers(self.embedding_bags, self.collection)
+        self._store.optimizers.update(optimizers)
+        self._attached = self._count_attached()
+
+    def _count_attached(self) -> int:
+        bags = self.embedding_bags._modules.values()
+        return sum("_in_backward_optimizers" in bag._parameters["weight"].__dict__ for bag in bags)
 
     def _compile(self) -> None:
         """Make the graph from the tables: derived, so copies and pickles make it again."""
@@ -160,10 +172,15 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         Returns:
             ``[B, D]`` keyed tensor, keys in the order of the tables and their features.
         """
-        if not isinstance(features, KeyedJaggedTensor):
-            features = maybe_td_to_kjt(features, None)
         if torch.compiler.is_dynamo_compiling():  # one break a collection, not one a node
-            return opaque(self.graph_module, features)  # type: ignore[no-any-return]
+            return opaque(self._run, features)
+        return self._run(features)
+
+    def _run(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        if self._count_attached() > self._attached:  # apply_optimizer_in_backward after the conversion
+            self._find_optimizers()
+            self._compile()
+            self.graph_module.train(self.training)
         pooled: KeyedTensor = self.graph_module(features)
         return pooled
 
@@ -226,6 +243,12 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             self._device = weights[0].device
         return self
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        standard = getattr(type(self), "_standard", None)
+        if standard is None:
+            return super().__reduce_ex__(protocol)
+        return _new_instance, (standard,), self.__getstate__()
+
     def __getstate__(self) -> dict[str, Any]:
         modules = {name: module for name, module in self._modules.items() if name != "graph_module"}
         return {**self.__dict__, "_modules": modules, "pass_records": []}
@@ -234,8 +257,27 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         super().__setstate__(state)
         # Trained weights may have become others than the store's in a copy that replaces modules.
         self._store.bags, self._store.indexes = self.embedding_bags, self.hash_indexes
+        self._attached = self._count_attached()
         self._compile()
         self.graph_module.train(self.training)
+
+
+@cache
+def class_for(standard: type[EmbeddingBagCollection]) -> type[HashEmbeddingBagCollection]:
+    """The class that replaces ``standard``: for a subclass of the standard collection one that has its methods too."""
+    if standard is EmbeddingBagCollection:
+        return HashEmbeddingBagCollection
+    overrides: dict[str, Any] = {"_standard": standard}
+    for base in reversed(standard.__mro__[: standard.__mro__.index(EmbeddingBagCollection)]):
+        for name, value in base.__dict__.items():
+            if hasattr(HashEmbeddingBagCollection, name) and not name.startswith("_"):
+                overrides[name] = value
+    return type(standard.__name__, (HashEmbeddingBagCollection, standard), overrides)
+
+
+def _new_instance(standard: type[EmbeddingBagCollection]) -> HashEmbeddingBagCollection:
+    kind: type[HashEmbeddingBagCollection] = class_for(standard)  # type: ignore[arg-type]
+    return kind.__new__(kind)
 
 
 _OWN_NAMES = (
@@ -250,6 +292,7 @@ _OWN_NAMES = (
     "hash_indexes",
     "not_fused",
     "_store",
+    "_attached",
     "pass_records",
     "graph_module",
 )

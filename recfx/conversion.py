@@ -32,6 +32,16 @@ class Found:
     source: SourceLocation | None
 
 
+@dataclass(frozen=True)
+class Note:
+    """Something that the report must say."""
+
+    reason: str
+    module_path: str
+    message: str
+    what_to_do: str
+
+
 @dataclass
 class Conversion:
     """Discovery and verification of one conversion.
@@ -41,14 +51,14 @@ class Conversion:
         rollbacks: modules that the trace could not enter.
         verification: what ``convert`` compared, if it did.
         on_unsupported: ``"error"`` or ``"keep"``.
-        notes: anything else worth a line: (reason, module path, message, what to do).
+        notes: anything else worth a line.
     """
 
     found: list[Found]
     rollbacks: list[Rollback]
     on_unsupported: str
     verification: VerifyReport | None = None
-    notes: list[tuple[str, str, str, str]] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     @classmethod
     def of(cls, discovery: Discovery, on_unsupported: str) -> Conversion:

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from recfx.conversion import Conversion, attach_conversion, conversion_of
-from recfx.discovery import CONVERTED, CONVERTIBLE, REFUSED, Discovery, discover, unwrap
+from recfx.collection import HashEmbeddingBagCollection
+from recfx.conversion import Conversion, Note, attach_conversion, conversion_of
+from recfx.discovery import CONVERTED, CONVERTIBLE, REFUSED, Discovery, Finding, discover, unwrap
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
-from recfx.islands import Growth, Hashing, build_islands
+from recfx.islands import Growth, Hashing, build_islands, carry_hooks
 from recfx.sample import Sample
-from recfx.shells import copy_shells, replace_in_place
+from recfx.shells import compiled_in_place, copy_shells, replace_in_place
 from recfx.verify import verify as verify_conversion
 from recfx.whole_graph import WholeGraph
 
@@ -68,9 +69,10 @@ def convert(
     if discovery.of(CONVERTED) and not discovery.of(CONVERTIBLE):
         return _as_whole_graph(model, call) if whole_graph else model
     with Growth() as growth:
-        islands = build_islands(discovery.of(CONVERTIBLE), hashing, backend, growth)
+        islands = build_islands(discovery.of(CONVERTIBLE), hashing, backend, growth, on_unsupported == "keep")
         converted, _ = copy_shells(model, islands)
         conversion = Conversion.of(discovery, on_unsupported)
+        conversion.notes += _notes(model, inplace)
         attach_conversion(converted, conversion)
         _place(converted, device)
         if verify or (verify is None and call is not None):
@@ -78,7 +80,7 @@ def convert(
         if whole_graph:
             converted = _as_whole_graph(converted, call)
         elif inplace:
-            converted = _patch(model, converted, islands)
+            converted = _patch(model, converted, islands, discovery.findings)
         growth.keep()
     return converted
 
@@ -123,6 +125,20 @@ def _refuse(discovery: Discovery, on_unsupported: str) -> None:
         )
 
 
+def _notes(model: nn.Module, inplace: bool) -> list[Note]:
+    if inplace:
+        return []
+    return [
+        Note(
+            "compile_dropped",
+            path,
+            "Module.compile() was called on the original; the converted module runs uncompiled.",
+            "call .compile() on the converted model.",
+        )
+        for path in compiled_in_place(model)
+    ]
+
+
 def _place(converted: nn.Module, device: torch.device | str | None) -> None:
     if device is None:
         return
@@ -147,14 +163,19 @@ def _verify(model: nn.Module, converted: nn.Module, call: Sample | None, convers
 
 def _as_whole_graph(converted: nn.Module, call: Sample | None) -> nn.Module:
     assert call is not None
-    if isinstance(converted, WholeGraph):
-        return converted
+    if isinstance(converted, (WholeGraph, HashEmbeddingBagCollection)):
+        return converted  # an island is a graph already
     return WholeGraph(unwrap(converted), call)
 
 
-def _patch(model: nn.Module, converted: nn.Module, islands: Mapping[int, nn.Module]) -> nn.Module:
+def _patch(
+    model: nn.Module, converted: nn.Module, islands: Mapping[int, nn.Module], findings: list[Finding]
+) -> nn.Module:
     if id(model) in islands:
         return converted
     replace_in_place(model, islands)
+    for finding in findings:
+        if id(finding.module) in islands:  # hooks were bound to the copy's modules
+            carry_hooks(finding.module, islands[id(finding.module)])
     attach_conversion(model, conversion_of(converted))
     return model

@@ -25,6 +25,7 @@ from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingC
 from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
 
 from recfx.collection import HashEmbeddingBagCollection
+from recfx.errors import ConversionError
 from recfx.ir.meta import SourceLocation
 from recfx.sample import Sample
 from recfx.shells import copy_shells
@@ -56,6 +57,11 @@ class Finding:
     what_to_do: str = ""
     found: str = "walked"
     source: SourceLocation | None = None
+
+    def refuse(self, error: ConversionError) -> None:
+        """Note that the tables of a convertible collection cannot be converted."""
+        self.status, self.reason = REFUSED, error.reason
+        self.message, self.what_to_do = error.message, error.what_to_do
 
     @property
     def path(self) -> str:
@@ -208,12 +214,17 @@ def _class_location(module: nn.Module) -> SourceLocation | None:
 def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) -> None:
     """Trace a copy of the module shells in both modes; mark where each collection is called."""
     wanted = {id(finding.module): finding for finding in discovery.findings}
+    itself = wanted.get(id(unwrap(model)))
+    if itself is not None:  # calling the model is calling the collection
+        itself.found = "traced"
+        return
     called: set[int] = set()
     hidden: set[int] = set()
     seen: set[tuple[str, str]] = set()
     for training in (True, False):
         root, copies = copy_shells(unwrap(model))
         root.train(training)
+        _own_tensor_attributes(root)
         leaves = {id(copies[key]): key for key in wanted if key in copies}
         tracer = ShallowTracer(set(leaves))
         try:
@@ -238,6 +249,14 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
                 discovery.rollbacks.append(rollback)
     for key, finding in wanted.items():
         finding.found = "traced" if key in called else "walked" if key in hidden else "never called"
+
+
+def _own_tensor_attributes(root: nn.Module) -> None:
+    """Plain tensor attributes are no proxies: code that changes them in place must not reach the user's."""
+    for module in root.modules():
+        for name, value in module.__dict__.items():
+            if isinstance(value, torch.Tensor):
+                module.__dict__[name] = value.clone()
 
 
 def unwrap(model: nn.Module) -> nn.Module:

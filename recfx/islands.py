@@ -40,7 +40,7 @@ class Growth:
     """Tables that get more rows: undone when the conversion fails."""
 
     def __init__(self) -> None:
-        self._old: list[tuple[nn.Parameter, torch.Tensor]] = []
+        self._old: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor | None]] = []
 
     def grow(self, weight: nn.Parameter, rows: int, path: str, table: str) -> None:
         """Replace the parameter's data by ``rows`` rows, the old ones first; the parameter object stays.
@@ -48,19 +48,20 @@ class Growth:
         Raises:
             ConversionError: ``optimizer_holds_state``.
         """
-        for optimizer in getattr(weight, "_in_backward_optimizers", []):
-            state = getattr(optimizer, "state", {}).get(weight, {})
-            if any(isinstance(value, torch.Tensor) and value.dim() > 0 for value in state.values()):
-                raise ConversionError(
-                    f"table {table!r} is to have {rows} rows instead of {weight.shape[0]}, but its "
-                    f"{type(optimizer).__name__} already holds state for the rows it has.",
-                    reason="optimizer_holds_state",
-                    module_path=path,
-                    what_to_do="convert first, then attach the optimizer.",
-                )
-        self._old.append((weight, weight.data))
-        added = weight.data.new_zeros(rows - weight.shape[0], weight.shape[1])
-        weight.data = torch.cat([weight.data, added])
+        optimizers = getattr(weight, "_in_backward_optimizers", [])
+        if optimizers:
+            raise ConversionError(
+                f"table {table!r} is to have {rows} rows instead of {weight.shape[0]}, but its "
+                f"{type(optimizers[0]).__name__} in backward already holds state for the rows it has.",
+                reason="optimizer_holds_state",
+                module_path=path,
+                what_to_do="convert first, then attach the optimizer.",
+            )
+        self._old.append((weight, weight.data, weight.grad))
+        grad, weight.grad = weight.grad, None
+        weight.data = _append_rows(weight.data, rows)
+        if grad is not None:
+            weight.grad = _append_rows(grad, rows)
 
     def keep(self) -> None:
         """The conversion has succeeded."""
@@ -72,12 +73,20 @@ class Growth:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for weight, data in reversed(self._old):
+        for weight, data, grad in reversed(self._old):
+            weight.grad = None
             weight.data = data
+            weight.grad = grad
         self._old.clear()
 
 
-def build_islands(findings: list[Finding], hashing: Hashing, backend: str, growth: Growth) -> dict[int, nn.Module]:
+def _append_rows(data: torch.Tensor, rows: int) -> torch.Tensor:
+    return torch.cat([data, data.new_zeros(rows - data.shape[0], data.shape[1])])
+
+
+def build_islands(
+    findings: list[Finding], hashing: Hashing, backend: str, growth: Growth, keep_refused: bool = False
+) -> dict[int, nn.Module]:
     """One island a finding, by ``id`` of the collection that it replaces.
 
     Args:
@@ -85,16 +94,23 @@ def build_islands(findings: list[Finding], hashing: Hashing, backend: str, growt
         hashing: as the user gave it.
         backend: kernel target of the lookups.
         growth: where tables that get more rows are noted.
+        keep_refused: leave a collection whose tables cannot be converted, and say so in its finding.
 
     Raises:
         ConversionError: ``unknown_table``, ``tied_tables``, or what a table is refused for.
     """
     _check_table_names(findings, hashing)
     islands: dict[int, nn.Module] = {}
-    owners: dict[int, str] = {}
+    owners: dict[int, tuple[str, bool]] = {}
     for finding in findings:
-        island = _build_island(finding, hashing, backend, growth)
-        _check_tied(island, finding.path, owners)
+        try:
+            island = _build_island(finding, hashing, backend, growth)
+            _check_tied(island, finding.path, owners)
+        except ConversionError as error:
+            if not keep_refused:
+                raise
+            finding.refuse(error)
+            continue
         islands[id(finding.module)] = island
     return islands
 
@@ -110,18 +126,33 @@ def _build_island(finding: Finding, hashing: Hashing, backend: str, growth: Grow
     for spec in specs:
         _grow(bags[spec.name], spec, finding.path, growth)
     island = HashEmbeddingBagCollection.from_tables(
-        configs, specs, bags, standard.is_weighted(), standard.device, finding.path, backend, finding.source
+        configs,
+        specs,
+        bags,
+        standard.is_weighted(),
+        standard.device,
+        finding.path,
+        backend,
+        finding.source,
+        type(standard),
     )
+    island.train(standard.training)  # before it gets modules of the user's, whose modes are their own
     carry_over(standard, island)
-    return island.train(standard.training)
+    return island
+
+
+def carry_hooks(source: nn.Module, replacement: nn.Module) -> None:
+    """Give ``replacement`` the hooks of ``source``."""
+    for name in _HOOKS:
+        value = source.__dict__.get(name)
+        replacement.__dict__[name] = value.copy() if isinstance(value, dict) else value
 
 
 def carry_over(source: nn.Module, replacement: nn.Module, skip: frozenset[str] = frozenset()) -> None:
     """Give ``replacement`` the hooks of ``source``, and whatever else the user or a subclass hung on it."""
+    carry_hooks(source, replacement)
     for name, value in source.__dict__.items():
-        if name in _HOOKS:
-            replacement.__dict__[name] = value.copy() if isinstance(value, dict) else value
-        elif name not in replacement.__dict__ and name not in skip:
+        if name not in _HOOKS and name not in replacement.__dict__ and name not in skip:
             replacement.__dict__[name] = value
     for registry in ("_parameters", "_buffers", "_modules"):
         ours = replacement.__dict__[registry]
@@ -163,16 +194,15 @@ def _check_table_names(findings: list[Finding], hashing: Hashing) -> None:
         )
 
 
-def _check_tied(island: HashEmbeddingBagCollection, path: str, owners: dict[int, str]) -> None:
-    """Two indexes over one weight would give the same row to two ids."""
+def _check_tied(island: HashEmbeddingBagCollection, path: str, owners: dict[int, tuple[str, bool]]) -> None:
+    """Two indexes over one weight, or an index and dense ids, would give the same row to two ids."""
     for spec in island.tables:
-        weight = island.embedding_bags[spec.name].weight
         name = f"{path}.embedding_bags.{spec.name}"
-        other = owners.setdefault(id(weight), name)
-        if other != name and spec.has_index:
+        other, other_has_index = owners.setdefault(id(island.weight(spec.name)), (name, spec.has_index))
+        if other != name and (spec.has_index or other_has_index):
             raise ConversionError(
-                f"table {spec.name!r} shares its weight with {other}, and has an index.",
+                f"table {spec.name!r} shares its weight with {other}, and one of them has an index.",
                 reason="tied_tables",
                 module_path=path,
-                what_to_do="use one table for both features, or leave the ids dense.",
+                what_to_do="use one table for both features, or leave the ids of both dense.",
             )

@@ -1,19 +1,15 @@
-"""Run two models on the same call and say where they first differ. On copies; the caller's RNG is untouched."""
+"""Run two models on the same call and say where they first differ. On copies."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import random
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import numpy
 import torch
 from torch import nn
 
-from recfx.sample import Sample, tensors_of
+from recfx.run_step import Run, run_step
+from recfx.sample import Sample
 
 
 @dataclass(frozen=True)
@@ -32,21 +28,6 @@ class Difference:
         return f"{self.where}: {self.message}"
 
 
-@contextlib.contextmanager
-def fixed_randomness(seed: int = 0) -> Iterator[None]:
-    """Seed torch, numpy and Python inside; give back their states after."""
-    python, array = random.getstate(), numpy.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            random.seed(seed)
-            numpy.random.seed(seed)
-            yield
-    finally:
-        random.setstate(python)
-        numpy.random.set_state(array)
-
-
 def compare_tensors(
     where: str, expected: torch.Tensor, actual: torch.Tensor, rtol: float, atol: float
 ) -> Difference | None:
@@ -62,6 +43,7 @@ def compare_tensors(
 
 def largest_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
     """0 for empty tensors; inf where one has a NaN or the shapes differ."""
+    expected, actual = expected.detach(), actual.detach()
     if expected.shape != actual.shape:
         return float("inf")
     if expected.numel() == 0:
@@ -74,35 +56,38 @@ def largest_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
 
 
 def compare_forward(expected: nn.Module, actual: nn.Module, sample: Sample, training: bool) -> Difference | None:
-    """Compare the outputs of two models at two batch sizes in one mode.
+    """Compare one step of two models, on copies, at two batch sizes in one mode.
 
     Returns:
-        None if they agree; a call on which ``expected`` itself fails is not compared.
+        the first difference in outputs, gradients, parameters or buffers; None if they agree. A call on which
+        ``expected`` itself fails is not compared.
     """
     for call in (sample, sample.resized()):
         if call is None:
             continue
         try:
-            wanted = _outputs(expected, call, training)
+            wanted = run_step(copy.deepcopy(expected), call, training)
         except Exception:  # the model's own failure: nothing to compare with
             continue
         try:
-            found = _outputs(actual, call, training)
+            found = run_step(copy.deepcopy(actual), call, training)
         except Exception as error:
             return Difference("forward", f"raises {type(error).__name__}: {error}")
-        if len(wanted) != len(found):
-            return Difference("outputs", f"{len(found)} tensors instead of {len(wanted)}")
-        for position, (before, after) in enumerate(zip(wanted, found, strict=True)):
-            difference = compare_tensors(f"output {position}", before, after, rtol=1e-5, atol=1e-6)
-            if difference is None and before.requires_grad != after.requires_grad:
-                difference = Difference(f"output {position}", f"requires_grad is {after.requires_grad}")
-            if difference is not None:
-                return difference
+        difference = _first_difference(wanted, found)
+        if difference is not None and _first_difference(wanted, run_step(copy.deepcopy(expected), call, training)):
+            continue  # the model differs from itself under one seed
+        if difference is not None:
+            return difference
     return None
 
 
-def _outputs(model: nn.Module, call: Sample, training: bool) -> list[torch.Tensor]:
-    call = call.clone()
-    with fixed_randomness():
-        duplicate: Any = copy.deepcopy(model).train(training)
-        return tensors_of(duplicate(*call.args, **call.kwargs))
+def _first_difference(wanted: Run, found: Run) -> Difference | None:
+    for what in ("outputs", "gradients", "parameters", "buffers"):
+        expected, actual = getattr(wanted, what), getattr(found, what)
+        if set(expected) != set(actual):
+            return Difference(what, f"of {sorted(actual)} instead of {sorted(expected)}")
+        for name, value in expected.items():
+            difference = compare_tensors(f"{what} {name}", value, actual[name], rtol=1e-5, atol=1e-6)
+            if difference is not None:
+                return difference
+    return None

@@ -12,7 +12,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from recfx.collection import HashEmbeddingBagCollection
-from recfx.parity import fixed_randomness
+from recfx.randomness import fixed_randomness
 from recfx.sample import Sample, tensors_of
 
 _LEARNING_RATE = 0.1
@@ -26,6 +26,7 @@ class Run:
         outputs: the model's output tensors, by position.
         gradients: of parameters and of inputs that require them.
         parameters: after the step.
+        buffers: after the step; those of the indexes are not compared.
         pooled: output of every collection, by path and key.
         touched: rows that the batch used, by parameter name; of standard collections only.
     """
@@ -33,6 +34,7 @@ class Run:
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     pooled: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
     touched: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -69,6 +71,9 @@ def run_step(model: nn.Module, call: Sample, training: bool) -> Run:
             run.gradients[name] = parameter.grad.clone()
             parameter.data.add_(parameter.grad, alpha=-_LEARNING_RATE)
         run.parameters[name] = parameter.detach().clone()
+    for name, buffer in model.named_buffers():
+        if "hash_indexes." not in name:
+            run.buffers[name] = buffer.detach().clone()
     return run
 
 

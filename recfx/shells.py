@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -40,7 +41,21 @@ def copy_shells(
     for module in modules:
         if isinstance(module, OptimizedModule):
             copies[id(module)]._initialize()  # type: ignore[operator]  # compiles the copy, not the original
+    for replacement in replacements.values():
+        rebind_hooks(replacement, copies)
     return copies[id(root)], copies
+
+
+def rebind_hooks(module: nn.Module, copies: Mapping[int, nn.Module]) -> None:
+    """Let hooks that are methods of a copied module run on its copy."""
+    for key, value in module.__dict__.items():
+        if key.endswith(_HOOK_SUFFIXES) and isinstance(value, dict):
+            module.__dict__[key] = _replace_modules(value, copies)
+
+
+def compiled_in_place(root: nn.Module) -> list[str]:
+    """Paths of modules on which ``Module.compile()`` was called: their copies run uncompiled."""
+    return [path for path, module in root.named_modules() if module._compiled_call_impl is not None]
 
 
 def replace_in_place(root: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
@@ -88,22 +103,26 @@ def _empty_shell(module: nn.Module) -> nn.Module:
     return object.__new__(type(module))
 
 
-def _copy_attribute(key: str, value: Any, copies: dict[int, nn.Module]) -> Any:
+def _copy_attribute(key: str, value: Any, copies: Mapping[int, nn.Module]) -> Any:
     if key in ("_parameters", "_buffers"):
         return dict(value)
     if key == "_modules":
         return {name: None if child is None else copies[id(child)] for name, child in value.items()}
-    if key.endswith(_HOOK_SUFFIXES):
-        return type(value)(value) if isinstance(value, dict) else value
+    if key == "_compiled_call_impl":
+        return None  # Module.compile() bound it to the original; see `compiled_in_place`
     return _replace_modules(value, copies)
 
 
-def _replace_modules(value: Any, copies: dict[int, nn.Module]) -> Any:
+def _replace_modules(value: Any, copies: Mapping[int, nn.Module]) -> Any:
     """``value`` with every module that was copied replaced by its copy; containers are new, other objects the same."""
     if isinstance(value, nn.Module):
         return copies.get(id(value), value)
     if isinstance(value, types.MethodType) and isinstance(value.__self__, nn.Module):
         return types.MethodType(value.__func__, copies.get(id(value.__self__), value.__self__))
+    if isinstance(value, functools.partial):
+        arguments = [_replace_modules(item, copies) for item in value.args]
+        keywords = {name: _replace_modules(item, copies) for name, item in value.keywords.items()}
+        return functools.partial(_replace_modules(value.func, copies), *arguments, **keywords)
     if type(value) in (list, tuple, set):
         replaced = [_replace_modules(item, copies) for item in value]
         return type(value)(replaced)

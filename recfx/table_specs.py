@@ -35,14 +35,13 @@ def describe_tables(
         collection: fully qualified name, for messages.
 
     Raises:
-        ConversionError: ``weighted_mean``, ``unsupported_pooling``, ``unsupported_bag_option``, ``rows_shrink``,
-            ``invalid_hash_config``.
+        ConversionError: ``weighted_mean``, ``unsupported_pooling``, ``unsupported_bag``, ``unsupported_bag_option``,
+            ``rows_shrink``, ``invalid_hash_config``.
     """
     names = get_embedding_names_by_table(configs)
     specs = []
     for config, embedding_names in zip(configs, names, strict=True):
-        bag = bags[config.name]
-        assert isinstance(bag, nn.EmbeddingBag)
+        bag = _plain_bag(config, bags[config.name], collection)
         _check(config, bag, is_weighted, collection)
         wanted = hashing[config.name]
         initial = _uniform_range(config)
@@ -66,6 +65,27 @@ def describe_tables(
 
 def _rows(config: EmbeddingBagConfig, bag: nn.EmbeddingBag, adopt: bool) -> int:
     return int(bag.weight.shape[0]) if adopt else config.num_embeddings
+
+
+def _plain_bag(config: EmbeddingBagConfig, bag: nn.Module, collection: str) -> nn.EmbeddingBag:
+    """``bag``, if nothing is lost by reading its weight without calling it."""
+    problem = ""
+    if not isinstance(bag, nn.EmbeddingBag) or type(bag).forward is not nn.EmbeddingBag.forward:
+        problem = f"is a {type(bag).__name__} with a forward of its own"
+    elif type(bag.__dict__["_parameters"].get("weight")) is not nn.Parameter:
+        problem = "has a weight that is not a plain parameter (a parametrization, say)"
+    elif bag._forward_hooks or bag._forward_pre_hooks or bag._backward_hooks or bag._backward_pre_hooks:
+        problem = "has forward or backward hooks, which a batched lookup would not run"
+    elif bag.mode.upper() != config.pooling.name:
+        problem = f"pools by {bag.mode}, but its config says {config.pooling.name}"
+    if problem or not isinstance(bag, nn.EmbeddingBag):
+        raise ConversionError(
+            f"the nn.EmbeddingBag of table {config.name!r} {problem}.",
+            reason="unsupported_bag",
+            module_path=collection,
+            what_to_do="use the bags that EmbeddingBagCollection makes, and put hooks on the collection.",
+        )
+    return bag
 
 
 def _check(config: EmbeddingBagConfig, bag: nn.EmbeddingBag, is_weighted: bool, collection: str) -> None:

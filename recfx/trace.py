@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import fx, nn
 
+from recfx.collection import HashEmbeddingBagCollection
 from recfx.convert import convert
 from recfx.discovery import unwrap
 from recfx.sample import Sample
@@ -31,6 +32,8 @@ def trace(model: nn.Module, sample: Any) -> fx.GraphModule:
     if isinstance(model, WholeGraph):
         return model.graph_module
     converted = unwrap(convert(model, call, verify=False, on_unsupported="keep"))
+    if isinstance(converted, HashEmbeddingBagCollection):
+        return converted.graph_module
     graph_module, rollbacks = build_whole_graph(converted, call, converted.training)
     graph_module.meta["recfx_rollbacks"] = rollbacks
     return graph_module

@@ -20,7 +20,10 @@ from torch import fx, nn
 from torch.fx.node import map_aggregate
 
 from recfx.ir.meta import SourceLocation
+from recfx.randomness import fixed_randomness
 from recfx.sample import Sample
+
+_TRACING_SEED = 20_260_101
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class ShallowTracer(fx.Tracer):
     def __init__(self, leaves: set[int], opaque: frozenset[str] = frozenset()) -> None:
         super().__init__()
         self.record_stack_traces = True
+        self.proxy_buffer_attributes = True  # buffers that change are nodes, never changed by the trace itself
         self.rollbacks: list[Rollback] = []
         self.entered: list[str] = []
         self._leaves = leaves
@@ -125,7 +129,8 @@ def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer) -> fx.Gr
         Exception: whatever the root's own code raises on proxies.
     """
     target, concrete = _explicit_root(root, sample)
-    with _raise_where_a_graph_would_forget():
+    # Random numbers drawn while tracing are constants of the graph: parity, under another seed, finds them.
+    with fixed_randomness(seed=_TRACING_SEED), _raise_where_a_graph_would_forget():
         graph = tracer.trace(target, concrete_args=concrete or None)
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -180,6 +185,9 @@ def _raise_where_a_graph_would_forget() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, replacement in (
             (torch.autocast, "__enter__", refuse("torch.autocast")),
+            (torch.amp.autocast_mode, "_enter_autocast", refuse("torch.autocast")),
+            (torch.set_grad_enabled, "__init__", refuse("torch.set_grad_enabled")),
+            (torch.autograd.graph.saved_tensors_hooks, "__enter__", refuse("saved_tensors_hooks")),
             (torch.no_grad, "__enter__", refuse("torch.no_grad")),
             (torch.enable_grad, "__enter__", refuse("torch.enable_grad")),
             (torch.inference_mode, "__enter__", refuse("torch.inference_mode")),

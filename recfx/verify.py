@@ -12,7 +12,8 @@ from torch import nn
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.discovery import unwrap
 from recfx.oracle import attach_optimizers, oracle_of
-from recfx.parity import compare_tensors, fixed_randomness, largest_difference
+from recfx.parity import compare_tensors, largest_difference
+from recfx.randomness import fixed_randomness
 from recfx.run_step import Run, run_step
 from recfx.sample import Sample
 
@@ -29,7 +30,7 @@ class Check:
     Args:
         mode: ``"train"`` or ``"eval"``.
         batch: ``"sample"``, or ``"sample + 1"`` for the second batch size.
-        what: ``outputs``, ``gradients``, ``parameters`` (after one step), or ``run`` for a run that failed.
+        what: ``outputs``, ``gradients``, ``parameters`` and ``buffers`` (after one step), or ``run``.
         where: output, parameter or input.
         status: ``equal``, ``different``, ``not_reproducible`` (the original differs from itself) or ``skipped``.
         largest: largest absolute difference.
@@ -188,7 +189,7 @@ class _Comparison:
         return run_step(oracle, call, training)
 
     def _compare_runs(self, mode: str, batch: str, wanted: Run, again: Run, found: Run) -> None:
-        for what in ("outputs", "gradients", "parameters"):
+        for what in ("outputs", "gradients", "parameters", "buffers"):
             expected, repeated, actual = (getattr(run, what) for run in (wanted, again, found))
             for where in sorted(set(expected) | set(actual)):
                 first, second, third = (values.get(where) for values in (expected, repeated, actual))

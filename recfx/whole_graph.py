@@ -12,6 +12,7 @@ from recfx.conversion import attach_conversion, conversion_of
 from recfx.errors import ConversionError
 from recfx.ir import verify_graph
 from recfx.ir.meta import META_KEY
+from recfx.islands import carry_hooks
 from recfx.parity import Difference, compare_forward
 from recfx.sample import Sample
 from recfx.shells import copy_shells
@@ -41,6 +42,7 @@ class WholeGraph(nn.Module):
         # Not registered: the graphs call the modules that are registered here already.
         self.__dict__["_graphs"] = graphs
         self.__dict__["_python_model"] = model
+        carry_hooks(model, self)
         conversion = copy.copy(conversion_of(model))
         conversion.rollbacks = rollbacks
         attach_conversion(self, conversion)
@@ -103,11 +105,13 @@ def build_whole_graph(model: nn.Module, sample: Sample, training: bool) -> tuple
     Raises:
         ConversionError: ``untraceable_root`` or ``whole_graph_differs``.
     """
+    hookless, _ = copy_shells(model)  # the root's own hooks run around the graph, not in it
+    carry_hooks(nn.Module(), hookless)
     opaque: frozenset[str] = frozenset()
     given_up: list[Rollback] = []
     while True:
         graph_module, rollbacks, entered = _trace(model, sample, training, opaque)
-        difference = None if sample.on_meta() else compare_forward(model, graph_module, sample, training)
+        difference = None if sample.on_meta() else compare_forward(hookless, graph_module, sample, training)
         if difference is None:
             return graph_module, given_up + rollbacks
         if entered <= opaque:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.errors import IdRangeError, IdTypeError, InputError, MissingFeatureError
 from recfx.ir.tables import TableSpec
@@ -38,7 +39,7 @@ class SelectFeatures(NodeModule):
         self._positions: dict[tuple[str, ...], list[int]] = {}
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """``features``: any KJT that holds the collection's keys. Returns ``[F]`` keys in the collection's order.
+        """``features``: any KJT (or TensorDict) that holds the collection's keys. Returns ``[F]`` keys in the collection's order.
 
         Raises:
             MissingFeatureError: a key is absent.
@@ -46,6 +47,8 @@ class SelectFeatures(NodeModule):
             InputError: weights are missing, or a variable batch comes without ``inverse_indices``.
             IdRangeError: an id of an adopted table is not one of its rows.
         """
+        if not isinstance(features, KeyedJaggedTensor):
+            features = maybe_td_to_kjt(features, None)
         self._check_values(features)
         positions = self._positions_of(features.keys())
         selected = self._select(features, positions)

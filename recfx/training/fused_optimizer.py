@@ -107,7 +107,7 @@ class FusedOptimizer:
             },
         }
         if self.kind != "sgd" and "step" not in self.state:
-            self.state["step"] = torch.tensor(0.0)
+            self.state["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
         start = float(self.group.get("initial_accumulator_value", 0.0))
         for name, shape in shapes[self.kind].items():
             tensor = self.state.get(name)

@@ -1,0 +1,25 @@
+"""What was, or would be, done to a model: the conversion report."""
+
+from recfx.inspect.explain import explain
+from recfx.inspect.report import (
+    REPORT_VERSION,
+    CollectionReport,
+    NodeReport,
+    PassReport,
+    Report,
+    Verification,
+)
+from recfx.inspect.table_report import HashingReport, Reason, TableReport
+
+__all__ = [
+    "REPORT_VERSION",
+    "CollectionReport",
+    "HashingReport",
+    "NodeReport",
+    "PassReport",
+    "Reason",
+    "Report",
+    "TableReport",
+    "Verification",
+    "explain",
+]

@@ -1,0 +1,152 @@
+"""From collections to their part of the report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, BaseEmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
+
+from recfx.collection import HashEmbeddingBagCollection
+from recfx.inspect.facts import TableFacts, table_facts
+from recfx.inspect.reasons import table_reasons, type_name
+from recfx.inspect.report import NodeReport, PassReport
+from recfx.inspect.table_report import HashingReport, TableReport
+from recfx.ir.meta import node_meta
+from recfx.training.fused_optimizer import FusedOptimizer, NotFused
+
+
+def describe_island(island: HashEmbeddingBagCollection, path: str, existed: bool) -> dict[str, Any]:
+    """The fields of a :class:`CollectionReport` that come from a converted collection.
+
+    Args:
+        island: the collection; nothing of it changes.
+        path: its fully qualified name in the model.
+        existed: whether its tables were there before recfx.
+    """
+    tables = [_table(facts) for facts in table_facts(island, path, existed)]
+    return {
+        "is_weighted": island.is_weighted(),
+        "device": str(island.device),
+        "tables": tuple(tables),
+        "nodes": _nodes(island),
+        "passes": tuple(PassReport(record.name, record.modified, record.text) for record in island.pass_records),
+        "declined": tuple(declined for record in island.pass_records for declined in record.declined),
+        "reasons": tuple(reason for table in tables for reason in table.reasons),
+    }
+
+
+def describe_other(collection: nn.Module) -> dict[str, Any]:
+    """The same fields from a collection that was not converted, as far as it shows them."""
+    if isinstance(collection, EmbeddingBagCollectionInterface):
+        read, holder = "embedding_bag_configs", "embedding_bags"
+    elif isinstance(collection, EmbeddingCollectionInterface):
+        read, holder = "embedding_configs", "embeddings"
+    else:
+        return {}
+    try:
+        configs = list(getattr(collection, read)())
+        is_weighted = collection.is_weighted() if read == "embedding_bag_configs" else None
+        device = str(getattr(collection, "device", "") or "")
+        modules = getattr(collection, holder, {})
+        tables = tuple(_other_table(config, modules) for config in configs)
+    except Exception:  # somebody else's class, which may implement none of it: then the report has less to show
+        return {}
+    return {"is_weighted": is_weighted, "device": device, "tables": tables}
+
+
+def _table(facts: TableFacts) -> TableReport:
+    spec, weight = facts.spec, facts.weight
+    return TableReport(
+        name=spec.name,
+        features=spec.feature_names,
+        embedding_names=spec.embedding_names,
+        rows=spec.num_embeddings,
+        dim=spec.embedding_dim,
+        pooling=spec.pooling,
+        dtype=type_name(weight.dtype),
+        device=str(weight.device),
+        bytes=weight.numel() * weight.element_size(),
+        hashing=_hashing(facts),
+        kernel=facts.kernel.name,
+        kernels_passed_over=facts.kernel.passed_over,
+        optimizer=_optimizer(facts),
+        custom_init_fn=spec.custom_init_fn,
+        reasons=table_reasons(facts),
+    )
+
+
+def _hashing(facts: TableFacts) -> HashingReport:
+    config, occupancy = facts.spec.hashing, facts.occupancy
+    if config is None:
+        return HashingReport("static")
+    if facts.index is None:
+        return HashingReport("adopted", rows=config.rows, dense_rows=config.dense_rows)
+    return HashingReport(
+        "index",
+        rows=config.rows,
+        dense_rows=config.dense_rows,
+        buckets=config.buckets,
+        on_full=config.on_full,
+        unseen=config.unseen,
+        seed=config.seed,
+        ids_held=None if occupancy is None else occupancy.taken,
+        occupancy=None if occupancy is None else occupancy.taken / occupancy.rows,
+        worst_bucket=None if occupancy is None else occupancy.worst_bucket,
+        worst_bucket_occupancy=(
+            None if occupancy is None else occupancy.worst_bucket_taken / occupancy.worst_bucket_rows
+        ),
+        counters=tuple(facts.counters.items()),
+    )
+
+
+def _optimizer(facts: TableFacts) -> str:
+    if isinstance(facts.optimizer, FusedOptimizer):
+        return f"fused {facts.optimizer.kind}"
+    if isinstance(facts.optimizer, NotFused):
+        return f"in backward, not fused: {facts.optimizer.reason}"
+    return "none: gradients to weight.grad" if facts.weight.requires_grad else "none: frozen"
+
+
+def _nodes(island: HashEmbeddingBagCollection) -> tuple[NodeReport, ...]:
+    nodes = []
+    for node in island.graph_module.graph.nodes:
+        meta = node_meta(node)
+        if meta is not None:
+            dtype = "" if meta.dtype is None else type_name(meta.dtype)
+            nodes.append(
+                NodeReport(
+                    node.name,
+                    meta.kind,
+                    meta.tables,
+                    meta.made_by,
+                    meta.shape,
+                    dtype,
+                    meta.bytes,
+                    meta.device,
+                    meta.kernel,
+                )
+            )
+    return tuple(nodes)
+
+
+def _other_table(config: BaseEmbeddingConfig, modules: Any) -> TableReport:
+    """From the config, and from the weight where there is a module for the table."""
+    weight = getattr(dict(modules.items()).get(config.name), "weight", None)
+    bits = DATA_TYPE_NUM_BITS[config.data_type]
+    dtype, device, size = config.data_type.name, "", config.num_embeddings * config.embedding_dim * bits // 8
+    if isinstance(weight, nn.Parameter):
+        dtype, device, size = type_name(weight.dtype), str(weight.device), weight.numel() * weight.element_size()
+    pooling = getattr(config, "pooling", None)
+    return TableReport(
+        name=config.name,
+        features=tuple(config.feature_names),
+        embedding_names=tuple(config.feature_names),
+        rows=config.num_embeddings,
+        dim=config.embedding_dim,
+        pooling="" if pooling is None else pooling.name,
+        dtype=dtype,
+        device=device,
+        bytes=size,
+    )

@@ -1,0 +1,165 @@
+"""``recfx.explain``: what was done to a model, or what ``convert`` would do, as a report. Changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import nn
+
+import recfx
+from recfx.collection import HashEmbeddingBagCollection
+from recfx.conversion import Found
+from recfx.discovery import CONVERTIBLE, KEPT, REFUSED, Discovery, Finding, discover, unwrap
+from recfx.errors import ConversionError
+from recfx.hashing import HashConfig
+from recfx.inspect.describe import describe_island, describe_other
+from recfx.inspect.records import Records
+from recfx.inspect.report import REPORT_VERSION, CollectionReport, Report, Verification
+from recfx.inspect.table_report import SEVERITIES, Reason
+from recfx.islands import Growth, build_islands
+from recfx.randomness import fixed_randomness
+from recfx.sample import Sample
+from recfx.tracing import Rollback
+from recfx.whole_graph import WholeGraph
+
+
+def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
+    """Say what was done to ``model``, or, before conversion, what ``convert`` would do to it by default.
+
+    What cannot be converted is in the report, with the reason and what to do; it raises nothing. The model, its
+    optimizers and the random state stay as they are, and no table is allocated.
+
+    Args:
+        model: any module, converted or not, also inside DDP and torch.compile wrappers.
+        sample: one call of it, to confirm where its collections are called; a conversion with a sample remembers.
+        plan: sharding plan; not available yet.
+
+    Raises:
+        ConversionError: ``sharding_not_available``.
+    """
+    if plan is not None:
+        raise ConversionError(
+            "sharding plans are not available yet.",
+            reason="sharding_not_available",
+            what_to_do="explain without plan=; the result runs on one device.",
+        )
+    records = Records.of(model)
+    traceable = not records.traced() and not isinstance(unwrap(model), WholeGraph)
+    call = Sample.of(sample) if sample is not None and traceable else None
+    with _unchanged(model):
+        discovery = discover(model, call)
+        islands = _dry_run(discovery)
+        collections = [
+            _collection(finding, islands.get(id(finding.module), finding.module), records.of_collection(finding))
+            for finding in discovery.findings
+        ]
+    rollbacks = list(discovery.rollbacks) + [found for _, record in records.conversions for found in record.rollbacks]
+    notes = [
+        Reason(note.reason, note.module_path, note.message, note.what_to_do)
+        for _, record in records.conversions
+        for note in record.notes
+    ]
+    verification = records.verification(model)
+    reasons = [reason for collection in collections for reason in collection.reasons]
+    reasons += _model_reasons(discovery, rollbacks, verification) + notes
+    reasons.sort(key=lambda reason: SEVERITIES.index(reason.severity))
+    return Report(
+        version=REPORT_VERSION,
+        recfx_version=recfx.__version__,
+        torch_version=torch.__version__,
+        torchrec_version=version("torchrec"),
+        ok=all(reason.severity != "error" for reason in reasons),
+        collections=tuple(collections),
+        reasons=tuple(reasons),
+        rollbacks=tuple(rollbacks),
+        verification=verification,
+        notes=tuple(notes),
+    )
+
+
+def _dry_run(discovery: Discovery) -> dict[int, nn.Module]:
+    """What the convertible collections would become: islands around their own parameters, by ``id`` of the original.
+
+    Those whose tables cannot be converted are refused in ``discovery``.
+    """
+    with Growth() as growth:
+        return build_islands(discovery.of(CONVERTIBLE), HashConfig(), "auto", growth, keep_refused=True)
+
+
+def _collection(finding: Finding, island: nn.Module, found: Found | None) -> CollectionReport:
+    if isinstance(island, HashEmbeddingBagCollection):
+        existed = finding.status == CONVERTIBLE or (
+            found is not None and found.kind != HashEmbeddingBagCollection.__name__
+        )
+        described = describe_island(island, finding.path, existed)
+    else:
+        described = describe_other(finding.module)
+    how = finding.found if found is None or finding.found != "walked" else found.found
+    source = finding.source if found is None or finding.found != "walked" else found.source
+    described["reasons"] = _collection_reasons(finding, how) + described.get("reasons", ())
+    return CollectionReport(
+        paths=tuple(finding.paths),
+        kind=type(finding.module).__name__ if found is None else found.kind,
+        status=finding.status,
+        reason=finding.reason,
+        message=finding.message,
+        what_to_do=finding.what_to_do,
+        found=how,
+        file="" if source is None else source.file,
+        line=0 if source is None else source.line,
+        **described,
+    )
+
+
+def _collection_reasons(finding: Finding, found: str) -> tuple[Reason, ...]:
+    reasons = []
+    if finding.status in (KEPT, REFUSED):
+        severity = "error" if finding.status == REFUSED else "info"
+        reasons.append(Reason(finding.reason, finding.path, finding.message, finding.what_to_do, severity))
+    if found == "never called":
+        message = "the sample's call never reaches this collection, in train or eval mode."
+        advice = "check the sample, or call it; what is converted does not depend on it."
+        reasons.append(Reason("never_called", finding.path, message, advice, "warning"))
+    return tuple(reasons)
+
+
+def _model_reasons(discovery: Discovery, rollbacks: list[Rollback], verification: Verification) -> list[Reason]:
+    reasons = []
+    if all(finding.reason == "embedding_collection" for finding in discovery.findings):
+        message = "there is no EmbeddingBagCollection in the model."
+        advice = "pass the model that holds the torchrec.EmbeddingBagCollection, before it is exported."
+        reasons.append(Reason("no_collection", "", message, advice, "error"))
+    for rollback in rollbacks:
+        message = f"could not be traced: {rollback.message}"
+        advice = "nothing: its code stays Python, and collections inside are converted all the same."
+        reasons.append(Reason(rollback.reason, rollback.module_path, message, advice, "info"))
+    if verification.ok is False:
+        message = "the converted model does not agree with the original."
+        reasons.append(Reason("verification_failed", "", message, "please report it with the model.", "error"))
+    return reasons
+
+
+@contextlib.contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Undo what looking at a model may leave behind: random state, modes, empty optimizer state."""
+    modes = [(module, module.training) for module in model.modules()]
+    states = [
+        (optimizer.state, weight)
+        for weight in model.parameters()
+        for optimizer in getattr(weight, "_in_backward_optimizers", [])
+        if weight not in getattr(optimizer, "state", {weight})
+    ]
+    try:
+        with fixed_randomness():
+            yield
+    finally:
+        for module, training in modes:
+            if module.training != training:
+                module.training = training
+        for state, weight in states:  # reading a defaultdict makes an entry
+            if weight in state and not state[weight]:
+                del state[weight]

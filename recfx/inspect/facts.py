@@ -1,0 +1,125 @@
+"""Everything known of one table of a converted collection: what the report and its reasons are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+
+from recfx.collection import HashEmbeddingBagCollection
+from recfx.errors import ConversionError
+from recfx.hashing import HashIndex
+from recfx.hashing.index import Occupancy
+from recfx.ir.tables import TableSpec
+from recfx.lowering.registry import Declined, select_backend
+from recfx.nodes import Lookup
+from recfx.training.fused_optimizer import FusedOptimizer, NotFused, fused_optimizer_of
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The backend that serves a lookup now.
+
+    Args:
+        name: ``""`` where none can.
+        passed_over: the backends before it, and why they were not taken.
+        error: why there is none.
+    """
+
+    name: str
+    passed_over: tuple[Declined, ...]
+    error: ConversionError | None = None
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """One table of a converted collection.
+
+    Args:
+        module_path: of its ``nn.EmbeddingBag`` in the model.
+        spec: the compiler's description.
+        config: TorchRec's.
+        bag: what holds the weight.
+        weight: the ``[rows, dim]`` parameter.
+        index: None where ids are rows.
+        occupancy: how full the index is; None without one, and on meta.
+        kernel: what serves its lookup.
+        optimizer: fused, in backward but not fused, or None.
+        existed: whether the table was there before recfx: converted, not built directly.
+    """
+
+    module_path: str
+    spec: TableSpec
+    config: EmbeddingBagConfig
+    bag: nn.EmbeddingBag
+    weight: nn.Parameter
+    index: HashIndex | None
+    occupancy: Occupancy | None
+    kernel: Kernel
+    optimizer: FusedOptimizer | NotFused | None
+    existed: bool
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Of the index; empty where there is none to read."""
+        return {} if self.index is None or self.occupancy is None else self.index.counters
+
+
+def table_facts(island: HashEmbeddingBagCollection, path: str, existed: bool) -> list[TableFacts]:
+    """The tables of ``island``, in order; changes nothing.
+
+    Args:
+        island: a converted collection.
+        path: its fully qualified name in the model.
+        existed: whether its tables were there before recfx.
+    """
+    kernels, indexes = kernels_by_table(island), dict(island.hash_indexes.items())
+    facts = []
+    for spec, config in zip(island.tables, island.embedding_bag_configs(), strict=True):
+        bag = island.embedding_bags[spec.name]
+        assert isinstance(bag, nn.EmbeddingBag)
+        index = indexes.get(spec.name)
+        assert index is None or isinstance(index, HashIndex)
+        facts.append(
+            TableFacts(
+                module_path=f"{path}.embedding_bags.{spec.name}" if path else f"embedding_bags.{spec.name}",
+                spec=spec,
+                config=config,
+                bag=bag,
+                weight=island.weight(spec.name),
+                index=index,
+                occupancy=None if index is None or index.bucket_taken.is_meta else index.occupancy(),
+                kernel=kernels[spec.name],
+                optimizer=_optimizer(island, spec.name, island.weight(spec.name)),
+                existed=existed,
+            )
+        )
+    return facts
+
+
+def kernels_by_table(island: HashEmbeddingBagCollection) -> dict[str, Kernel]:
+    """The kernel that each table's lookup takes as the tables are now: they may have moved since it was lowered."""
+    kernels: dict[str, Kernel] = {}
+    for module in island.graph_module.children():
+        if not isinstance(module, Lookup):
+            continue
+        try:
+            choice = select_backend(module.spec(), module.backend, module.collection)
+            kernel = Kernel(choice.backend, choice.declined)
+        except ConversionError as error:
+            kernel = Kernel("", (), error)
+        kernels |= {table.name: kernel for table in module.tables}
+    return kernels
+
+
+def _optimizer(
+    island: HashEmbeddingBagCollection, table: str, weight: nn.Parameter
+) -> FusedOptimizer | NotFused | None:
+    fused = island._store.optimizers.get(table)
+    if fused is not None:
+        return fused
+    if not getattr(weight, "_in_backward_optimizers", None):
+        return None
+    # Attached after the conversion: the next forward takes it over.
+    return island.not_fused.get(table) or fused_optimizer_of(weight)

@@ -1,0 +1,163 @@
+"""What is worth saying of a table: one small rule each, in one literal list. Nothing to say gives no line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torchrec.modules.embedding_configs import data_type_to_dtype
+
+from recfx.inspect.facts import TableFacts
+from recfx.inspect.table_report import Reason
+from recfx.training.fused_optimizer import FusedOptimizer, NotFused
+
+NEARLY_FULL = 0.9
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def table_reasons(table: TableFacts) -> tuple[Reason, ...]:
+    """Every rule's answer for one table."""
+    return tuple(reason for rule in _RULES if (reason := rule(table)) is not None)
+
+
+def backend_unusable(table: TableFacts) -> Reason | None:
+    """The backend that the user named cannot serve the table where it is now."""
+    error = table.kernel.error
+    if error is None:
+        return None
+    return Reason(error.reason, table.module_path, error.message, error.what_to_do, "error")
+
+
+def kernel_fallback(table: TableFacts) -> Reason | None:
+    """The slow reference target is used because the others declined."""
+    if table.kernel.name != "reference" or not table.kernel.passed_over or table.weight.is_meta:
+        return None
+    why = " ".join(f"{declined.by}: {declined.message}" for declined in table.kernel.passed_over)
+    advice = "expect a slower lookup, or change what the message names."
+    return Reason("kernel_fallback", table.module_path, f"the reference kernel serves it. {why}", advice, "warning")
+
+
+def optimizer_not_fused(table: TableFacts) -> Reason | None:
+    """An optimizer in backward that runs on the whole table."""
+    found = table.optimizer
+    if not isinstance(found, NotFused):
+        return None
+    return Reason("optimizer_not_fused", table.module_path, found.message, found.what_to_do, "warning")
+
+
+def only_touched_rows(table: TableFacts) -> Reason | None:
+    """The dense torch rule would also move rows that the batch does not read."""
+    found = table.optimizer
+    if not isinstance(found, FusedOptimizer):
+        return None
+    weight_decay = found.group.get("weight_decay", 0)
+    if found.kind != "adam" and not weight_decay:
+        return None
+    why = "Adam" if found.kind == "adam" else f"{found.kind} with weight_decay={weight_decay:g}"
+    message = f"fused {why} moves only the rows that a batch reads; the dense torch optimizer moves every row."
+    return Reason(
+        "only_touched_rows", table.module_path, message, "nothing, unless you rely on the dense rule.", "info"
+    )
+
+
+def weights_not_used(table: TableFacts) -> Reason | None:
+    """A table that was there before is given out anew by its index, from row 0 on."""
+    if not table.existed or table.weight.is_meta or table.index is None or table.spec.custom_init_fn:
+        return None
+    if table.index.config.dense_rows != 0:
+        return None
+    return Reason(
+        "weights_not_used",
+        table.module_path,
+        "dense_rows=0 gives out every row anew: a new id starts from initial weights, not from what the row held.",
+        "nothing if it was never trained; to keep its rows, leave dense_rows out and give rows= beyond them.",
+        "warning",
+    )
+
+
+def init_fn_rows(table: TableFacts) -> Reason | None:
+    """An indexed table with an ``init_fn`` of its own."""
+    if table.index is None or not table.spec.custom_init_fn:
+        return None
+    return Reason(
+        "init_fn_rows",
+        table.module_path,
+        "the table has an init_fn of its own: a new id starts from what its row holds, so it depends on the row.",
+        "leave init_fn out to have initial weights that depend on the id alone.",
+        "info",
+    )
+
+
+def data_type_not_honoured(table: TableFacts) -> Reason | None:
+    """The config says another type than the weight has."""
+    try:
+        wanted = data_type_to_dtype(table.config.data_type)
+    except ValueError:  # quantized types have no torch dtype
+        wanted = None
+    if wanted == table.weight.dtype:
+        return None
+    message = f"config.data_type is {table.config.data_type.name}, but the weight is {type_name(table.weight.dtype)}."
+    advice = "cast the model, or correct the config; the weight's type counts."
+    return Reason("data_type_not_honoured", table.module_path, message, advice, "warning")
+
+
+def table_hook_not_called(table: TableFacts) -> Reason | None:
+    """Hooks on the table's ``nn.EmbeddingBag``."""
+    if not any(getattr(table.bag, hooks, None) for hooks in _HOOKS):
+        return None
+    message = (
+        "its nn.EmbeddingBag has hooks that never run: the graph reads the weight, the bag's forward is not called."
+    )
+    advice = "put the hook on the collection, or a tensor hook on the weight."
+    return Reason("table_hook_not_called", table.module_path, message, advice, "warning")
+
+
+def unseen_answers(table: TableFacts) -> Reason | None:
+    """Ids without a row were read in eval mode."""
+    count = table.counters.get("unseen_answers", 0)
+    if count == 0:
+        return None
+    message = f"{count:,} of {table.counters['ids_seen']:,} ids had no row in eval mode and read zeros."
+    return Reason("unseen_answers", table.module_path, message, "train on them, or use unseen='share'.", "info")
+
+
+def shared_answers(table: TableFacts) -> Reason | None:
+    """Ids without a row were answered by a row that is not theirs alone."""
+    count = table.counters.get("shared_answers", 0)
+    if count == 0:
+        return None
+    message = f"{count:,} of {table.counters['ids_seen']:,} ids had no row of their own and read a shared one."
+    return Reason("shared_answers", table.module_path, message, "give the table more rows.", "info")
+
+
+def index_nearly_full(table: TableFacts) -> Reason | None:
+    """The fullest bucket has hardly a row left."""
+    found = table.occupancy
+    if found is None or table.index is None or found.worst_bucket_taken < NEARLY_FULL * found.worst_bucket_rows:
+        return None
+    message = (
+        f"bucket {found.worst_bucket} has {found.worst_bucket_taken:,} of {found.worst_bucket_rows:,} rows taken; "
+        f"in all {found.taken:,} of {found.rows:,}; on_full={table.index.config.on_full!r} comes next."
+    )
+    advice = f"convert with HashConfig(rows={table.spec.num_embeddings + found.rows:_}) or more."
+    return Reason("index_nearly_full", table.module_path, message, advice, "warning")
+
+
+def type_name(dtype: object) -> str:
+    """``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+_RULES: tuple[Callable[[TableFacts], Reason | None], ...] = (
+    backend_unusable,
+    kernel_fallback,
+    optimizer_not_fused,
+    only_touched_rows,
+    weights_not_used,
+    init_fn_rows,
+    data_type_not_honoured,
+    table_hook_not_called,
+    unseen_answers,
+    shared_answers,
+    index_nearly_full,
+)

@@ -1,0 +1,77 @@
+"""What earlier conversions of a model, or of parts of it, wrote down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from recfx.collection import HashEmbeddingBagCollection
+from recfx.conversion import Conversion, Found, conversion_of
+from recfx.discovery import Finding, unwrap
+from recfx.inspect.report import Verification
+from recfx.whole_graph import WholeGraph
+
+_WRAPPERS = {"module", "_orig_mod"}  # what DistributedDataParallel and torch.compile call the model inside
+
+
+@dataclass(frozen=True)
+class Records:
+    """The conversion records of a model.
+
+    Args:
+        conversions: (fully qualified name of the module it hangs on, record); outermost first.
+    """
+
+    conversions: tuple[tuple[str, Conversion], ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Records:
+        """Every record in ``model``; modules converted apart and put together bring one each."""
+        found = []
+        for path, module in model.named_modules():
+            record = conversion_of(module)
+            if record.found and unwrap(module) is module:
+                found.append((path, record))
+        return cls(tuple(found))
+
+    def of_collection(self, finding: Finding) -> Found | None:
+        """What was written down when ``finding`` was converted, or kept."""
+        by_path: dict[str, Found] = {}
+        without_wrappers: dict[str, list[Found]] = {}
+        for prefix, record in reversed(self.conversions):
+            for found in record.found:
+                for path in found.paths:
+                    by_path[_join(prefix, path)] = by_path[_join(_strip(prefix), path)] = found
+                    without_wrappers.setdefault(_strip(_join(prefix, path)), []).append(found)
+        for path in finding.paths:
+            if path in by_path:
+                return by_path[path]
+        # Wrapped, or taken out of its wrapper, since.
+        candidates = without_wrappers.get(_strip(finding.path), [])
+        return candidates[0] if candidates else None
+
+    def traced(self) -> bool:
+        """Whether a conversion has looked where collections are called."""
+        return any(found.found != "walked" for _, record in self.conversions for found in record.found) or any(
+            record.rollbacks for _, record in self.conversions
+        )
+
+    def verification(self, model: nn.Module) -> Verification:
+        """Of the outermost conversion; where there is none, why."""
+        if not self.conversions:
+            built = any(isinstance(module, HashEmbeddingBagCollection) for module in model.modules())
+            return Verification(None, "not run: built directly" if built else "not run: not converted yet")
+        _, record = self.conversions[0]
+        if record.verification is not None:
+            return Verification(bool(record.verification.ok), str(record.verification))
+        given = self.traced() or isinstance(unwrap(model), WholeGraph)
+        return Verification(None, "not run: verify=False" if given else "not run: no sample")
+
+
+def _strip(path: str) -> str:
+    return ".".join(part for part in path.split(".") if part not in _WRAPPERS)
+
+
+def _join(prefix: str, path: str) -> str:
+    return f"{prefix}.{path}" if prefix and path else prefix or path

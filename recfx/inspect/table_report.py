@@ -1,0 +1,102 @@
+"""The report of one table as data, and the reasons that are given for anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recfx.lowering.registry import Declined
+
+SEVERITIES = ("error", "warning", "info")
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One thing that the user should know.
+
+    Args:
+        code: reason code, ``snake_case``; the same code stands in errors.
+        module_path: fully qualified name of the collection, table or module; ``""`` for the root.
+        message: what is so, one sentence.
+        what_to_do: what the user can change; ``""`` where nothing has to be.
+        severity: ``"error"`` (makes the report not ok), ``"warning"`` or ``"info"``.
+    """
+
+    code: str
+    module_path: str
+    message: str
+    what_to_do: str = ""
+    severity: str = "info"
+
+
+@dataclass(frozen=True)
+class HashingReport:
+    """How the ids of a table become rows.
+
+    Args:
+        mode: ``"static"`` (ids are rows, as in the standard collection), ``"adopted"`` (ids are rows, range-checked) or
+            ``"index"`` (raw ids get rows). The other fields are None, or empty, where they have no meaning.
+        rows: physical rows.
+        dense_rows: ids below are their own row.
+        buckets: pieces that the other rows are cut into.
+        on_full: what a new id gets whose bucket is full.
+        unseen: what an id without a row reads in eval mode.
+        seed: of buckets, shared rows and initial rows.
+        ids_held: ids that have a row in the index; None on meta.
+        occupancy: share of the index's rows that are taken.
+        worst_bucket: number of the fullest bucket.
+        worst_bucket_occupancy: share of that bucket's rows that are taken.
+        counters: (name, count) since the index was built.
+    """
+
+    mode: str
+    rows: int | None = None
+    dense_rows: int | None = None
+    buckets: int | None = None
+    on_full: str = ""
+    unseen: str = ""
+    seed: int | None = None
+    ids_held: int | None = None
+    occupancy: float | None = None
+    worst_bucket: int | None = None
+    worst_bucket_occupancy: float | None = None
+    counters: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class TableReport:
+    """One table.
+
+    Args:
+        name: as in its config.
+        features: keys of the batch that read it.
+        embedding_names: their keys in the output.
+        rows: physical rows.
+        dim: columns.
+        pooling: ``"SUM"`` or ``"MEAN"``; ``""`` where the collection does not pool.
+        dtype: of the weight.
+        device: of the weight; ``""`` where the collection does not show it.
+        bytes: of the weight.
+        hashing: None in a collection that was not converted.
+        kernel: the backend that serves its lookup; ``""`` in a collection that was not converted.
+        kernels_passed_over: the backends that come before it, and why they were not taken.
+        optimizer: what steps it: ``"none: gradients to weight.grad"``, ``"fused <kind>"``, or
+            ``"in backward, not fused: <reason>"``.
+        custom_init_fn: whether it brings an ``init_fn`` of its own, which new rows take their values from.
+        reasons: those of the report's reasons that are about this table.
+    """
+
+    name: str
+    features: tuple[str, ...]
+    embedding_names: tuple[str, ...]
+    rows: int
+    dim: int
+    pooling: str
+    dtype: str
+    device: str
+    bytes: int
+    hashing: HashingReport | None = None
+    kernel: str = ""
+    kernels_passed_over: tuple[Declined, ...] = ()
+    optimizer: str = ""
+    custom_init_fn: bool = False
+    reasons: tuple[Reason, ...] = ()

@@ -1,0 +1,167 @@
+"""The report for a terminal: plain text of fixed width, what is wrong first, many equal things as a few and a count."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from recfx.inspect import wording
+from recfx.inspect.report import CollectionReport, Report
+from recfx.inspect.table_report import Reason, TableReport
+
+WIDTH = 120
+
+_Item = TypeVar("_Item")
+
+_FEW = 12  # this many rows are always listed
+_EXAMPLES = 3  # of each kind, where there are more
+_MOST_GROUPS = 12
+
+
+def render_text(report: Report) -> str:
+    """The whole report; see :class:`Report`."""
+    parts: list[RenderableType] = [
+        Text(wording.headline(report)),
+        Text(wording.versions(report)),
+        Text(f"verification: {report.verification.text.removeprefix('verification: ')}"),
+    ]
+    if report.collections:
+        parts += [Text("\nCollections"), _collections(report.collections)]
+    if report.reasons:
+        parts += [Text("\nReasons"), *_reasons(report.reasons)]
+    described = [collection for collection in report.collections if collection.tables or collection.nodes]
+    shown = described if len(described) <= _FEW else _examples(described)
+    for collection in shown:
+        parts += _details(collection)
+    if len(described) > len(shown):
+        rest = [collection for collection in described if not any(collection is one for one in shown)]
+        tables = [table for collection in rest for table in collection.tables]
+        parts.append(Text(f"\n... and {len(rest):,} more collections, {_totals(tables)}: see .to_json() or .to_html()"))
+    return _plain(parts)
+
+
+def _collections(collections: tuple[CollectionReport, ...]) -> Table:
+    table = _grid("collection", "class", "status", "found", "where", "tables", "size")
+    groups = _groups(collections, lambda one: (one.kind, one.status, one.reason, one.found))
+    for group in groups:
+        shown = group if len(collections) <= _FEW else group[:_EXAMPLES]
+        for one in shown:
+            path = wording.name_of(one.path) + "".join(f"\n= {wording.name_of(alias)}" for alias in one.paths[1:])
+            status = f"{one.status}\n{one.reason}" if one.reason else one.status
+            tables, total = f"{len(one.tables):,}", wording.size(sum(table.bytes for table in one.tables))
+            table.add_row(path, one.kind, status, one.found, wording.place(one), tables, total)
+        if len(shown) < len(group):
+            total = wording.size(sum(table.bytes for one in group[len(shown) :] for table in one.tables))
+            tables = f"{sum(len(one.tables) for one in group[len(shown) :]):,}"
+            more = f"... {len(group) - len(shown):,} more like these"
+            table.add_row(more, group[0].kind, group[0].status, group[0].found, "", tables, total)
+    return table
+
+
+def _reasons(reasons: tuple[Reason, ...]) -> list[RenderableType]:
+    """One paragraph a code and advice; equal ones together, with the first few modules."""
+    parts: list[RenderableType] = []
+    for same_code in _groups(reasons, lambda one: (one.severity, one.code)):
+        groups = _groups(same_code, lambda one: (one.message, one.what_to_do))
+        for group in groups[:_EXAMPLES]:
+            paths = wording.listed(tuple(wording.name_of(one.module_path) for one in group))
+            parts.append(Text(f"  {group[0].severity}: {group[0].code}: {paths}"))
+            parts.append(Padding(Text(group[0].message), (0, 0, 0, 6)))
+            if group[0].what_to_do:
+                parts.append(Padding(Text(f"What to do: {group[0].what_to_do}"), (0, 0, 0, 6)))
+        if len(groups) > _EXAMPLES:
+            count = sum(len(group) for group in groups[_EXAMPLES:])
+            parts.append(Text(f"  {same_code[0].severity}: {same_code[0].code}: ... and {count:,} more"))
+    return parts
+
+
+def _details(collection: CollectionReport) -> list[RenderableType]:
+    parts: list[RenderableType] = [
+        Text(f"\n{wording.name_of(collection.path)}: {collection.status}, {_totals(collection.tables)}"),
+        _tables(collection.tables),
+    ]
+    if collection.nodes:
+        sizes = _grid("node", "shape", "bytes", "kernel", "made by")
+        for node in collection.nodes[: 2 * _FEW]:
+            size = wording.expression(node.bytes)
+            sizes.add_row(node.name, wording.shape(node.shape), size, node.kernel, node.made_by)
+        if len(collection.nodes) > 2 * _FEW:
+            sizes.add_row(f"... {len(collection.nodes) - 2 * _FEW:,} more", "", "", "", "")
+        parts += [Text("  sizes, in B (batch size) and L_f (mean number of ids a sample of feature f)"), sizes]
+    return parts
+
+
+def _tables(tables: tuple[TableReport, ...]) -> Table:
+    grid = _grid("table", "features", "rows", "dim", "pooling", "type", "size", "hashing", "kernel", "optimizer")
+    groups = _groups(tables, _table_key)
+    for group in groups[:_MOST_GROUPS] if len(tables) > _FEW else groups:
+        shown = group if len(tables) <= _FEW else group[:_EXAMPLES]
+        for one in shown:
+            features, size = wording.listed(one.features, 2), wording.size(one.bytes)
+            cells = (one.pooling, one.dtype, size, wording.hashing(one.hashing), one.kernel, wording.optimizer(one))
+            grid.add_row(one.name, features, f"{one.rows:,}", str(one.dim), *cells)
+        rest = group[len(shown) :]
+        if rest:
+            rows, total = _between(one.rows for one in rest), wording.size(sum(one.bytes for one in rest))
+            grid.add_row(f"... {len(rest):,} more", "", rows, str(rest[0].dim), rest[0].pooling, rest[0].dtype, total)
+    if len(tables) > _FEW and len(groups) > _MOST_GROUPS:
+        others = [one for group in groups[_MOST_GROUPS:] for one in group]
+        grid.add_row(f"... {len(others):,} others", *[""] * 5, wording.size(sum(one.bytes for one in others)))
+    return grid
+
+
+def _examples(collections: list[CollectionReport]) -> list[CollectionReport]:
+    """A few of each kind."""
+    groups = _groups(collections, lambda one: (one.kind, one.status, frozenset(map(_table_key, one.tables))))
+    return [collection for group in groups for collection in group[:_EXAMPLES]][:_FEW]
+
+
+def _table_key(table: TableReport) -> Hashable:
+    mode = None if table.hashing is None else table.hashing.mode
+    return table.dim, table.pooling, table.dtype, table.device, mode, table.kernel, table.optimizer
+
+
+def _totals(tables: Iterable[TableReport]) -> str:
+    tables = tuple(tables)
+    devices = sorted({table.device for table in tables if table.device})
+    place = f" on {', '.join(devices)}" if devices else ""
+    count = f"{len(tables):,} {'table' if len(tables) == 1 else 'tables'}"
+    return f"{count}, {wording.size(sum(table.bytes for table in tables))}{place}"
+
+
+def _between(numbers: Iterable[int]) -> str:
+    numbers = sorted(numbers)
+    return f"{numbers[0]:,}" if numbers[0] == numbers[-1] else f"{numbers[0]:,} to {numbers[-1]:,}"
+
+
+def _groups(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> list[list[_Item]]:
+    """Items of equal keys together, in order of first appearance."""
+    groups: dict[Hashable, list[_Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())
+
+
+def _grid(*columns: str) -> Table:
+    grid = Table(box=box.ASCII, padding=(0, 1), pad_edge=False, show_edge=False)
+    for column in columns:
+        right = column in ("rows", "dim", "size", "tables")
+        grid.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=right)
+    return grid
+
+
+def _plain(parts: Iterable[RenderableType]) -> str:
+    """Rendered without colours, whatever terminal this runs in."""
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
+    for part in parts:
+        console.print(part, highlight=False, markup=False)
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())

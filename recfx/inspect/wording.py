@@ -1,0 +1,99 @@
+"""Short words for the text and the HTML page: sizes, places, shares, symbolic expressions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import sympy
+
+from recfx.inspect.report import CollectionReport, Report
+from recfx.inspect.table_report import HashingReport, TableReport
+
+_MOST_TERMS = 4
+
+
+def headline(report: Report) -> str:
+    """One line: ``2 collections: 1 converted, 1 refused. NOT OK``."""
+    counts = Counter(collection.status for collection in report.collections)
+    total = len(report.collections)
+    parts = ", ".join(f"{counts[status]} {status}" for status in _STATUS_ORDER if counts[status])
+    found = f"{total} {'collection' if total == 1 else 'collections'}" if total else "no collections"
+    return f"{found}{': ' if parts else ''}{parts}. {'OK' if report.ok else 'NOT OK'}"
+
+
+def versions(report: Report) -> str:
+    """What it ran under."""
+    return f"recfx {report.recfx_version}, torch {report.torch_version}, torchrec {report.torchrec_version}"
+
+
+def name_of(path: str) -> str:
+    """A fully qualified name, with a word for the root's."""
+    return path or "(root)"
+
+
+def place(collection: CollectionReport) -> str:
+    """``file:line``, without the folders that everybody knows."""
+    if not collection.file:
+        return ""
+    file = Path(collection.file)
+    if "site-packages" in file.parts:
+        file = Path(*file.parts[file.parts.index("site-packages") + 1 :])
+    elif file.is_relative_to(Path.cwd()):
+        file = file.relative_to(Path.cwd())
+    return f"{file}:{collection.line}"
+
+
+def size(count: int) -> str:
+    """``3.1 KiB``."""
+    amount, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def share(part: float) -> str:
+    """``12.3%``."""
+    return f"{100 * part:.1f}%"
+
+
+def hashing(found: HashingReport | None) -> str:
+    """How ids become rows, in a line."""
+    if found is None or found.mode != "index":
+        return "" if found is None else found.mode
+    dense = f", ids below {found.dense_rows:,} dense" if found.dense_rows else ""
+    if found.ids_held is None or found.occupancy is None or found.worst_bucket_occupancy is None:
+        return f"index{dense}, not allocated"
+    worst = f", worst bucket {share(found.worst_bucket_occupancy)}" if (found.buckets or 1) > 1 else ""
+    policy = "" if found.on_full == "error" else f", {found.on_full}"
+    return f"index{dense}: {found.ids_held:,} ids, {share(found.occupancy)}{worst}{policy}"
+
+
+def optimizer(table: TableReport) -> str:
+    """What steps the table; short where the model's own optimizer does."""
+    return table.optimizer.removeprefix("none: ").removeprefix("gradients to ")
+
+
+def expression(value: sympy.Expr) -> str:
+    """A symbolic size; a sum over many features by its first and last."""
+    lengths = sorted((symbol for symbol in value.free_symbols if symbol.name.startswith("L_")), key=str)
+    if len(lengths) <= _MOST_TERMS:
+        return str(value)
+    ends = str(value.xreplace(dict.fromkeys(lengths[1:-1], sympy.Integer(0))))
+    return ends.replace(" + ", f" + ... {len(lengths) - 2:,} more ... + ", 1)
+
+
+def shape(sizes: tuple[sympy.Expr, ...]) -> str:
+    """``[B, 16]``."""
+    return f"[{', '.join(expression(value) for value in sizes)}]"
+
+
+def listed(names: tuple[str, ...], most: int = 3) -> str:
+    """The first few of many names, and how many more."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+_STATUS_ORDER = ("converted", "convertible", "kept", "refused")
