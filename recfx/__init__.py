@@ -8,6 +8,7 @@ from recfx.collection import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.convert import convert
 from recfx.errors import CheckpointError, ConversionError, ExportError, InputError, RecfxError, TableFullError
 from recfx.hashing import HashConfig, HashIndex
+from recfx.inspect import Report, explain
 from recfx.passes import passes
 from recfx.sample import Sample
 from recfx.trace import trace
@@ -26,10 +27,12 @@ __all__ = [
     "HashIndex",
     "InputError",
     "RecfxError",
+    "Report",
     "Sample",
     "TableFullError",
     "VerifyReport",
     "convert",
+    "explain",
     "passes",
     "trace",
     "unconvert",

@@ -47,6 +47,7 @@ def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
             reason="sharding_not_available",
             what_to_do="explain without plan=; the result runs on one device.",
         )
+    model = _holder(model)
     records = Records.of(model)
     traceable = not records.traced() and not isinstance(unwrap(model), WholeGraph)
     call = Sample.of(sample) if sample is not None and traceable else None
@@ -79,6 +80,14 @@ def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
         verification=verification,
         notes=tuple(notes),
     )
+
+
+def _holder(model: nn.Module) -> nn.Module:
+    """Where the collections are modules: the whole graph of a root collection has inlined the only one."""
+    inside = unwrap(model)
+    if isinstance(inside, WholeGraph) and isinstance(inside.python_model, HashEmbeddingBagCollection):
+        return inside.python_model
+    return model
 
 
 def _dry_run(discovery: Discovery) -> dict[int, nn.Module]:

@@ -39,7 +39,7 @@ class SelectFeatures(NodeModule):
         self._positions: dict[tuple[str, ...], list[int]] = {}
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """``features``: any KJT (or TensorDict) that holds the collection's keys. Returns ``[F]`` keys in the collection's order.
+        """Select from any KJT (or TensorDict) that holds the keys; returns ``[F]`` keys in the collection's order.
 
         Raises:
             MissingFeatureError: a key is absent.
@@ -137,7 +137,7 @@ class SelectFeatures(NodeModule):
         position = first_out_of_range(values, key_offsets, self._checked_rows)
         if position < 0:
             return
-        feature = int(torch.searchsorted(key_offsets, position, right=True)) - 1
+        feature = int(torch.searchsorted(key_offsets.contiguous(), position, right=True)) - 1
         table = next(table for table in self.tables if self.keys[feature] in table.embedding_names)
         raise IdRangeError(
             f"id {int(values[position])} of feature {self.feature_names[feature]!r} is out of range for table "
