@@ -1,0 +1,237 @@
+"""Both targets against each other and against autograd and torch.optim on the whole table."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torchrec
+from torch import nn
+
+from recfx.ir import TableSpec
+from recfx.lowering import LookupBatch, LookupSpec, fbgemm, reference
+from recfx.training.fused_optimizer import FusedOptimizer
+
+ROWS, DIMS = (30, 20, 10), (8, 12, 4)
+FEATURES = (("a", "b"), ("c",), ("d",))
+TARGETS = {"fbgemm": fbgemm, "reference": reference}
+SETTINGS = {
+    "sgd": {"lr": 0.1},
+    "adagrad": {"lr": 0.1, "eps": 1e-3},
+    "rowwise_adagrad": {"lr": 0.1, "eps": 1e-3},
+    "adam": {"lr": 0.1, "eps": 1e-3, "betas": (0.9, 0.99)},
+}
+DENSE = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "rowwise_adagrad": torchrec.optim.RowWiseAdagrad,
+    "adam": torch.optim.Adam,
+}
+
+
+def tables(pooling: str) -> tuple[TableSpec, ...]:
+    return tuple(
+        TableSpec(f"t{number}", names, names, rows, dim, pooling, None, 0.0, 0.0)
+        for number, (names, rows, dim) in enumerate(zip(FEATURES, ROWS, DIMS, strict=True))
+    )
+
+
+def weights(dtype: torch.dtype) -> list[torch.Tensor]:
+    return [nn.Parameter(torch.randn(rows, dim).to(dtype)) for rows, dim in zip(ROWS, DIMS, strict=True)]
+
+
+def batch(batch_size: int, longest: int, weighted: bool) -> LookupBatch:
+    lengths = torch.randint(0, longest + 1, (4 * batch_size,))
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    rows_of_feature = (30, 30, 20, 10)
+    values = [
+        torch.randint(0, rows, (int(offsets[(f + 1) * batch_size] - offsets[f * batch_size]),))
+        for f, rows in enumerate(rows_of_feature)
+    ]
+    ids = torch.cat(values)
+    return LookupBatch(ids, offsets, torch.rand(ids.numel(), requires_grad=True) if weighted else None, batch_size)
+
+
+def standard(spec: LookupSpec, data: LookupBatch, on: list[torch.Tensor]) -> torch.Tensor:
+    """One functional.embedding_bag a feature: the standard collection's forward."""
+    pooled, feature = [], 0
+    for table, described in zip(on, spec.tables, strict=True):
+        for _ in described.feature_names:
+            first = feature * data.batch_size
+            bags = data.offsets[first : first + data.batch_size + 1]
+            ids = slice(int(bags[0]), int(bags[-1]))
+            scale = data.per_sample_weights
+            pooled.append(
+                nn.functional.embedding_bag(
+                    data.values[ids],
+                    table.float(),
+                    bags - bags[0],
+                    mode=spec.pooling.lower(),
+                    per_sample_weights=None if scale is None else scale[ids],
+                    include_last_offset=True,
+                )
+            )
+            feature += 1
+    return torch.cat(pooled, dim=1)
+
+
+CASES = [
+    pytest.param(
+        pooling, weighted, dtype, size, longest, tolerance, id=f"{pooling}-{weighted}-{dtype}-{size}-{longest}"
+    )
+    for (pooling, weighted), (dtype, tolerance), (size, longest) in itertools.product(
+        [("SUM", False), ("MEAN", False), ("SUM", True)],
+        [(torch.float32, 1e-5), (torch.float16, 1e-2)],
+        [(5, 4), (3, 0), (0, 4), (1, 50)],
+    )
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("pooling", "weighted", "dtype", "size", "longest", "tolerance"), CASES)
+def test_outputs_and_gradients(
+    target: str, pooling: str, weighted: bool, dtype: torch.dtype, size: int, longest: int, tolerance: float
+) -> None:
+    ours = weights(dtype)
+    theirs = [nn.Parameter(weight.detach().clone()) for weight in ours]
+    spec = LookupSpec(tables(pooling), pooling, weighted, ours, [None] * 3)
+    assert TARGETS[target].decline(spec) is None
+    data = batch(size, longest, weighted)
+    found = TARGETS[target].build(spec)(ours, data)
+    cotangent = torch.randn(found.shape)
+    found.backward(cotangent)
+    gradient = None if data.per_sample_weights is None else data.per_sample_weights.grad.clone()
+    if data.per_sample_weights is not None:
+        data.per_sample_weights.grad = None
+    wanted = standard(spec, data, theirs)
+    wanted.backward(cotangent)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.grad.dtype == dtype
+        torch.testing.assert_close(mine.grad, other.grad, rtol=tolerance, atol=tolerance)
+    if gradient is not None:
+        torch.testing.assert_close(gradient, data.per_sample_weights.grad, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"), [(t, k) for t in TARGETS for k in SETTINGS if not (t == "fbgemm" and k == "adam")]
+)
+@pytest.mark.parametrize(("pooling", "weighted"), [("SUM", False), ("MEAN", False), ("SUM", True)])
+def test_three_fused_steps_are_the_dense_rule_on_touched_rows(
+    target: str, kind: str, pooling: str, weighted: bool
+) -> None:
+    ours = weights(torch.float32)
+    theirs = [nn.Parameter(weight.detach().clone()) for weight in ours]
+    optimizers = [FusedOptimizer(kind, dict(SETTINGS[kind])) for _ in ours]
+    spec = LookupSpec(tables(pooling), pooling, weighted, ours, optimizers)
+    assert TARGETS[target].decline(spec) is None
+    kernel = TARGETS[target].build(spec)
+    dense = [DENSE[kind]([weight], **SETTINGS[kind]) for weight in theirs]
+    data = batch(6, 4, weighted)
+    for step in range(3):
+        if step and kind != "adam":  # dense Adam moves rows that a batch did not use
+            data = batch(6, 4, weighted)
+        cotangent = torch.randn(6, sum(dim * len(names) for dim, names in zip(DIMS, FEATURES, strict=True)))
+        scale = data.per_sample_weights
+        kernel(ours, data).backward(cotangent)
+        found_scale = None if scale is None else scale.grad.clone()
+        if scale is not None:
+            scale.grad = None
+        standard(spec, data, theirs).backward(cotangent)
+        for optimizer in dense:
+            optimizer.step()
+            optimizer.zero_grad()
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine.grad is None
+            torch.testing.assert_close(mine.detach(), other.detach(), rtol=1e-5, atol=1e-6)
+        if scale is not None:
+            torch.testing.assert_close(found_scale, scale.grad, rtol=1e-5, atol=1e-6)
+            scale.grad = None
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_learning_rates_that_come_apart_are_each_followed(target: str) -> None:
+    ours = weights(torch.float32)
+    before = [weight.detach().clone() for weight in ours]
+    optimizers = [FusedOptimizer("sgd", {"lr": 0.1}) for _ in ours]
+    kernel = TARGETS[target].build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers))
+    data = batch(6, 4, False)
+    optimizers[1].group["lr"] = 0.0
+    optimizers[2].group["lr"] = 0.2
+    kernel(ours, data).sum().backward()
+    moved = [(weight.detach() - old).abs().max().item() for weight, old in zip(ours, before, strict=True)]
+    assert moved[0] > 0
+    assert moved[1] == 0
+    counts = torch.bincount(data.values[data.offsets[18] :], minlength=10).float()
+    torch.testing.assert_close(ours[2].detach(), before[2] - 0.2 * counts.unsqueeze(1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", [None, "sgd", "adagrad"])
+def test_a_frozen_table_does_not_move(target: str, kind: str | None) -> None:
+    ours = weights(torch.float32)
+    ours[1].requires_grad_(False)
+    before = [weight.detach().clone() for weight in ours]
+    optimizers = [None if kind is None else FusedOptimizer(kind, dict(SETTINGS[kind])) for _ in ours]
+    kernel = TARGETS[target].build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers))
+    kernel(ours, batch(6, 4, False)).sum().backward()
+    assert ours[1].grad is None
+    assert torch.equal(ours[1], before[1])
+    moved = ours[0].grad is not None if kind is None else not torch.equal(ours[0], before[0])
+    assert moved
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_repeated_runs_give_identical_bits(target: str) -> None:
+    data = batch(64, 8, False)
+    start = weights(torch.float32)
+    runs = []
+    for _ in range(2):
+        ours = [nn.Parameter(weight.detach().clone()) for weight in start]
+        spec = LookupSpec(tables("SUM"), "SUM", False, ours, [FusedOptimizer("adagrad", {"lr": 0.1, "eps": 1e-8})] * 3)
+        spec = LookupSpec(
+            spec.tables, "SUM", False, ours, [FusedOptimizer("adagrad", {"lr": 0.1, "eps": 1e-8}) for _ in ours]
+        )
+        output = TARGETS[target].build(spec)(ours, data)
+        output.backward(torch.linspace(-1, 1, output.numel()).view(output.shape))
+        runs.append([output.detach(), *(weight.detach() for weight in ours)])
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_tables_live_until_the_backward_has_run() -> None:
+    ours = weights(torch.float32)
+    kernel = fbgemm.build(LookupSpec(tables("SUM"), "SUM", False, ours, [None] * 3))
+    output = kernel(ours, batch(6, 4, False))
+    copies = [weight.detach().clone() for weight in ours]
+    del ours, kernel
+    _ = [torch.full((rows, dim), float("nan")) for rows, dim in zip(ROWS, DIMS, strict=True) for _ in range(8)]
+    output.sum().backward()
+    assert all(torch.isfinite(copy).all() for copy in copies)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda spec: [w.to(torch.bfloat16) for w in spec.weights], "dtype"),
+        (lambda spec: [w.to("meta") for w in spec.weights], "device"),
+        (lambda spec: [w.t().contiguous().t() for w in spec.weights], "not_contiguous"),
+    ],
+)
+def test_fbgemm_declines_what_it_cannot_read(change: object, reason: str) -> None:
+    spec = LookupSpec(tables("SUM"), "SUM", False, weights(torch.float32), [None] * 3)
+    declined = fbgemm.decline(LookupSpec(spec.tables, "SUM", False, change(spec), [None] * 3))  # type: ignore[operator]
+    assert declined is not None
+    assert (declined.by, declined.reason) == ("fbgemm", reason)
+
+
+def test_fbgemm_declines_optimizers_that_it_has_not() -> None:
+    for optimizer, reason in (
+        (FusedOptimizer("adam", dict(SETTINGS["adam"])), "optimizer"),
+        (FusedOptimizer("sgd", {"lr": 0.1, "weight_decay": 0.1}), "weight_decay"),
+    ):
+        declined = fbgemm.decline(LookupSpec(tables("SUM"), "SUM", False, weights(torch.float32), [optimizer] * 3))
+        assert declined is not None
+        assert declined.reason == reason

@@ -1,0 +1,37 @@
+from recfx import HashConfig
+from recfx.collection import HashEmbeddingBagCollection
+from recfx.passes import passes, run_passes
+from tests.passes.island import ADOPTED, INDEXED, after, collection
+
+
+def test_ids_are_hashed_before_any_lookup_and_mean_is_divided_after() -> None:
+    _, text, modified, declined = after("insert_hash", collection(INDEXED, INDEXED))
+    assert modified
+    assert declined == []
+    assert (
+        text
+        == """\
+features = input
+ebc_select_features = select_features(features)
+ebc_hash_ids = hash_ids(ebc_select_features)
+ebc_lookup = lookup(ebc_hash_ids)
+ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features)
+ebc_lookup_1 = lookup(ebc_hash_ids)
+ebc_keyed_tensor = keyed_tensor(ebc_mean_divide, ebc_lookup_1)
+return ebc_keyed_tensor"""
+    )
+
+
+def test_the_lookup_of_a_hashed_mean_table_runs_as_sum() -> None:
+    graph_module, _, _, _ = after("insert_hash", collection(INDEXED, ADOPTED))
+    assert graph_module.get_submodule("lookup").pooling == "SUM"
+    assert graph_module.get_submodule("mean_divide").divided == ("users",)
+
+
+def test_static_tables_are_declined_by_name() -> None:
+    island: HashEmbeddingBagCollection = collection(HashConfig(dense_rows=8), HashConfig(dense_rows=8))
+    object.__setattr__(island.tables[1], "hashing", None)
+    records = run_passes(island.unexpanded_graph(), passes()[:2])
+    (declined,) = records[-1].declined
+    assert (declined.by, declined.reason, declined.node) == ("insert_hash", "static_table", "ebc_select_features")
+    assert "'ads'" in declined.message

@@ -1,0 +1,34 @@
+import pytest
+import torch
+
+from recfx import ConversionError
+from recfx.passes import passes, run_passes
+from tests.passes.island import ADOPTED, INDEXED, after, collection
+
+
+def test_float32_tables_on_the_cpu_get_the_table_batched_kernel() -> None:
+    graph_module, _, _, declined = after("lower", collection(INDEXED, INDEXED))
+    (lookup,) = [node for node in graph_module.graph.nodes if node.name == "ebc_lookup"]
+    assert lookup.meta["recfx"].kernel == "fbgemm"
+    assert declined == []
+
+
+def test_bfloat16_falls_back_to_the_reference_and_says_why() -> None:
+    island = collection(ADOPTED, ADOPTED).to(torch.bfloat16)
+    graph_module, _, _, declined = after("lower", island)
+    kernels = {node.meta["recfx"].kernel for node in graph_module.graph.nodes if "lookup" in node.name}
+    assert kernels == {"reference"}
+    assert declined == ["dtype", "dtype"]
+
+
+def test_a_backend_named_by_the_user_is_used_or_is_an_error() -> None:
+    island = collection(ADOPTED, ADOPTED)
+    graph_module = island.unexpanded_graph()
+    run_passes(graph_module, passes(backend="reference"))
+    assert {node.meta["recfx"].kernel for node in graph_module.graph.nodes if "lookup" in node.name} == {"reference"}
+    with pytest.raises(ConversionError, match="bfloat16") as caught:
+        run_passes(island.to(torch.bfloat16).unexpanded_graph(), passes(backend="fbgemm"))
+    assert caught.value.reason == "backend_unusable"
+    with pytest.raises(ConversionError, match="'cuda_magic'") as caught:
+        run_passes(collection(ADOPTED, ADOPTED).unexpanded_graph(), passes(backend="cuda_magic"))
+    assert caught.value.reason == "unknown_backend"

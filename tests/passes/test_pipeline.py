@@ -1,0 +1,85 @@
+"""The pipeline as a whole: order, names, callback, and the verifier between passes."""
+
+from dataclasses import dataclass
+
+import pytest
+from torch import fx
+
+import recfx
+from recfx.ir import GraphVerificationError
+from recfx.passes import PassResult, run_passes
+from tests.passes.island import INDEXED, collection
+
+
+def test_the_order_is_one_literal_list_and_names_are_file_names() -> None:
+    names = [rewrite.name for rewrite in recfx.passes()]
+    assert names == ["expand_collection", "insert_hash", "elide_hash", "batch_lookups", "lower"]
+    for rewrite in recfx.passes():
+        assert type(rewrite).__module__ == f"recfx.passes.{rewrite.name}"
+
+
+def test_the_callback_sees_the_graph_after_each_pass() -> None:
+    seen: list[tuple[str, int]] = []
+    island = collection(INDEXED, INDEXED)
+    run_passes(
+        island.unexpanded_graph(), recfx.passes(), lambda name, graph: seen.append((name, len(graph.graph.nodes)))
+    )
+    assert [name for name, _ in seen] == [rewrite.name for rewrite in recfx.passes()]
+    assert seen[0][1] == 6
+    assert seen[1][1] == 8
+
+
+@dataclass(frozen=True)
+class DropHashing:
+    """A broken pass: it feeds raw ids to mean_divide's lookup and leaves hash_ids without users."""
+
+    name: str = "drop_hashing"
+
+    def call(self, graph_module: fx.GraphModule) -> PassResult:
+        (hash_ids,) = [node for node in graph_module.graph.nodes if node.name == "ebc_hash_ids"]
+        hash_ids.replace_all_uses_with(hash_ids.args[0])
+        return PassResult(graph_module, modified=True)
+
+
+@dataclass(frozen=True)
+class LookUpTwice:
+    """A broken pass: it looks one table up twice."""
+
+    name: str = "look_up_twice"
+
+    def call(self, graph_module: fx.GraphModule) -> PassResult:
+        (lookup,) = [node for node in graph_module.graph.nodes if node.name == "ebc_lookup_1"]
+        (output,) = [node for node in graph_module.graph.nodes if node.name == "ebc_keyed_tensor"]
+        with graph_module.graph.inserting_before(output):
+            again = graph_module.graph.node_copy(lookup)
+            again.args = lookup.args
+        output.args = (*output.args, again)
+        return PassResult(graph_module, modified=True)
+
+
+@dataclass(frozen=True)
+class CallNothing:
+    """A broken pass: it calls a module that does not exist."""
+
+    name: str = "call_nothing"
+
+    def call(self, graph_module: fx.GraphModule) -> PassResult:
+        next(node for node in graph_module.graph.nodes if node.name == "ebc_lookup").target = "nowhere"
+        return PassResult(graph_module, modified=True)
+
+
+@pytest.mark.parametrize(
+    ("broken", "node", "rule"),
+    [
+        (DropHashing(), "ebc_hash_ids", "nothing uses this hash_ids"),
+        (LookUpTwice(), "ebc_lookup_2", "already has a lookup"),
+        (CallNothing(), "ebc_lookup", "nowhere"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_broken_pass_is_named_with_the_node(broken: recfx.passes, node: str, rule: str) -> None:
+    island = collection(INDEXED, INDEXED)
+    with pytest.raises(GraphVerificationError, match=rule) as caught:
+        run_passes(island.unexpanded_graph(), (*recfx.passes()[:2], broken))
+    assert f"after pass {broken.name}" in str(caught.value)
+    assert node in str(caught.value)
