@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from recfx.collection import HashEmbeddingBagCollection
-from recfx.discovery import CONVERTIBLE, Discovery, unwrap
+from recfx.discovery import CONVERTED, CONVERTIBLE, Discovery, unwrap
 from recfx.ir.meta import SourceLocation
 from recfx.tracing import Rollback
 
@@ -61,10 +61,13 @@ class Conversion:
     notes: list[Note] = field(default_factory=list)
 
     @classmethod
-    def of(cls, discovery: Discovery, on_unsupported: str) -> Conversion:
-        """From what was discovered."""
+    def of(cls, discovery: Discovery, on_unsupported: str, before: Conversion | None = None) -> Conversion:
+        """From what was discovered; what was converted ``before`` keeps its record."""
+        earlier = {} if before is None else {record.paths[0]: record for record in before.found}
         found = [
-            Found(
+            earlier[finding.path]
+            if finding.status == CONVERTED and finding.path in earlier
+            else Found(
                 tuple(finding.paths),
                 type(finding.module).__name__,
                 "converted" if finding.status == CONVERTIBLE else finding.status,

@@ -21,6 +21,9 @@ from recfx.whole_graph import WholeGraph
 
 _DEFAULT_HASHING = HashConfig()
 
+# Verification holds up to three copies of the parameters, and gradients: larger models are verified only on request.
+MOST_BYTES_VERIFIED = 2 * 2**30
+
 
 def convert(
     model: nn.Module,
@@ -51,7 +54,8 @@ def convert(
         device: move the result there; tables on meta are allocated and initialised.
         backend: kernel target of the lookups; ``"auto"`` takes the first that can serve each.
         whole_graph: return the whole model as a graph (a train and an eval one over shared modules); needs a sample.
-        verify: compare with the original on copies, in outputs, gradients and one step. None: if there is a sample.
+        verify: compare with the original on copies, in outputs, gradients and one step. None: if there is a sample,
+            and the parameters take no more than 2 GiB.
         inplace: False makes new module objects around the same parameters, and the original still runs; True patches
             the parents of the collections (a model that is a collection itself is replaced, use the return value).
         on_unsupported: ``"error"``, or ``"keep"`` to leave what cannot be converted, listed in the report.
@@ -71,11 +75,11 @@ def convert(
     with Growth() as growth:
         islands = build_islands(discovery.of(CONVERTIBLE), hashing, backend, growth, on_unsupported == "keep")
         converted, _ = copy_shells(model, islands)
-        conversion = Conversion.of(discovery, on_unsupported)
+        conversion = Conversion.of(discovery, on_unsupported, before=conversion_of(model))
         conversion.notes += _notes(model, inplace)
         attach_conversion(converted, conversion)
         _place(converted, device)
-        if verify or (verify is None and call is not None):
+        if verify or (verify is None and call is not None and _worth_copying(model, conversion)):
             _verify(model, converted, call, conversion)
         if whole_graph:
             converted = _as_whole_graph(converted, call)
@@ -147,6 +151,21 @@ def _place(converted: nn.Module, device: torch.device | str | None) -> None:
             collection.to_empty(device=device)
             collection.reset_parameters()
     converted.to(device)
+
+
+def _worth_copying(model: nn.Module, conversion: Conversion) -> bool:
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    if size <= MOST_BYTES_VERIFIED:
+        return True
+    conversion.notes.append(
+        Note(
+            "verification_skipped",
+            "",
+            f"the parameters take {size / 2**30:.1f} GiB, and verification works on copies of them.",
+            "pass verify=True to convert, or call recfx.verify on a model with smaller tables.",
+        )
+    )
+    return False
 
 
 def _verify(model: nn.Module, converted: nn.Module, call: Sample | None, conversion: Conversion) -> None:

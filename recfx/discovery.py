@@ -223,7 +223,7 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
     seen: set[tuple[str, str]] = set()
     for training in (True, False):
         root, copies = copy_shells(unwrap(model))
-        root.train(training)
+        set_mode(root, training)
         _own_tensor_attributes(root)
         leaves = {id(copies[key]): key for key in wanted if key in copies}
         tracer = ShallowTracer(set(leaves))
@@ -249,6 +249,13 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
                 discovery.rollbacks.append(rollback)
     for key, finding in wanted.items():
         finding.found = "traced" if key in called else "walked" if key in hidden else "never called"
+
+
+def set_mode(root: nn.Module, training: bool) -> None:
+    """As ``root.train(training)``, but leaves ScriptModules alone: shells share them with the user's model."""
+    for module in root.modules():
+        if not isinstance(module, torch.jit.ScriptModule):
+            module.training = training
 
 
 def _own_tensor_attributes(root: nn.Module) -> None:

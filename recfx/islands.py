@@ -118,7 +118,8 @@ def build_islands(
 def _build_island(finding: Finding, hashing: Hashing, backend: str, growth: Growth) -> HashEmbeddingBagCollection:
     standard = finding.module
     assert isinstance(standard, EmbeddingBagCollection)
-    bags, _ = copy_shells(standard.embedding_bags)
+    shell, _ = copy_shells(standard)
+    bags = shell.embedding_bags
     assert isinstance(bags, nn.ModuleDict)
     configs = standard.embedding_bag_configs()
     by_table = {config.name: _config_for(config.name, hashing) for config in configs}
@@ -137,7 +138,8 @@ def _build_island(finding: Finding, hashing: Hashing, backend: str, growth: Grow
         type(standard),
     )
     island.train(standard.training)  # before it gets modules of the user's, whose modes are their own
-    carry_over(standard, island)
+    carry_over(shell, island)
+    carry_hooks(standard, island)  # those that are its own methods are bound to the island later
     return island
 
 

@@ -40,7 +40,7 @@ class Run:
 
 
 def run_step(model: nn.Module, call: Sample, training: bool) -> Run:
-    """Run one step of ``model``, which it changes: pass a copy.
+    """Run one step of ``model``, which it changes, and whose tensors the result holds: pass a copy.
 
     The loss is a fixed random combination of all outputs. Parameters that still have a gradient after the backward (no
     optimizer in backward took it) make an SGD step.
@@ -68,12 +68,12 @@ def run_step(model: nn.Module, call: Sample, training: bool) -> Run:
             run.gradients[f"input {position}"] = tensor.grad.clone()
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            run.gradients[name] = parameter.grad.clone()
+            run.gradients[name] = parameter.grad
             parameter.data.add_(parameter.grad, alpha=-_LEARNING_RATE)
-        run.parameters[name] = parameter.detach().clone()
+        run.parameters[name] = parameter.detach()
     for name, buffer in model.named_buffers():
         if "hash_indexes." not in name:
-            run.buffers[name] = buffer.detach().clone()
+            run.buffers[name] = buffer.detach()
     return run
 
 

@@ -9,6 +9,7 @@ from torch import fx, nn
 
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.conversion import attach_conversion, conversion_of
+from recfx.discovery import set_mode
 from recfx.errors import ConversionError
 from recfx.ir import verify_graph
 from recfx.ir.meta import META_KEY
@@ -124,7 +125,7 @@ def _trace(
     model: nn.Module, sample: Sample, training: bool, opaque: frozenset[str]
 ) -> tuple[fx.GraphModule, list[Rollback], set[str]]:
     root, _ = copy_shells(model)
-    root.train(training)
+    set_mode(root, training)
     islands = {id(module) for module in root.modules() if isinstance(module, HashEmbeddingBagCollection)}
     tracer = ShallowTracer(islands, opaque)
     try:

@@ -215,8 +215,8 @@ class HashIndex(IndexStorage):
     def _full_error(self, bucket: int) -> TableFullError:
         capacity = self.bucket_rows(bucket)
         return TableFullError(
-            f"Bucket {bucket} of {self.config.buckets} is full: all its {capacity} rows are taken ({len(self)} of the "
-            f"table's {self.config.index_rows} rows, and new ids of this batch).",
+            f"bucket {bucket} of {self.config.buckets} of table {self.name!r} is full: all its {capacity} rows are "
+            f"taken ({len(self)} of the table's {self.config.index_rows} rows, and new ids of this batch).",
             reason="table_full",
             module_path=self.name,
             what_to_do="Give the table more rows (HashConfig.rows), or set on_full='share'.",

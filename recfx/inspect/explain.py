@@ -21,7 +21,6 @@ from recfx.inspect.records import Records
 from recfx.inspect.report import REPORT_VERSION, CollectionReport, Report, Verification
 from recfx.inspect.table_report import SEVERITIES, Reason
 from recfx.islands import Growth, build_islands
-from recfx.randomness import fixed_randomness
 from recfx.sample import Sample
 from recfx.tracing import Rollback
 from recfx.whole_graph import WholeGraph
@@ -154,7 +153,7 @@ def _model_reasons(discovery: Discovery, rollbacks: list[Rollback], verification
 
 @contextlib.contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Undo what looking at a model may leave behind: random state, modes, empty optimizer state."""
+    """Undo what looking leaves behind: modes of ScriptModules, which are never copied, and empty optimizer state."""
     modes = [(module, module.training) for module in model.modules()]
     states = [
         (optimizer.state, weight)
@@ -163,8 +162,7 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
         if weight not in getattr(optimizer, "state", {weight})
     ]
     try:
-        with fixed_randomness():
-            yield
+        yield
     finally:
         for module, training in modes:
             if module.training != training:

@@ -42,7 +42,7 @@ class Records:
         for prefix, record in reversed(self.conversions):
             for found in record.found:
                 for path in found.paths:
-                    by_path[_join(prefix, path)] = by_path[_join(_strip(prefix), path)] = found
+                    by_path[_join(prefix, path)] = found
                     without_wrappers.setdefault(_strip(_join(prefix, path)), []).append(found)
         for path in finding.paths:
             if path in by_path:

@@ -159,9 +159,18 @@ def _grid(*columns: str) -> Table:
 
 def _plain(parts: Iterable[RenderableType]) -> str:
     """Rendered without colours, whatever terminal this runs in."""
-    console = Console(file=io.StringIO(), width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
+    console = Console(
+        file=io.StringIO(),
+        width=WIDTH,
+        color_system=None,
+        force_terminal=False,
+        legacy_windows=False,
+        markup=False,  # names of the user's may look like it
+        emoji=False,
+        highlight=False,
+    )
     for part in parts:
-        console.print(part, highlight=False, markup=False)
+        console.print(part)
     output = console.file
     assert isinstance(output, io.StringIO)
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines())

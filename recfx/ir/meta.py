@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import sympy
 import torch
@@ -57,6 +58,9 @@ class NodeMeta:
     source: SourceLocation | None = None
     tables: tuple[str, ...] = ()
     kernel: str = ""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NodeMeta:
+        return self  # frozen: copies of a graph share it
 
 
 def annotate(node: fx.Node, meta: NodeMeta) -> fx.Node:

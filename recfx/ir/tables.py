@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recfx.hashing import ResolvedHashConfig
@@ -36,6 +36,9 @@ class TableSpec:
     weight_init_min: float
     weight_init_max: float
     custom_init_fn: bool = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TableSpec:
+        return self  # frozen: copies of a model share it
 
     @property
     def has_index(self) -> bool:

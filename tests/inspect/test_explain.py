@@ -1,0 +1,276 @@
+"""What the report says of real models, before and after conversion."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from recfx import ConversionError, HashConfig, HashEmbeddingBagCollection, convert
+from recfx.inspect import HashingReport, Reason, explain
+from tests.inspect.models import Towers, Wrapped, batch, collection, config, dlrm, towers
+
+DLRM_PATH = "sparse_arch.embedding_bag_collection"
+
+
+def codes(reasons: tuple[Reason, ...]) -> list[tuple[str, str, str]]:
+    return [(reason.severity, reason.code, reason.module_path) for reason in reasons]
+
+
+def test_dlrm_before_conversion() -> None:
+    model, sample = dlrm()
+    report = explain(model, sample)
+    (found,) = report.collections
+    assert report.ok
+    assert report.reasons == ()
+    assert report.verification.ok is None
+    assert (found.paths, found.kind, found.status) == ((DLRM_PATH,), "EmbeddingBagCollection", "convertible")
+    assert found.found == "traced"
+    assert found.file.endswith("torchrec/models/dlrm.py")
+    assert "self.embedding_bag_collection(" in _line(found.file, found.line)
+    assert (found.is_weighted, found.device) == (False, "cpu")
+    assert [one.name for one in found.passes] == [
+        "expand_collection",
+        "insert_hash",
+        "elide_hash",
+        "batch_lookups",
+        "lower",
+    ]
+    first, second = found.tables
+    assert (first.name, first.features, first.embedding_names) == ("t0", ("f0",), ("f0",))
+    assert (first.rows, first.dim, first.pooling, first.dtype, first.device) == (100, 8, "SUM", "float32", "cpu")
+    assert (first.bytes, second.bytes) == (100 * 8 * 4, 50 * 8 * 4)
+    assert second.pooling == "MEAN"
+    assert second.hashing == HashingReport("adopted", rows=50, dense_rows=50)
+    assert (first.kernel, first.kernels_passed_over) == ("fbgemm", ())
+    assert first.optimizer == "none: gradients to weight.grad"
+
+
+def _line(file: str, line: int) -> str:
+    with open(file) as source:
+        return source.readlines()[line - 1]
+
+
+def test_dlrm_after_conversion_with_an_index() -> None:
+    model, sample = dlrm()
+    converted = convert(model, sample, hashing=HashConfig(dense_rows=0), verify=False)
+    converted.train()
+    converted(*sample)
+    converted.eval()
+    converted(sample[0], batch([1, 2, 3, 99, 5, 6, 7, 8]))
+    report = explain(converted)
+    (found,) = report.collections
+    assert (found.status, found.found, found.kind) == ("converted", "traced", "EmbeddingBagCollection")
+    assert found.tables[0].hashing == HashingReport(
+        "index",
+        rows=100,
+        dense_rows=0,
+        buckets=1,
+        on_full="error",
+        unseen="zeros",
+        seed=0,
+        ids_held=4,
+        occupancy=0.04,
+        worst_bucket=0,
+        worst_bucket_occupancy=0.04,
+        counters=(("ids_seen", 8), ("inserted", 4), ("shared_answers", 0), ("unseen_answers", 1)),
+    )
+    assert codes(report.reasons) == [
+        ("warning", "weights_not_used", f"{DLRM_PATH}.embedding_bags.t0"),
+        ("warning", "weights_not_used", f"{DLRM_PATH}.embedding_bags.t1"),
+        ("info", "unseen_answers", f"{DLRM_PATH}.embedding_bags.t0"),
+    ]
+    assert report.reasons[2].message == "1 of 8 ids had no row in eval mode and read zeros."
+    assert report.ok
+    nodes = [(node.kind, str(node.bytes), node.made_by, node.kernel) for node in found.nodes]
+    assert nodes == [
+        ("select_features", "8*B*(L_f0 + L_f1)", "expand_collection", ""),
+        ("hash_ids", "8*B*(L_f0 + L_f1)", "insert_hash", ""),
+        ("lookup", "64*B", "batch_lookups", "fbgemm"),
+        ("mean_divide", "64*B", "batch_lookups", ""),
+        ("keyed_tensor", "64*B", "batch_lookups", ""),
+    ]
+    assert [(one.by, one.reason) for one in found.declined] == [("elide_hash", "has_index")] * 2
+    assert report.verification.text == "not run: verify=False"
+
+
+def test_verification_is_reported() -> None:
+    model, sample = dlrm()
+    report = explain(convert(model, sample))
+    assert report.verification.ok is True
+    assert report.verification.text.startswith("verification: ok")
+    assert explain(convert(model)).verification.text == "not run: no sample"
+
+
+def test_statuses_aliases_and_reasons() -> None:
+    model, sample = towers()
+    report = explain(model, sample)
+    assert [(found.paths, found.status, found.found) for found in report.collections] == [
+        (("user", "item"), "convertible", "traced"),
+        (("own",), "refused", "traced"),
+        (("unused",), "convertible", "never called"),
+        (("sequence",), "kept", "traced"),
+    ]
+    assert codes(report.reasons) == [
+        ("error", "own_forward", "own"),
+        ("warning", "never_called", "unused"),
+        ("info", "embedding_collection", "sequence"),
+    ]
+    assert not report.ok
+    own, sequence = report.collections[1], report.collections[3]
+    assert own.message.startswith("OwnForward has a forward of its own")
+    assert own.what_to_do
+    assert [(table.name, table.bytes, table.hashing, table.kernel) for table in own.tables] == [("t0", 3200, None, "")]
+    assert [(table.name, table.pooling, table.bytes) for table in sequence.tables] == [("s", "", 160)]
+    converted = convert(model, sample, on_unsupported="keep", verify=False)
+    after = explain(converted)
+    assert [(found.paths, found.status, found.found) for found in after.collections] == [
+        (("user", "item"), "converted", "traced"),
+        (("own",), "refused", "traced"),
+        (("unused",), "converted", "never called"),
+        (("sequence",), "kept", "traced"),
+    ]
+    assert codes(after.reasons) == codes(report.reasons)
+
+
+def test_refusals_of_single_tables_are_reported_not_raised() -> None:
+    model = Wrapped(collection())
+    model.inner.embedding_bags["t1"].padding_idx = 0
+    (found,) = explain(model).collections
+    assert (found.status, found.reason) == ("refused", "unsupported_bag_option")
+    assert "padding_idx=0" in found.message
+
+
+def test_momentum_is_refused() -> None:
+    model = Wrapped(collection())
+    apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1, "momentum": 0.9})
+    report = explain(model)
+    assert codes(report.reasons) == [("error", "unsupported_optimizer_argument", "inner")]
+
+
+@pytest.mark.parametrize("model", [nn.Linear(2, 2), Wrapped(nn.Identity())])
+def test_no_collection_is_an_error_in_the_report(model: nn.Module) -> None:
+    report = explain(model)
+    assert not report.ok
+    assert codes(report.reasons) == [("error", "no_collection", "")]
+    assert report.collections == ()
+
+
+def test_only_unpooled_collections() -> None:
+    table = EmbeddingConfig(name="s", embedding_dim=4, num_embeddings=10, feature_names=["f"])
+    report = explain(Wrapped(EmbeddingCollection(tables=[table])))
+    assert codes(report.reasons) == [("error", "no_collection", ""), ("info", "embedding_collection", "inner")]
+
+
+def test_plan_is_not_available() -> None:
+    with pytest.raises(ConversionError) as raised:
+        explain(Towers(), plan=object())
+    assert raised.value.reason == "sharding_not_available"
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Wrapped(collection())
+        self.branch = _Branch(self.inner)
+
+    def forward(self, features: object) -> torch.Tensor:
+        output: torch.Tensor = self.branch(features)
+        return output
+
+
+class _Branch(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, features: object) -> torch.Tensor:
+        pooled: torch.Tensor = self.inner(features)
+        return pooled if pooled.sum() > 0 else -pooled
+
+
+def test_rollbacks_are_reported() -> None:
+    model, sample = Branching(), (batch([1, 2, 3, 4]),)
+    for report in (explain(model, sample), explain(convert(model, sample, verify=False))):
+        assert [(one.module_path, one.reason) for one in report.rollbacks] == [("branch", "untraceable")]
+        assert codes(report.reasons) == [("info", "untraceable", "branch")]
+        assert "TraceError" in report.reasons[0].message
+        assert report.collections[0].found == "walked"
+
+
+def test_root_collection() -> None:
+    root, sample = collection(), (batch([1, 2, 3, 4]),)
+    for model in (root, convert(root), convert(root, sample, verify=False, whole_graph=True)):
+        (found,) = explain(model, sample).collections
+        assert (found.paths, found.found) == (("",), "traced")
+        assert found.nodes[0].name == "ebc_select_features"
+
+
+def test_built_directly() -> None:
+    model = Wrapped(HashEmbeddingBagCollection(tables=[config(0)]))
+    report = explain(model)
+    (found,) = report.collections
+    assert (found.status, found.kind) == ("converted", "HashEmbeddingBagCollection")
+    assert found.tables[0].hashing is not None
+    assert found.tables[0].hashing.mode == "index"
+    assert report.reasons == ()  # fresh tables: there are no weights that are not used
+    assert report.verification.text == "not run: built directly"
+
+
+def test_converted_apart_and_put_together() -> None:
+    model = Wrapped(convert(collection(), hashing=HashConfig(dense_rows=0)))
+    report = explain(model)
+    assert report.collections[0].kind == "EmbeddingBagCollection"
+    assert {reason.code for reason in report.reasons} == {"weights_not_used"}
+
+
+def test_wrappers_whole_graph_and_copies() -> None:
+    model, sample = dlrm()
+    converted = convert(model, sample, verify=False)
+    whole = convert(model, sample, verify=False, whole_graph=True)
+    for other, path in (
+        (torch.compile(converted), f"_orig_mod.{DLRM_PATH}"),
+        (convert(torch.compile(model), sample, verify=False), f"_orig_mod.{DLRM_PATH}"),
+        (convert(torch.compile(model), sample, verify=False)._orig_mod, DLRM_PATH),
+        (Wrapped(torch.compile(converted)), f"inner._orig_mod.{DLRM_PATH}"),
+        (whole, DLRM_PATH),
+        (copy.deepcopy(converted), DLRM_PATH),
+        (pickle.loads(pickle.dumps(converted)), DLRM_PATH),
+    ):
+        (found,) = explain(other, sample).collections
+        assert (found.paths, found.status, found.found) == ((path,), "converted", "traced")
+        assert (found.kind, found.line > 0) == ("EmbeddingBagCollection", True)
+        assert found.tables[0].kernel == "fbgemm"
+
+
+@pytest.fixture
+def watched() -> tuple[nn.Module, list[object]]:
+    """A model with an optimizer in backward and a child in another mode, and everything that must stay."""
+    model = Towers()
+    model.user.extra = nn.Dropout()
+    model.scripted = torch.jit.script(nn.Dropout())
+    apply_optimizer_in_backward(torch.optim.Adam, model.user.parameters(), {"lr": 0.1})
+    model.user.extra.eval()
+    return model, _everything(model)
+
+
+def _everything(model: nn.Module) -> list[object]:
+    optimizers = [weight._in_backward_optimizers[0] for weight in model.user.parameters()]  # type: ignore[union-attr]
+    return [
+        [(name, id(module), module.training, sorted(module.__dict__)) for name, module in model.named_modules()],
+        [(name, id(weight), weight.data_ptr(), weight._version) for name, weight in model.named_parameters()],
+        [len(optimizer.state) for optimizer in optimizers],
+        torch.get_rng_state().tolist(),
+    ]
+
+
+def test_nothing_changes(watched: tuple[nn.Module, list[object]]) -> None:
+    model, before = watched
+    explain(model, (batch([1, 2, 3, 4]),))
+    assert _everything(model) == before
+    assert all(type(model.get_submodule(name)) is EmbeddingBagCollection for name in ("user", "unused"))

@@ -1,0 +1,138 @@
+"""The report as JSON and HTML."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from html.parser import HTMLParser
+
+import pytest
+from torch import nn
+
+from recfx import HashConfig, convert
+from recfx.inspect import (
+    REPORT_VERSION,
+    CollectionReport,
+    HashingReport,
+    NodeReport,
+    PassReport,
+    Reason,
+    Report,
+    TableReport,
+    Verification,
+    explain,
+)
+from tests.inspect.models import collection, dlrm, towers
+
+
+def fields(kind: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def test_json_is_complete_and_in_order() -> None:
+    model, sample = dlrm()
+    report = explain(convert(model, sample, hashing=HashConfig(dense_rows=0)))
+    found = json.loads(report.to_json())
+    assert found["version"] == "1"
+    assert list(found) == fields(Report)
+    (one,) = found["collections"]
+    assert list(one) == fields(CollectionReport)
+    assert list(one["tables"][0]) == fields(TableReport)
+    assert list(one["tables"][0]["hashing"]) == fields(HashingReport)
+    assert list(one["nodes"][0]) == fields(NodeReport)
+    assert list(one["passes"][0]) == fields(PassReport)
+    assert list(found["reasons"][0]) == fields(Reason)
+    assert list(found["verification"]) == fields(Verification)
+    assert one["tables"][0]["hashing"]["counters"] == {
+        "ids_seen": 0,
+        "inserted": 0,
+        "shared_answers": 0,
+        "unseen_answers": 0,
+    }
+    assert one["nodes"][2]["shape"] == ["B", "16"]
+    assert one["nodes"][2]["bytes"] == "64*B"
+    assert one["paths"] == ["sparse_arch.embedding_bag_collection"]
+    assert found["ok"] is True
+    assert found["verification"]["ok"] is True
+
+
+def test_json_is_the_same_every_time() -> None:
+    model, sample = towers()
+    assert explain(model, sample).to_json() == explain(model, sample).to_json()
+
+
+def test_a_changed_schema_needs_a_new_version() -> None:
+    assert REPORT_VERSION == "1"
+    assert fields(Report) == [
+        "version",
+        "recfx_version",
+        "torch_version",
+        "torchrec_version",
+        "ok",
+        "collections",
+        "reasons",
+        "rollbacks",
+        "verification",
+        "notes",
+    ]
+    assert fields(Reason) == ["code", "module_path", "message", "what_to_do", "severity"]
+
+
+@pytest.mark.parametrize("field", ["ok", "collections", "reasons"])
+def test_report_is_frozen(field: str) -> None:
+    report = explain(collection())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(report, field, None)
+
+
+class Balanced(HTMLParser):
+    """Checks that tags close in order, and collects the text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.text: list[str] = []
+        self.attributes: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.attributes += [name for name, _ in attrs]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_html_is_one_escaped_page() -> None:
+    name = "<script>alert('x')</script>&\""
+    page = explain(nn.ModuleDict({name.replace(".", ""): collection(1)})).to_html()
+    assert page.startswith("<!DOCTYPE html>")
+    assert "<script" not in page
+    parser = Balanced()
+    parser.feed(page)
+    assert parser.open == []
+    assert set(parser.attributes) <= {"lang", "charset", "class"}  # nothing is loaded from elsewhere
+    assert any(name in text for text in parser.text)
+
+
+def test_html_holds_everything() -> None:
+    model, sample = towers()
+    report = explain(model, sample)
+    page = report.to_html()
+    parser = Balanced()
+    parser.feed(page)
+    text = "\n".join(parser.text)
+    assert "4 collections: 2 convertible, 1 kept, 1 refused. NOT OK" in text
+    for one in report.collections:
+        for table in one.tables:
+            assert table.name in text
+        for step in one.passes:
+            assert step.graph in text
+    for reason in report.reasons:
+        assert reason.code in text
+        assert reason.message in text

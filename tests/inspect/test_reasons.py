@@ -1,0 +1,201 @@
+"""One test a reason code: it appears where it should, with what it should say, and not where it should not."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection
+from torchrec.modules.embedding_configs import DataType
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig, convert
+from recfx.inspect import Reason, explain
+from tests.inspect.models import Wrapped, batch, collection, config
+
+INDEX = HashConfig(dense_rows=0)
+
+
+def only(model: nn.Module, code: str) -> list[Reason]:
+    return [reason for reason in explain(model).reasons if reason.code == code]
+
+
+def optimized(kind: type, tables: int = 1, **arguments: Any) -> nn.Module:
+    model = Wrapped(collection(tables))
+    apply_optimizer_in_backward(kind, model.parameters(), {"lr": 0.1} | arguments)
+    return convert(model)
+
+
+def test_plain_conversion_has_nothing_to_say() -> None:
+    assert explain(convert(Wrapped(collection()))).reasons == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "text"),
+    [
+        (torch.optim.SGD, {}, "fused sgd"),
+        (torch.optim.Adagrad, {}, "fused adagrad"),
+        (torch.optim.Adam, {}, "fused adam"),
+        (torch.optim.RMSprop, {}, "in backward, not fused: optimizer_not_fused"),
+    ],
+)
+def test_optimizer_text(kind: type, arguments: dict[str, Any], text: str) -> None:
+    (found,) = explain(optimized(kind, **arguments)).collections
+    assert found.tables[0].optimizer == text
+
+
+def test_frozen_table() -> None:
+    model = Wrapped(collection(1))
+    model.requires_grad_(False)
+    assert explain(model).collections[0].tables[0].optimizer == "none: frozen"
+
+
+def test_optimizer_not_fused() -> None:
+    (reason,) = only(optimized(torch.optim.RMSprop), "optimizer_not_fused")
+    assert (reason.severity, reason.module_path) == ("warning", "inner.embedding_bags.t0")
+    assert reason.message.startswith("RMSprop has no fused form")
+    assert only(optimized(torch.optim.Adagrad), "optimizer_not_fused") == []
+
+
+def test_optimizer_attached_after_conversion_is_taken_over() -> None:
+    model = convert(Wrapped(collection(1)))
+    apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    assert explain(model).collections[0].tables[0].optimizer == "fused sgd"
+    assert explain(model).reasons == ()
+    model(batch([1, 2], features=1)).sum().backward()
+    assert all(weight.grad is None for weight in model.parameters())  # what the report says is so
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "named"),
+    [
+        (torch.optim.Adam, {}, "Adam"),
+        (torch.optim.SGD, {"weight_decay": 0.5}, "sgd with weight_decay=0.5"),
+        (torch.optim.SGD, {}, None),
+        (torch.optim.Adagrad, {}, None),
+    ],
+)
+def test_only_touched_rows(kind: type, arguments: dict[str, Any], named: str | None) -> None:
+    messages = [reason.message for reason in only(optimized(kind, **arguments), "only_touched_rows")]
+    if named is None:
+        assert messages == []
+    else:
+        expected = f"fused {named} moves only the rows that a batch reads; the dense torch optimizer moves every row."
+        assert messages == [expected]
+
+
+def test_kernel_fallback_names_who_declined() -> None:
+    model = convert(Wrapped(collection(1))).bfloat16()
+    (reason,) = only(model, "kernel_fallback")
+    assert "fbgemm: FBGEMM's CPU kernels take float32 or float16 tables" in reason.message
+    (table,) = explain(model).collections[0].tables
+    assert table.kernel == "reference"
+    assert [(one.by, one.reason) for one in table.kernels_passed_over] == [("fbgemm", "dtype")]
+
+
+def test_reference_by_choice_is_no_fallback() -> None:
+    model = convert(Wrapped(collection(1)), backend="reference")
+    assert explain(model).reasons == ()
+    assert explain(model).collections[0].tables[0].kernel == "reference"
+
+
+def test_meta_tables_choose_their_kernel_later() -> None:
+    assert explain(Wrapped(EmbeddingBagCollection(tables=[config(0)], device="meta"))).reasons == ()
+
+
+def test_named_backend_that_cannot_serve_is_an_error() -> None:
+    report = explain(convert(Wrapped(collection(1)), backend="fbgemm").to("meta"))
+    assert [(reason.severity, reason.code) for reason in report.reasons] == [("error", "backend_unusable")]
+    assert not report.ok
+    assert report.collections[0].tables[0].kernel == ""
+
+
+def test_weights_not_used_and_init_fn_rows() -> None:
+    tables = [config(0), config(1, init_fn=partial(nn.init.constant_, val=2.0)), config(2)]
+    model = Wrapped(EmbeddingBagCollection(tables=tables))
+    converted = convert(model, hashing={"t0": INDEX, "t1": INDEX})
+    found = [(reason.severity, reason.code, reason.module_path) for reason in explain(converted).reasons]
+    assert found == [
+        ("warning", "weights_not_used", "inner.embedding_bags.t0"),
+        ("info", "init_fn_rows", "inner.embedding_bags.t1"),
+    ]
+    assert [table.custom_init_fn for table in explain(converted).collections[0].tables] == [False, True, False]
+
+
+def test_new_rows_behind_the_old_keep_the_weights() -> None:
+    report = explain(convert(Wrapped(collection(1)), hashing=HashConfig(rows=150)))
+    assert report.reasons == ()
+    hashing = report.collections[0].tables[0].hashing
+    assert hashing is not None
+    assert (hashing.mode, hashing.rows, hashing.dense_rows, hashing.ids_held) == ("index", 150, 100, 0)
+
+
+def test_data_type_not_honoured() -> None:
+    model = Wrapped(EmbeddingBagCollection(tables=[config(0, data_type=DataType.FP16), config(1)]))
+    assert only(model, "data_type_not_honoured") == []
+    (reason,) = only(model.float(), "data_type_not_honoured")
+    assert reason.module_path == "inner.embedding_bags.t0"
+    assert reason.message == "config.data_type is FP16, but the weight is float32."
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_table_hook_not_called(register: str) -> None:
+    model = convert(Wrapped(collection()))
+    called: list[int] = []
+    getattr(model.inner.embedding_bags["t1"], register)(lambda *arguments: called.append(1))
+    (reason,) = explain(model).reasons
+    found = (reason.code, reason.severity, reason.module_path)
+    assert found == ("table_hook_not_called", "warning", "inner.embedding_bags.t1")
+    model(batch([1, 2, 3, 4]))
+    assert called == []  # what the report says is so
+
+
+def indexed(**hashing: Any) -> Wrapped:
+    """Ten rows, all of them the index's."""
+    table = HashEmbeddingBagConfig(
+        name="t0", embedding_dim=8, num_embeddings=10, feature_names=["f0"], hashing=HashConfig(**hashing)
+    )
+    return Wrapped(HashEmbeddingBagCollection(tables=[table]))
+
+
+def test_unseen_answers() -> None:
+    model = indexed()
+    model(batch([1, 2], features=1))
+    assert explain(model).reasons == ()
+    model.eval()(batch([1, 3, 4, 5], features=1))
+    (reason,) = explain(model).reasons
+    assert (reason.code, reason.severity) == ("unseen_answers", "info")
+    assert reason.message.startswith("3 of 6 ids")
+
+
+def test_shared_answers_and_nearly_full() -> None:
+    model = indexed(on_full="share")
+    model(batch(list(range(20, 28)), features=1))
+    assert explain(model).reasons == ()  # 8 of 10
+    model(batch([28, 20], features=1))
+    (reason,) = explain(model).reasons
+    assert (reason.code, reason.severity) == ("index_nearly_full", "warning")
+    assert reason.message == "bucket 0 has 9 of 10 rows taken; in all 9 of 10; on_full='share' comes next."
+    assert reason.what_to_do == "convert with HashConfig(rows=20) or more."
+    model(batch([29, 30], features=1))
+    found = {reason.code: reason.message for reason in explain(model).reasons}
+    assert set(found) == {"index_nearly_full", "shared_answers"}
+    assert found["shared_answers"].startswith("1 of 12 ids")
+
+
+def test_worst_bucket_counts_not_the_mean() -> None:
+    model = indexed(buckets=2)
+    index = model.inner.hash_indexes["t0"]
+    buckets = [
+        [value for value in range(40) if int(index.shared_rows(torch.tensor([value]))) // 5 == b] for b in (0, 1)
+    ]
+    index.find_or_insert(torch.tensor(buckets[1][:5]))  # one bucket full, the other empty
+    (table,) = explain(model).collections[0].tables
+    assert table.hashing is not None
+    assert (table.hashing.occupancy, table.hashing.worst_bucket, table.hashing.worst_bucket_occupancy) == (0.5, 1, 1.0)
+    assert [reason.message for reason in table.reasons] == [
+        "bucket 1 has 5 of 5 rows taken; in all 5 of 10; on_full='error' comes next."
+    ]
