@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
+import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -137,7 +138,16 @@ def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer) -> fx.Gr
             name = re.sub(r"_1$", "", str(node.target))
             if concrete and name in concrete:
                 node.target = name  # torch.fx renames specialised arguments; callers know the old name
+            if isinstance(node.type, str):  # postponed annotations: a pickle, and TorchScript, need the type itself
+                node.type = _type_hints(target).get(str(node.target))
     return graph
+
+
+def _type_hints(root: nn.Module) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(type(root).forward)
+    except (NameError, AttributeError, TypeError):  # hints that only a type checker can see
+        return {}
 
 
 def _explicit_root(root: nn.Module, sample: Sample) -> tuple[nn.Module, dict[str, Any]]:

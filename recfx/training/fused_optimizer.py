@@ -6,6 +6,7 @@ parameter: a learning-rate schedule on it is felt, and the plain model can take 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,8 @@ from torchrec.optim import rowwise_adagrad
 from torchrec.optim.optimizers import SGD as TorchRecSGD
 from torchrec.optim.optimizers import Adagrad as TorchRecAdagrad
 from torchrec.optim.optimizers import Adam as TorchRecAdam
+
+from recfx.errors import ConversionError
 
 # Optimizer class -> kind. torchrec's SGD, Adagrad and Adam are placeholders that only fused kernels carry out.
 KINDS: dict[type, str] = {
@@ -113,8 +116,16 @@ class FusedOptimizer:
             tensor = self.state.get(name)
             if tensor is None or (tensor.is_meta and not weight.is_meta):
                 self.state[name] = torch.full(shape, start, dtype=torch.float32, device=weight.device)
-            elif tensor.device != weight.device:
-                self.state[name] = tensor.to(weight.device)
+                continue
+            if tensor.numel() != math.prod(shape):
+                raise ConversionError(
+                    f"the {self.kind} state {name!r} has shape {tuple(tensor.shape)}, the table needs {shape}.",
+                    reason="optimizer_state_shape",
+                    what_to_do="attach the optimizer again after changing the table's rows.",
+                )
+            # Kernels address it as float32 rows, whatever dtype torch.optim gave it.
+            if tensor.device != weight.device or tensor.dtype != torch.float32 or not tensor.is_contiguous():
+                self.state = {**self.state, name: tensor.to(weight.device, torch.float32).contiguous()}
 
 
 @dataclass(frozen=True)
@@ -176,10 +187,20 @@ def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
 
     Copies of a parameter lose their optimizer in backward; without it a plain model would quietly stop training.
     """
-    if getattr(weight, "_in_backward_optimizers", None):
+    attached = getattr(weight, "_in_backward_optimizers", None)
+    if attached:
+        state = attached[0].state.get(weight) if hasattr(attached[0], "state") else None
+        if state is not None and state is not fused.state:  # another dtype: the fused state is a copy
+            state.update({name: _like(value, state.get(name)) for name, value in fused.state.items()})
         return
     settings = {key: fused.group[key] for key in SUPPORTED[fused.kind] if key in fused.group}
     distributed_optim._apply_optimizer_in_backward(_CLASSES[fused.kind], [weight], settings)  # type: ignore[attr-defined]
     (optimizer,) = weight._in_backward_optimizers  # type: ignore[attr-defined]
     if fused.state:
         optimizer.state[weight] = fused.state
+
+
+def _like(value: Any, old: Any) -> Any:
+    if isinstance(value, torch.Tensor) and isinstance(old, torch.Tensor):
+        return value.to(old.device, old.dtype)
+    return value

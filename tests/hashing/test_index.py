@@ -45,7 +45,7 @@ def test_full_error_names_everything_and_changes_nothing() -> None:
     assert caught.value.reason == "table_full"
     assert caught.value.module_path == "t1"
     assert "t1: bucket " in str(caught.value)
-    assert " of 2 is full: all its 5 rows are taken (2 of the table's 10 rows" in str(caught.value)
+    assert " of 2 of table 't1' is full: all its 5 rows are taken (2 of the table's 10 rows" in str(caught.value)
     for key, value in before.items():
         assert torch.equal(value, index._buffers[key]), key  # type: ignore[arg-type]
     assert index.insert(torch.tensor([3]))[1].numel() == 0

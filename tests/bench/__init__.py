@@ -1,0 +1,22 @@
+"""Benchmarks: converted models against what they replace, in one run, ratios first.
+
+``python -m tests.bench [name ...] [--json] [--quick]``. One file a benchmark; each defines
+``run(setup) -> Iterator[Result]`` and yields a result a pair of contestants. Every iteration looks up ids drawn anew,
+all contestants take turns, and they must agree in numbers before anything is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tests.bench import convert_time, forward, hashed, train_step
+from tests.bench.harness import Result
+from tests.bench.workload import Setup
+
+# In the order in which they run.
+BENCHMARKS: dict[str, Callable[[Setup], Iterator[Result]]] = {
+    "forward": forward.run,
+    "train_step": train_step.run,
+    "hashed": hashed.run,
+    "convert_time": convert_time.run,
+}

@@ -1,0 +1,139 @@
+"""Taking turns, medians, and what a result looks like."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Something to time.
+
+    Args:
+        name: as printed.
+        run: called with the number of the iteration.
+        every: takes part in every so-manieth iteration only; for those that are slow.
+    """
+
+    name: str
+    run: Callable[[int], object]
+    every: int = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """Two contestants' medians.
+
+    Args:
+        name: of the case, ``benchmark/case``.
+        ours: which form of ours.
+        ours_ms: its median.
+        peer: what it is compared with.
+        peer_ms: its median.
+        quiet_ratio: the same of the fastest quarter of each one's iterations: what other processes disturb least.
+        spread: first and third quartile of the ratios of single iterations: how much the machine's noise is worth.
+        setup: everything that has to be known to read the numbers.
+    """
+
+    name: str
+    ours: str
+    ours_ms: float
+    peer: str
+    peer_ms: float
+    quiet_ratio: float
+    spread: tuple[float, float]
+    setup: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        """Ours over the peer: below 1, ours is faster."""
+        return self.ours_ms / self.peer_ms
+
+    def to_json(self) -> dict[str, Any]:
+        """Flat, the same keys for every benchmark first."""
+        return {
+            "name": self.name,
+            "ours": self.ours,
+            "ours_ms": round(self.ours_ms, 4),
+            "peer": self.peer,
+            "peer_ms": round(self.peer_ms, 4),
+            "ratio": round(self.ratio, 4),
+            "quiet_ratio": round(self.quiet_ratio, 4),
+            "ratio_quartiles": [round(value, 4) for value in self.spread],
+            **self.setup,
+        }
+
+    def __str__(self) -> str:
+        low, high = self.spread
+        noise = "  NOISY: the machine was busy" if high > 1.25 * low else ""
+        return (
+            f"  {self.ours:<28} {self.ours_ms:9.2f} ms   {self.peer:<28} {self.peer_ms:9.2f} ms   "
+            f"ratio {self.ratio:6.3f}   (fastest quarter {self.quiet_ratio:.3f}, quartiles {low:.3f} to {high:.3f}){noise}"
+        )
+
+
+Times = dict[str, dict[int, float]]
+"""Milliseconds, by contestant and iteration."""
+
+
+def take_turns(contestants: list[Contestant], iterations: int, warm_up: int) -> Times:
+    """Time every contestant on every iteration, A B A B.
+
+    Who goes first moves on from one iteration to the next: what one leaves in the caches helps all the others equally.
+
+    Args:
+        contestants: each runs iteration ``i`` on the same ids.
+        iterations: how many are timed.
+        warm_up: iterations before those, not timed; they have numbers of their own.
+    """
+    times: Times = {contestant.name: {} for contestant in contestants}
+    with _no_garbage_collection():
+        for iteration in range(warm_up + iterations):
+            first = iteration % len(contestants)
+            for contestant in contestants[first:] + contestants[:first]:
+                if iteration >= warm_up and (iteration - warm_up) % contestant.every:
+                    continue
+                begin = time.perf_counter()
+                contestant.run(iteration)
+                elapsed = (time.perf_counter() - begin) * 1e3
+                if iteration >= warm_up:
+                    times[contestant.name][iteration] = elapsed
+    return times
+
+
+def compare(name: str, times: Times, ours: str, peer: str, setup: dict[str, Any]) -> Result:
+    """The result of two contestants, on the iterations that both ran."""
+    both = sorted(times[ours].keys() & times[peer].keys())
+    our_times, peer_times = ([times[who][iteration] for iteration in both] for who in (ours, peer))
+    ratios = [mine / other for mine, other in zip(our_times, peer_times, strict=True)]
+    quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return Result(
+        name=name,
+        ours=ours,
+        ours_ms=statistics.median(our_times),
+        peer=peer,
+        peer_ms=statistics.median(peer_times),
+        quiet_ratio=_of_fastest_quarter(our_times) / _of_fastest_quarter(peer_times),
+        spread=(quartiles[0], quartiles[2]),
+        setup={**setup, "iterations": len(both)},
+    )
+
+
+def _of_fastest_quarter(times: list[float]) -> float:
+    return statistics.median(sorted(times)[: max(1, len(times) // 4)])
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,72 @@
+"""``train_step``: forward, backward and the fused optimizer, against the standard collection and FBGEMM's module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+import recfx
+from tests.bench.harness import Contestant, Result, compare, take_turns
+from tests.bench.workload import (
+    DISTRIBUTIONS,
+    OPTIMIZERS,
+    Ids,
+    Optimizer,
+    Setup,
+    check_close,
+    output_gradients,
+    standard_collection,
+    table_batched,
+    table_weights,
+    with_optimizer,
+)
+
+OURS, OUR_LOOKUP = "converted collection", "its lookup node alone"
+STANDARD, TABLE_BATCHED = "EmbeddingBagCollection", "FBGEMM table-batched"
+STANDARD_EVERY = 8
+"""The standard collection makes a gradient as large as the table: a step takes far longer than anybody else's."""
+
+
+def run(setup: Setup) -> Iterator[Result]:
+    """Whole steps of the collection from a KJT; the table-batched module, and our lookup node, from ids and offsets."""
+    for optimizer in OPTIMIZERS:
+        for distribution in DISTRIBUTIONS:
+            yield from _run(setup, optimizer, distribution)
+
+
+def _run(setup: Setup, optimizer: Optimizer, distribution: str) -> Iterator[Result]:
+    initial = standard_collection(setup)
+    standard = with_optimizer(initial, optimizer)
+    converted = recfx.convert(with_optimizer(initial, optimizer), verify=False)
+    lookup_only = recfx.convert(with_optimizer(initial, optimizer), verify=False)
+    peer = table_batched(setup, initial, optimizer)
+    ids = Ids(setup, distribution)
+    ours, theirs, checked = ids.batches(), ids.batches(), ids.batches()
+    for batch in checked:
+        batch.offsets()
+    gradients = output_gradients(setup, 4)
+    lookup = lookup_only.graph_module.lookup
+
+    def gradient(iteration: int) -> torch.Tensor:
+        return gradients[iteration % len(gradients)]
+
+    contestants = [
+        Contestant(OURS, lambda i: converted(ours[i]).values().backward(gradient(i))),
+        Contestant(OUR_LOOKUP, lambda i: lookup(checked[i]).backward(gradient(i))),
+        Contestant(STANDARD, lambda i: standard(theirs[i]).values().backward(gradient(i)), every=STANDARD_EVERY),
+        Contestant(TABLE_BATCHED, lambda i: peer(ids.values[i], ids.offsets).backward(gradient(i))),
+    ]
+    for contestant in contestants:
+        contestant.run(-1)
+    tables = (converted, lookup_only, standard)
+    weights = zip(*(table_weights(model) for model in tables), peer.split_embedding_weights(), strict=True)
+    for table, (mine, *others) in enumerate(weights):
+        for contestant, other in zip(contestants[1:], others, strict=True):
+            check_close(f"{optimizer.name}, table {table}, {contestant.name}", other, mine)
+    times = take_turns(contestants, setup.iterations, setup.warm_up)
+    name = f"train_step/{optimizer.name}/{distribution.replace(' ', '_')}"
+    facts = {**setup.facts(distribution), "optimizer": optimizer.name}
+    yield compare(name, times, OURS, TABLE_BATCHED, facts)
+    yield compare(name, times, OUR_LOOKUP, TABLE_BATCHED, facts)
+    yield compare(name, times, OURS, STANDARD, facts)

@@ -1,0 +1,197 @@
+"""What is looked up: tables, ids that are fresh every iteration, and the peers on the same tables."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+LEARNING_RATE = 0.0625
+EPS = 1e-8
+POWER_LAW_EXPONENT = 1.05
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The size of a run; printed with every number.
+
+    Args:
+        tables: number of tables, one feature each.
+        rows: of each table.
+        dim: of each table.
+        batch: samples a batch.
+        bag_length: ids a sample and feature.
+        threads: torch's.
+        iterations: timed ones.
+        warm_up: iterations before those.
+        model_sizes: tables of the models that ``convert_time`` converts.
+    """
+
+    tables: int = 26
+    rows: int = 100_000
+    dim: int = 64
+    batch: int = 2048
+    bag_length: int = 10
+    threads: int = 2
+    iterations: int = 40
+    warm_up: int = 4
+    model_sizes: tuple[int, ...] = (125, 250, 500, 1000)
+
+    def facts(self, ids: str) -> dict[str, Any]:
+        """As printed and written to JSON."""
+        return {
+            "tables": self.tables,
+            "rows": self.rows,
+            "dim": self.dim,
+            "batch": self.batch,
+            "bag_length": self.bag_length,
+            "ids": ids,
+            "threads": self.threads,
+        }
+
+
+QUICK = Setup(tables=4, rows=500, dim=16, batch=32, bag_length=3, iterations=3, warm_up=1, model_sizes=(2, 4, 8, 16))
+DISTRIBUTIONS = ("uniform", "power law")
+
+
+class Ids:
+    """Fresh ids for every iteration, made before anything is timed.
+
+    Args:
+        setup: sizes.
+        distribution: ``"uniform"``, or ``"power law"`` (the id of rank ``k`` has probability ``~ k ** -1.05``; ranks
+            are scattered over the rows).
+        universe: ids are below this; by default the rows.
+        raw: what becomes of a dense id ``[n]`` before it goes into a batch; None leaves it.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        distribution: str,
+        universe: int | None = None,
+        raw: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        self.setup = setup
+        universe = universe or setup.rows
+        per_feature = setup.batch * setup.bag_length
+        generator = torch.Generator().manual_seed(1)
+        iterations = setup.iterations + setup.warm_up + 1
+        self.dense: list[torch.Tensor] = []
+        cumulative = torch.arange(1, universe + 1, dtype=torch.float64).pow(-POWER_LAW_EXPONENT).cumsum(0)
+        places = torch.randperm(universe, generator=generator)
+        for _ in range(iterations):
+            size = (setup.tables * per_feature,)
+            if distribution == "uniform":
+                self.dense.append(torch.randint(0, universe, size, generator=generator))
+            else:
+                drawn = torch.rand(size, dtype=torch.float64, generator=generator) * cumulative[-1]
+                self.dense.append(places[torch.searchsorted(cumulative, drawn).clamp_(max=universe - 1)])
+        self.values = self.dense if raw is None else [raw(dense) for dense in self.dense]
+        self.offsets = torch.arange(0, setup.tables * per_feature + 1, setup.bag_length)
+
+    def batches(self) -> list[KeyedJaggedTensor]:
+        """A KJT an iteration (the last one is for checks), with lengths alone, as a data loader makes it.
+
+        A KJT remembers what was computed from it: every contestant gets its own.
+        """
+        bags = self.setup.tables * self.setup.batch
+        return [
+            KeyedJaggedTensor(
+                feature_names(self.setup),
+                values,
+                lengths=torch.full((bags,), self.setup.bag_length, dtype=torch.int64),
+                stride=self.setup.batch,
+            )
+            for values in self.values
+        ]
+
+
+def feature_names(setup: Setup) -> list[str]:
+    """One a table."""
+    return [f"feature_{table}" for table in range(setup.tables)]
+
+
+def standard_collection(setup: Setup, tables: int | None = None) -> EmbeddingBagCollection:
+    """The collection that users have, weights uniform as TorchRec's default is."""
+    return EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=f"table_{table}",
+                num_embeddings=setup.rows,
+                embedding_dim=setup.dim,
+                feature_names=[f"feature_{table}"],
+            )
+            for table in range(tables or setup.tables)
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """One fused optimizer, in TorchRec's and in FBGEMM's words."""
+
+    name: str
+    standard: type[torch.optim.Optimizer]
+    arguments: dict[str, float]
+    fbgemm: EmbOptimType
+
+
+OPTIMIZERS = (
+    Optimizer("sgd", torch.optim.SGD, {"lr": LEARNING_RATE}, EmbOptimType.EXACT_SGD),
+    Optimizer("adagrad", torch.optim.Adagrad, {"lr": LEARNING_RATE, "eps": EPS}, EmbOptimType.EXACT_ADAGRAD),
+    Optimizer("rowwise_adagrad", RowWiseAdagrad, {"lr": LEARNING_RATE, "eps": EPS}, EmbOptimType.EXACT_ROWWISE_ADAGRAD),
+)
+
+
+def with_optimizer(collection: EmbeddingBagCollection, optimizer: Optimizer) -> EmbeddingBagCollection:
+    """A copy of the collection whose tables are updated in backward."""
+    duplicate = copy.deepcopy(collection)
+    apply_optimizer_in_backward(optimizer.standard, duplicate.parameters(), dict(optimizer.arguments))
+    return duplicate
+
+
+def table_batched(
+    setup: Setup, collection: EmbeddingBagCollection, optimizer: Optimizer
+) -> SplitTableBatchedEmbeddingBagsCodegen:
+    """FBGEMM's own module with the same weights, as TorchRec's fused kernel builds it, its bounds check included."""
+    module = SplitTableBatchedEmbeddingBagsCodegen(
+        [(setup.rows, setup.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * setup.tables,
+        optimizer=optimizer.fbgemm,
+        learning_rate=LEARNING_RATE,
+        eps=EPS,
+        device=torch.device("cpu"),
+    )
+    with torch.no_grad():
+        for ours, theirs in zip(table_weights(collection), module.split_embedding_weights(), strict=True):
+            theirs.copy_(ours)
+    return module
+
+
+def table_weights(collection: nn.Module) -> list[torch.Tensor]:
+    """One ``[rows, dim]`` a table, in order."""
+    return [weight for name, weight in collection.named_parameters() if name.startswith("embedding_bags.")]
+
+
+def output_gradients(setup: Setup, count: int) -> list[torch.Tensor]:
+    """``[B, sum D]`` gradients of multiples of 1/16: their sums are exact, so that contestants agree in every order."""
+    generator = torch.Generator().manual_seed(2)
+    shape = (setup.batch, setup.tables * setup.dim)
+    return [torch.randint(-8, 9, shape, generator=generator) / 16 for _ in range(count)]
+
+
+def check_close(what: str, expected: torch.Tensor, actual: torch.Tensor) -> None:
+    """The contract's tolerances (design, section 8); a benchmark of wrong numbers is none."""
+    torch.testing.assert_close(
+        actual.detach(), expected.detach(), rtol=1e-5, atol=1e-6, msg=lambda text: f"{what}: {text}"
+    )

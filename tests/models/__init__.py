@@ -1,0 +1,13 @@
+"""The zoo: models to convert, each with a way to call it. See ``ZOO``."""
+
+from __future__ import annotations
+
+from tests.models.case import Case
+from tests.models.handwritten import HANDWRITTEN
+from tests.models.refused import REFUSED
+from tests.models.torchrec_models import TORCHREC_MODELS
+from tests.models.torchrec_test_models import TORCHREC_TEST_MODELS
+
+ZOO: list[Case] = [*TORCHREC_MODELS, *TORCHREC_TEST_MODELS, *HANDWRITTEN]
+
+__all__ = ["REFUSED", "ZOO", "Case"]

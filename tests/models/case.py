@@ -1,0 +1,135 @@
+"""What the zoo knows of a model, and how two models are compared on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from recfx.collection import HashEmbeddingBagCollection
+from recfx.sample import Sample
+
+BATCH_SIZES = (4, 7)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of the zoo.
+
+    Args:
+        name: test id.
+        build: makes the model; random numbers from torch's generator, so that one seed makes one model.
+        call: makes one call of the model for a batch size, from torch's generator as well.
+        whole_graph: reason code with which ``whole_graph=True`` is refused; empty where it has to agree.
+        skip_gradients: parameters whose gradient upstream leaves uninitialised.
+        rtol: of outputs and gradients.
+        atol: of outputs and gradients.
+        around: a context in which the test runs.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    call: Callable[[int], Sample]
+    whole_graph: str = ""
+    skip_gradients: tuple[str, ...] = ()
+    rtol: float = 1e-5
+    atol: float = 1e-6
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def model(self) -> nn.Module:
+        """A new model, the same weights every time."""
+        torch.manual_seed(1)
+        return self.build()
+
+    def sample(self, batch_size: int = BATCH_SIZES[0]) -> Sample:
+        """A new call, the same numbers every time for one batch size."""
+        torch.manual_seed(100 + batch_size)
+        return self.call(batch_size)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors of a model's output, in a fixed order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, KeyedTensor):
+        yield value.values()
+    elif isinstance(value, (KeyedJaggedTensor, JaggedTensor)):
+        yield from (value.values(), value.lengths())
+    elif isinstance(value, (dict, TensorDict)):
+        for key in sorted(value.keys()):
+            yield from tensors_in(value[key])
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from tensors_in(getattr(value, field.name))
+
+
+def run(model: nn.Module, call: Sample, *, backward: bool) -> list[torch.Tensor]:
+    """One forward from a fixed seed, and one backward through every output that has one; gradients start from zero."""
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(2)
+    outputs = list(tensors_in(model(*call.args, **call.kwargs)))
+    assert outputs, "the case compares nothing"
+    differentiable = [output for output in outputs if output.requires_grad]
+    if backward and differentiable:
+        torch.manual_seed(3)
+        torch.autograd.backward([(output * torch.rand_like(output)).sum() for output in differentiable])
+    return outputs
+
+
+def assert_agree(reference: nn.Module, converted: nn.Module, case: Case) -> None:
+    """Outputs, their dtypes and the gradients of every parameter, in train and eval, at two batch sizes."""
+    wanted_names = [name for name, _ in reference.named_parameters()]
+    assert [name for name, _ in converted.named_parameters()] == wanted_names
+    for training in (True, False):
+        reference.train(training)
+        converted.train(training)
+        for batch_size in BATCH_SIZES:
+            wanted = run(reference, case.sample(batch_size), backward=True)
+            found = run(converted, case.sample(batch_size), backward=True)
+            where = f"{case.name}, {'train' if training else 'eval'}, batch size {batch_size}"
+            _assert_close(wanted, found, case, where)
+            _assert_same_gradients(reference, converted, case, where)
+
+
+def _assert_close(wanted: list[torch.Tensor], found: list[torch.Tensor], case: Case, where: str) -> None:
+    assert len(found) == len(wanted), where
+    for position, (before, after) in enumerate(zip(wanted, found, strict=True)):
+        assert after.requires_grad == before.requires_grad, f"{where}, output {position}"
+        torch.testing.assert_close(
+            after, before, rtol=case.rtol, atol=case.atol, msg=lambda m, p=position: f"{where}, output {p}: {m}"
+        )
+
+
+def _assert_same_gradients(reference: nn.Module, converted: nn.Module, case: Case, where: str) -> None:
+    found = dict(converted.named_parameters())
+    for name, parameter in reference.named_parameters():
+        if name in case.skip_gradients:
+            continue
+        wanted, gradient = parameter.grad, found[name].grad
+        # A table of which no id came may have a gradient of zeros, or none.
+        if wanted is None or gradient is None:
+            assert wanted is None or not wanted.any(), f"{where}: {name} has no gradient"
+            assert gradient is None or not gradient.any(), f"{where}: {name} has a gradient"
+            continue
+        torch.testing.assert_close(
+            gradient, wanted, rtol=case.rtol, atol=case.atol, msg=lambda m, n=name: f"{where}, gradient of {n}: {m}"
+        )
+
+
+def standard_collections(model: nn.Module) -> list[EmbeddingBagCollection]:
+    """The collections of ``model`` that still are TorchRec's."""
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, EmbeddingBagCollection) and not isinstance(module, HashEmbeddingBagCollection)
+    ]

@@ -1,0 +1,159 @@
+"""The demo runs from a shell, on generated rows and on files in Criteo's two forms, and says what went wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+EXAMPLES = REPOSITORY / "examples"
+SMALL = ["--steps", "8", "--batch-size", "64", "--rows", "2000", "--dim", "8"]
+
+
+def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / "train_dlrm.py"), *arguments]
+    paths = os.pathsep.join(path for path in (str(REPOSITORY), os.environ.get("PYTHONPATH")) if path)
+    environment = {**os.environ, "PYTHONPATH": paths}  # also where recfx is not installed
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=REPOSITORY, env=environment, timeout=300
+    )
+
+
+@pytest.fixture
+def criteo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import criteo
+
+    return criteo
+
+
+@pytest.fixture
+def train_dlrm(criteo: ModuleType) -> ModuleType:
+    import train_dlrm
+
+    return train_dlrm
+
+
+def write_log(path: Path, rows: int) -> Path:
+    """A file as Criteo publishes it, with missing values."""
+    draw = random.Random(0)
+    with open(path, "w") as file:
+        for _ in range(rows):
+            dense = ["" if draw.random() < 0.2 else str(draw.randint(-2, 500)) for _ in range(13)]
+            ids = ["" if draw.random() < 0.2 else f"{draw.randrange(50) * 85899345:08x}" for _ in range(26)]
+            print(draw.randint(0, 1), *dense, *ids, sep="\t", file=file)
+    return path
+
+
+def assert_all_passed(finished: subprocess.CompletedProcess[str]) -> None:
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "FAIL" not in finished.stdout
+    assert finished.stdout.count("\nok  ") >= 3
+    assert "nothing ran on an NPU" in finished.stdout
+
+
+def test_demo_on_generated_rows() -> None:
+    finished = run_demo(*SMALL)
+    assert_all_passed(finished)
+    for heading in ("recfx.convert", "Training", "recfx.explain", "recfx.verify", "A checkpoint", "recfx.unconvert"):
+        assert f". {heading} ===" in finished.stdout
+    assert "samples/s" in finished.stdout
+    assert "loss=" in finished.stderr
+
+
+def test_demo_on_a_log_as_published(tmp_path: Path) -> None:
+    finished = run_demo("--data", str(write_log(tmp_path / "day_0.tsv", 300)), *SMALL)
+    assert_all_passed(finished)
+    assert "300 rows from day_0.tsv" in finished.stdout
+
+
+def test_demo_on_real_rows(data_directory: Path) -> None:
+    finished = run_demo("--data", str(data_directory / "criteo_sample.csv"), *SMALL)
+    assert_all_passed(finished)
+    assert "200 rows from criteo_sample.csv" in finished.stdout
+
+
+def test_demo_says_what_to_do_when_a_log_has_more_ids_than_rows(tmp_path: Path) -> None:
+    finished = run_demo("--data", str(write_log(tmp_path / "day_0.tsv", 300)), "--steps", "8", "--rows", "20")
+    assert finished.returncode != 0
+    assert "[table_full]" in finished.stderr
+    assert "--rows gives every table more" in finished.stderr
+
+
+def test_demo_names_the_line_it_cannot_read(tmp_path: Path) -> None:
+    path = write_log(tmp_path / "day_0.tsv", 5)
+    path.write_text(path.read_text() + "1\t2\t3\n")
+    finished = run_demo("--data", str(path))
+    assert finished.returncode != 0
+    assert "line 6 is not a label, 13 integers and 26 hexadecimal ids (3 columns)" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_demo_says_that_a_file_is_missing(tmp_path: Path) -> None:
+    finished = run_demo("--data", str(tmp_path / "absent.tsv"))
+    assert finished.returncode != 0
+    assert "absent.tsv" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_both_forms_of_the_log_are_read_alike(criteo: ModuleType, tmp_path: Path) -> None:
+    published = write_log(tmp_path / "log.tsv", 20)
+    with_header = tmp_path / "log.csv"
+    header = ",".join(["label", *criteo.DENSE, *criteo.CATEGORICAL])
+    with_header.write_text(header + "\n" + published.read_text().replace("\t", ","))
+    first, second = criteo.read(published, 100), criteo.read(with_header, 100)
+    assert len(first) == 20
+    for name in ("labels", "dense", "ids", "present"):
+        assert torch.equal(getattr(first, name), getattr(second, name))
+    assert not bool(first.present.all())
+    assert len(criteo.read(published, 7)) == 7
+
+
+def test_an_empty_log_is_refused(criteo: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "empty.tsv").touch()
+    with pytest.raises(criteo.BadRows, match="has no rows"):
+        criteo.read(tmp_path / "empty.tsv", 10)
+
+
+def test_model_input_has_an_empty_bag_where_an_id_is_missing(criteo: ModuleType) -> None:
+    rows = criteo.generate(50, 100)
+    dense, features = rows.model_input()
+    assert dense.shape == (50, 13)
+    assert features.keys() == criteo.CATEGORICAL
+    for column, feature in enumerate(criteo.CATEGORICAL):
+        bags = features[feature].to_dense()
+        for row, bag in enumerate(bags):
+            assert bag.tolist() == ([int(rows.ids[row, column])] if rows.present[row, column] else [])
+
+
+def test_generated_ids_use_all_64_bits_and_mean_the_same_under_every_seed(criteo: ModuleType) -> None:
+    first, second = criteo.generate(2000, 100, seed=0), criteo.generate(2000, 100, seed=1)
+    assert bool((first.ids < 0).any())
+    assert bool((first.ids > 2**62).any())
+    assert set(first.ids[:, 0].tolist()) == set(second.ids[:, 0].tolist())
+    assert not torch.equal(first.ids, second.ids)
+
+
+def test_auc(train_dlrm: ModuleType) -> None:
+    labels = torch.tensor([0.0, 0.0, 1.0, 1.0])
+    assert train_dlrm.auc(labels, torch.tensor([0.1, 0.4, 0.35, 0.8])) == 0.75
+    assert train_dlrm.auc(labels, torch.tensor([0.1, 0.2, 0.3, 0.4])) == 1.0
+    assert train_dlrm.auc(labels, torch.full((4,), 0.3)) == 0.5
+    assert np.isnan(train_dlrm.auc(torch.ones(4), labels))
+
+
+def test_shuffled_batches_are_full_and_cover_an_epoch(criteo: ModuleType) -> None:
+    rows = criteo.generate(100, 50)
+    batches = list(rows.shuffled_batches(30, 10))
+    assert [len(batch) for batch in batches] == [30] * 10
+    total = sum(batch.dense.sum() for batch in batches)
+    assert float(total) == pytest.approx(3 * float(rows.dense.sum()), rel=1e-4)
+    assert [len(batch) for batch in rows.shuffled_batches(500, 2)] == [100, 100]
