@@ -243,6 +243,15 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             self._device = weights[0].device
         return self
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """A state with fewer rows (of the table before it grew, say) fills the first rows of a table with an index."""
+        for table in self.tables:
+            key, weight = f"{prefix}embedding_bags.{table.name}.weight", self.weight(table.name)
+            saved = state_dict.get(key)
+            if table.has_index and isinstance(saved, torch.Tensor) and _fits_first_rows(saved, weight):
+                state_dict[key] = torch.cat([saved, weight.detach()[saved.shape[0] :].to(saved)])
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         standard = getattr(type(self), "_standard", None)
         if standard is None:
@@ -260,6 +269,10 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         self._attached = self._count_attached()
         self._compile()
         self.graph_module.train(self.training)
+
+
+def _fits_first_rows(saved: torch.Tensor, weight: torch.Tensor) -> bool:
+    return saved.dim() == 2 and saved.shape[0] < weight.shape[0] and saved.shape[1] == weight.shape[1]
 
 
 @cache

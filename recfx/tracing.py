@@ -138,8 +138,8 @@ def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer) -> fx.Gr
             name = re.sub(r"_1$", "", str(node.target))
             if concrete and name in concrete:
                 node.target = name  # torch.fx renames specialised arguments; callers know the old name
-            if isinstance(node.type, str):  # postponed annotations: a pickle, and TorchScript, need the type itself
-                node.type = _type_hints(target).get(str(node.target))
+        if isinstance(node.type, str):  # postponed annotations: a pickle, and TorchScript, need the type itself
+            node.type = _type_hints(target).get("return" if node.op == "output" else str(node.target))
     return graph
 
 

@@ -130,6 +130,8 @@ def _trace(
     tracer = ShallowTracer(islands, opaque)
     try:
         graph = trace_graph(root, sample, tracer)
+        graph._tracer_cls = None  # pickles name it, and would need its arguments
+        graph_module = fx.GraphModule(root, graph)  # a name that is no identifier may make code that does not compile
     except Exception as error:  # user code on proxies: the reason is part of the error
         found = rollback_of("", error)
         raise ConversionError(
@@ -138,8 +140,6 @@ def _trace(
             what_to_do="convert without whole_graph=True: islands need no trace.",
         ) from error
     entered = set(tracer.entered)
-    graph._tracer_cls = None  # pickles name it, and would need its arguments
-    graph_module = fx.GraphModule(root, graph)
     _share_children(model, graph_module)
     inline_islands(graph_module)
     verify_graph(graph_module, after="whole_graph")

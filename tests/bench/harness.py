@@ -71,10 +71,12 @@ class Result:
 
     def __str__(self) -> str:
         low, high = self.spread
-        noise = "  NOISY: the machine was busy" if high > 1.25 * low else ""
+        # Other processes were at work: the ratio of the fastest quarter says more than that of the medians.
+        noise = "  NOISY" if high > 1.25 * low else ""
         return (
             f"  {self.ours:<28} {self.ours_ms:9.2f} ms   {self.peer:<28} {self.peer_ms:9.2f} ms   "
-            f"ratio {self.ratio:6.3f}   (fastest quarter {self.quiet_ratio:.3f}, quartiles {low:.3f} to {high:.3f}){noise}"
+            f"ratio {self.ratio:6.3f}   "
+            f"(fastest quarter {self.quiet_ratio:.3f}, quartiles {low:.3f} to {high:.3f}){noise}"
         )
 
 

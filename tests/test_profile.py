@@ -1,0 +1,39 @@
+"""One name everywhere: a profile shows the graph's node names."""
+
+from __future__ import annotations
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+import recfx
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sparse = torch.nn.ModuleDict(
+            {
+                "ebc": EmbeddingBagCollection(
+                    [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])]
+                )
+            }
+        )
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.sparse["ebc"](features).values()
+
+
+def test_profiler_ranges_are_node_names() -> None:
+    converted = recfx.convert(Model(), hashing=recfx.HashConfig(dense_rows=0))
+    batch = KeyedJaggedTensor(["f"], torch.tensor([1, 2]), lengths=torch.tensor([2]))
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        converted(batch)
+    names = {node.name for node in converted.sparse["ebc"].graph_module.graph.nodes if node.op == "call_module"}
+    assert names == {
+        "sparse_ebc_select_features",
+        "sparse_ebc_hash_ids",
+        "sparse_ebc_lookup",
+        "sparse_ebc_keyed_tensor",
+    }
+    assert names <= {event.key for event in profiled.key_averages()}

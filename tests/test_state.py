@@ -1,0 +1,74 @@
+"""Saved states: what a plain model saved, a converted one loads, strictly; and the way back."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+import recfx
+
+
+def collection() -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])]
+    )
+
+
+def batch(*ids: int) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.tensor([len(ids)]))
+
+
+def test_adopted_tables_save_the_plain_keys_and_load_both_ways() -> None:
+    plain, other = collection(), collection()
+    converted = recfx.convert(plain)
+    assert list(converted.state_dict()) == list(plain.state_dict())
+    converted.load_state_dict(other.state_dict(), strict=True)
+    assert torch.equal(converted.weight("t"), other.embedding_bags["t"].weight)
+    third = collection()
+    third.load_state_dict(converted.state_dict(), strict=True)
+    assert torch.equal(third.embedding_bags["t"].weight, other.embedding_bags["t"].weight)
+
+
+def test_a_plain_state_makes_an_index_empty() -> None:
+    converted = recfx.convert(collection(), hashing=recfx.HashConfig(dense_rows=0))
+    converted(batch(7_000_000_000))
+    assert len(converted.index("t")) == 1
+    converted.load_state_dict(collection().state_dict(), strict=True)
+    assert len(converted.index("t")) == 0
+
+
+def test_a_state_with_fewer_rows_fills_the_first() -> None:
+    plain = collection()
+    converted = recfx.convert(collection(), hashing=recfx.HashConfig(rows=16))
+    converted(batch(3, 123_456_789_012))
+    tail = converted.weight("t")[10:].detach().clone()
+    converted.load_state_dict(plain.state_dict(), strict=True)
+    assert torch.equal(converted.weight("t")[:10], plain.embedding_bags["t"].weight)
+    assert torch.equal(converted.weight("t")[10:], tail)
+
+
+def test_an_indexed_state_comes_back_exactly() -> None:
+    converted = recfx.convert(collection(), hashing=recfx.HashConfig(dense_rows=0))
+    ids = (-(2**63), -1, 0, 2**63 - 1, 5)
+    first = converted(batch(*ids)).values()
+    fresh = recfx.convert(collection(), hashing=recfx.HashConfig(dense_rows=0)).eval()
+    assert bool((fresh(batch(*ids)).values() == 0).all())
+    fresh.load_state_dict(copy.deepcopy(converted.state_dict()), strict=True)
+    assert torch.equal(fresh(batch(*ids)).values(), first)
+
+
+def test_a_meta_model_is_placed_and_initialised() -> None:
+    plain = EmbeddingBagCollection(
+        [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])],
+        device=torch.device("meta"),
+    )
+    converted = recfx.convert(plain, device="cpu")
+    weight = converted.weight("t")
+    assert weight.device.type == "cpu"
+    assert 0 < float(weight.detach().abs().max()) <= 10**-0.5
+    torch.testing.assert_close(converted(batch(1, 2)).values(), weight[[1, 2]].sum(0, keepdim=True))
+    hashed = recfx.convert(plain, hashing=recfx.HashConfig(dense_rows=0), device="cpu")
+    hashed(batch(-5))
+    assert len(hashed.index("t")) == 1
