@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingBagCollectionInterface
@@ -21,7 +22,7 @@ from recfx.convert import convert
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from tests.models.data import batch, collection, table
-from tests.models.handwritten import Tower
+from tests.models.handwritten import Tower, process_group
 
 RAW_ID = 2**60  # an id that only an index can read
 
@@ -123,6 +124,39 @@ def test_modes_survive_also_mixed_ones() -> None:
     assert not converted.ebc.graph_module.training
     assert not converted.eval().linear.training
     assert all(module.training for module in converted.train().modules())
+
+
+def test_a_part_in_eval_mode_stays_so_in_a_whole_graph() -> None:
+    """Frozen parts are common; the graph of the training mode must not wake them."""
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ebc = collection()
+
+        def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+            pooled = self.ebc(features).values()
+            return pooled * 10 if self.training else pooled
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Part()
+
+        def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+            return self.part(features) + 1
+
+    model = Whole()
+    features = batch(4)
+    converted = convert(model, (features,), whole_graph=True, verify=False)
+    for one in (model, converted):
+        one.train()
+        one.part.eval()
+    try:
+        found = converted(features)
+    except ConversionError:
+        return  # said aloud: as good
+    torch.testing.assert_close(found, model(features), rtol=1e-5, atol=1e-6)
 
 
 def test_train_and_eval_reach_the_index() -> None:
@@ -378,6 +412,71 @@ def test_a_table_with_an_optimizer_in_backward_grows_or_is_refused(optimizer: ty
         converted = model
     converted(features).sum().backward()
     model(features).sum().backward()
+
+
+def test_a_table_under_ddp_does_not_grow() -> None:
+    """DistributedDataParallel's buckets have the old shape."""
+    with process_group():
+        model = nn.parallel.DistributedDataParallel(Tower())
+        with pytest.raises(ConversionError):
+            convert(model, hashing=HashConfig(rows=50))
+        model(batch(4)).sum().backward()
+        assert model.module.ebc.embedding_bags["t1"].weight.grad.shape == (20, 8)
+
+
+# Other ways to call a model
+
+
+def test_functional_call() -> None:
+    """Parameters put in from outside, as plain tensors, gradients out."""
+    model = Tower()
+    converted = convert(copy.deepcopy(model))
+    features = batch(5)
+    results = []
+    for one in (model, converted):
+        tensors = {name: (parameter.detach() * 2).requires_grad_() for name, parameter in model.named_parameters()}
+        output = torch.func.functional_call(one, tensors, (features,))
+        output.square().sum().backward()
+        results.append([output, *(tensor.grad for tensor in tensors.values())])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
+
+
+def test_several_backwards_add_up() -> None:
+    """Gradients of three batches, and of one graph gone through twice."""
+    model = Tower()
+    converted = convert(copy.deepcopy(model))
+    for _ in range(3):
+        features = batch(5)
+        for one in (model, converted):
+            loss = one(features).square().sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+    for wanted, found in zip(model.parameters(), converted.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpointed_fused_collection_steps_once(use_reentrant: bool) -> None:
+    """Its forward runs again in the backward; the optimizer must not."""
+    plain, converted = _fused_pair("adagrad", "auto", "two_tables")
+    features = batch(5)
+    scale = torch.ones(24, requires_grad=True)
+    for one in (plain, converted):
+        torch.utils.checkpoint.checkpoint(
+            lambda scale, features, one=one: (one(features).values() * scale).square().sum(),
+            scale, features, use_reentrant=use_reentrant,
+        ).backward()  # fmt: skip
+    for name, wanted in plain.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_weight_that_shrinks_is_not_read_beyond_its_end() -> None:
+    converted = convert(Tower())
+    features = KeyedJaggedTensor(["f1", "f2", "f3"], torch.tensor([19, 2, 3]), lengths=torch.tensor([1, 1, 1]))
+    converted(features)
+    converted.ebc.embedding_bags["t1"].weight.data = torch.rand(5, 8)
+    with pytest.raises((IndexError, RuntimeError, ValueError)):
+        converted(features)
 
 
 # Optimizers

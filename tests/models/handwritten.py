@@ -426,7 +426,7 @@ class _HookedByItself(Tower):
 
 
 @contextmanager
-def _process_group() -> Iterator[None]:
+def process_group() -> Iterator[None]:
     """One gloo process: what DistributedDataParallel needs."""
     os.environ.setdefault("MASTER_ADDR", "localhost")
     store = torch.distributed.HashStore()
@@ -497,7 +497,7 @@ HANDWRITTEN = [
     ),
     Case("hooks", lambda: _Wrapped(_Hooked()), _sparse),
     Case("hook_of_its_own", lambda: _Wrapped(_HookedByItself()), _sparse),
-    Case("ddp", lambda: nn.parallel.DistributedDataParallel(Tower()), _sparse, around=_process_group),
+    Case("ddp", lambda: nn.parallel.DistributedDataParallel(Tower()), _sparse, around=process_group),
     Case("torch_compile", lambda: _compiled(Tower()), _sparse),
     Case("compiled_in_place", lambda: _compiled_in_place(Tower()), _sparse),
 ]

@@ -27,7 +27,7 @@ from torchrec.modules.mc_modules import (
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from tests.models.data import collection, table, two_tables
-from tests.models.handwritten import Tower, _process_group
+from tests.models.handwritten import Tower, process_group
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ REFUSED = [
         "distributed_model_parallel",
         "",
         "before it is wrapped in DistributedModelParallel",
-        around=_process_group,
+        around=process_group,
     ),
     Refused(
         "model_parallel_below_the_root",
@@ -193,7 +193,7 @@ REFUSED = [
         "distributed_model_parallel",
         "arch.sparse",
         "before it is wrapped in DistributedModelParallel",
-        around=_process_group,
+        around=process_group,
     ),
     Refused(
         "script_module",
