@@ -115,6 +115,7 @@ class _Part:
         cumulative = [starts[table] for table in self.table_of_feature] + [total]
         self.row_offsets = torch.tensor(cumulative, dtype=torch.int64, device="cpu")
         self.row_bits = max(1, total.bit_length())
+        self.at_start = torch.zeros(len(self.table_of_feature), dtype=torch.int64, device="cpu")
         self.placements = torch.zeros(len(self.table_of_feature), dtype=torch.int32, device="cpu")
 
 
@@ -229,11 +230,15 @@ def _fused_step(ctx: Any, layout: _Layout, grad_output: torch.Tensor) -> None:
         for table, weight in enumerate(ctx.weights):
             if trained[table]:
                 part, state = layout.part(table), optimizers[table].state.get("sum", layout.base)
-                at_start = torch.zeros(len(part.table_of_feature), dtype=torch.int64, device="cpu")
+                at_start = part.at_start
                 _step_part(ctx, part, grad_output, weight.detach().view(-1), at_start, state.view(-1), at_start)
-    for optimizer, trains in zip(optimizers, trained, strict=True):
-        if trains and "step" in optimizer.state:
-            optimizer.state["step"] += 1
+    steps = [
+        optimizer.state["step"]
+        for optimizer, trains in zip(optimizers, trained, strict=True)
+        if trains and "step" in optimizer.state
+    ]
+    if steps:
+        torch._foreach_add_(steps, 1)
 
 
 def _step_part(

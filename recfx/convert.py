@@ -9,20 +9,18 @@ import torch
 from torch import nn
 
 from recfx.collection import HashEmbeddingBagCollection
-from recfx.conversion import Conversion, Note, attach_conversion, conversion_of
+from recfx.conversion import Conversion, attach_conversion, conversion_of
 from recfx.discovery import CONVERTED, CONVERTIBLE, REFUSED, Discovery, Finding, discover, unwrap
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.islands import Growth, Hashing, build_islands, carry_hooks
+from recfx.notes import compile_dropped, fused_step_per_call, too_large_to_verify
 from recfx.sample import Sample
-from recfx.shells import compiled_in_place, copy_shells, replace_in_place
+from recfx.shells import copy_shells, replace_in_place
 from recfx.verify import verify as verify_conversion
 from recfx.whole_graph import WholeGraph
 
 _DEFAULT_HASHING = HashConfig()
-
-# Verification holds up to three copies of the parameters, and gradients: larger models are verified only on request.
-MOST_BYTES_VERIFIED = 2 * 2**30
 
 
 def convert(
@@ -67,20 +65,23 @@ def convert(
         ConversionError: with a reason code; the model is as it was.
     """
     call = None if sample is None else Sample.of(sample)
-    _check_arguments(call, plan, env, whole_graph, verify, on_unsupported)
+    _check_arguments(model, call, plan, env, whole_graph, verify, on_unsupported)
     discovery = discover(model, call)
     _refuse(discovery, on_unsupported)
     if discovery.of(CONVERTED) and not discovery.of(CONVERTIBLE):
         return _as_whole_graph(model, call) if whole_graph else model
-    with Growth() as growth:
+    with Growth(under_ddp=_holds_ddp(model)) as growth:
         islands = build_islands(discovery.of(CONVERTIBLE), hashing, backend, growth, on_unsupported == "keep")
         converted, _ = copy_shells(model, islands)
         conversion = Conversion.of(discovery, on_unsupported, before=conversion_of(model))
-        conversion.notes += _notes(model, inplace)
+        conversion.notes += compile_dropped(model, inplace) + fused_step_per_call(discovery, islands)
         attach_conversion(converted, conversion)
-        _place(converted, device)
-        if verify or (verify is None and call is not None and _worth_copying(model, conversion)):
+        if verify is None:
+            conversion.notes += too_large_to_verify(model) if call is not None else []
+            verify = call is not None and not too_large_to_verify(model)
+        if verify:
             _verify(model, converted, call, conversion)
+        _place(converted, device)
         if whole_graph:
             converted = _as_whole_graph(converted, call)
         elif inplace:
@@ -90,8 +91,14 @@ def convert(
 
 
 def _check_arguments(
-    call: Sample | None, plan: Any, env: Any, whole_graph: bool, verify: bool | None, on_unsupported: str
+    model: Any, call: Sample | None, plan: Any, env: Any, whole_graph: bool, verify: bool | None, on_unsupported: str
 ) -> None:
+    if not isinstance(model, nn.Module):
+        raise ConversionError(
+            f"model is a {type(model).__name__}.",
+            reason="invalid_argument",
+            what_to_do="pass the torch.nn.Module that holds the collections.",
+        )
     if on_unsupported not in ("error", "keep"):
         raise ConversionError(
             f"on_unsupported is {on_unsupported!r}.", reason="invalid_argument", what_to_do="use 'error' or 'keep'."
@@ -129,18 +136,8 @@ def _refuse(discovery: Discovery, on_unsupported: str) -> None:
         )
 
 
-def _notes(model: nn.Module, inplace: bool) -> list[Note]:
-    if inplace:
-        return []
-    return [
-        Note(
-            "compile_dropped",
-            path,
-            "Module.compile() was called on the original; the converted module runs uncompiled.",
-            "call .compile() on the converted model.",
-        )
-        for path in compiled_in_place(model)
-    ]
+def _holds_ddp(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules())
 
 
 def _place(converted: nn.Module, device: torch.device | str | None) -> None:
@@ -151,21 +148,6 @@ def _place(converted: nn.Module, device: torch.device | str | None) -> None:
             collection.to_empty(device=device)
             collection.reset_parameters()
     converted.to(device)
-
-
-def _worth_copying(model: nn.Module, conversion: Conversion) -> bool:
-    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    if size <= MOST_BYTES_VERIFIED:
-        return True
-    conversion.notes.append(
-        Note(
-            "verification_skipped",
-            "",
-            f"the parameters take {size / 2**30:.1f} GiB, and verification works on copies of them.",
-            "pass verify=True to convert, or call recfx.verify on a model with smaller tables.",
-        )
-    )
-    return False
 
 
 def _verify(model: nn.Module, converted: nn.Module, call: Sample | None, conversion: Conversion) -> None:

@@ -47,6 +47,7 @@ class Finding:
         what_to_do: what the user can change.
         found: ``traced``, ``walked`` or ``never called``.
         source: the line that calls it, or the class that holds it.
+        calls: how often one forward calls it, as far as the trace sees.
     """
 
     module: nn.Module
@@ -57,6 +58,7 @@ class Finding:
     what_to_do: str = ""
     found: str = "walked"
     source: SourceLocation | None = None
+    calls: int = 0
 
     def refuse(self, error: ConversionError) -> None:
         """Note that the tables of a convertible collection cannot be converted."""
@@ -233,13 +235,17 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
             tracer.rollbacks.append(rollback_of("", error))
             hidden |= set(wanted)
             graph = fx.Graph()
+        counts: dict[int, int] = {}
         for node in graph.nodes:
             if node.op == "call_module":
                 module = root.get_submodule(str(node.target))
                 if id(module) in leaves:
+                    counts[leaves[id(module)]] = counts.get(leaves[id(module)], 0) + 1
                     finding = wanted[leaves[id(module)]]
                     called.add(id(finding.module))
                     finding.source = source_of(node) or finding.source
+        for key, count in counts.items():
+            wanted[key].calls = max(wanted[key].calls, count)
         for rollback in tracer.rollbacks:
             if rollback.module_path:
                 inside = root.get_submodule(rollback.module_path)

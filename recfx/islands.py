@@ -37,17 +37,30 @@ _HOOKS = (
 
 
 class Growth:
-    """Tables that get more rows: undone when the conversion fails."""
+    """Tables that get more rows: undone when the conversion fails.
 
-    def __init__(self) -> None:
+    Args:
+        under_ddp: the model is, or holds, a DistributedDataParallel.
+    """
+
+    def __init__(self, under_ddp: bool = False) -> None:
+        self._under_ddp = under_ddp
         self._old: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor | None]] = []
 
     def grow(self, weight: nn.Parameter, rows: int, path: str, table: str) -> None:
         """Replace the parameter's data by ``rows`` rows, the old ones first; the parameter object stays.
 
         Raises:
-            ConversionError: ``optimizer_holds_state``.
+            ConversionError: ``optimizer_holds_state``, ``wrapped_in_ddp``.
         """
+        if self._under_ddp:
+            raise ConversionError(
+                f"table {table!r} is to have {rows} rows instead of {weight.shape[0]}, but "
+                "DistributedDataParallel has made its gradient buckets already.",
+                reason="wrapped_in_ddp",
+                module_path=path,
+                what_to_do="convert first, then wrap the model in DistributedDataParallel.",
+            )
         optimizers = getattr(weight, "_in_backward_optimizers", [])
         if optimizers:
             raise ConversionError(

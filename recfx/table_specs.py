@@ -137,6 +137,11 @@ def physical_configs(configs: list[EmbeddingBagConfig], specs: tuple[TableSpec, 
     copies = []
     for config, spec in zip(configs, specs, strict=True):
         duplicate = copy(config)
+        if spec.num_embeddings != config.num_embeddings:  # the range of initial weights stays that of the old rows
+            duplicate.weight_init_min, duplicate.weight_init_max = (
+                config.get_weight_init_min(),
+                config.get_weight_init_max(),
+            )
         duplicate.num_embeddings = spec.num_embeddings
         duplicate.feature_names = list(spec.feature_names)
         copies.append(duplicate)

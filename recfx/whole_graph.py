@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx, nn
@@ -35,13 +36,15 @@ class WholeGraph(nn.Module):
 
     def __init__(self, model: nn.Module, sample: Sample) -> None:
         super().__init__()
-        graphs, rollbacks = {}, []
+        graphs, entered, rollbacks = {}, {}, []
         for training in (True, False):
-            graphs[training], found = build_whole_graph(model, sample, training)
-            rollbacks += [rollback for rollback in found if rollback not in rollbacks]
+            traced = build_whole_graph(model, sample, training)
+            graphs[training], entered[training] = traced.graph_module, traced.entered
+            rollbacks += [rollback for rollback in traced.rollbacks if rollback not in rollbacks]
         _share_children(model, self)
         # Not registered: the graphs call the modules that are registered here already.
         self.__dict__["_graphs"] = graphs
+        self.__dict__["_entered"] = entered
         self.__dict__["_python_model"] = model
         carry_hooks(model, self)
         conversion = copy.copy(conversion_of(model))
@@ -73,7 +76,12 @@ class WholeGraph(nn.Module):
         return self.train_graph if self.training else self.eval_graph
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the original model's."""
+        """As the original model's.
+
+        Raises:
+            ConversionError: ``mixed_modes``.
+        """
+        check_modes(self, self.training, self.__dict__["_entered"][self.training])
         return self.graph_module(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -95,13 +103,41 @@ class WholeGraph(nn.Module):
             graph_module.recompile()
 
 
-def build_whole_graph(model: nn.Module, sample: Sample, training: bool) -> tuple[fx.GraphModule, list[Rollback]]:
+@dataclass(frozen=True)
+class Traced:
+    """The whole-model graph of one mode.
+
+    Args:
+        graph_module: the graph, over the model's own modules.
+        rollbacks: what could not be entered.
+        entered: paths of the modules whose code is part of the graph, in that mode.
+    """
+
+    graph_module: fx.GraphModule
+    rollbacks: list[Rollback]
+    entered: tuple[str, ...]
+
+
+def check_modes(root: nn.Module, training: bool, entered: tuple[str, ...]) -> None:
+    """A graph holds the code of one mode; refuse to run it for parts that are in the other.
+
+    Raises:
+        ConversionError: ``mixed_modes``.
+    """
+    for path in entered:
+        if root.get_submodule(path).training != training:
+            raise ConversionError(
+                f"it is in {'eval' if training else 'train'} mode, but the graph around it is for the other.",
+                reason="mixed_modes",
+                module_path=path,
+                what_to_do="set one mode for the whole model, or convert without whole_graph=True.",
+            )
+
+
+def build_whole_graph(model: nn.Module, sample: Sample, training: bool) -> Traced:
     """The graph of one mode, over the modules of ``model``.
 
     Where the first trace differs from eager, modules between the root and the collections become opaque leaves.
-
-    Returns:
-        the graph module, and what could not be entered.
 
     Raises:
         ConversionError: ``untraceable_root`` or ``whole_graph_differs``.
@@ -114,7 +150,7 @@ def build_whole_graph(model: nn.Module, sample: Sample, training: bool) -> tuple
         graph_module, rollbacks, entered = _trace(model, sample, training, opaque)
         difference = None if sample.on_meta() else compare_forward(hookless, graph_module, sample, training)
         if difference is None:
-            return graph_module, given_up + rollbacks
+            return Traced(graph_module, given_up + rollbacks, tuple(sorted(entered)))
         if entered <= opaque:
             raise _differs(difference, training)
         given_up += [Rollback(path, "graph_differs", str(difference)) for path in sorted(entered - opaque)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.errors import ConversionError
 from recfx.ir.tables import TableSpec
 from recfx.lowering.registry import Choice, LookupBatch, LookupSpec, select_backend
 from recfx.nodes.bags import permute_features
@@ -52,10 +53,23 @@ class Lookup(NodeModule):
         """Pick the kernel for the tables as they are now (device, dtype, optimizer).
 
         Raises:
-            ConversionError: the backend named by the user cannot serve this lookup.
+            ConversionError: the backend named by the user cannot serve this lookup, or ``table_shape_changed``.
         """
+        self._check_shapes()
         self._choice = select_backend(self.spec(), self.backend, self.collection)
         return self._choice
+
+    def _check_shapes(self) -> None:
+        """Kernels trust the number of rows: a table that was replaced by another size must not reach them."""
+        for table in self.tables:
+            wanted, found = (table.num_embeddings, table.embedding_dim), tuple(self.store.weight(table.name).shape)
+            if found != wanted:
+                raise ConversionError(
+                    f"the weight of table {table.name!r} has shape {found}, but the table was converted with {wanted}.",
+                    reason="table_shape_changed",
+                    module_path=self.collection,
+                    what_to_do="load weights of the same shape, or convert again.",
+                )
 
     def spec(self) -> LookupSpec:
         """What a backend has to know to say whether it can serve this lookup."""

@@ -33,8 +33,7 @@ class TableStore:
     def weight(self, table: str) -> nn.Parameter:
         """The table's ``[rows, dim]`` parameter."""
         # Read through the module each time: `to_empty` and parametrizations replace the object.
-        weight = self.bags[table].weight
-        assert isinstance(weight, nn.Parameter)
+        weight: nn.Parameter = self.bags[table]._parameters["weight"]  # type: ignore[assignment]
         return weight
 
     def index(self, table: str) -> HashIndex:

@@ -39,6 +39,13 @@ SUPPORTED: dict[str, frozenset[str]] = {
     "rowwise_adagrad": frozenset({"lr", "eps", "weight_decay", "initial_accumulator_value"}),
     "adam": frozenset({"lr", "betas", "eps", "weight_decay"}),
 }
+# State tensors of each kind, one row a row of the table.
+STATES: dict[str, tuple[str, ...]] = {
+    "sgd": (),
+    "adagrad": ("sum",),
+    "rowwise_adagrad": ("sum",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+}
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "momentum": (0, 0.0),
     "dampening": (0, 0.0),
@@ -99,33 +106,45 @@ class FusedOptimizer:
         return {ours: self.state[theirs] for ours, theirs in names.get(self.kind, {}).items()}
 
     def prepare(self, weight: torch.Tensor) -> None:
-        """Make the state that ``weight`` needs, where it is missing or lives on another device."""
-        shapes: dict[str, dict[str, tuple[int, ...]]] = {
-            "sgd": {},
-            "adagrad": {"sum": (weight.shape[0], weight.shape[1])},
-            "rowwise_adagrad": {"sum": (weight.shape[0], 1)},
-            "adam": {
-                "exp_avg": (weight.shape[0], weight.shape[1]),
-                "exp_avg_sq": (weight.shape[0], weight.shape[1]),
-            },
-        }
-        if self.kind != "sgd" and "step" not in self.state:
-            self.state["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
+        """Make the state that ``weight`` needs, where it is missing or kernels could not read it.
+
+        Raises:
+            ConversionError: ``optimizer_state_shape``.
+        """
+        if self._is_ready(weight):
+            return
+        self.state.setdefault("step", torch.tensor(0.0, dtype=torch.float32, device="cpu"))
         start = float(self.group.get("initial_accumulator_value", 0.0))
-        for name, shape in shapes[self.kind].items():
+        for name in STATES[self.kind]:
+            shape = (weight.shape[0], 1 if self.kind == "rowwise_adagrad" else weight.shape[1])
             tensor = self.state.get(name)
             if tensor is None or (tensor.is_meta and not weight.is_meta):
                 self.state[name] = torch.full(shape, start, dtype=torch.float32, device=weight.device)
-                continue
-            if tensor.numel() != math.prod(shape):
+            elif tensor.numel() != math.prod(shape):
                 raise ConversionError(
                     f"the {self.kind} state {name!r} has shape {tuple(tensor.shape)}, the table needs {shape}.",
                     reason="optimizer_state_shape",
                     what_to_do="attach the optimizer again after changing the table's rows.",
                 )
-            # Kernels address it as float32 rows, whatever dtype torch.optim gave it.
-            if tensor.device != weight.device or tensor.dtype != torch.float32 or not tensor.is_contiguous():
+            else:
+                # torch.optim gives it the table's dtype; the optimizer's own tensor stays as it is.
                 self.state = {**self.state, name: tensor.to(weight.device, torch.float32).contiguous()}
+
+    def _is_ready(self, weight: torch.Tensor) -> bool:
+        """Whether every state is what kernels address it as: contiguous float32 rows beside the weight."""
+        if self.kind == "sgd":
+            return True
+        for name in STATES[self.kind]:
+            tensor = self.state.get(name)
+            if (
+                tensor is None
+                or tensor.dtype != torch.float32
+                or tensor.device != weight.device
+                or tensor.shape[0] != weight.shape[0]
+                or not tensor.is_contiguous()
+            ):
+                return False
+        return "step" in self.state
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,49 @@
+"""What a conversion has to tell that is no refusal: each function gives the notes of one reason code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from recfx.collection import HashEmbeddingBagCollection
+from recfx.conversion import Note
+from recfx.discovery import Discovery
+from recfx.shells import compiled_in_place
+
+# Verification holds up to three copies of the parameters, and gradients: larger models are verified only on request.
+MOST_BYTES_VERIFIED = 2 * 2**30
+
+
+def compile_dropped(model: nn.Module, inplace: bool) -> list[Note]:
+    """Modules on which ``Module.compile()`` was called: what it made is bound to the original."""
+    if inplace:
+        return []
+    message = "Module.compile() was called on the original; the converted module runs uncompiled."
+    what_to_do = "call .compile() on the converted model."
+    return [Note("compile_dropped", path, message, what_to_do) for path in compiled_in_place(model)]
+
+
+def fused_step_per_call(discovery: Discovery, islands: Mapping[int, nn.Module]) -> list[Note]:
+    """Collections with a fused optimizer that one forward calls several times."""
+    notes = []
+    for finding in discovery.findings:
+        island = islands.get(id(finding.module))
+        if finding.calls > 1 and isinstance(island, HashEmbeddingBagCollection) and island.fused_optimizers():
+            message = (
+                f"one forward calls it {finding.calls} times: a fused optimizer steps once a call, as TorchRec's do, "
+                "not once on the summed gradient."
+            )
+            what_to_do = "nothing for SGD; for others call it once, or step its tables with an ordinary optimizer."
+            notes.append(Note("fused_step_per_call", finding.path, message, what_to_do))
+    return notes
+
+
+def too_large_to_verify(model: nn.Module) -> list[Note]:
+    """A model that is not copied several times unless the user asks for it."""
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    if size <= MOST_BYTES_VERIFIED:
+        return []
+    message = f"the parameters take {size / 2**30:.1f} GiB, and verification works on copies of them."
+    what_to_do = "pass verify=True to convert, or verify a model with smaller tables."
+    return [Note("verification_skipped", "", message, what_to_do)]
