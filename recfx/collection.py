@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, data_type_to_dtype, pooling_type_to_str
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingBagCollectionInterface
 from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.meta import NodeMeta, SourceLocation, annotate
 from recfx.ir.tables import TableSpec
@@ -23,8 +21,10 @@ from recfx.nodes.base import opaque
 from recfx.nodes.unexpanded import UnexpandedCollection
 from recfx.passes import PassRecord, passes, run_passes
 from recfx.passes._nodes import node_name
-from recfx.table_specs import describe_tables, physical_configs
-from recfx.training.fused_optimizer import FusedOptimizer, NotFused, fused_optimizer_of
+from recfx.subclasses import new_instance
+from recfx.table_specs import allocate_bags, describe_tables, physical_configs
+from recfx.training.fused_optimizer import FusedOptimizer
+from recfx.training.in_backward import fused_optimizers
 
 
 @dataclass
@@ -65,7 +65,7 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
     ) -> None:
         super().__init__()
         tables = [replace(config, feature_names=config.feature_names or [config.name]) for config in tables]
-        bags = _allocate(tables, device)
+        bags = allocate_bags(tables, device)
         hashing = {config.name: getattr(config, "hashing", HashConfig()) for config in tables}
         specs = describe_tables(tables, bags, hashing, is_weighted, adopt=False)
         found: Any = next(iter(bags.values())).weight.device if len(bags) else torch.device(device or "cpu")
@@ -98,7 +98,7 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             source: where the user's code calls or makes the collection.
             standard: class of the collection that is replaced; the methods of a subclass stay.
         """
-        self: HashEmbeddingBagCollection = cls.__new__(class_for(standard))  # type: ignore[arg-type]
+        self: HashEmbeddingBagCollection = new_instance(HashEmbeddingBagCollection, standard)
         nn.Module.__init__(self)
         self._assemble(configs, specs, bags, is_weighted, device, collection, backend, source)
         return self
@@ -256,7 +256,7 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         standard = getattr(type(self), "_standard", None)
         if standard is None:
             return super().__reduce_ex__(protocol)
-        return _new_instance, (standard,), self.__getstate__()
+        return new_instance, (HashEmbeddingBagCollection, standard), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         modules = {name: module for name, module in self._modules.items() if name != "graph_module"}
@@ -275,24 +275,6 @@ def _fits_first_rows(saved: torch.Tensor, weight: torch.Tensor) -> bool:
     return saved.dim() == 2 and saved.shape[0] < weight.shape[0] and saved.shape[1] == weight.shape[1]
 
 
-@cache
-def class_for(standard: type[EmbeddingBagCollection]) -> type[HashEmbeddingBagCollection]:
-    """The class that replaces ``standard``: for a subclass of the standard collection one that has its methods too."""
-    if standard is EmbeddingBagCollection:
-        return HashEmbeddingBagCollection
-    overrides: dict[str, Any] = {"_standard": standard}
-    for base in reversed(standard.__mro__[: standard.__mro__.index(EmbeddingBagCollection)]):
-        for name, value in base.__dict__.items():
-            if hasattr(HashEmbeddingBagCollection, name) and not name.startswith("_"):
-                overrides[name] = value
-    return type(standard.__name__, (HashEmbeddingBagCollection, standard), overrides)
-
-
-def _new_instance(standard: type[EmbeddingBagCollection]) -> HashEmbeddingBagCollection:
-    kind: type[HashEmbeddingBagCollection] = class_for(standard)  # type: ignore[arg-type]
-    return kind.__new__(kind)
-
-
 _OWN_NAMES = (
     "_embedding_bag_configs",
     "_is_weighted",
@@ -309,44 +291,3 @@ _OWN_NAMES = (
     "pass_records",
     "graph_module",
 )
-
-
-def fused_optimizers(bags: nn.ModuleDict, collection: str) -> tuple[dict[str, FusedOptimizer], dict[str, NotFused]]:
-    """The optimizers in backward of these tables: those with a fused form, and why the others have none.
-
-    Raises:
-        ConversionError: ``unsupported_optimizer_argument``.
-    """
-    optimizers, not_fused = {}, {}
-    for name, bag in bags.items():
-        weight: Any = bag.weight
-        found = fused_optimizer_of(weight)
-        if isinstance(found, FusedOptimizer):
-            optimizers[name] = found
-        elif isinstance(found, NotFused):
-            if found.reason == "unsupported_optimizer_argument":
-                raise ConversionError(
-                    f"table {name!r}: {found.message}",
-                    reason=found.reason,
-                    module_path=collection,
-                    what_to_do=found.what_to_do,
-                )
-            not_fused[name] = found
-    return optimizers, not_fused
-
-
-def _allocate(tables: list[EmbeddingBagConfig], device: torch.device | str | None) -> nn.ModuleDict:
-    bags = nn.ModuleDict()
-    for config in tables:
-        if config.name in bags:
-            raise ValueError(f"Duplicate table name {config.name}")
-        hashing = getattr(config, "hashing", HashConfig())
-        bags[config.name] = nn.EmbeddingBag(
-            hashing.rows or config.num_embeddings,
-            config.embedding_dim,
-            mode=pooling_type_to_str(config.pooling),
-            device=device,
-            include_last_offset=True,
-            dtype=data_type_to_dtype(config.data_type),
-        )
-    return bags

@@ -6,13 +6,41 @@ from collections.abc import Mapping
 from copy import copy
 from functools import partial
 
+import torch
 from torch import nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_configs import (
+    EmbeddingBagConfig,
+    PoolingType,
+    data_type_to_dtype,
+    pooling_type_to_str,
+)
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.ir.tables import TableSpec
+
+
+def allocate_bags(tables: list[EmbeddingBagConfig], device: torch.device | str | None) -> nn.ModuleDict:
+    """One ``nn.EmbeddingBag`` a table, of its physical rows and in its ``data_type``.
+
+    Raises:
+        ValueError: two tables have one name, as the standard collection says it.
+    """
+    bags = nn.ModuleDict()
+    for config in tables:
+        if config.name in bags:
+            raise ValueError(f"Duplicate table name {config.name}")
+        hashing = getattr(config, "hashing", HashConfig())
+        bags[config.name] = nn.EmbeddingBag(
+            hashing.rows or config.num_embeddings,
+            config.embedding_dim,
+            mode=pooling_type_to_str(config.pooling),
+            device=device,
+            include_last_offset=True,
+            dtype=data_type_to_dtype(config.data_type),
+        )
+    return bags
 
 
 def describe_tables(

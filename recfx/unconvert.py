@@ -11,7 +11,7 @@ from recfx.conversion import detach_conversion
 from recfx.errors import ConversionError
 from recfx.islands import carry_over
 from recfx.shells import copy_shells
-from recfx.training.fused_optimizer import attach_unfused
+from recfx.training.in_backward import attach_unfused
 from recfx.whole_graph import WholeGraph
 
 Mapping = dict[str, tuple[torch.Tensor, torch.Tensor]]

@@ -14,7 +14,8 @@ from recfx.inspect.reasons import table_reasons, type_name
 from recfx.inspect.report import NodeReport, PassReport
 from recfx.inspect.table_report import HashingReport, TableReport
 from recfx.ir.meta import node_meta
-from recfx.training.fused_optimizer import FusedOptimizer, NotFused
+from recfx.training.fused_optimizer import FusedOptimizer
+from recfx.training.in_backward import NotFused
 
 
 def describe_island(island: HashEmbeddingBagCollection, path: str, existed: bool) -> dict[str, Any]:

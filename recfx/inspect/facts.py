@@ -14,7 +14,8 @@ from recfx.hashing.index import Occupancy
 from recfx.ir.tables import TableSpec
 from recfx.lowering.registry import Declined, select_backend
 from recfx.nodes import Lookup
-from recfx.training.fused_optimizer import FusedOptimizer, NotFused, fused_optimizer_of
+from recfx.training.fused_optimizer import FusedOptimizer
+from recfx.training.in_backward import NotFused, fused_optimizer_of
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from torchrec.modules.embedding_configs import data_type_to_dtype
 
 from recfx.inspect.facts import TableFacts
 from recfx.inspect.table_report import Reason
-from recfx.training.fused_optimizer import FusedOptimizer, NotFused
+from recfx.training.fused_optimizer import FusedOptimizer
+from recfx.training.in_backward import NotFused
 
 NEARLY_FULL = 0.9
 
@@ -117,7 +118,7 @@ def unseen_answers(table: TableFacts) -> Reason | None:
     count = table.counters.get("unseen_answers", 0)
     if count == 0:
         return None
-    message = f"{count:,} of {table.counters['ids_seen']:,} ids had no row in eval mode and read zeros."
+    message = f"{count:,} ids had no row in eval mode and read zeros ({table.counters['ids_seen']:,} ids seen in all)."
     return Reason("unseen_answers", table.module_path, message, "train on them, or use unseen='share'.", "info")
 
 

@@ -1,0 +1,36 @@
+"""Users subclass the standard collection: what replaces an instance must be an instance of their class too."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+Replacement = TypeVar("Replacement")
+
+_classes: dict[tuple[type[Any], type[Any]], type[Any]] = {}
+
+
+def class_for(replacement: type[Any], standard: type[EmbeddingBagCollection]) -> type[Any]:
+    """``replacement`` itself for the standard collection; for a subclass of it, a class that has its methods too.
+
+    Public methods that the subclass overrides win over those of ``replacement``; ``forward`` is never one of them, for
+    a subclass with its own is not converted.
+    """
+    if standard is EmbeddingBagCollection:
+        return replacement
+    if (replacement, standard) in _classes:  # one class each, or copies would not be of the same
+        return _classes[replacement, standard]
+    overrides: dict[str, Any] = {"_standard": standard}
+    for base in reversed(standard.__mro__[: standard.__mro__.index(EmbeddingBagCollection)]):
+        for name, value in base.__dict__.items():
+            if hasattr(replacement, name) and not name.startswith("_"):
+                overrides[name] = value
+    _classes[replacement, standard] = type(standard.__name__, (replacement, standard), overrides)
+    return _classes[replacement, standard]
+
+
+def new_instance(replacement: type[Replacement], standard: type[EmbeddingBagCollection]) -> Replacement:
+    """An instance without state: what pickles and copies start from, since the class has no name to be found by."""
+    kind: type[Replacement] = class_for(replacement, standard)
+    return kind.__new__(kind)

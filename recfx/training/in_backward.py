@@ -1,0 +1,160 @@
+"""Optimizers in backward: which of them have a fused form, and the way back to the dense one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import optim as distributed_optim
+from torchrec.optim import rowwise_adagrad
+from torchrec.optim.optimizers import SGD as TorchRecSGD
+from torchrec.optim.optimizers import Adagrad as TorchRecAdagrad
+from torchrec.optim.optimizers import Adam as TorchRecAdam
+
+from recfx.errors import ConversionError
+from recfx.training.fused_optimizer import FusedOptimizer
+
+# Optimizer class -> kind. torchrec's SGD, Adagrad and Adam are placeholders that only fused kernels carry out.
+KINDS: dict[type, str] = {
+    torch.optim.SGD: "sgd",
+    TorchRecSGD: "sgd",
+    torch.optim.Adagrad: "adagrad",
+    TorchRecAdagrad: "adagrad",
+    rowwise_adagrad.RowWiseAdagrad: "rowwise_adagrad",
+    torch.optim.Adam: "adam",
+    TorchRecAdam: "adam",
+}
+
+# Arguments that a fused update carries out, per kind. Any other argument must stand at the value below.
+SUPPORTED: dict[str, frozenset[str]] = {
+    "sgd": frozenset({"lr", "weight_decay"}),
+    "adagrad": frozenset({"lr", "eps", "weight_decay", "initial_accumulator_value"}),
+    "rowwise_adagrad": frozenset({"lr", "eps", "weight_decay", "initial_accumulator_value"}),
+    "adam": frozenset({"lr", "betas", "eps", "weight_decay"}),
+}
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "momentum": (0, 0.0),
+    "dampening": (0, 0.0),
+    "nesterov": (False,),
+    "maximize": (False,),
+    "lr_decay": (0, 0.0),
+    "amsgrad": (False,),
+    "decoupled_weight_decay": (False,),
+    # These choose among implementations of the same rule.
+    "foreach": (None, True, False),
+    "fused": (None, True, False),
+    "capturable": (False, True),
+    "differentiable": (False,),
+}
+_PLACEHOLDER_DEFAULTS = {"lr": 0.01, "eps": 1e-8, "betas": (0.9, 0.999), "weight_decay": 0.0}
+
+
+@dataclass(frozen=True)
+class NotFused:
+    """Why a table's optimizer does not run in the lookup's backward."""
+
+    reason: str
+    message: str
+    what_to_do: str
+
+
+def fused_optimizer_of(weight: nn.Parameter) -> FusedOptimizer | NotFused | None:
+    """The fused form of the optimizer in backward that hangs on ``weight``.
+
+    Returns:
+        None without one; :class:`NotFused` where it has no fused form. ``reason`` is ``unsupported_optimizer_argument``
+        where the optimizer is known but an argument is not: ignoring it would train another model.
+    """
+    optimizers = getattr(weight, "_in_backward_optimizers", None)
+    if not optimizers:
+        return None
+    if len(optimizers) > 1:
+        return NotFused("several_optimizers", f"{len(optimizers)} optimizers run in its backward.", "attach one.")
+    (optimizer,) = optimizers
+    kind = KINDS.get(type(optimizer))
+    if kind is None:
+        return NotFused(
+            "optimizer_not_fused",
+            f"{type(optimizer).__name__} has no fused form; it runs on the whole table after the backward, as before.",
+            f"use one of {sorted({known.__name__ for known in KINDS})} to have it fused.",
+        )
+    state: dict[str, Any] = {}
+    if hasattr(optimizer, "param_groups"):
+        group, state = optimizer.param_groups[0], optimizer.state[weight]
+    else:  # torchrec.optim's placeholders hold nothing but their arguments; FBGEMM's defaults apply
+        group = {**_PLACEHOLDER_DEFAULTS, **optimizer._kwargs}
+    arguments = inspect.signature(type(optimizer)).parameters  # schedulers write other things into the group
+    for name, value in group.items():
+        if name in SUPPORTED[kind] or (name not in NEUTRAL and name not in arguments):
+            continue
+        if name != "params" and (isinstance(value, torch.Tensor) or value not in NEUTRAL.get(name, ())):
+            return NotFused(
+                "unsupported_optimizer_argument",
+                f"{type(optimizer).__name__}({name}={value!r}) has no fused form.",
+                f"leave {name} at its default, or step this table with an ordinary optimizer instead.",
+            )
+    return FusedOptimizer(kind, group, state)
+
+
+_CLASSES: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "rowwise_adagrad": rowwise_adagrad.RowWiseAdagrad,
+    "adam": torch.optim.Adam,
+}
+
+
+def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
+    """Hang the dense form of a fused optimizer on ``weight``, with its settings and state, unless it has one already.
+
+    Copies of a parameter lose their optimizer in backward; without it a plain model would quietly stop training.
+    """
+    attached = getattr(weight, "_in_backward_optimizers", None)
+    if attached:
+        state = attached[0].state.get(weight) if hasattr(attached[0], "state") else None
+        if state is not None and state is not fused.state:  # another dtype: the fused state is a copy
+            state.update({name: _like(value, state.get(name)) for name, value in fused.state.items()})
+        return
+    settings = {key: fused.group[key] for key in SUPPORTED[fused.kind] if key in fused.group}
+    distributed_optim._apply_optimizer_in_backward(_CLASSES[fused.kind], [weight], settings)  # type: ignore[attr-defined]
+    (optimizer,) = weight._in_backward_optimizers  # type: ignore[attr-defined]
+    if fused.state:
+        optimizer.state[weight] = fused.state
+
+
+def _like(value: Any, old: Any) -> Any:
+    if isinstance(value, torch.Tensor) and isinstance(old, torch.Tensor):
+        return value.to(old.device, old.dtype)
+    return value
+
+
+def fused_optimizers(bags: nn.ModuleDict, collection: str) -> tuple[dict[str, FusedOptimizer], dict[str, NotFused]]:
+    """The optimizers in backward of these tables: those with a fused form, and why the others have none.
+
+    Args:
+        bags: one ``nn.EmbeddingBag`` a table.
+        collection: fully qualified name, for messages.
+
+    Raises:
+        ConversionError: ``unsupported_optimizer_argument``.
+    """
+    optimizers, not_fused = {}, {}
+    for name, bag in bags.items():
+        weight: Any = bag.weight
+        found = fused_optimizer_of(weight)
+        if isinstance(found, FusedOptimizer):
+            optimizers[name] = found
+        elif isinstance(found, NotFused):
+            if found.reason == "unsupported_optimizer_argument":
+                raise ConversionError(
+                    f"table {name!r}: {found.message}",
+                    reason=found.reason,
+                    module_path=collection,
+                    what_to_do=found.what_to_do,
+                )
+            not_fused[name] = found
+    return optimizers, not_fused
