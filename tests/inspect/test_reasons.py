@@ -168,7 +168,7 @@ def test_unseen_answers() -> None:
     model.eval()(batch([1, 3, 4, 5], features=1))
     (reason,) = explain(model).reasons
     assert (reason.code, reason.severity) == ("unseen_answers", "info")
-    assert reason.message.startswith("3 of 6 ids")
+    assert reason.message.startswith("3 ids had no row in eval mode and read zeros (6 ids seen")
 
 
 def test_shared_answers_and_nearly_full() -> None:
