@@ -87,5 +87,5 @@ $(INSTALLED): pyproject.toml $(STAND_IN)/pyproject.toml
 # The library is cached by the content of its sources; compiling it here only keeps the first import from waiting.
 $(LIBRARY_BUILT): $(INSTALLED) kernels/library.py $(wildcard kernels/csrc/*.cpp kernels/csrc/*.h)
 	@$(call say,"compiling the C++ library (about a minute)")
-	@$(BIN)/python -m recfx.kernels.library
+	@$(BIN)/python -m recfx.kernels
 	@touch $@

@@ -81,6 +81,48 @@ def find_reference(ids: Tensor, slots: Tensor, side_row: Tensor, dense_rows: int
     return torch.where(is_dense, ids, find_in_slots(ids, slots, side_row))
 
 
+def find_tables(
+    ids: Tensor,
+    begins: list[int],
+    ends: list[int],
+    slots: list[Tensor],
+    side_rows: list[Tensor],
+    dense_rows: list[int],
+) -> tuple[Tensor, Tensor]:
+    """``find`` for several tables at once, each on its own stretch of ``ids``.
+
+    Args:
+        ids: int64 ``[n]``.
+        begins, ends: where the ids of each table begin and end; ids outside every stretch come back as they are.
+        slots, side_rows, dense_rows: of each table, as for ``find``.
+
+    Returns:
+        rows: int64 ``[n]``, -1 where a table does not hold the id.
+        absent: int64 ``[tables]``, how many of those each table has.
+    """
+    if library.load():
+        return torch.ops.recfx.find_tables(ids, begins, ends, slots, side_rows, dense_rows)
+    return find_tables_reference(ids, begins, ends, slots, side_rows, dense_rows)
+
+
+def find_tables_reference(
+    ids: Tensor,
+    begins: list[int],
+    ends: list[int],
+    slots: list[Tensor],
+    side_rows: list[Tensor],
+    dense_rows: list[int],
+) -> tuple[Tensor, Tensor]:
+    """``find_tables`` in ATen. Scriptable."""
+    rows = ids.clone()
+    absent = torch.zeros(len(begins), dtype=torch.int64)
+    for table in range(len(begins)):
+        begin, end = begins[table], ends[table]
+        rows[begin:end] = find_reference(ids[begin:end], slots[table], side_rows[table], dense_rows[table])
+        absent[table] = (rows[begin:end] < 0).sum()
+    return rows, absent
+
+
 def find_or_insert(
     ids: Tensor,
     buffers: IndexBuffers,
@@ -237,6 +279,17 @@ def _register_fakes() -> None:
     @torch.library.register_fake("recfx::find")
     def _find(ids: Tensor, slots: Tensor, side_row: Tensor, dense_rows: int) -> Tensor:
         return torch.empty_like(ids, memory_format=torch.contiguous_format)
+
+    @torch.library.register_fake("recfx::find_tables")
+    def _find_tables(
+        ids: Tensor,
+        begins: list[int],
+        ends: list[int],
+        slots: list[Tensor],
+        side_rows: list[Tensor],
+        dense_rows: list[int],
+    ) -> tuple[Tensor, Tensor]:
+        return torch.empty_like(ids, memory_format=torch.contiguous_format), ids.new_empty(len(begins))
 
     @torch.library.register_fake("recfx::find_or_insert")
     def _find_or_insert(

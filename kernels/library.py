@@ -2,7 +2,7 @@
 
 The library is built from ``csrc/*.cpp`` with the system's C++ compiler the first time that it is needed, and kept in
 ``$RECFX_BUILD_DIR`` (default: ``recfx`` in the user's cache directory) under a name that carries a digest of whatever
-it was made from. ``python -m recfx.kernels.library`` builds it ahead of time and prints its path, which is what a C++
+it was made from. ``python -m recfx.kernels`` builds it ahead of time and prints its path, which is what a C++
 server passes to ``dlopen``.
 
 Where there is no compiler nothing breaks: ``load()`` answers ``False``, ``why_not()`` says why, a warning is logged
@@ -158,7 +158,3 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

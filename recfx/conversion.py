@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from recfx.collection import HashEmbeddingBagCollection
@@ -88,7 +89,8 @@ class Conversion:
 
 def attach_conversion(model: nn.Module, conversion: Conversion) -> None:
     """Hang ``conversion`` on the model (inside its wrappers)."""
-    unwrap(model).__dict__[_ATTRIBUTE] = conversion
+    if not isinstance(unwrap(model), torch.jit.ScriptModule):  # has no shell of its own: it is the user's
+        unwrap(model).__dict__[_ATTRIBUTE] = conversion
 
 
 def detach_conversion(model: nn.Module) -> None:

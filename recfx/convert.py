@@ -9,14 +9,15 @@ import torch
 from torch import nn
 
 from recfx.collection import HashEmbeddingBagCollection
-from recfx.conversion import Conversion, attach_conversion, conversion_of
+from recfx.conversion import Conversion, Note, attach_conversion, conversion_of
 from recfx.discovery import CONVERTED, CONVERTIBLE, REFUSED, Discovery, Finding, discover, unwrap
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.islands import Growth, Hashing, build_islands, carry_hooks
-from recfx.notes import compile_dropped, fused_step_per_call, too_large_to_verify
+from recfx.notes import compile_dropped, fused_step_per_call, not_verified
 from recfx.sample import Sample
 from recfx.shells import copy_shells, replace_in_place
+from recfx.verify import DIFFERENT, SKIPPED
 from recfx.verify import verify as verify_conversion
 from recfx.whole_graph import WholeGraph
 
@@ -76,11 +77,10 @@ def convert(
         conversion = Conversion.of(discovery, on_unsupported, before=conversion_of(model))
         conversion.notes += compile_dropped(model, inplace) + fused_step_per_call(discovery, islands)
         attach_conversion(converted, conversion)
-        if verify is None:
-            conversion.notes += too_large_to_verify(model) if call is not None else []
-            verify = call is not None and not too_large_to_verify(model)
-        if verify:
-            _verify(model, converted, call, conversion)
+        if verify or (verify is None and call is not None):
+            conversion.notes += not_verified(model, call, asked=bool(verify)) or _verify(
+                model, converted, call, conversion
+            )
         _place(converted, device)
         if whole_graph:
             converted = _as_whole_graph(converted, call)
@@ -125,12 +125,9 @@ def _refuse(discovery: Discovery, on_unsupported: str) -> None:
         raise ConversionError(
             first.message + others, reason=first.reason, module_path=first.path, what_to_do=first.what_to_do
         )
-    pooled = [finding for finding in discovery.findings if finding.reason != "embedding_collection"]
-    if not pooled:
-        unpooled = ", ".join(finding.path for finding in discovery.findings)
+    if not discovery.findings:
         raise ConversionError(
-            "there is no EmbeddingBagCollection in the model"
-            + (f" (only EmbeddingCollections, which are kept: {unpooled})." if unpooled else "."),
+            "there is no EmbeddingBagCollection in the model.",
             reason="no_collection",
             what_to_do="pass the model that holds the torchrec.EmbeddingBagCollection, before it is exported.",
         )
@@ -143,6 +140,14 @@ def _holds_ddp(model: nn.Module) -> bool:
 def _place(converted: nn.Module, device: torch.device | str | None) -> None:
     if device is None:
         return
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts for backends that it was built without
+        raise ConversionError(
+            f"there is no device {device!r} here ({error}).",
+            reason="device_unavailable",
+            what_to_do="leave device= out, or name a device of this host.",
+        ) from error
     for collection in conversion_of(converted).collections(converted):
         if any(weight.is_meta for weight in collection.parameters()):
             collection.to_empty(device=device)
@@ -150,16 +155,27 @@ def _place(converted: nn.Module, device: torch.device | str | None) -> None:
     converted.to(device)
 
 
-def _verify(model: nn.Module, converted: nn.Module, call: Sample | None, conversion: Conversion) -> None:
+def _verify(model: nn.Module, converted: nn.Module, call: Sample | None, conversion: Conversion) -> list[Note]:
+    """Compare; the notes say what stood in the way where nothing could be compared."""
     assert call is not None
-    report = verify_conversion(model, converted, call)
-    conversion.verification = report
-    if not report.ok:
+    report = conversion.verification = verify_conversion(model, converted, call)
+    if report.of(DIFFERENT):
         raise ConversionError(
             f"the converted model does not agree with the original.\n{report}",
             reason="verification_failed",
             what_to_do="please report it with the model; verify=False converts without the check.",
         )
+    skipped = report.of(SKIPPED)
+    if report.ok or not skipped:
+        return []
+    first = skipped[0]
+    if first.where == "original":
+        raise ConversionError(
+            f"the model cannot be called with the sample: {first.message}",
+            reason="sample_failed",
+            what_to_do="pass one call of the model that works, or verify=False.",
+        )
+    return [Note("verification_skipped", "", first.message, "compare outputs yourself.")]
 
 
 def _as_whole_graph(converted: nn.Module, call: Sample | None) -> nn.Module:

@@ -199,6 +199,13 @@ def _check_table_names(findings: list[Finding], hashing: Hashing) -> None:
         )
     if not isinstance(hashing, Mapping):
         return
+    for table, config in hashing.items():
+        if config is not None and not isinstance(config, HashConfig):
+            raise ConversionError(
+                f"hashing of table {table!r} is a {type(config).__name__}.",
+                reason="invalid_argument",
+                what_to_do="pass a recfx.HashConfig, or None for a static table.",
+            )
     known = {config.name for finding in findings for config in finding.module.embedding_bag_configs()}  # type: ignore[operator]
     unknown = sorted(set(hashing) - known)
     if unknown:

@@ -9,6 +9,7 @@ from torch import nn
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.conversion import Note
 from recfx.discovery import Discovery
+from recfx.sample import Sample
 from recfx.shells import compiled_in_place
 
 # Verification holds up to three copies of the parameters, and gradients: larger models are verified only on request.
@@ -39,10 +40,13 @@ def fused_step_per_call(discovery: Discovery, islands: Mapping[int, nn.Module]) 
     return notes
 
 
-def too_large_to_verify(model: nn.Module) -> list[Note]:
-    """A model that is not copied several times unless the user asks for it."""
+def not_verified(model: nn.Module, call: Sample | None, asked: bool) -> list[Note]:
+    """Models that are not compared: nothing to compute with, or too large to copy unless the user asks for it."""
+    if (call is not None and call.on_meta()) or any(parameter.is_meta for parameter in model.parameters()):
+        message = "there is nothing to compute with on the meta device."
+        return [Note("verification_skipped", "", message, "call recfx.verify once the model is on a device.")]
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    if size <= MOST_BYTES_VERIFIED:
+    if asked or size <= MOST_BYTES_VERIFIED:
         return []
     message = f"the parameters take {size / 2**30:.1f} GiB, and verification works on copies of them."
     what_to_do = "pass verify=True to convert, or verify a model with smaller tables."

@@ -55,19 +55,21 @@ def largest_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
     return float(difference.max())
 
 
-def compare_forward(expected: nn.Module, actual: nn.Module, sample: Sample, training: bool) -> Difference | None:
+def compare_forward(expected: nn.Module, actual: nn.Module, sample: Sample, training: bool) -> Difference | str | None:
     """Compare one step of two models, on copies, at two batch sizes in one mode.
 
     Returns:
-        the first difference in outputs, gradients, parameters or buffers; None if they agree. A call on which
-        ``expected`` itself fails is not compared.
+        the first difference in outputs, gradients, parameters or buffers; None if they agree; text where ``expected``
+        itself fails on the sample, so that nothing was compared.
     """
     for call in (sample, sample.resized()):
         if call is None:
             continue
         try:
             wanted = run_step(copy.deepcopy(expected), call, training)
-        except Exception:  # the model's own failure: nothing to compare with
+        except Exception as error:  # the model's own failure: nothing to compare with
+            if call is sample:
+                return f"{type(error).__name__}: {error}"
             continue
         try:
             found = run_step(copy.deepcopy(actual), call, training)

@@ -10,7 +10,7 @@ from recfx.collection import HashEmbeddingBagCollection
 from recfx.convert import convert
 from recfx.discovery import unwrap
 from recfx.sample import Sample
-from recfx.whole_graph import WholeGraph, build_whole_graph, check_modes
+from recfx.whole_graph import WholeGraph, build_whole_graph, check_modes, sample_failed
 
 
 def trace(model: nn.Module, sample: Any) -> fx.GraphModule:
@@ -26,7 +26,8 @@ def trace(model: nn.Module, sample: Any) -> fx.GraphModule:
         sample: one call of it, as for ``convert``.
 
     Raises:
-        ConversionError: ``untraceable_root``, ``whole_graph_differs``, ``mixed_modes``, or what ``convert`` refuses.
+        ConversionError: ``untraceable_root``, ``whole_graph_differs``, ``mixed_modes``,
+            ``sample_failed``, or what ``convert`` refuses.
     """
     call = Sample.of(sample)
     if isinstance(model, WholeGraph):
@@ -35,6 +36,8 @@ def trace(model: nn.Module, sample: Any) -> fx.GraphModule:
     if isinstance(converted, HashEmbeddingBagCollection):
         return converted.graph_module
     traced = build_whole_graph(converted, call, converted.training)
+    if traced.not_compared:
+        raise sample_failed(traced.not_compared)
     check_modes(converted, converted.training, traced.entered)
     traced.graph_module.meta["recfx_rollbacks"] = traced.rollbacks
     return traced.graph_module

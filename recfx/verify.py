@@ -12,6 +12,7 @@ from torch import nn
 
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.discovery import unwrap
+from recfx.errors import RecfxError
 from recfx.oracle import attach_optimizers, oracle_of
 from recfx.parity import compare_tensors, largest_difference
 from recfx.randomness import fixed_randomness
@@ -32,7 +33,7 @@ class Check:
         mode: ``"train"`` or ``"eval"``.
         batch: ``"sample"``, or ``"sample + 1"`` for the second batch size.
         what: ``outputs``, ``gradients``, ``parameters`` and ``buffers`` (after one step), or ``run``.
-        where: output, parameter or input.
+        where: output, parameter or input; for a skipped run what stood in the way: ``original``, ``copy``, ``sample``.
         status: ``equal``, ``different``, ``not_reproducible`` (the original differs from itself) or ``skipped``.
         largest: largest absolute difference.
         message: what differs, or why it was skipped.
@@ -65,8 +66,8 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Nothing differs. What could not be compared does not count against the model; see ``of``."""
-        return not self.of(DIFFERENT)
+        """Something was compared and nothing differs. What is not reproducible does not count against the model."""
+        return bool(self.of(EQUAL)) and not self.of(DIFFERENT)
 
     def of(self, status: str) -> list[Check]:
         """The comparisons of one status."""
@@ -78,7 +79,8 @@ class VerifyReport:
             for status in (EQUAL, DIFFERENT, NOT_REPRODUCIBLE, SKIPPED)
             if self.of(status)
         )
-        lines = [f"verification: {'ok' if self.ok else 'FAILED'} ({counts}; rtol={self.rtol:g}, atol={self.atol:g})"]
+        verdict = "ok" if self.ok else "FAILED" if self.of(DIFFERENT) else "NOTHING COMPARED"
+        lines = [f"verification: {verdict} ({counts}; rtol={self.rtol:g}, atol={self.atol:g})"]
         for status in (DIFFERENT, NOT_REPRODUCIBLE, SKIPPED):
             found = self.of(status)
             for check in found[:10]:
@@ -114,13 +116,13 @@ def verify(
     original, converted = unwrap(original), unwrap(converted)
     if call.on_meta() or any(parameter.is_meta for parameter in converted.parameters()):
         message = "there is nothing to compute with on the meta device"
-        return VerifyReport((Check("", "", "run", "", SKIPPED, message=message),), rtol=rtol, atol=atol)
+        return VerifyReport((Check("", "", "run", "meta", SKIPPED, message=message),), rtol=rtol, atol=atol)
     floor = max([_TOLERANCE.get(parameter.dtype, 0.0) for parameter in converted.parameters()], default=0.0)
     comparison = _Comparison(original, converted, max(rtol, floor), max(atol, floor))
     for batch, sized in (("sample", call), ("sample + 1", call.resized())):
         for mode in ("train", "eval"):
             if sized is None:
-                comparison.skip(mode, batch, "the sample's batch size cannot be told")
+                comparison.skip(mode, batch, "sample", "the sample's batch size cannot be told")
             else:
                 comparison.compare(mode, batch, sized)
     return VerifyReport(tuple(comparison.checks), comparison.tables, comparison.rtol, comparison.atol)
@@ -147,21 +149,30 @@ class _Comparison:
             if optimizer.moves_touched_rows_only
         }
 
-    def skip(self, mode: str, batch: str, message: str) -> None:
+    def skip(self, mode: str, batch: str, where: str, message: str) -> None:
         """Note that nothing was compared."""
-        self.checks.append(Check(mode, batch, "run", "", SKIPPED, message=message))
+        self.checks.append(Check(mode, batch, "run", where, SKIPPED, message=message))
 
     def compare(self, mode: str, batch: str, call: Sample) -> None:
-        """Run the oracle twice and the converted model once, and compare."""
+        """Run the oracle and the converted model, each on copies, and compare."""
         training = mode == "train"
         try:
-            subject = self._subject(call, training)
+            subject = copy.deepcopy(self.converted).train(training)
+            attach_optimizers(self.converted, subject, skip=self.fused)
+        except Exception as error:  # whatever the user's modules raise when they are copied
+            self.skip(mode, batch, "copy", f"the model cannot be copied ({type(error).__name__}: {error})")
+            return
+        failure = self._insert_ids(subject, call) if training and self._has_index() else None
+        try:
             wanted = self._run_oracle(subject, call, training)
-        except Exception as error:  # the original's own failure, or a model that cannot be copied
-            self.skip(mode, batch, f"the original cannot be run on a copy ({type(error).__name__}: {error})")
+        except Exception as error:  # the model's own failure: there is nothing to compare with
+            message = f"the original raises {type(error).__name__}: {error}"
+            self.skip(mode, batch, "original", message + self._advice(subject, call, training))
             return
         again = copy.deepcopy(subject) if self._has_index() else subject
         try:
+            if failure is not None:
+                raise failure
             found = run_step(subject, call, training)
         except Exception as error:
             message = f"raises {type(error).__name__}: {error}"
@@ -170,18 +181,28 @@ class _Comparison:
         self._compare_runs(mode, batch, wanted, found, lambda: self._run_oracle(again, call, training))
         self._note_tables(wanted, found)
 
-    def _subject(self, call: Sample, training: bool) -> nn.Module:
-        """A copy of the converted model; in training its index holds the sample's ids already."""
-        subject = copy.deepcopy(self.converted)
-        attach_optimizers(self.converted, subject, skip=self.fused)
-        if training and self._has_index():
-            warm = copy.deepcopy(self.converted).train()
-            warm_call = call.clone()
+    def _insert_ids(self, subject: nn.Module, call: Sample) -> Exception | None:
+        """Give the indexes of ``subject`` the sample's ids, and nothing else of a training run; what went wrong."""
+        warm = copy.deepcopy(self.converted).train()
+        warm_call = call.clone()
+        try:
             with fixed_randomness(), torch.no_grad():
                 warm(*warm_call.args, **warm_call.kwargs)
-            for path in self.islands:
-                subject.get_submodule(path).load_state_dict(warm.get_submodule(path).state_dict())
-        return subject.train(training)
+        except Exception as error:  # compared with what the original does, by the caller
+            return error
+        for path in self.islands:
+            subject.get_submodule(path).load_state_dict(warm.get_submodule(path).state_dict())
+        return None
+
+    def _advice(self, subject: nn.Module, call: Sample, training: bool) -> str:
+        """What the converted model says where the original fails: it knows what to do about a wrong batch."""
+        try:
+            run_step(subject, call, training)
+        except RecfxError as error:
+            return f" The converted model: {error}"
+        except Exception as error:
+            return f" The converted model raises {type(error).__name__}."
+        return ""
 
     def _has_index(self) -> bool:
         return any(len(island.hash_indexes) for island in self.islands.values())

@@ -37,10 +37,18 @@ class WholeGraph(nn.Module):
     def __init__(self, model: nn.Module, sample: Sample) -> None:
         super().__init__()
         graphs, entered, rollbacks = {}, {}, []
+        not_compared: dict[bool, str | None] = {}
         for training in (True, False):
             traced = build_whole_graph(model, sample, training)
             graphs[training], entered[training] = traced.graph_module, traced.entered
             rollbacks += [rollback for rollback in traced.rollbacks if rollback not in rollbacks]
+            not_compared[training] = traced.not_compared
+        if all(not_compared.values()):
+            raise sample_failed(not_compared[model.training])
+        for training, message in not_compared.items():
+            if message:
+                where = f"the graph of {'train' if training else 'eval'} mode was not compared: {message}"
+                rollbacks.append(Rollback("", "not_compared", where))
         _share_children(model, self)
         # Not registered: the graphs call the modules that are registered here already.
         self.__dict__["_graphs"] = graphs
@@ -111,11 +119,13 @@ class Traced:
         graph_module: the graph, over the model's own modules.
         rollbacks: what could not be entered.
         entered: paths of the modules whose code is part of the graph, in that mode.
+        not_compared: why the Python model could not be run on the sample, if so.
     """
 
     graph_module: fx.GraphModule
     rollbacks: list[Rollback]
     entered: tuple[str, ...]
+    not_compared: str | None = None
 
 
 def check_modes(root: nn.Module, training: bool, entered: tuple[str, ...]) -> None:
@@ -149,8 +159,8 @@ def build_whole_graph(model: nn.Module, sample: Sample, training: bool) -> Trace
     while True:
         graph_module, rollbacks, entered = _trace(model, sample, training, opaque)
         difference = None if sample.on_meta() else compare_forward(hookless, graph_module, sample, training)
-        if difference is None:
-            return Traced(graph_module, given_up + rollbacks, tuple(sorted(entered)))
+        if not isinstance(difference, Difference):
+            return Traced(graph_module, given_up + rollbacks, tuple(sorted(entered)), difference)
         if entered <= opaque:
             raise _differs(difference, training)
         given_up += [Rollback(path, "graph_differs", str(difference)) for path in sorted(entered - opaque)]
@@ -221,6 +231,15 @@ def _share_children(model: nn.Module, other: nn.Module) -> None:
     for registry in ("_parameters", "_buffers", "_modules"):
         other.__dict__[registry].update(model.__dict__[registry])
     other._non_persistent_buffers_set = set(model._non_persistent_buffers_set)
+
+
+def sample_failed(message: str | None) -> ConversionError:
+    """The model cannot be called with the sample: a graph of it could not be compared with anything."""
+    return ConversionError(
+        f"the model cannot be called with the sample: {message}",
+        reason="sample_failed",
+        what_to_do="pass one call of the model that works.",
+    )
 
 
 def _differs(difference: Difference, training: bool) -> ConversionError:

@@ -6,8 +6,10 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <tuple>
@@ -140,6 +142,53 @@ at::Tensor find(const at::Tensor& ids, const at::Tensor& slots, const at::Tensor
     find_range(id_data, row_data, begin, end, table, dense_rows);
   });
   return rows;
+}
+
+// All tables of a collection in one parallel region: a region a table would wait for its slowest thread once a table.
+// -> rows, absent [tables]
+std::tuple<at::Tensor, at::Tensor> find_tables(const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRef ends,
+                                               at::TensorList slots, at::TensorList side_rows,
+                                               at::IntArrayRef dense_rows) {
+  const size_t tables = begins.size();
+  TORCH_CHECK(ends.size() == tables && slots.size() == tables && side_rows.size() == tables &&
+                  dense_rows.size() == tables,
+              "recfx: find_tables needs one entry a table in every list");
+  const at::Tensor ids_contiguous = ids.contiguous();
+  const int64_t* id_data = int64_data(ids_contiguous, "ids");
+  at::Tensor rows = ids_contiguous.clone();
+  int64_t* row_data = static_cast<int64_t*>(rows.data_ptr());
+  at::Tensor absent = at::zeros({static_cast<int64_t>(tables)}, at::TensorOptions().dtype(at::kLong));
+
+  struct Task {
+    size_t table;
+    int64_t begin;
+    int64_t end;
+    int64_t absent;
+  };
+  std::vector<SlotTable> views;
+  std::vector<Task> tasks;
+  for (size_t t = 0; t < tables; ++t) {
+    TORCH_CHECK(0 <= begins[t] && begins[t] <= ends[t] && ends[t] <= ids.numel(), "recfx: table ", t, " has ids ",
+                begins[t], " to ", ends[t], " of ", ids.numel());
+    views.push_back(slot_table(slots[t], side_rows[t]));
+    for (int64_t begin = begins[t]; begin < ends[t]; begin += kIdsPerTask) {
+      tasks.push_back({t, begin, std::min(begin + kIdsPerTask, ends[t]), 0});
+    }
+  }
+  at::parallel_for(0, static_cast<int64_t>(tasks.size()), 1, [&](int64_t first, int64_t last) {
+    for (int64_t k = first; k < last; ++k) {
+      Task& task = tasks[k];
+      find_range(id_data, row_data, task.begin, task.end, views[task.table], dense_rows[task.table]);
+      for (int64_t i = task.begin; i < task.end; ++i) {
+        task.absent += row_data[i] == kNoRow;
+      }
+    }
+  });
+  int64_t* absent_data = static_cast<int64_t*>(absent.data_ptr());
+  for (const Task& task : tasks) {
+    absent_data[task.table] += task.absent;
+  }
+  return {rows, absent};
 }
 
 // -> rows, new_rows, status [2] = (bucket that is full or -1, answers shared)
@@ -284,6 +333,9 @@ at::Tensor rebuild(const at::Tensor& slots, const at::Tensor& side_row, const at
 TORCH_LIBRARY_FRAGMENT(recfx, library) {
   library.def("find(Tensor ids, Tensor slots, Tensor side_row, int dense_rows) -> Tensor");
   library.def(
+      "find_tables(Tensor ids, int[] begins, int[] ends, Tensor[] slots, Tensor[] side_rows, int[] dense_rows) "
+      "-> (Tensor, Tensor)");
+  library.def(
       "find_or_insert(Tensor ids, Tensor(a!) slots, Tensor(b!) side_row, Tensor(c!) row_ids, Tensor(d!) row_state, "
       "Tensor(e!) free_rows, Tensor(f!) bucket_taken, int dense_rows, int seed, bool share) "
       "-> (Tensor, Tensor, Tensor)");
@@ -297,6 +349,7 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
 
 TORCH_LIBRARY_IMPL(recfx, CPU, library) {
   library.impl("find", find);
+  library.impl("find_tables", find_tables);
   library.impl("find_or_insert", find_or_insert);
   library.impl("erase", erase);
   library.impl("rebuild", rebuild);

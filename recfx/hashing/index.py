@@ -88,6 +88,22 @@ class HashIndex(IndexStorage):
         self._check_ids(ids)
         if self._is_meta(ids):
             return torch.empty_like(ids, dtype=torch.int64), ids.new_empty(0, dtype=torch.int64)
+        return self._insert(ids, ids.numel())
+
+    def insert_absent(self, ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """``insert(ids)`` for who has just had ``rows = find(ids)``: only ids without a row are looked up again.
+
+        Returns:
+            rows: int64 ``[n]``; new_rows: as for ``insert``.
+
+        Raises:
+            TableFullError: as for ``insert``.
+        """
+        absent = torch.nonzero(rows < 0).squeeze(1)
+        found, new_rows = self._insert(ids[absent], ids.numel())
+        return rows.index_copy(0, absent, found), new_rows
+
+    def _insert(self, ids: Tensor, seen: int) -> tuple[Tensor, Tensor]:
         rows, new_rows, status = hash_index.find_or_insert(
             ids.to("cpu", torch.int64),
             self.index_buffers(),
@@ -98,7 +114,7 @@ class HashIndex(IndexStorage):
         full_bucket, shared = status.tolist()
         if full_bucket >= 0:
             raise self._full_error(full_bucket)
-        self._count(ids.numel(), new_rows.numel(), shared, 0)
+        self._count(seen, new_rows.numel(), shared, 0)
         return rows.to(ids.device), new_rows.to(ids.device)
 
     def undo(self, new_rows: Tensor) -> None:
@@ -127,14 +143,20 @@ class HashIndex(IndexStorage):
             int64 ``[n]``; with ``unseen="zeros"`` -1 where there is no row, with ``"share"`` a row of the id's bucket.
         """
         rows = self.find(ids)
-        if self._is_meta(ids):
-            return rows
+        return rows if self._is_meta(ids) else self.answer_absent(ids, rows)
+
+    def answer_absent(self, ids: Tensor, rows: Tensor) -> Tensor:
+        """``answer(ids)`` for who has just had ``rows = find(ids)``."""
         absent = rows < 0
         if self.config.unseen == "share":
             rows = torch.where(absent, self.shared_rows(ids.to(torch.int64)), rows)
         self.counts[0] += ids.numel()
         self.counts[2 if self.config.unseen == "share" else 3] += absent.sum().to("cpu")
         return rows
+
+    def note_seen(self, count: int) -> None:
+        """Count ids that a caller looked up in the slot table by itself, and found."""
+        self.counts[0] += count
 
     def erase(self, ids: Tensor) -> Tensor:
         """Forget these ids and free their rows. Ids without a row and dense ids are left alone.
@@ -198,10 +220,27 @@ class HashIndex(IndexStorage):
     # Details
 
     def _check_ids(self, ids: Tensor) -> None:
+        if not isinstance(ids, Tensor):
+            raise IdTypeError(
+                f"Ids must be a tensor, got {type(ids).__name__}.",
+                reason="wrong_id_dtype",
+                module_path=self.name,
+                what_to_do="pass torch.tensor(ids, dtype=torch.int64).",
+            )
         if ids.dtype not in (torch.int64, torch.int32):
-            raise IdTypeError(f"Ids must be int64 or int32, got {ids.dtype}.", reason="id_type", module_path=self.name)
+            raise IdTypeError(
+                f"Ids must be int64 or int32, got {ids.dtype}.",
+                reason="wrong_id_dtype",
+                module_path=self.name,
+                what_to_do="convert them with .to(torch.int64).",
+            )
         if ids.dim() != 1:
-            raise InputError(f"Ids must be [n], got {list(ids.shape)}.", reason="id_shape", module_path=self.name)
+            raise InputError(
+                f"Ids must be [n], got {list(ids.shape)}.",
+                reason="wrong_id_shape",
+                module_path=self.name,
+                what_to_do="flatten them with .view(-1).",
+            )
 
     def _is_meta(self, ids: Tensor) -> bool:
         return ids.is_meta or self.slots.is_meta

@@ -137,7 +137,7 @@ def _collection_reasons(finding: Finding, found: str) -> tuple[Reason, ...]:
 
 def _model_reasons(discovery: Discovery, rollbacks: list[Rollback], verification: Verification) -> list[Reason]:
     reasons = []
-    if all(finding.reason == "embedding_collection" for finding in discovery.findings):
+    if not discovery.findings:
         message = "there is no EmbeddingBagCollection in the model."
         advice = "pass the model that holds the torchrec.EmbeddingBagCollection, before it is exported."
         reasons.append(Reason("no_collection", "", message, advice, "error"))

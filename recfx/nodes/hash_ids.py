@@ -6,16 +6,27 @@ their bags here, so that no kernel ever meets a row that does not exist; ``mean_
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.distributed
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.errors import ConversionError, TableFullError
 from recfx.ir.tables import TableSpec
+from recfx.kernels.hash_index import find_tables
 from recfx.kernels.row_initialization import initialization_key, initialize_rows
 from recfx.nodes.bags import with_values
 from recfx.nodes.base import NodeModule
 from recfx.nodes.table_store import TableStore
+
+
+class Segment(NamedTuple):
+    """The ids of one table in a batch: ``values[begin:end]``."""
+
+    table: TableSpec
+    begin: int
+    end: int
 
 
 class HashIds(NodeModule):
@@ -46,42 +57,66 @@ class HashIds(NodeModule):
         """
         if self.training:
             self._refuse_replicas()
-        ids = features.values().to(torch.int64)
+        if features.values().is_meta:
+            return features
+        ids = features.values().to("cpu", torch.int64)
+        segments = self._segments(features)
+        rows, absent = self._find(ids, segments)
+        missing = [segment for segment, count in zip(segments, absent, strict=True) if count]
         if self.training:
-            rows = self._insert(ids, self._segments(features))
-            return with_values(features, rows, features.weights_or_none())
-        rows = self._answer(ids, self._segments(features))
+            self._insert(ids, rows, missing)
+        else:
+            self._answer(ids, rows, missing)
+        for segment, count in zip(segments, absent, strict=True):
+            if count == 0:
+                self._store.index(segment.table.name).note_seen(segment.end - segment.begin)
+        rows = rows.to(features.values().device)
         present = rows >= 0
-        if bool(present.all()):
+        if not missing or bool(present.all()):
             return with_values(features, rows, features.weights_or_none())
         return _drop_absent(features, rows, present)
 
-    def _segments(self, features: KeyedJaggedTensor) -> list[tuple[TableSpec, int, int]]:
+    def _segments(self, features: KeyedJaggedTensor) -> list[Segment]:
         """Where the ids of each hashed table begin and end."""
         borders = features.offset_per_key()
         segments, key = [], 0
         for table in self.tables:
             first, key = key, key + len(table.embedding_names)
             if table.name in self.hashed:
-                segments.append((table, borders[first], borders[key]))
+                segments.append(Segment(table, borders[first], borders[key]))
         return segments
 
-    def _insert(self, ids: torch.Tensor, segments: list[tuple[TableSpec, int, int]]) -> torch.Tensor:
-        rows = ids.clone()
-        inserted: list[tuple[TableSpec, torch.Tensor]] = []
+    def _find(self, ids: torch.Tensor, segments: list[Segment]) -> tuple[torch.Tensor, list[int]]:
+        """Rows of all tables, -1 where there is none, and how many of those each table has."""
+        indexes = [self._store.index(segment.table.name) for segment in segments]
+        rows, absent = find_tables(
+            ids,
+            [segment.begin for segment in segments],
+            [segment.end for segment in segments],
+            [index.slots for index in indexes],
+            [index.side_row for index in indexes],
+            [index.config.dense_rows for index in indexes],
+        )
+        counts = absent.tolist()
+        return rows, counts
+
+    def _insert(self, ids: torch.Tensor, rows: torch.Tensor, missing: list[Segment]) -> None:
+        inserted: list[tuple[Segment, torch.Tensor]] = []
         try:
-            for table, begin, end in segments:
-                rows[begin:end], new_rows = self._store.index(table.name).insert(ids[begin:end])
-                inserted.append((table, new_rows))
+            for segment in missing:
+                table, begin, end = segment
+                rows[begin:end], new_rows = self._store.index(table.name).insert_absent(ids[begin:end], rows[begin:end])
+                inserted.append((segment, new_rows))
         except TableFullError as error:
-            for table, new_rows in reversed(inserted):
-                self._store.index(table.name).undo(new_rows)
+            for segment, new_rows in reversed(inserted):
+                index = self._store.index(segment.table.name)
+                index.undo(new_rows)
+                index.note_seen(segment.begin - segment.end)
             error.module_path = self.collection
             raise
-        for table, new_rows in inserted:
-            if new_rows.numel() > 0 and not table.custom_init_fn:
-                self._initialize(table, new_rows)
-        return rows
+        for segment, new_rows in inserted:
+            if new_rows.numel() > 0 and not segment.table.custom_init_fn:
+                self._initialize(segment.table, new_rows)
 
     def _initialize(self, table: TableSpec, new_rows: torch.Tensor) -> None:
         index = self._store.index(table.name)
@@ -95,11 +130,9 @@ class HashIds(NodeModule):
             table.weight_init_max,
         )
 
-    def _answer(self, ids: torch.Tensor, segments: list[tuple[TableSpec, int, int]]) -> torch.Tensor:
-        rows = ids.clone()
-        for table, begin, end in segments:
-            rows[begin:end] = self._store.index(table.name).answer(ids[begin:end])
-        return rows
+    def _answer(self, ids: torch.Tensor, rows: torch.Tensor, missing: list[Segment]) -> None:
+        for table, begin, end in missing:
+            rows[begin:end] = self._store.index(table.name).answer_absent(ids[begin:end], rows[begin:end])
 
     def _refuse_replicas(self) -> None:
         distributed = torch.distributed

@@ -6,7 +6,10 @@ tables), one batch size, 64-bit ids, weights only where the collection is weight
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from tensordict import TensorDict
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
@@ -48,13 +51,23 @@ class SelectFeatures(NodeModule):
             IdRangeError: an id of an adopted table is not one of its rows.
         """
         if not isinstance(features, KeyedJaggedTensor):
-            features = maybe_td_to_kjt(features, None)
+            features = self._as_keyed_jagged(features)
         self._check_values(features)
         positions = self._positions_of(features.keys())
         selected = self._select(features, positions)
         if self._checks_range:
             self._check_range(selected)
         return selected
+
+    def _as_keyed_jagged(self, features: Any) -> KeyedJaggedTensor:
+        if isinstance(features, TensorDict):
+            return maybe_td_to_kjt(features, None)
+        raise InputError(
+            f"the batch is a {type(features).__name__}, not a KeyedJaggedTensor.",
+            reason="not_a_keyed_jagged_tensor",
+            module_path=self.collection,
+            what_to_do="pass a torchrec.KeyedJaggedTensor, or a TensorDict of jagged tensors.",
+        )
 
     def _check_values(self, features: KeyedJaggedTensor) -> None:
         dtype = features.values().dtype

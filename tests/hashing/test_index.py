@@ -29,9 +29,9 @@ def assert_equal(left: HashIndex, right: HashIndex) -> None:
 def test_ids_must_be_integers(dtype: torch.dtype) -> None:
     index = HashIndex(4, name="t1")
     for method in (index.find, index.insert, index.answer, index.erase, index.find_or_insert):
-        with pytest.raises(IdTypeError, match=r"\[id_type\] t1: Ids must be int64 or int32"):
+        with pytest.raises(IdTypeError, match=r"\[wrong_id_dtype\] t1: Ids must be int64 or int32"):
             method(torch.zeros(2, dtype=dtype))
-    with pytest.raises(InputError, match=r"\[id_shape\] t1: Ids must be \[n\], got \[2, 1\]"):
+    with pytest.raises(InputError, match=r"\[wrong_id_shape\] t1: Ids must be \[n\], got \[2, 1\]"):
         index.find(torch.zeros(2, 1, dtype=torch.int64))
     assert len(index) == 0
 

@@ -156,11 +156,45 @@ def test_insert_allocates_nothing_as_large_as_the_table() -> None:
     assert 0 < allocated < 4 * ids.nbytes
 
 
+@given(
+    st.lists(st.tuples(st.lists(IDS, max_size=30), st.lists(IDS, max_size=30), st.integers(0, 5)), max_size=5),
+    st.lists(IDS, max_size=5),
+)
+def test_find_tables_is_find_on_each_stretch(tables: list[tuple[list[int], list[int], int]], others: list[int]) -> None:
+    pieces, begins, ends, built, dense = [torch.tensor(others, dtype=torch.int64)], [], [], [], []
+    for held, asked, dense_rows in tables:
+        buffers = empty(40 + dense_rows, dense_rows)
+        hash_index.find_or_insert(torch.tensor(held, dtype=torch.int64), buffers, dense_rows, 0, True)
+        begins.append(sum(piece.numel() for piece in pieces))
+        pieces.append(torch.tensor(asked, dtype=torch.int64))
+        ends.append(begins[-1] + len(asked))
+        built.append(buffers)
+        dense.append(dense_rows)
+    ids = torch.cat(pieces)
+    arguments = (ids, begins, ends, [b.slots for b in built], [b.side_row for b in built], dense)
+    rows, absent = hash_index.find_tables(*arguments)
+    wanted_rows, wanted_absent = hash_index.find_tables_reference(*arguments)
+    assert torch.equal(rows, wanted_rows)
+    assert torch.equal(absent, wanted_absent)
+    assert rows[: len(others)].tolist() == others
+    for begin, end, buffers, dense_rows in zip(begins, ends, built, dense, strict=True):
+        alone = hash_index.find(ids[begin:end], buffers.slots, buffers.side_row, dense_rows)
+        assert torch.equal(rows[begin:end], alone)
+
+
+@pytest.mark.parametrize(("begins", "ends"), [([0], [6]), ([3], [2]), ([-1], [2]), ([0, 1], [1])])
+def test_find_tables_refuses_stretches_that_do_not_fit(begins: list[int], ends: list[int]) -> None:
+    buffers = empty(8)
+    with pytest.raises(RuntimeError, match=r"find_tables|has ids"):
+        torch.ops.recfx.find_tables(torch.arange(5), begins, ends, [buffers.slots], [buffers.side_row], [0])
+
+
 def test_opcheck() -> None:
     buffers = empty(64, dense_rows=4, buckets=2)
     ids = torch.tensor([5, 2, -1, 5, 2**63 - 1])
     cases: list[tuple[str, tuple[object, ...]]] = [
         ("find", (ids, buffers.slots, buffers.side_row, 4)),
+        ("find_tables", (ids, [1, 3], [3, 5], [buffers.slots] * 2, [buffers.side_row] * 2, [4, 0])),
         ("find_or_insert", (ids, *buffers, 4, 0, True)),
         ("erase", (ids[:2], *buffers, 4, 0)),
         ("rebuild", (*buffers, 4, 0)),

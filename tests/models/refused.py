@@ -11,11 +11,10 @@ import torch
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.inference.modules import quantize_embeddings
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollection,
     EmbeddingBagCollectionInterface,
-    EmbeddingCollection,
 )
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
@@ -163,12 +162,6 @@ def _fused() -> nn.Module:
     )
 
 
-def _unpooled() -> nn.Module:
-    return EmbeddingCollection(
-        tables=[EmbeddingConfig(name="t", feature_names=["f1"], embedding_dim=4, num_embeddings=20)]
-    )
-
-
 class _MeanOfWeighted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +221,6 @@ REFUSED = [
         "convert before tracing",
     ),
     Refused("no_collection", lambda: Holder(nn.Identity()), "no_collection", "", "no EmbeddingBagCollection"),
-    Refused("only_unpooled", lambda: Holder(_unpooled()), "no_collection", "", "arch.sparse"),
     Refused("weighted_mean", lambda: Holder(_MeanOfWeighted()), "weighted_mean", "arch.sparse.ebc", "t1", runs=False),
     Refused(
         "bag_with_own_forward",

@@ -1,0 +1,7 @@
+"""``python -m recfx.kernels`` builds the C++ library ahead of its first use and prints its path."""
+
+import sys
+
+from recfx.kernels.library import main
+
+sys.exit(main())

@@ -1,0 +1,114 @@
+"""A sample that does not fit the model is an error, not a check that was quietly left out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+)
+
+import recfx
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = EmbeddingBagCollection(
+            [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])]
+        )
+        self.over = nn.Linear(6, 1)
+
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.over(torch.cat([dense, self.ebc(features).values()], dim=1))
+
+
+def batch(*ids: int) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.tensor([len(ids)]))
+
+
+DENSE = torch.rand(1, 2)
+
+
+@pytest.mark.parametrize("whole_graph", [False, True])
+def test_a_sample_that_lacks_an_argument(whole_graph: bool) -> None:
+    with pytest.raises(recfx.ConversionError, match="features") as caught:
+        recfx.convert(Model(), (DENSE,), whole_graph=whole_graph)
+    assert caught.value.reason == "sample_failed"
+    with pytest.raises(recfx.ConversionError) as caught:
+        recfx.trace(Model(), (DENSE,))
+    assert caught.value.reason == "sample_failed"
+
+
+def test_raw_ids_without_hashing_are_named_with_the_way_out() -> None:
+    with pytest.raises(recfx.ConversionError, match=r"id 7000000000 .*HashConfig\(dense_rows=0\)") as caught:
+        recfx.convert(Model(), (DENSE, batch(7_000_000_000)))
+    assert caught.value.reason == "sample_failed"
+    recfx.convert(Model(), (DENSE, batch(7_000_000_000)), hashing=recfx.HashConfig(dense_rows=0))
+
+
+def test_a_sample_that_fills_a_table() -> None:
+    with pytest.raises(recfx.ConversionError, match=r"table_full.*table 't'") as caught:
+        recfx.convert(Model(), (DENSE, batch(*range(100, 120))), hashing=recfx.HashConfig(dense_rows=0))
+    assert caught.value.reason == "verification_failed"
+
+
+def test_nothing_compared_is_not_ok() -> None:
+    model = Model()
+    converted = recfx.convert(model)
+    report = recfx.verify(model, converted, (DENSE,))
+    assert not report.ok
+    assert "NOTHING COMPARED" in str(report)
+    meta = recfx.verify(model.to("meta"), converted.to("meta"), (DENSE, batch(1)))
+    assert not meta.ok
+
+
+def test_a_meta_model_is_converted_and_the_report_says_that_nothing_was_compared() -> None:
+    with torch.device("meta"):
+        model = Model()
+    report = recfx.explain(recfx.convert(model, (DENSE, batch(1))))
+    assert report.ok
+    assert [reason.code for reason in report.reasons] == ["verification_skipped"]
+
+
+def test_unpooled_collections_are_kept_and_listed() -> None:
+    model = nn.Sequential(
+        EmbeddingCollection([EmbeddingConfig(name="s", num_embeddings=10, embedding_dim=4, feature_names=["f"])])
+    )
+    report = recfx.explain(recfx.convert(model))
+    assert report.ok
+    assert [(found.status, found.reason) for found in report.collections] == [("kept", "embedding_collection")]
+
+
+def test_a_device_that_is_not_there() -> None:
+    model = Model()
+    with pytest.raises(recfx.ConversionError, match="cuda:99") as caught:
+        recfx.convert(model, device="cuda:99")
+    assert caught.value.reason == "device_unavailable"
+    assert next(model.parameters()).device.type == "cpu"
+
+
+@pytest.mark.parametrize("wrong", [torch.tensor([1]), None, [1, 2]])
+def test_a_batch_that_is_no_keyed_jagged_tensor(wrong: object) -> None:
+    converted = recfx.convert(Model())
+    with pytest.raises(recfx.InputError, match=type(wrong).__name__) as caught:
+        converted(DENSE, wrong)
+    assert (caught.value.reason, caught.value.module_path) == ("not_a_keyed_jagged_tensor", "ebc")
+
+
+def test_a_failed_batch_counts_nothing() -> None:
+    tables = [
+        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=4, feature_names=[name])
+        for name, rows in (("a", 50), ("b", 4))
+    ]
+    converted = recfx.convert(EmbeddingBagCollection(tables), hashing=recfx.HashConfig(dense_rows=0))
+    ids = torch.arange(20) + 1000
+    with pytest.raises(recfx.TableFullError):
+        converted(KeyedJaggedTensor(["a", "b"], ids, lengths=torch.tensor([10, 10])))
+    assert converted.index("a").counters == dict.fromkeys(converted.index("a").counters, 0)
+    assert len(converted.index("a")) == 0
