@@ -272,7 +272,8 @@ def parse_arguments() -> argparse.Namespace:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except recfx.TableFullError as error:
-        sys.exit(f"{error}\nHere: --rows gives every table more of them.")
+    except (recfx.TableFullError, recfx.ConversionError) as error:
+        advice = "\nHere: --rows gives every table more of them." if "table_full" in str(error) else ""
+        sys.exit(f"{error}{advice}")
     except (OSError, BadRows) as error:
         sys.exit(str(error))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
+from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.meta import NodeMeta, SourceLocation, annotate
 from recfx.ir.tables import TableSpec
@@ -64,11 +66,15 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         backend: str = "auto",
     ) -> None:
         super().__init__()
+        self.requested, self.calls = {config.name: getattr(config, "hashing", HashConfig()) for config in tables}, 1
+        if not tables:
+            raise ConversionError(
+                "there are no tables.", reason="no_tables", what_to_do="pass at least one HashEmbeddingBagConfig."
+            )
         tables = [replace(config, feature_names=config.feature_names or [config.name]) for config in tables]
         bags = allocate_bags(tables, device)
-        hashing = {config.name: getattr(config, "hashing", HashConfig()) for config in tables}
-        specs = describe_tables(tables, bags, hashing, is_weighted, adopt=False)
-        found: Any = next(iter(bags.values())).weight.device if len(bags) else torch.device(device or "cpu")
+        specs = describe_tables(tables, bags, self.requested, is_weighted, adopt=False)
+        found: Any = next(iter(bags.values())).weight.device
         self._assemble(tables, specs, bags, is_weighted, found, "", backend, None)
         self.reset_parameters()
 
@@ -84,6 +90,8 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         backend: str,
         source: SourceLocation | None,
         standard: type[EmbeddingBagCollection] = EmbeddingBagCollection,
+        requested: Mapping[str, HashConfig | None] = MappingProxyType({}),
+        calls: int = 1,
     ) -> HashEmbeddingBagCollection:
         """Around tables that exist already; used by the conversion.
 
@@ -97,9 +105,12 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             backend: kernel target of the lookups.
             source: where the user's code calls or makes the collection.
             standard: class of the collection that is replaced; the methods of a subclass stay.
+            requested: the hashing that was asked for, by table.
+            calls: how often one forward calls the collection, as far as that is known.
         """
         self: HashEmbeddingBagCollection = new_instance(HashEmbeddingBagCollection, standard)
         nn.Module.__init__(self)
+        self.requested, self.calls = dict(requested), calls
         self._assemble(configs, specs, bags, is_weighted, device, collection, backend, source)
         return self
 
@@ -134,7 +145,7 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
 
     def _find_optimizers(self) -> None:
         """Take over the optimizers in backward that hang on the tables; those of copies and pickles are kept."""
-        optimizers, self.not_fused = fused_optimizers(self.embedding_bags, self.collection)
+        optimizers, self.not_fused = fused_optimizers(self.embedding_bags, self.collection, self.calls)
         self._store.optimizers.update(optimizers)
         self._attached = self._count_attached()
 
@@ -288,6 +299,8 @@ _OWN_NAMES = (
     "not_fused",
     "_store",
     "_attached",
+    "requested",
+    "calls",
     "pass_records",
     "graph_module",
 )

@@ -10,14 +10,14 @@ from torch import nn
 
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.conversion import Conversion, Note, attach_conversion, conversion_of
-from recfx.discovery import CONVERTED, CONVERTIBLE, REFUSED, Discovery, Finding, discover, unwrap
+from recfx.discovery import CONVERTED, CONVERTIBLE, REFUSED, Discovery, Finding, check_module, discover, unwrap
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
-from recfx.islands import Growth, Hashing, build_islands, carry_hooks
-from recfx.notes import compile_dropped, fused_step_per_call, not_verified
+from recfx.islands import Growth, Hashing, build_islands, carry_hooks, config_for
+from recfx.notes import compile_dropped, not_verified
 from recfx.sample import Sample
 from recfx.shells import copy_shells, replace_in_place
-from recfx.verify import DIFFERENT, SKIPPED
+from recfx.verify import DIFFERENT, REFUSED_SAMPLE, SKIPPED
 from recfx.verify import verify as verify_conversion
 from recfx.whole_graph import WholeGraph
 
@@ -70,12 +70,14 @@ def convert(
     discovery = discover(model, call)
     _refuse(discovery, on_unsupported)
     if discovery.of(CONVERTED) and not discovery.of(CONVERTIBLE):
+        _refuse_other_request(discovery, hashing, backend)
+        _place(model, device)
         return _as_whole_graph(model, call) if whole_graph else model
     with Growth(under_ddp=_holds_ddp(model)) as growth:
         islands = build_islands(discovery.of(CONVERTIBLE), hashing, backend, growth, on_unsupported == "keep")
         converted, _ = copy_shells(model, islands)
         conversion = Conversion.of(discovery, on_unsupported, before=conversion_of(model))
-        conversion.notes += compile_dropped(model, inplace) + fused_step_per_call(discovery, islands)
+        conversion.notes += compile_dropped(model, inplace)
         attach_conversion(converted, conversion)
         if verify or (verify is None and call is not None):
             conversion.notes += not_verified(model, call, asked=bool(verify)) or _verify(
@@ -93,12 +95,7 @@ def convert(
 def _check_arguments(
     model: Any, call: Sample | None, plan: Any, env: Any, whole_graph: bool, verify: bool | None, on_unsupported: str
 ) -> None:
-    if not isinstance(model, nn.Module):
-        raise ConversionError(
-            f"model is a {type(model).__name__}.",
-            reason="invalid_argument",
-            what_to_do="pass the torch.nn.Module that holds the collections.",
-        )
+    check_module(model)
     if on_unsupported not in ("error", "keep"):
         raise ConversionError(
             f"on_unsupported is {on_unsupported!r}.", reason="invalid_argument", what_to_do="use 'error' or 'keep'."
@@ -137,6 +134,26 @@ def _holds_ddp(model: nn.Module) -> bool:
     return any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules())
 
 
+def _refuse_other_request(discovery: Discovery, hashing: Hashing, backend: str) -> None:
+    """Converting twice is a no-op; asking for something else the second time is an error."""
+    for finding in discovery.of(CONVERTED):
+        island = finding.module
+        assert isinstance(island, HashEmbeddingBagCollection)
+        other = [
+            table
+            for table, requested in island.requested.items()
+            if hashing is not _DEFAULT_HASHING and config_for(table, hashing) != requested
+        ]
+        if other or backend not in ("auto", island.backend):
+            what = f"another hashing of table {other[0]!r}" if other else f"backend {backend!r}"
+            raise ConversionError(
+                f"the collection is converted already, and {what} is asked for.",
+                reason="already_converted",
+                module_path=finding.path,
+                what_to_do="call recfx.unconvert first, then convert as you want it.",
+            )
+
+
 def _place(converted: nn.Module, device: torch.device | str | None) -> None:
     if device is None:
         return
@@ -159,6 +176,13 @@ def _verify(model: nn.Module, converted: nn.Module, call: Sample | None, convers
     """Compare; the notes say what stood in the way where nothing could be compared."""
     assert call is not None
     report = conversion.verification = verify_conversion(model, converted, call)
+    refused = [check.message for check in report.of(DIFFERENT) if check.where == REFUSED_SAMPLE]
+    if refused:
+        raise ConversionError(
+            f"the converted model cannot be called with the sample: {refused[0]}",
+            reason="sample_failed",
+            what_to_do="follow the advice above, or convert without a sample.",
+        )
     if report.of(DIFFERENT):
         raise ConversionError(
             f"the converted model does not agree with the original.\n{report}",

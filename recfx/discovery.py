@@ -83,6 +83,20 @@ class Discovery:
         return [finding for finding in self.findings if finding.status == status]
 
 
+def check_module(model: object) -> None:
+    """Refuse what is no module.
+
+    Raises:
+        ConversionError: ``invalid_argument``.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConversionError(
+            f"model is a {type(model).__name__}.",
+            reason="invalid_argument",
+            what_to_do="pass the torch.nn.Module that holds the collections.",
+        )
+
+
 def discover(model: nn.Module, sample: Sample | None = None) -> Discovery:
     """Find the collections of ``model``; changes nothing.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from types import TracebackType
 
 import torch
 from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recfx.collection import HashEmbeddingBagCollection
@@ -45,14 +47,23 @@ class Growth:
 
     def __init__(self, under_ddp: bool = False) -> None:
         self._under_ddp = under_ddp
+        self._optimizers: list[torch.optim.Optimizer] | None = None
         self._old: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor | None]] = []
 
-    def grow(self, weight: nn.Parameter, rows: int, path: str, table: str) -> None:
+    def grow(self, weight: nn.Parameter, rows: int, path: str, config: EmbeddingBagConfig, init_fn: bool) -> None:
         """Replace the parameter's data by ``rows`` rows, the old ones first; the parameter object stays.
+
+        Args:
+            weight: of the table.
+            rows: how many it is to have.
+            path: of the collection, for messages.
+            config: of the table.
+            init_fn: whether the new rows are filled by ``config.init_fn`` (others are when they are given out).
 
         Raises:
             ConversionError: ``optimizer_holds_state``, ``wrapped_in_ddp``.
         """
+        table = config.name
         if self._under_ddp:
             raise ConversionError(
                 f"table {table!r} is to have {rows} rows instead of {weight.shape[0]}, but "
@@ -61,20 +72,35 @@ class Growth:
                 module_path=path,
                 what_to_do="convert first, then wrap the model in DistributedDataParallel.",
             )
-        optimizers = getattr(weight, "_in_backward_optimizers", [])
+        optimizers = getattr(weight, "_in_backward_optimizers", []) or self._holding_state_for(weight)
         if optimizers:
             raise ConversionError(
                 f"table {table!r} is to have {rows} rows instead of {weight.shape[0]}, but its "
-                f"{type(optimizers[0]).__name__} in backward already holds state for the rows it has.",
+                f"{type(optimizers[0]).__name__} already holds state for the rows it has.",
                 reason="optimizer_holds_state",
                 module_path=path,
-                what_to_do="convert first, then attach the optimizer.",
+                what_to_do="convert first, then make the optimizer.",
             )
         self._old.append((weight, weight.data, weight.grad))
         grad, weight.grad = weight.grad, None
         weight.data = _append_rows(weight.data, rows)
+        if init_fn and config.init_fn is not None and not weight.is_meta:
+            config.init_fn(weight.data[self._old[-1][1].shape[0] :])
         if grad is not None:
             weight.grad = _append_rows(grad, rows)
+
+    def _holding_state_for(self, weight: nn.Parameter) -> list[torch.optim.Optimizer]:
+        """Ordinary optimizers of this process that hold rows of state for ``weight``: nothing else knows them."""
+        if self._optimizers is None:
+            found = gc.get_objects()
+            self._optimizers = [item for item in found if issubclass(type(item), torch.optim.Optimizer)]
+        return [
+            optimizer
+            for optimizer in self._optimizers
+            if any(
+                isinstance(value, torch.Tensor) and value.dim() for value in optimizer.state.get(weight, {}).values()
+            )
+        ]
 
     def keep(self) -> None:
         """The conversion has succeeded."""
@@ -135,10 +161,10 @@ def _build_island(finding: Finding, hashing: Hashing, backend: str, growth: Grow
     bags = shell.embedding_bags
     assert isinstance(bags, nn.ModuleDict)
     configs = standard.embedding_bag_configs()
-    by_table = {config.name: _config_for(config.name, hashing) for config in configs}
+    by_table = {config.name: config_for(config.name, hashing) for config in configs}
     specs = describe_tables(configs, bags, by_table, standard.is_weighted(), adopt=True, collection=finding.path)
-    for spec in specs:
-        _grow(bags[spec.name], spec, finding.path, growth)
+    for spec, config in zip(specs, configs, strict=True):
+        _grow(bags[spec.name], spec, config, finding.path, growth)
     island = HashEmbeddingBagCollection.from_tables(
         configs,
         specs,
@@ -149,6 +175,8 @@ def _build_island(finding: Finding, hashing: Hashing, backend: str, growth: Grow
         backend,
         finding.source,
         type(standard),
+        requested=by_table,
+        calls=finding.calls,
     )
     island.train(standard.training)  # before it gets modules of the user's, whose modes are their own
     carry_over(shell, island)
@@ -176,15 +204,15 @@ def carry_over(source: nn.Module, replacement: nn.Module, skip: frozenset[str] =
                 ours.setdefault(name, value)
 
 
-def _grow(bag: nn.Module, spec: TableSpec, path: str, growth: Growth) -> None:
+def _grow(bag: nn.Module, spec: TableSpec, config: EmbeddingBagConfig, path: str, growth: Growth) -> None:
     assert isinstance(bag, nn.EmbeddingBag)
     assert isinstance(bag.weight, nn.Parameter)
     if spec.num_embeddings > bag.weight.shape[0]:
-        growth.grow(bag.weight, spec.num_embeddings, path, spec.name)
+        growth.grow(bag.weight, spec.num_embeddings, path, config, spec.custom_init_fn)
         bag.num_embeddings = spec.num_embeddings
 
 
-def _config_for(table: str, hashing: Hashing) -> HashConfig | None:
+def config_for(table: str, hashing: Hashing) -> HashConfig | None:
     if isinstance(hashing, Mapping):
         return hashing.get(table, HashConfig())
     return hashing

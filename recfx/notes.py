@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import nn
 
-from recfx.collection import HashEmbeddingBagCollection
 from recfx.conversion import Note
-from recfx.discovery import Discovery
 from recfx.sample import Sample
 from recfx.shells import compiled_in_place
 
@@ -23,21 +19,6 @@ def compile_dropped(model: nn.Module, inplace: bool) -> list[Note]:
     message = "Module.compile() was called on the original; the converted module runs uncompiled."
     what_to_do = "call .compile() on the converted model."
     return [Note("compile_dropped", path, message, what_to_do) for path in compiled_in_place(model)]
-
-
-def fused_step_per_call(discovery: Discovery, islands: Mapping[int, nn.Module]) -> list[Note]:
-    """Collections with a fused optimizer that one forward calls several times."""
-    notes = []
-    for finding in discovery.findings:
-        island = islands.get(id(finding.module))
-        if finding.calls > 1 and isinstance(island, HashEmbeddingBagCollection) and island.fused_optimizers():
-            message = (
-                f"one forward calls it {finding.calls} times: a fused optimizer steps once a call, as TorchRec's do, "
-                "not once on the summed gradient."
-            )
-            what_to_do = "nothing for SGD; for others call it once, or step its tables with an ordinary optimizer."
-            notes.append(Note("fused_step_per_call", finding.path, message, what_to_do))
-    return notes
 
 
 def not_verified(model: nn.Module, call: Sample | None, asked: bool) -> list[Note]:

@@ -40,7 +40,8 @@ class MappedCollection(EmbeddingBagCollection):
         for table in hashed.tables:
             weight = hashed.weight(table.name).detach()
             extended = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
-            self.embedding_bags[table.name].weight = nn.Parameter(extended)
+            trained = hashed.weight(table.name).requires_grad
+            self.embedding_bags[table.name].weight = nn.Parameter(extended, requires_grad=trained)
         self.train(hashed.training)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:

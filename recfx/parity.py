@@ -87,7 +87,7 @@ def _first_difference(wanted: Run, found: Run) -> Difference | None:
     for what in ("outputs", "gradients", "parameters", "buffers"):
         expected, actual = getattr(wanted, what), getattr(found, what)
         if set(expected) != set(actual):
-            return Difference(what, f"of {sorted(actual)} instead of {sorted(expected)}")
+            return Difference(what, f"only one of them has {sorted(set(expected) ^ set(actual))}")
         for name, value in expected.items():
             difference = compare_tensors(f"{what} {name}", value, actual[name], rtol=1e-5, atol=1e-6)
             if difference is not None:

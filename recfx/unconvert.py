@@ -8,6 +8,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.conversion import detach_conversion
+from recfx.discovery import check_module
 from recfx.errors import ConversionError
 from recfx.islands import carry_over
 from recfx.shells import copy_shells
@@ -32,6 +33,7 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
     Raises:
         ConversionError: ``index_holds_ids``: a standard collection cannot express the table.
     """
+    check_module(model)
     if isinstance(model, WholeGraph):
         model = model.python_model
     islands = {path: module for path, module in model.named_modules() if isinstance(module, HashEmbeddingBagCollection)}

@@ -20,6 +20,7 @@ from recfx.run_step import Run, run_step
 from recfx.sample import Sample
 
 EQUAL, DIFFERENT, NOT_REPRODUCIBLE, SKIPPED = "equal", "different", "not_reproducible", "skipped"
+REFUSED_SAMPLE = "refused_sample"
 
 # Tables below float32 are pooled in another precision by the standard collection (design, section 8).
 _TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 2e-2}
@@ -33,7 +34,9 @@ class Check:
         mode: ``"train"`` or ``"eval"``.
         batch: ``"sample"``, or ``"sample + 1"`` for the second batch size.
         what: ``outputs``, ``gradients``, ``parameters`` and ``buffers`` (after one step), or ``run``.
-        where: output, parameter or input; for a skipped run what stood in the way: ``original``, ``copy``, ``sample``.
+        where: output, parameter or input. For a run that failed who failed: ``original``, ``converted`` or
+            ``refused_sample`` (converted, with an error of recfx); or what stood in the way:
+            ``copy``, ``sample``, ``meta``.
         status: ``equal``, ``different``, ``not_reproducible`` (the original differs from itself) or ``skipped``.
         largest: largest absolute difference.
         message: what differs, or why it was skipped.
@@ -174,6 +177,9 @@ class _Comparison:
             if failure is not None:
                 raise failure
             found = run_step(subject, call, training)
+        except RecfxError as error:  # a table that is full, say: the message says what to do
+            self.checks.append(Check(mode, batch, "run", REFUSED_SAMPLE, DIFFERENT, float("inf"), str(error)))
+            return
         except Exception as error:
             message = f"raises {type(error).__name__}: {error}"
             self.checks.append(Check(mode, batch, "run", "converted", DIFFERENT, float("inf"), message))

@@ -55,7 +55,7 @@ def test_raw_ids_without_hashing_are_named_with_the_way_out() -> None:
 def test_a_sample_that_fills_a_table() -> None:
     with pytest.raises(recfx.ConversionError, match=r"table_full.*table 't'") as caught:
         recfx.convert(Model(), (DENSE, batch(*range(100, 120))), hashing=recfx.HashConfig(dense_rows=0))
-    assert caught.value.reason == "verification_failed"
+    assert caught.value.reason == "sample_failed"
 
 
 def test_nothing_compared_is_not_ok() -> None:

@@ -115,10 +115,14 @@ class HashIds(NodeModule):
             error.module_path = self.collection
             raise
         for segment, new_rows in inserted:
-            if new_rows.numel() > 0 and not segment.table.custom_init_fn:
+            if new_rows.numel() > 0:
                 self._initialize(segment.table, new_rows)
 
     def _initialize(self, table: TableSpec, new_rows: torch.Tensor) -> None:
+        if table.name in self._store.optimizers:
+            self._store.optimizers[table.name].reset_rows(new_rows)
+        if table.custom_init_fn:
+            return
         index = self._store.index(table.name)
         assert table.hashing is not None
         initialize_rows(

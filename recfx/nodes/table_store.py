@@ -38,6 +38,8 @@ class TableStore:
 
     def index(self, table: str) -> HashIndex:
         """The table's index."""
+        if table not in self.indexes:
+            raise KeyError(f"table {table!r} has no index: {'its ids are rows' if table in self.bags else 'unknown'}")
         index = self.indexes[table]
         assert isinstance(index, HashIndex)
         return index

@@ -90,6 +90,14 @@ class FusedOptimizer:
                 # torch.optim gives it the table's dtype; the optimizer's own tensor stays as it is.
                 self.state = {**self.state, name: tensor.to(weight.device, torch.float32).contiguous()}
 
+    def reset_rows(self, rows: torch.Tensor) -> None:
+        """Forget what is held for ``rows``: they belong to new ids."""
+        start = float(self.group.get("initial_accumulator_value", 0.0))
+        for name in STATES[self.kind]:
+            tensor = self.state.get(name)
+            if tensor is not None and not tensor.is_meta:
+                tensor.index_fill_(0, rows.to(tensor.device), start)
+
     def _is_ready(self, weight: torch.Tensor) -> bool:
         """Whether every state is what kernels address it as: contiguous float32 rows beside the weight."""
         if self.kind == "sgd":

@@ -132,12 +132,15 @@ def _like(value: Any, old: Any) -> Any:
     return value
 
 
-def fused_optimizers(bags: nn.ModuleDict, collection: str) -> tuple[dict[str, FusedOptimizer], dict[str, NotFused]]:
+def fused_optimizers(
+    bags: nn.ModuleDict, collection: str, calls: int
+) -> tuple[dict[str, FusedOptimizer], dict[str, NotFused]]:
     """The optimizers in backward of these tables: those with a fused form, and why the others have none.
 
     Args:
         bags: one ``nn.EmbeddingBag`` a table.
         collection: fully qualified name, for messages.
+        calls: how often one forward calls the collection.
 
     Raises:
         ConversionError: ``unsupported_optimizer_argument``.
@@ -146,7 +149,14 @@ def fused_optimizers(bags: nn.ModuleDict, collection: str) -> tuple[dict[str, Fu
     for name, bag in bags.items():
         weight: Any = bag.weight
         found = fused_optimizer_of(weight)
-        if isinstance(found, FusedOptimizer):
+        if isinstance(found, FusedOptimizer) and calls > 1 and found.kind != "sgd":
+            not_fused[name] = NotFused(
+                "optimizer_not_fused",
+                f"one forward calls the collection {calls} times: a fused {found.kind} would step once a call, not "
+                "once on the summed gradient, so it runs on the whole table after the backward, as before.",
+                "call the collection once a forward to have it fused.",
+            )
+        elif isinstance(found, FusedOptimizer):
             optimizers[name] = found
         elif isinstance(found, NotFused):
             if found.reason == "unsupported_optimizer_argument":
