@@ -16,6 +16,7 @@ import fbgemm_gpu  # noqa: F401  (loads the operators)
 import torch
 from torch.autograd.function import once_differentiable
 
+from recfx.ir.tables import TableSpec
 from recfx.lowering.registry import Declined, LookupBatch, LookupKernel, LookupSpec
 
 _POOLING = {"SUM": 0, "MEAN": 1}
@@ -72,17 +73,18 @@ class _Layout:
     """The constant arguments of FBGEMM's kernels, for all tables of a lookup or for one of them."""
 
     def __init__(self, spec: LookupSpec) -> None:
-        self.spec = spec
+        # Not the weights: they may be replaced, and the old ones must be freed.
+        self.tables, self.optimizers = spec.tables, spec.optimizers
         self.base = torch.empty(1, dtype=spec.weights[0].dtype, device="cpu")
         self.pooling = _POOLING[spec.pooling]
-        self.whole = _Part(spec, list(range(len(spec.tables))))
+        self.whole = _Part(spec.tables, list(range(len(spec.tables))))
         self._parts: dict[int, _Part] = {}
         self._last: tuple[tuple[int, ...], torch.Tensor] | None = None
 
     def part(self, table: int) -> _Part:
         """The arguments for one table alone."""
         if table not in self._parts:
-            self._parts[table] = _Part(self.spec, [table])
+            self._parts[table] = _Part(self.tables, [table])
         return self._parts[table]
 
     def weight_offsets(self, weights: list[torch.Tensor]) -> torch.Tensor:
@@ -96,22 +98,22 @@ class _Layout:
 class _Part:
     """The constant arguments for some adjacent tables; columns and bags stay those of the whole lookup."""
 
-    def __init__(self, spec: LookupSpec, tables: list[int]) -> None:
+    def __init__(self, described: tuple[TableSpec, ...], tables: list[int]) -> None:
         self.tables = tables
-        every_feature = [table for table, described in enumerate(spec.tables) for _ in described.feature_names]
+        every_feature = [table for table, each in enumerate(described) for _ in each.feature_names]
         first = every_feature.index(tables[0])
         self.table_of_feature = [table for table in every_feature if table in tables]
         self.features = first, first + len(self.table_of_feature)
-        columns = [0, *accumulate(spec.tables[table].embedding_dim for table in every_feature)]
+        columns = [0, *accumulate(described[table].embedding_dim for table in every_feature)]
         self.total_dim = columns[-1]
-        self.max_dim = max(spec.tables[table].embedding_dim for table in tables)
+        self.max_dim = max(described[table].embedding_dim for table in tables)
         self.dim_offsets = torch.tensor(
             columns[self.features[0] : self.features[1] + 1], dtype=torch.int32, device="cpu"
         )
         starts, total = {}, 0
         for table in tables:
             starts[table] = total
-            total += spec.tables[table].num_embeddings
+            total += described[table].num_embeddings
         cumulative = [starts[table] for table in self.table_of_feature] + [total]
         self.row_offsets = torch.tensor(cumulative, dtype=torch.int64, device="cpu")
         self.row_bits = max(1, total.bit_length())
@@ -173,7 +175,7 @@ class _TableBatchedLookup(torch.autograd.Function):
                 ctx.offsets,
                 torch.ones(len(layout.whole.table_of_feature), dtype=torch.int32, device="cpu"),
             ).to(ctx.scale_dtype)
-        if layout.spec.optimizers[0] is None:
+        if layout.optimizers[0] is None:
             gradients = _weight_gradients(ctx, layout, grad_output)
         else:
             _fused_step(ctx, layout, grad_output)
@@ -213,7 +215,7 @@ def _weight_gradients(ctx: Any, layout: _Layout, grad_output: torch.Tensor) -> l
 
 
 def _fused_step(ctx: Any, layout: _Layout, grad_output: torch.Tensor) -> None:
-    optimizers = layout.spec.optimizers
+    optimizers = layout.optimizers
     for weight, optimizer in zip(ctx.weights, optimizers, strict=True):
         optimizer.prepare(weight)
     trained = [weight.requires_grad for weight in ctx.weights]
@@ -252,7 +254,7 @@ def _step_part(
 ) -> None:
     """One optimizer step of the tables of ``part``; all other arguments are the whole lookup's."""
     layout: _Layout = ctx.layout
-    optimizer = layout.spec.optimizers[part.tables[0]]
+    optimizer = layout.optimizers[part.tables[0]]
     batch_size = grad_output.shape[0]
     first, last = part.features
     arguments: list[Any] = [

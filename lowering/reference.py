@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ def decline(spec: LookupSpec) -> Declined | None:
 def build(spec: LookupSpec) -> LookupKernel:
     """The kernel: autograd's own backward, or the fused step where an optimizer is attached."""
     fused = spec.optimizers[0] is not None
+    spec = replace(spec, weights=[])  # they may be replaced: a kernel must not keep the old ones alive
 
     def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
         bags = list(_feature_bags(spec, batch))

@@ -147,11 +147,15 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         """Take over the optimizers in backward that hang on the tables; those of copies and pickles are kept."""
         optimizers, self.not_fused = fused_optimizers(self.embedding_bags, self.collection, self.calls)
         self._store.optimizers.update(optimizers)
-        self._attached = self._count_attached()
+        for table in self.not_fused:  # a second optimizer beside one that was fused, say
+            self._store.optimizers.pop(table, None)
+        self._attached = self._attached_optimizers()
 
-    def _count_attached(self) -> int:
-        bags = self.embedding_bags._modules.values()
-        return sum("_in_backward_optimizers" in bag._parameters["weight"].__dict__ for bag in bags)
+    def _attached_optimizers(self) -> list[int]:
+        """Which optimizers in backward hang on the tables, by ``id``."""
+        parameters = [bag._parameters["weight"] for bag in self.embedding_bags._modules.values()]
+        attached = [parameter.__dict__.get("_in_backward_optimizers", ()) for parameter in parameters]
+        return [id(optimizer) for optimizers in attached for optimizer in optimizers]
 
     def _compile(self) -> None:
         """Make the graph from the tables: derived, so copies and pickles make it again."""
@@ -188,7 +192,8 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         return self._run(features)
 
     def _run(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        if self._count_attached() > self._attached:  # apply_optimizer_in_backward after the conversion
+        attached = self._attached_optimizers()
+        if attached and attached != self._attached:  # apply_optimizer_in_backward after the conversion
             self._find_optimizers()
             self._compile()
             self.graph_module.train(self.training)
@@ -277,7 +282,7 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         super().__setstate__(state)
         # Trained weights may have become others than the store's in a copy that replaces modules.
         self._store.bags, self._store.indexes = self.embedding_bags, self.hash_indexes
-        self._attached = self._count_attached()
+        self._attached = self._attached_optimizers()
         self._compile()
         self.graph_module.train(self.training)
 

@@ -76,7 +76,7 @@ class Growth:
         if optimizers:
             raise ConversionError(
                 f"table {table!r} is to have {rows} rows instead of {weight.shape[0]}, but its "
-                f"{type(optimizers[0]).__name__} already holds state for the rows it has.",
+                f"{type(optimizers[0]).__name__} is bound to the rows it has.",
                 reason="optimizer_holds_state",
                 module_path=path,
                 what_to_do="convert first, then make the optimizer.",
@@ -178,6 +178,15 @@ def _build_island(finding: Finding, hashing: Hashing, backend: str, growth: Grow
         requested=by_table,
         calls=finding.calls,
     )
+    taken = sorted(name for name in shell.__dict__ if not name.startswith("_") and name in island.__dict__)
+    taken = [name for name in taken if name != "training"]
+    if taken:
+        raise ConversionError(
+            f"{type(standard).__name__} has an attribute {taken[0]!r}, which the converted collection uses itself.",
+            reason="attribute_conflict",
+            module_path=finding.path,
+            what_to_do=f"rename the attribute {taken[0]!r}.",
+        )
     island.train(standard.training)  # before it gets modules of the user's, whose modes are their own
     carry_over(shell, island)
     carry_hooks(standard, island)  # those that are its own methods are bound to the island later

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import re
+import threading
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -185,37 +188,43 @@ def _with_explicit_signature(root: nn.Module, sample: Sample) -> nn.Module:
 
 @contextlib.contextmanager
 def _raise_where_a_graph_would_forget() -> Iterator[None]:
-    def refuse(what: str) -> Callable[..., Any]:
+    tracing_thread = threading.get_ident()
+
+    def refuse(owner: Any, name: str, what: str) -> Callable[..., Any]:
+        original = getattr(owner, name)
+
         def raise_instead(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != tracing_thread:  # training may go on elsewhere in the process
+                return original(*args, **kwargs)
             raise LostByTracing(f"{what} would be missing from the graph")
 
         return raise_instead
 
-    checkpointing = refuse("activation checkpointing")
+    checkpoint = torch.utils.checkpoint
     with contextlib.ExitStack() as stack:
-        for owner, name, replacement in (
-            (torch.autocast, "__enter__", refuse("torch.autocast")),
-            (torch.amp.autocast_mode, "_enter_autocast", refuse("torch.autocast")),
-            (torch.set_grad_enabled, "__init__", refuse("torch.set_grad_enabled")),
-            (torch.autograd.graph.saved_tensors_hooks, "__enter__", refuse("saved_tensors_hooks")),
-            (torch.no_grad, "__enter__", refuse("torch.no_grad")),
-            (torch.enable_grad, "__enter__", refuse("torch.enable_grad")),
-            (torch.inference_mode, "__enter__", refuse("torch.inference_mode")),
-            (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", checkpointing),
-            (torch.utils.checkpoint.CheckpointFunction, "apply", checkpointing),
+        for owner, name, what in (
+            (torch.autocast, "__enter__", "torch.autocast"),
+            (torch.amp.autocast_mode, "_enter_autocast", "torch.autocast"),
+            (torch.set_grad_enabled, "__init__", "torch.set_grad_enabled"),
+            (torch.autograd.graph.saved_tensors_hooks, "__enter__", "saved_tensors_hooks"),
+            (torch.no_grad, "__enter__", "torch.no_grad"),
+            (torch.enable_grad, "__enter__", "torch.enable_grad"),
+            (torch.inference_mode, "__enter__", "torch.inference_mode"),
+            (checkpoint, "_checkpoint_without_reentrant_generator", "activation checkpointing"),
+            (checkpoint.CheckpointFunction, "apply", "activation checkpointing"),
         ):
-            stack.enter_context(mock.patch.object(owner, name, replacement))
+            stack.enter_context(mock.patch.object(owner, name, refuse(owner, name, what)))
         yield
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_NOT_THE_USERS = ("/torch/", "/recfx/")
+_NOT_THE_USERS = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
 
 
 def source_of(node: fx.Node) -> SourceLocation | None:
     """The line of the user's code that made a traced node."""
     frames = _FRAME.findall(node.stack_trace or "")
     for file, line in reversed(frames):
-        if not any(part in file for part in _NOT_THE_USERS):
+        if not file.startswith(_NOT_THE_USERS):
             return SourceLocation(file, int(line))
     return None

@@ -15,10 +15,10 @@ from recfx.shells import copy_shells
 from recfx.training.in_backward import attach_unfused
 from recfx.whole_graph import WholeGraph
 
-Mapping = dict[str, tuple[torch.Tensor, torch.Tensor]]
+RowsOfIds = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
-def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple[nn.Module, Mapping]:
+def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple[nn.Module, RowsOfIds]:
     """Give the model back with standard ``EmbeddingBagCollection``s around the same parameters.
 
     Args:
@@ -59,9 +59,9 @@ def _refuse_held_ids(path: str, island: HashEmbeddingBagCollection) -> None:
             )
 
 
-def _mapping(islands: dict[str, HashEmbeddingBagCollection]) -> Mapping:
+def _mapping(islands: dict[str, HashEmbeddingBagCollection]) -> RowsOfIds:
     names = [table for island in islands.values() for table in island.hash_indexes]
-    mapping: Mapping = {}
+    mapping: RowsOfIds = {}
     for path, island in islands.items():
         for table in island.hash_indexes:
             mapping[table if names.count(table) == 1 else f"{path}.{table}"] = island.index(table).items()

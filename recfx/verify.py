@@ -149,7 +149,7 @@ class _Comparison:
             f"{path + '.' if path else ''}embedding_bags.{table}.weight"
             for path, island in self.islands.items()
             for table, optimizer in island.fused_optimizers().items()
-            if optimizer.moves_touched_rows_only
+            if optimizer.differs_from_dense_rule
         }
 
     def skip(self, mode: str, batch: str, where: str, message: str) -> None:

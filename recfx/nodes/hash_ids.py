@@ -78,11 +78,11 @@ class HashIds(NodeModule):
 
     def _segments(self, features: KeyedJaggedTensor) -> list[Segment]:
         """Where the ids of each hashed table begin and end."""
-        borders = features.offset_per_key()
+        borders, hashed = features.offset_per_key(), set(self.hashed)
         segments, key = [], 0
         for table in self.tables:
             first, key = key, key + len(table.embedding_names)
-            if table.name in self.hashed:
+            if table.name in hashed:
                 segments.append(Segment(table, borders[first], borders[key]))
         return segments
 

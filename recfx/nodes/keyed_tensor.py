@@ -24,13 +24,15 @@ class AssembleKeyedTensor(NodeModule):
         self.parts = parts
         arrived = [key for part in parts for key in part]
         dim_of = dict(zip(keys, dims, strict=True))
-        self._arrived_dims = [dim_of[key] for key in arrived]
+        self._part_dims = [[dim_of[key] for key in part] for part in parts]
         self._order = None if arrived == keys else [arrived.index(key) for key in keys]
 
     def forward(self, *pooled: torch.Tensor) -> KeyedTensor:
         """``pooled``: one ``[B, sum D]`` an input. Returns the ``[B, D]`` keyed tensor."""
-        values = pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
-        if self._order is not None:
-            columns = values.split(self._arrived_dims, dim=1)
+        if self._order is None:
+            values = pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
+        else:
+            split = [part.split(dims, dim=1) for part, dims in zip(pooled, self._part_dims, strict=True)]
+            columns = [column for part in split for column in part]
             values = torch.cat([columns[position] for position in self._order], dim=1)
         return KeyedTensor(keys=self.keys, length_per_key=self.dims, values=values)

@@ -34,7 +34,7 @@ class Lookup(NodeModule):
         features: tuple[str, ...],
         is_weighted: bool,
         store: TableStore,
-        backend: str = "reference",
+        backend: str = "auto",
     ) -> None:
         super().__init__()
         self.collection = collection

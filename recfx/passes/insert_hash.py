@@ -48,17 +48,17 @@ class InsertHash:
         first = graph_module.get_submodule(str(lookups[0].target))
         assert isinstance(first, Lookup)
         with graph_module.graph.inserting_after(select):
-            node = HashIds(module.collection, module.tables, hashed, first.store)
-            hash_ids = add_node(graph_module, "hash_ids", node, (select,), meta, module.tables, self.name)
+            hash_module = HashIds(module.collection, module.tables, hashed, first.store)
+            hash_ids = add_node(graph_module, "hash_ids", hash_module, (select,), meta, module.tables, self.name)
         for lookup in lookups:
             lookup.replace_input_with(select, hash_ids)
-            pooling = graph_module.get_submodule(str(lookup.target))
-            assert isinstance(pooling, Lookup)
-            (table,) = pooling.tables
+            lookup_module = graph_module.get_submodule(str(lookup.target))
+            assert isinstance(lookup_module, Lookup)
+            (table,) = lookup_module.tables
             if table.pooling == "MEAN" and table.name in hashed:
-                pooling.pooling = "SUM"
+                lookup_module.pooling = "SUM"
                 with graph_module.graph.inserting_after(lookup):
-                    divide = MeanDivide(pooling.tables, (table.name,), pooling.features)
+                    divide = MeanDivide(lookup_module.tables, (table.name,), lookup_module.features)
                     divided = add_node(graph_module, "mean_divide", divide, (lookup, select), meta, (table,), self.name)
                 for user in [user for user in lookup.users if user is not divided]:
                     user.replace_input_with(lookup, divided)

@@ -54,7 +54,7 @@ class FusedOptimizer:
         return self.kind, float(group["lr"]), group.get("eps"), group.get("betas"), group.get("weight_decay", 0)
 
     @property
-    def moves_touched_rows_only(self) -> bool:
+    def differs_from_dense_rule(self) -> bool:
         """Whether the dense rule would move rows that a batch did not use (decay, Adam's moments), unlike this one."""
         return self.kind == "adam" or bool(self.group.get("weight_decay", 0))
 
