@@ -13,7 +13,8 @@ from recfx.passes import passes
 from recfx.sample import Sample
 from recfx.trace import trace
 from recfx.unconvert import unconvert
-from recfx.verify import VerifyReport, verify
+from recfx.verify import verify
+from recfx.verify_report import VerifyReport
 
 __version__ = "0.1.0"
 

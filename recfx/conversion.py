@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from recfx.classify import CONVERTED, CONVERTIBLE
 from recfx.collection import HashEmbeddingBagCollection
-from recfx.discovery import CONVERTED, CONVERTIBLE, Discovery, unwrap
+from recfx.discovery import Discovery, unwrap
 from recfx.ir.meta import SourceLocation
 from recfx.tracing import Rollback
 
 if TYPE_CHECKING:
-    from recfx.verify import VerifyReport
+    from recfx.verify_report import VerifyReport
 
 _ATTRIBUTE = "_recfx_conversion"
 

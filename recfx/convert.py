@@ -8,17 +8,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from recfx.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.conversion import Conversion, Note, attach_conversion, conversion_of
-from recfx.discovery import CONVERTED, CONVERTIBLE, REFUSED, Discovery, Finding, check_module, discover, unwrap
+from recfx.discovery import Discovery, check_module, discover, unwrap
 from recfx.errors import ConversionError
+from recfx.growth import Growth
 from recfx.hashing import HashConfig
-from recfx.islands import Growth, Hashing, build_islands, carry_hooks, config_for
+from recfx.islands import Hashing, build_islands, carry_hooks, config_for
 from recfx.notes import compile_dropped, not_verified
 from recfx.sample import Sample
 from recfx.shells import copy_shells, replace_in_place
-from recfx.verify import DIFFERENT, REFUSED_SAMPLE, SKIPPED
 from recfx.verify import verify as verify_conversion
+from recfx.verify_report import DIFFERENT, REFUSED_SAMPLE, SKIPPED
 from recfx.whole_graph import WholeGraph
 
 _DEFAULT_HASHING = HashConfig()

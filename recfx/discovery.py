@@ -1,7 +1,7 @@
 """Find every collection of a model, say what can be converted, and why the rest cannot.
 
 The module walk finds them all, under every name that they have; with a sample, a shallow trace confirms where each is
-called. Classes are told apart by identity, never by name (except inside a ScriptModule, where nothing else is left).
+called.
 """
 
 from __future__ import annotations
@@ -13,62 +13,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._dynamo.eval_frame import OptimizedModule
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardedModule
-from torchrec.modules.embedding_modules import (
-    EmbeddingBagCollection,
-    EmbeddingBagCollectionInterface,
-    EmbeddingCollectionInterface,
-)
-from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
-from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
-from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
 
-from recfx.collection import HashEmbeddingBagCollection
+from recfx.classify import Finding, classify
 from recfx.errors import ConversionError
 from recfx.ir.meta import SourceLocation
 from recfx.sample import Sample
 from recfx.shells import copy_shells
 from recfx.tracing import Rollback, ShallowTracer, rollback_of, source_of, trace_graph
-
-CONVERTIBLE, CONVERTED, KEPT, REFUSED = "convertible", "converted", "kept", "refused"
-
-
-@dataclass
-class Finding:
-    """One collection of the model.
-
-    Args:
-        module: the collection.
-        paths: every fully qualified name it has; the first is the one used in names.
-        status: ``convertible``, ``converted`` (already), ``kept`` or ``refused``.
-        reason: reason code of what is kept or refused.
-        message: why.
-        what_to_do: what the user can change.
-        found: ``traced``, ``walked`` or ``never called``.
-        source: the line that calls it, or the class that holds it.
-        calls: how often one forward calls it, as far as the trace sees.
-    """
-
-    module: nn.Module
-    paths: list[str]
-    status: str
-    reason: str = ""
-    message: str = ""
-    what_to_do: str = ""
-    found: str = "walked"
-    source: SourceLocation | None = None
-    calls: int = 0
-
-    def refuse(self, error: ConversionError) -> None:
-        """Note that the tables of a convertible collection cannot be converted."""
-        self.status, self.reason = REFUSED, error.reason
-        self.message, self.what_to_do = error.message, error.what_to_do
-
-    @property
-    def path(self) -> str:
-        """The name used in graph, report and messages."""
-        return self.paths[0]
 
 
 @dataclass
@@ -118,7 +69,7 @@ def _walk(
     if id(module) in found:
         found[id(module)].paths.append(path)
         return
-    finding = _classify(module, path)
+    finding = classify(module, path)
     if finding is not None:
         finding.source = _class_location(module if parent is None else parent)
         found[id(module)] = finding
@@ -128,94 +79,6 @@ def _walk(
     for name, child in module._modules.items():
         if child is not None:
             _walk(child, f"{path}.{name}" if path else name, module, found, ancestors | {id(module)})
-
-
-def _classify(module: nn.Module, path: str) -> Finding | None:
-    """What ``module`` is, if it is a collection or holds one that cannot be reached."""
-
-    def refused(reason: str, message: str, what_to_do: str) -> Finding:
-        return Finding(module, [path], REFUSED, reason, message, what_to_do)
-
-    def kept(reason: str, message: str, what_to_do: str = "") -> Finding:
-        return Finding(module, [path], KEPT, reason, message, what_to_do)
-
-    if isinstance(module, HashEmbeddingBagCollection):
-        return Finding(module, [path], CONVERTED)
-    if isinstance(module, (DistributedModelParallel, ShardedModule)):
-        return refused(
-            "distributed_model_parallel",
-            f"{type(module).__name__} has sharded its collections already.",
-            "convert the model before it is wrapped in DistributedModelParallel.",
-        )
-    if isinstance(module, torch.jit.ScriptModule):
-        if not _scripts_a_collection(module):
-            return None
-        return refused(
-            "script_module",
-            "a ScriptModule holds a collection; its code can no longer be rewritten.",
-            "convert the Python model, then export it.",
-        )
-    if isinstance(module, fx.GraphModule) and (node := _inlined_bag(module)) is not None:
-        return refused(
-            "inlined_collection",
-            f"a collection was traced into this graph ({node.target}).",
-            "convert before tracing, or trace with EmbeddingBagCollection as a leaf.",
-        )
-    if isinstance(module, BaseManagedCollisionEmbeddingCollection):
-        return refused(
-            "managed_collision",
-            f"{type(module).__name__} remaps ids by itself, and hashing remapped ids would hash twice.",
-            "use the inner EmbeddingBagCollection with HashConfig(dense_rows=0) instead.",
-        )
-    if isinstance(module, QuantEmbeddingBagCollection):
-        return refused(
-            "quantized_collection",
-            "a quantized collection cannot be trained or re-indexed.",
-            "convert the float model, then export it with quantize=.",
-        )
-    if isinstance(module, FusedEmbeddingBagCollection):
-        return refused(
-            "fused_collection",
-            "FusedEmbeddingBagCollection keeps its tables in kernels of its own.",
-            "use EmbeddingBagCollection with apply_optimizer_in_backward; recfx fuses the optimizer.",
-        )
-    if isinstance(module, EmbeddingBagCollection):
-        if type(module).forward is not EmbeddingBagCollection.forward or "forward" in module.__dict__:
-            return refused(
-                "own_forward",
-                f"{type(module).__name__} has a forward of its own, which a conversion would drop.",
-                "move the extra work out of forward, or keep it with on_unsupported='keep'.",
-            )
-        if not module.embedding_bag_configs():
-            return kept("no_tables", "the collection has no tables.")
-        return Finding(module, [path], CONVERTIBLE)
-    if isinstance(module, EmbeddingBagCollectionInterface):
-        return refused(
-            "unknown_collection",
-            f"{type(module).__name__} implements EmbeddingBagCollectionInterface in a way that recfx does not know.",
-            "use torchrec.EmbeddingBagCollection, or keep it with on_unsupported='keep'.",
-        )
-    if isinstance(module, EmbeddingCollectionInterface):
-        return kept("embedding_collection", f"{type(module).__name__} is not pooled; it works as before.")
-    return None
-
-
-def _scripts_a_collection(module: torch.jit.ScriptModule) -> bool:
-    scripted: list[Any] = [child for child in module.modules() if isinstance(child, torch.jit.ScriptModule)]
-    names = [str(child._c._type().qualified_name()) for child in scripted]
-    return any("torchrec" in name and name.split(".")[-1] == "EmbeddingBagCollection" for name in names)
-
-
-def _inlined_bag(module: fx.GraphModule) -> fx.Node | None:
-    """A call of one table's bag: what is left of a collection that was traced into a graph."""
-    for node in module.graph.nodes:
-        if node.op == "call_module" and "embedding_bags" in str(node.target).split(".")[:-1]:
-            try:
-                if isinstance(module.get_submodule(str(node.target)), nn.EmbeddingBag):
-                    return node
-            except AttributeError:
-                continue
-    return None
 
 
 def _class_location(module: nn.Module) -> SourceLocation | None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping
-from types import TracebackType
 
-import torch
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from recfx.classify import Finding
 from recfx.collection import HashEmbeddingBagCollection
-from recfx.discovery import Finding
 from recfx.errors import ConversionError
+from recfx.growth import Growth
 from recfx.hashing import HashConfig
 from recfx.ir.tables import TableSpec
 from recfx.shells import copy_shells
@@ -36,91 +34,6 @@ _HOOKS = (
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )
-
-
-class Growth:
-    """Tables that get more rows: undone when the conversion fails.
-
-    Args:
-        under_ddp: the model is, or holds, a DistributedDataParallel.
-    """
-
-    def __init__(self, under_ddp: bool = False) -> None:
-        self._under_ddp = under_ddp
-        self._optimizers: list[torch.optim.Optimizer] | None = None
-        self._old: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor | None]] = []
-
-    def grow(self, weight: nn.Parameter, rows: int, path: str, config: EmbeddingBagConfig, init_fn: bool) -> None:
-        """Replace the parameter's data by ``rows`` rows, the old ones first; the parameter object stays.
-
-        Args:
-            weight: of the table.
-            rows: how many it is to have.
-            path: of the collection, for messages.
-            config: of the table.
-            init_fn: whether the new rows are filled by ``config.init_fn`` (others are when they are given out).
-
-        Raises:
-            ConversionError: ``optimizer_holds_state``, ``wrapped_in_ddp``.
-        """
-        table = config.name
-        if self._under_ddp:
-            raise ConversionError(
-                f"table {table!r} is to have {rows} rows instead of {weight.shape[0]}, but "
-                "DistributedDataParallel has made its gradient buckets already.",
-                reason="wrapped_in_ddp",
-                module_path=path,
-                what_to_do="convert first, then wrap the model in DistributedDataParallel.",
-            )
-        optimizers = getattr(weight, "_in_backward_optimizers", []) or self._holding_state_for(weight)
-        if optimizers:
-            raise ConversionError(
-                f"table {table!r} is to have {rows} rows instead of {weight.shape[0]}, but its "
-                f"{type(optimizers[0]).__name__} is bound to the rows it has.",
-                reason="optimizer_holds_state",
-                module_path=path,
-                what_to_do="convert first, then make the optimizer.",
-            )
-        self._old.append((weight, weight.data, weight.grad))
-        grad, weight.grad = weight.grad, None
-        weight.data = _append_rows(weight.data, rows)
-        if init_fn and config.init_fn is not None and not weight.is_meta:
-            config.init_fn(weight.data[self._old[-1][1].shape[0] :])
-        if grad is not None:
-            weight.grad = _append_rows(grad, rows)
-
-    def _holding_state_for(self, weight: nn.Parameter) -> list[torch.optim.Optimizer]:
-        """Ordinary optimizers of this process that hold rows of state for ``weight``: nothing else knows them."""
-        if self._optimizers is None:
-            found = gc.get_objects()
-            self._optimizers = [item for item in found if issubclass(type(item), torch.optim.Optimizer)]
-        return [
-            optimizer
-            for optimizer in self._optimizers
-            if any(
-                isinstance(value, torch.Tensor) and value.dim() for value in optimizer.state.get(weight, {}).values()
-            )
-        ]
-
-    def keep(self) -> None:
-        """The conversion has succeeded."""
-        self._old.clear()
-
-    def __enter__(self) -> Growth:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for weight, data, grad in reversed(self._old):
-            weight.grad = None
-            weight.data = data
-            weight.grad = grad
-        self._old.clear()
-
-
-def _append_rows(data: torch.Tensor, rows: int) -> torch.Tensor:
-    return torch.cat([data, data.new_zeros(rows - data.shape[0], data.shape[1])])
 
 
 def build_islands(
@@ -222,6 +135,7 @@ def _grow(bag: nn.Module, spec: TableSpec, config: EmbeddingBagConfig, path: str
 
 
 def config_for(table: str, hashing: Hashing) -> HashConfig | None:
+    """The config of one table in what the user gave for all of them."""
     if isinstance(hashing, Mapping):
         return hashing.get(table, HashConfig())
     return hashing

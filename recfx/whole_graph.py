@@ -12,6 +12,7 @@ from recfx.collection import HashEmbeddingBagCollection
 from recfx.conversion import attach_conversion, conversion_of
 from recfx.discovery import set_mode
 from recfx.errors import ConversionError
+from recfx.inline import inline_islands
 from recfx.ir import verify_graph
 from recfx.ir.meta import META_KEY
 from recfx.islands import carry_hooks
@@ -191,39 +192,6 @@ def _trace(
     verify_graph(graph_module, after="whole_graph")
     graph_module.training = training  # not train(): its children are the model's own
     return graph_module, tracer.rollbacks, entered
-
-
-def inline_islands(graph_module: fx.GraphModule) -> None:
-    """Replace every call of an island by the nodes of its graph; an island with hooks stays one call."""
-    graph = graph_module.graph
-    for node in list(graph.nodes):
-        if node.op != "call_module":
-            continue
-        island = graph_module.get_submodule(str(node.target))
-        if not isinstance(island, HashEmbeddingBagCollection) or island._forward_hooks or island._forward_pre_hooks:
-            continue
-        with graph.inserting_before(node):
-            output = _copy_nodes(graph, node, island.graph_module.graph)
-        node.replace_all_uses_with(output)
-        graph.erase_node(node)
-    graph_module.recompile()
-
-
-def _copy_nodes(graph: fx.Graph, call: fx.Node, island: fx.Graph) -> fx.Node:
-    mapped: dict[fx.Node, fx.Node] = {}
-    (features,) = [*call.args, *call.kwargs.values()]
-    for inner in island.nodes:
-        if inner.op == "placeholder":
-            assert isinstance(features, fx.Node)
-            mapped[inner] = features
-        elif inner.op == "output":
-            output = inner.args[0]
-            assert isinstance(output, fx.Node)
-            return mapped[output]
-        else:
-            mapped[inner] = graph.node_copy(inner, mapped.__getitem__)
-            mapped[inner].target = f"{call.target}.graph_module.{inner.target}"
-    raise AssertionError("an island's graph has an output")
 
 
 def _share_children(model: nn.Module, other: nn.Module) -> None:

@@ -11,16 +11,18 @@ import torch
 from torch import nn
 
 import recfx
+from recfx.classify import CONVERTIBLE, KEPT, REFUSED, Finding
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.conversion import Found
-from recfx.discovery import CONVERTIBLE, KEPT, REFUSED, Discovery, Finding, discover, unwrap
+from recfx.discovery import Discovery, discover, unwrap
 from recfx.errors import ConversionError
+from recfx.growth import Growth
 from recfx.hashing import HashConfig
 from recfx.inspect.describe import describe_island, describe_other
 from recfx.inspect.records import Records
 from recfx.inspect.report import REPORT_VERSION, CollectionReport, Report, Verification
 from recfx.inspect.table_report import SEVERITIES, Reason
-from recfx.islands import Growth, build_islands
+from recfx.islands import build_islands
 from recfx.sample import Sample
 from recfx.tracing import Rollback
 from recfx.whole_graph import WholeGraph

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from recfx.classify import Finding
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.conversion import Conversion, Found, conversion_of
-from recfx.discovery import Finding, unwrap
+from recfx.discovery import unwrap
 from recfx.inspect.report import Verification
 from recfx.whole_graph import WholeGraph
 

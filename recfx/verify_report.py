@@ -1,0 +1,81 @@
+"""What a verification says: every comparison, and the largest differences by table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+EQUAL, DIFFERENT, NOT_REPRODUCIBLE, SKIPPED = "equal", "different", "not_reproducible", "skipped"
+REFUSED_SAMPLE = "refused_sample"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison.
+
+    Args:
+        mode: ``"train"`` or ``"eval"``.
+        batch: ``"sample"``, or ``"sample + 1"`` for the second batch size.
+        what: ``outputs``, ``gradients``, ``parameters`` and ``buffers`` (after one step), or ``run``.
+        where: output, parameter or input. For a run that failed who failed: ``original``, ``converted`` or
+            ``refused_sample`` (converted, with an error of recfx); or what stood in the way:
+            ``copy``, ``sample``, ``meta``.
+        status: ``equal``, ``different``, ``not_reproducible`` (the original differs from itself) or ``skipped``.
+        largest: largest absolute difference.
+        message: what differs, or why it was skipped.
+    """
+
+    mode: str
+    batch: str
+    what: str
+    where: str
+    status: str
+    largest: float = 0.0
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What was compared.
+
+    Args:
+        checks: every comparison.
+        tables: largest differences by collection path, table and ``output``, ``gradient`` or ``weight``.
+        rtol: relative tolerance used.
+        atol: absolute tolerance used.
+    """
+
+    checks: tuple[Check, ...]
+    tables: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    rtol: float = 1e-5
+    atol: float = 1e-6
+
+    @property
+    def ok(self) -> bool:
+        """Something was compared and nothing differs. What is not reproducible does not count against the model."""
+        return bool(self.of(EQUAL)) and not self.of(DIFFERENT)
+
+    def of(self, status: str) -> list[Check]:
+        """The comparisons of one status."""
+        return [check for check in self.checks if check.status == status]
+
+    def __str__(self) -> str:
+        counts = ", ".join(
+            f"{len(self.of(status))} {status}"
+            for status in (EQUAL, DIFFERENT, NOT_REPRODUCIBLE, SKIPPED)
+            if self.of(status)
+        )
+        verdict = "ok" if self.ok else "FAILED" if self.of(DIFFERENT) else "NOTHING COMPARED"
+        lines = [f"verification: {verdict} ({counts}; rtol={self.rtol:g}, atol={self.atol:g})"]
+        for status in (DIFFERENT, NOT_REPRODUCIBLE, SKIPPED):
+            found = self.of(status)
+            for check in found[:10]:
+                lines.append(f"  {status}: {check.mode}, {check.batch}, {check.what} {check.where}: {check.message}")
+            if len(found) > 10:
+                lines.append(f"  ... and {len(found) - 10} more {status}")
+        for path, tables in self.tables.items():
+            for table, largest in list(tables.items())[:10]:
+                figures = ", ".join(f"{what} {value:.2g}" for what, value in largest.items())
+                lines.append(f"  {path or 'ebc'}.{table}: largest difference {figures}")
+            if len(tables) > 10:
+                lines.append(f"  ... and {len(tables) - 10} more tables of {path or 'ebc'}")
+        return "\n".join(lines)
