@@ -1,0 +1,269 @@
+"""Optimizers in backward: what is refused, what is fused, and whose the state is."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.optim.keyed import KeyedOptimizer
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+import recfx
+
+ROWS, DIM = 6, 4
+
+
+def collection() -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        [EmbeddingBagConfig(name="t", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f", "g"])]
+    )
+
+
+def attach(model: nn.Module, kind: type[torch.optim.Optimizer], **settings: Any) -> None:
+    _apply_optimizer_in_backward(kind, model.parameters(), {"lr": 0.1, **settings})
+
+
+def batch(*ids: int) -> KeyedJaggedTensor:
+    """One bag a feature; every row, if no ids are given."""
+    given = ids or tuple(range(ROWS))
+    values = torch.tensor([*given, *given[:1]])
+    return KeyedJaggedTensor(["f", "g"], values, lengths=torch.tensor([len(given), 1]))
+
+
+def train(model: nn.Module, features: KeyedJaggedTensor) -> None:
+    values = model(features).values()
+    (values - torch.linspace(-1, 1, values.numel()).view_as(values)).square().sum().backward()
+
+
+def weight_of(model: nn.Module) -> torch.Tensor:
+    return next(model.parameters()).detach()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (torch.optim.SGD, "momentum", 0.9),
+        (torch.optim.SGD, "nesterov", True),
+        (torch.optim.SGD, "dampening", 0.5),
+        (torch.optim.SGD, "maximize", True),
+        (torch.optim.SGD, "differentiable", True),
+        (torch.optim.Adagrad, "lr_decay", 0.1),
+        (torch.optim.Adagrad, "maximize", True),
+        (RowWiseAdagrad, "lr_decay", 0.1),
+        (RowWiseAdagrad, "maximize", True),
+        (torch.optim.Adam, "amsgrad", True),
+        (torch.optim.Adam, "maximize", True),
+        (torch.optim.Adam, "decoupled_weight_decay", True),
+    ],
+)
+def test_an_argument_without_a_fused_form_is_refused(
+    kind: type[torch.optim.Optimizer], name: str, value: object
+) -> None:
+    model = collection()
+    attach(model, kind)
+    recfx.convert(copy.copy(model))
+    next(model.parameters())._in_backward_optimizers[0].param_groups[0][name] = value
+    with pytest.raises(recfx.ConversionError, match=f"table 't'.*{kind.__name__}.*{name}={value}") as caught:
+        recfx.convert(model)
+    assert caught.value.reason == "unsupported_optimizer_argument"
+
+
+def test_what_a_scheduler_writes_into_the_group_is_no_argument() -> None:
+    plain = collection()
+    model = copy.deepcopy(plain)
+    stepped = []
+    for one in (plain, model):
+        attach(one, torch.optim.SGD)
+        (optimizer,) = next(one.parameters())._in_backward_optimizers
+        stepped.append(torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5))
+        assert "initial_lr" in optimizer.param_groups[0]
+    converted = recfx.convert(model)
+    assert converted.fused_optimizers().keys() == {"t"}
+    for _ in range(3):
+        for one, scheduler in zip((plain, converted), stepped, strict=True):
+            train(one, batch())
+            scheduler.optimizer.step()  # torch warns of a scheduler that steps first; there is no gradient left
+            scheduler.step()
+    torch.testing.assert_close(weight_of(converted), weight_of(plain), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (torch.optim.SGD, {}),
+        (torch.optim.Adagrad, {"momentum1": ("sum", (ROWS, DIM))}),
+        (RowWiseAdagrad, {"momentum1": ("sum", (ROWS,))}),
+        (torch.optim.Adam, {"momentum1": ("exp_avg", (ROWS, DIM)), "momentum2": ("exp_avg_sq", (ROWS, DIM))}),
+    ],
+)
+def test_the_keyed_optimizer(kind: type[torch.optim.Optimizer], names: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+    model = collection()
+    attach(model, kind, lr=0.25)
+    converted = recfx.convert(model)
+    train(converted, batch(0, 1, 2))
+    keyed = converted.fused_optimizer
+    assert isinstance(keyed, KeyedOptimizer)
+    assert keyed.params.keys() == {"embedding_bags.t.weight"}
+    assert keyed.params["embedding_bags.t.weight"] is converted.weight("t")
+    assert [group["lr"] for group in keyed.param_groups] == [0.25]
+    saved = keyed.state_dict()["state"]["embedding_bags.t.weight"]
+    assert saved.keys() == {f"t.{name}" for name in names}
+    state = converted.fused_optimizers()["t"].state
+    for name, (ours, shape) in names.items():
+        tensor = saved[f"t.{name}"]
+        assert tuple(tensor.shape) == shape
+        assert torch.equal(tensor.view(-1), state[ours].view(-1))
+        assert bool(tensor[:3].any())
+        assert not bool(tensor[3:].any())
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        *((kind, backend) for kind in (torch.optim.Adagrad, RowWiseAdagrad) for backend in ("fbgemm", "reference")),
+        (torch.optim.Adam, "reference"),
+    ],
+)
+def test_steps_count_batches(kind: type[torch.optim.Optimizer], backend: str) -> None:
+    model = collection()
+    attach(model, kind)
+    converted = recfx.convert(model, backend=backend)
+    for step in range(1, 4):
+        train(converted, batch())
+        assert float(converted.fused_optimizers()["t"].state["step"]) == step
+    with torch.no_grad():
+        converted(batch())
+    assert float(converted.fused_optimizers()["t"].state["step"]) == 3
+
+
+def pickled(model: nn.Module) -> nn.Module:
+    stream = io.BytesIO()
+    torch.save(model, stream)
+    stream.seek(0)
+    loaded: nn.Module = torch.load(stream, weights_only=False)
+    return loaded
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad, torch.optim.Adam])
+def test_a_copy_that_is_unconverted_trains_on(
+    kind: type[torch.optim.Optimizer], copied: Callable[[nn.Module], nn.Module]
+) -> None:
+    """Every batch has every row: the dense Adam would move the others too."""
+    plain = collection()
+    model = copy.deepcopy(plain)
+    for one in (plain, model):
+        attach(one, kind)
+    converted = recfx.convert(model)
+    for _ in range(3):
+        train(plain, batch())
+        train(converted, batch())
+    back = recfx.unconvert(copied(converted))
+    assert type(back) is EmbeddingBagCollection
+    (optimizer,) = next(back.parameters())._in_backward_optimizers
+    assert type(optimizer) is kind
+    torch.testing.assert_close(weight_of(back), weight_of(plain), rtol=1e-5, atol=1e-6)
+    before = weight_of(converted).clone()
+    for _ in range(2):
+        train(plain, batch())
+        train(back, batch())
+        torch.testing.assert_close(weight_of(back), weight_of(plain), rtol=1e-5, atol=1e-6)
+    assert torch.equal(weight_of(converted), before)
+
+
+def test_an_optimizer_attached_after_conversion_is_fused_from_the_next_forward() -> None:
+    plain = collection()
+    converted = recfx.convert(copy.deepcopy(plain))
+    train(converted, batch())
+    assert converted.weight("t").grad is not None
+    converted.zero_grad()
+    for one in (plain, converted):
+        attach(one, torch.optim.Adagrad)
+    for _ in range(2):
+        train(plain, batch(1, 2))
+        train(converted, batch(1, 2))
+    assert converted.fused_optimizers()["t"].kind == "adagrad"
+    assert converted.weight("t").grad is None
+    torch.testing.assert_close(weight_of(converted), weight_of(plain), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda weight: torch.optim.SGD([weight], lr=0.01),
+        lambda weight: torch.optim.Adagrad([weight], lr=0.3),
+        lambda weight: torch.optim.AdamW([weight], lr=0.3),
+    ],
+    ids=["rate", "kind", "unfused"],
+)
+def test_an_optimizer_exchanged_after_conversion_is_followed(
+    other: Callable[[nn.Parameter], torch.optim.Optimizer],
+) -> None:
+    plain = collection()
+    model = copy.deepcopy(plain)
+    for one in (plain, model):
+        attach(one, torch.optim.SGD)
+    converted = recfx.convert(model)
+    for step in range(3):
+        for one in (plain, converted):
+            if step == 1:
+                weight = next(one.parameters())
+                weight._in_backward_optimizers = [other(weight)]
+            train(one, batch())
+        torch.testing.assert_close(weight_of(converted), weight_of(plain), rtol=1e-5, atol=1e-6)
+
+
+def test_a_second_optimizer_attached_after_conversion_steps_as_well() -> None:
+    plain = collection()
+    model = copy.deepcopy(plain)
+    for one in (plain, model):
+        attach(one, torch.optim.SGD)
+    converted = recfx.convert(model)
+    for step in range(3):
+        for one in (plain, converted):
+            if step == 1:
+                attach(one, torch.optim.Adagrad)
+            train(one, batch())
+        torch.testing.assert_close(weight_of(converted), weight_of(plain), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("start", [0.0, 0.5])
+@pytest.mark.parametrize("kind", [torch.optim.Adagrad, RowWiseAdagrad])
+def test_a_new_id_starts_with_fresh_state(kind: type[torch.optim.Optimizer], start: float) -> None:
+    model = collection()
+    attach(model, kind, initial_accumulator_value=start)
+    converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0))
+    for _ in range(2):
+        train(converted, batch(100, 200))
+    total = converted.fused_optimizers()["t"].state["sum"]
+    (row, other) = converted.index("t").find(torch.tensor([100, 200])).tolist()
+    kept = total[other].clone()
+    assert bool((total[row] > start).all())
+    converted.index("t").erase(torch.tensor([100]))
+    converted(batch(300))
+    assert converted.index("t").find(torch.tensor([300])).tolist() == [row]
+    assert bool((converted.fused_optimizers()["t"].state["sum"][row] == start).all())
+    assert torch.equal(converted.fused_optimizers()["t"].state["sum"][other], kept)
+
+
+def test_a_new_id_starts_with_fresh_moments() -> None:
+    model = collection()
+    attach(model, torch.optim.Adam)
+    converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0))
+    train(converted, batch(100))
+    state = converted.fused_optimizers()["t"].state
+    (row,) = converted.index("t").find(torch.tensor([100])).tolist()
+    assert bool(state["exp_avg"][row].any())
+    assert bool(state["exp_avg_sq"][row].any())
+    converted.index("t").erase(torch.tensor([100]))
+    converted(batch(300))
+    assert converted.index("t").find(torch.tensor([300])).tolist() == [row]
+    assert not bool(state["exp_avg"][row].any())
+    assert not bool(state["exp_avg_sq"][row].any())
