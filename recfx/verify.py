@@ -47,6 +47,7 @@ def verify(
         return VerifyReport((Check("", "", "run", "meta", SKIPPED, message=message),), rtol=rtol, atol=atol)
     floor = max([_TOLERANCE.get(parameter.dtype, 0.0) for parameter in converted.parameters()], default=0.0)
     comparison = _Comparison(original, converted, max(rtol, floor), max(atol, floor))
+    comparison.check_indexes()
     for batch, sized in (("sample", call), ("sample + 1", call.resized())):
         for mode in ("train", "eval"):
             if sized is None:
@@ -76,6 +77,17 @@ class _Comparison:
             for table, optimizer in island.fused_optimizers().items()
             if optimizer.differs_from_dense_rule
         }
+
+    def check_indexes(self) -> None:
+        """Every index must find what it lists: the oracle below knows only the listing."""
+        for path, island in self.islands.items():
+            for table in island.hash_indexes:
+                ids, rows = island.index(table).items()
+                wrong = int((island.index(table).find(ids) != rows).sum())
+                if wrong:
+                    message = f"{wrong} of {ids.numel()} ids are found in another row than items() lists"
+                    where = f"{path + '.' if path else ''}{table}"
+                    self.checks.append(Check("", "", "index", where, DIFFERENT, float("inf"), message))
 
     def skip(self, mode: str, batch: str, where: str, message: str) -> None:
         """Note that nothing was compared."""

@@ -15,7 +15,8 @@ class Check:
     Args:
         mode: ``"train"`` or ``"eval"``.
         batch: ``"sample"``, or ``"sample + 1"`` for the second batch size.
-        what: ``outputs``, ``gradients``, ``parameters`` and ``buffers`` (after one step), or ``run``.
+        what: ``outputs``, ``gradients``, ``parameters`` and ``buffers`` (after one step), ``run``, or ``index``
+            (only where ids are not found where they are listed).
         where: output, parameter or input. For a run that failed who failed: ``original``, ``converted`` or
             ``refused_sample`` (converted, with an error of recfx); or what stood in the way:
             ``copy``, ``sample``, ``meta``.

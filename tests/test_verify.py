@@ -399,3 +399,16 @@ def test_the_deterministic_flag_is_given_back(on: bool, warn_only: bool, fails: 
     assert recfx.verify(model, converted, (batch(),)).ok is not fails
     assert torch.are_deterministic_algorithms_enabled() is on
     assert torch.is_deterministic_algorithms_warn_only_enabled() is warn_only
+
+
+def test_an_index_that_finds_other_rows_than_it_lists_is_named() -> None:
+    model, converted = pair(HASHED)
+    converted(batch((70, 80)))
+    index = converted.ebc.index("t")
+    used = torch.nonzero(index.slots[:, 0] != -1).squeeze(1)
+    index.slots[used, 1] = index.slots[used, 1].flip(0)
+    report = recfx.verify(model, converted, (batch((70, 80)),))
+    assert not report.ok
+    (check,) = [check for check in report.checks if check.what == "index"]
+    assert (check.status, check.where) == ("different", "ebc.t")
+    assert check.message.startswith("2 of 2 ids")
