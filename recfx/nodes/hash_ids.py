@@ -6,6 +6,8 @@ their bags here, so that no kernel ever meets a row that does not exist; ``mean_
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -19,6 +21,8 @@ from recfx.kernels.row_initialization import initialization_key, initialize_rows
 from recfx.nodes.bags import with_values
 from recfx.nodes.base import NodeModule
 from recfx.nodes.table_store import TableStore
+
+_NO_BACKWARD = -1  # torch's number of the running backward, when there is none
 
 
 class Segment(NamedTuple):
@@ -59,8 +63,28 @@ class HashIds(NodeModule):
             self._refuse_replicas()
         if features.values().is_meta:
             return features
-        ids = features.values().to("cpu", torch.int64)
         segments = self._segments(features)
+        with self._counted_once(segments):
+            rows, complete = self._rows(features.values().to("cpu", torch.int64), segments)
+        rows = rows.to(features.values().device)
+        if complete:
+            return with_values(features, rows, features.weights_or_none())
+        return _drop_absent(features, rows, rows >= 0)
+
+    @contextlib.contextmanager
+    def _counted_once(self, segments: list[Segment]) -> Iterator[None]:
+        """Activation checkpointing runs a forward again inside the backward: the same sightings, not new ones."""
+        if torch._C._current_graph_task_id() == _NO_BACKWARD:
+            yield
+            return
+        indexes = [self._store.index(segment.table.name) for segment in segments]
+        counts = [index.counts.clone() for index in indexes]
+        yield
+        for index, before in zip(indexes, counts, strict=True):
+            index.counts.copy_(before)
+
+    def _rows(self, ids: torch.Tensor, segments: list[Segment]) -> tuple[torch.Tensor, bool]:
+        """A row for every id, -1 where the policy answers with zeros, and whether there is none of those."""
         rows, absent = self._find(ids, segments)
         missing = [segment for segment, count in zip(segments, absent, strict=True) if count]
         if self.training:
@@ -70,11 +94,7 @@ class HashIds(NodeModule):
         for segment, count in zip(segments, absent, strict=True):
             if count == 0:
                 self._store.index(segment.table.name).note_seen(segment.end - segment.begin)
-        rows = rows.to(features.values().device)
-        present = rows >= 0
-        if not missing or bool(present.all()):
-            return with_values(features, rows, features.weights_or_none())
-        return _drop_absent(features, rows, present)
+        return rows, self.training or not missing
 
     def _segments(self, features: KeyedJaggedTensor) -> list[Segment]:
         """Where the ids of each hashed table begin and end."""
