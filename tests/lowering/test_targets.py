@@ -9,6 +9,7 @@ import torch
 import torchrec
 from torch import nn
 
+from recfx.errors import ConversionError
 from recfx.ir import TableSpec
 from recfx.lowering import LookupBatch, LookupSpec, fbgemm, reference
 from recfx.training.fused_optimizer import FusedOptimizer
@@ -235,3 +236,35 @@ def test_fbgemm_declines_optimizers_that_it_has_not() -> None:
         declined = fbgemm.decline(LookupSpec(tables("SUM"), "SUM", False, weights(torch.float32), [optimizer] * 3))
         assert declined is not None
         assert declined.reason == reason
+
+
+def test_a_state_that_is_replaced_between_steps_is_followed() -> None:
+    """``load_state_dict`` of an optimizer puts other tensors in place of those that the kernel has addressed."""
+    ours = weights(torch.float32)
+    optimizers = [FusedOptimizer("rowwise_adagrad", dict(SETTINGS["rowwise_adagrad"])) for _ in ours]
+    kernel = fbgemm.build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers))
+    data = batch(6, 4, False)
+    kernel(ours, data).sum().backward()
+    old = [optimizer.state["sum"] for optimizer in optimizers]
+    kept = [state.clone() for state in old]
+    for optimizer in optimizers:
+        optimizer.state["sum"] = torch.full_like(optimizer.state["sum"], 1e6)
+    before = [weight.detach().clone() for weight in ours]
+    kernel(ours, data).sum().backward()
+    for weight, start, state, copy, optimizer in zip(ours, before, old, kept, optimizers, strict=True):
+        assert torch.equal(state, copy)
+        assert float((weight.detach() - start).abs().max()) < 1e-2  # lr 0.1 over a state of 1e6
+        assert float(optimizer.state["sum"].max()) > 1e6
+        assert float(optimizer.state["step"]) == 2
+
+
+def test_weight_decay_that_is_switched_on_later_is_an_error() -> None:
+    ours = weights(torch.float32)
+    optimizers = [FusedOptimizer("sgd", {"lr": 0.1, "weight_decay": 0}) for _ in ours]
+    output = fbgemm.build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers))(ours, batch(6, 4, False))
+    optimizers[1].group["weight_decay"] = 0.1
+    before = [weight.detach().clone() for weight in ours]
+    with pytest.raises(ConversionError, match="weight_decay") as caught:
+        output.sum().backward()
+    assert caught.value.reason == "optimizer_setting_changed"
+    assert all(torch.equal(weight, start) for weight, start in zip(ours, before, strict=True))

@@ -1,0 +1,139 @@
+"""The fused optimizer step of target ``fbgemm``: FBGEMM's exact SGD, Adagrad and row-wise Adagrad on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from recfx.errors import ConversionError
+from recfx.lowering._fbgemm_layout import Layout, Part, distances
+
+FLOAT32 = 0  # fbgemm_gpu.split_embedding_configs.SparseType.FP32.as_int()
+
+
+class FusedStep:
+    """One step of all tables of a lookup. What does not change from batch to batch is kept.
+
+    Args:
+        layout: the lookup's tables and their optimizers.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.optimizers = layout.optimizers
+        self._state_base = torch.empty(1, dtype=torch.float32, device="cpu")
+        self._addresses: tuple[int, ...] | None = None
+        self._state_offsets: torch.Tensor | None = None
+        self._step_counts = torch.empty(0)
+        self._step_views: list[torch.Tensor] = []
+
+    def run(self, ctx: Any, grad_output: torch.Tensor) -> None:
+        """Update every trained table.
+
+        Args:
+            ctx: of the lookup's autograd function: ``weights``, ``values``, ``offsets``, ``scale``.
+            grad_output: ``[B, sum D]`` float32, contiguous.
+        """
+        self._prepare(ctx.weights)
+        trained = [weight.requires_grad for weight in ctx.weights]
+        # FBGEMM's CPU Adagrad addresses its state by the weights' offsets, so the two must be laid out alike: one call
+        # a table. So must frozen tables, and learning rates that have come apart since conversion.
+        one_call = self.optimizers[0].kind != "adagrad" and all(trained)
+        rates = self._learning_rates()
+        if one_call and len({(id(rate), eps) for rate, eps in rates}) == 1:
+            offsets = self.layout.weight_offsets(ctx.weights)
+            states = self._state_base, offsets if self._state_offsets is None else self._state_offsets
+            self._step(ctx, self.layout.whole, grad_output, (self.layout.base, offsets), states, rates[0])
+        else:
+            for table, weight in enumerate(ctx.weights):
+                if trained[table]:
+                    part = self.layout.part(table)
+                    state = self.optimizers[table].state.get("sum", self.layout.base)
+                    where = (weight.detach().view(-1), part.at_start), (state.view(-1), part.at_start)
+                    self._step(ctx, part, grad_output, *where, rates[table])
+        self._count(trained)
+
+    def _prepare(self, weights: list[torch.Tensor]) -> None:
+        """Make sure that every state is what the kernels address it as; only when a state has moved."""
+        states = [optimizer.state.get("sum") for optimizer in self.optimizers]
+        addresses = tuple(-1 if state is None else state.data_ptr() for state in states)
+        if addresses == self._addresses:
+            return
+        for optimizer, weight in zip(self.optimizers, weights, strict=True):
+            optimizer.prepare(weight)
+        states = [optimizer.state.get("sum") for optimizer in self.optimizers]
+        self._addresses = tuple(-1 if state is None else state.data_ptr() for state in states)
+        if states[0] is not None:
+            self._state_offsets = distances(self._state_base, self._addresses, self.layout.whole.table_of_feature)
+
+    def _learning_rates(self) -> list[tuple[torch.Tensor, float]]:
+        """Learning rate and eps of each table; equal ones are the same tensor."""
+        made: dict[float, torch.Tensor] = {}
+        rates = []
+        for optimizer in self.optimizers:
+            group = optimizer.group
+            if group.get("weight_decay", 0):
+                raise ConversionError(
+                    "weight_decay was switched on after the conversion.",
+                    reason="optimizer_setting_changed",
+                    what_to_do="convert again: FBGEMM's kernels have no weight decay like torch.optim's.",
+                )
+            rate = float(group["lr"])
+            if rate not in made:
+                made[rate] = torch.tensor(rate, dtype=torch.float32, device="cpu")
+            rates.append((made[rate], float(group.get("eps", 0.0))))
+        return rates
+
+    def _step(
+        self,
+        ctx: Any,
+        part: Part,
+        grad_output: torch.Tensor,
+        weights: tuple[torch.Tensor, torch.Tensor],
+        states: tuple[torch.Tensor, torch.Tensor],
+        rate: tuple[torch.Tensor, float],
+    ) -> None:
+        """One kernel call for the tables of ``part``; weights and states are (base, offsets)."""
+        batch_size = grad_output.shape[0]
+        first, last = part.features
+        kind = self.optimizers[part.tables[0]].kind
+        learning_rate, eps = rate
+        arguments: list[Any] = [
+            grad_output,
+            weights[0],
+            part.placements,
+            weights[1],
+            part.dim_offsets,
+            part.max_dim,
+            part.row_offsets,
+            part.row_bits,
+            ctx.values,
+            ctx.offsets[first * batch_size : last * batch_size + 1],
+            self.layout.pooling,
+            ctx.scale,
+            False,  # stochastic rounding
+        ]
+        if kind == "sgd":
+            torch.ops.fbgemm.split_embedding_backward_codegen_sgd_cpu(*arguments, learning_rate, FLOAT32)
+            return
+        arguments += [states[0], part.placements, states[1], learning_rate, eps]
+        if kind == "adagrad":
+            torch.ops.fbgemm.split_embedding_backward_codegen_adagrad_cpu(*arguments, FLOAT32)
+        else:
+            torch.ops.fbgemm.split_embedding_backward_codegen_rowwise_adagrad_cpu(*arguments, 0.0, 0, 0.0, FLOAT32)
+
+    def _count(self, trained: list[bool]) -> None:
+        """Count the batch in every ``step``: they are views of one tensor, so that it is one addition."""
+        if self.optimizers[0].kind == "sgd":
+            return
+        steps = [optimizer.state["step"] for optimizer in self.optimizers]
+        if len(steps) != len(self._step_views) or any(a is not b for a, b in zip(steps, self._step_views, strict=True)):
+            self._step_counts = torch.stack([step.detach().to("cpu", torch.float32) for step in steps])
+            self._step_views = list(self._step_counts.unbind())
+            for optimizer, view in zip(self.optimizers, self._step_views, strict=True):
+                optimizer.state["step"] = view
+        if all(trained):
+            self._step_counts.add_(1)
+        else:
+            self._step_counts.add_(torch.tensor(trained, dtype=torch.float32, device="cpu"))
