@@ -55,11 +55,12 @@ def _print(result: Result, heading: tuple[object, ...]) -> tuple[object, ...]:
     wanted = (result.name, *(setup[key] for key in ("tables", "rows", "dim", "batch", "ids")))
     if wanted != heading:
         fixed = {"tables", "rows", "dim", "batch", "bag_length", "ids", "threads", "iterations", "seconds", "growth"}
+        how = "medians" if "seconds" in setup else "medians, fresh ids every iteration"
         others = "".join(f", {key} {value}" for key, value in setup.items() if key not in fixed)
         print(
             f"\n{result.name}: {setup['tables']:,} tables, {setup['rows']:,} rows, dim {setup['dim']}, batch "
             f"{setup['batch']:,}, {setup['bag_length']} ids a bag, {setup['ids']} ids, "
-            f"{setup['threads']} threads{others}; medians, fresh ids every iteration"
+            f"{setup['threads']} threads{others}; {how}"
         )
     print(result, flush=True)
     if "seconds" in setup:
