@@ -276,60 +276,25 @@ def _appeared_before(place: Tensor) -> Tensor:
 
 @library.when_loaded
 def _register_fakes() -> None:
+    """Shapes and dtypes of what the operators give back; they depend on the ids, or on the rows, alone."""
+
     @torch.library.register_fake("recfx::find")
-    def _find(ids: Tensor, slots: Tensor, side_row: Tensor, dense_rows: int) -> Tensor:
+    def _find(ids: Tensor, *rest: object) -> Tensor:
         return torch.empty_like(ids, memory_format=torch.contiguous_format)
 
     @torch.library.register_fake("recfx::find_tables")
-    def _find_tables(
-        ids: Tensor,
-        begins: list[int],
-        ends: list[int],
-        slots: list[Tensor],
-        side_rows: list[Tensor],
-        dense_rows: list[int],
-    ) -> tuple[Tensor, Tensor]:
+    def _find_tables(ids: Tensor, begins: list[int], *rest: object) -> tuple[Tensor, Tensor]:
         return torch.empty_like(ids, memory_format=torch.contiguous_format), ids.new_empty(len(begins))
 
     @torch.library.register_fake("recfx::find_or_insert")
-    def _find_or_insert(
-        ids: Tensor,
-        slots: Tensor,
-        side_row: Tensor,
-        row_ids: Tensor,
-        row_state: Tensor,
-        free_rows: Tensor,
-        bucket_taken: Tensor,
-        dense_rows: int,
-        seed: int,
-        share: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _find_or_insert(ids: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
         new_rows = ids.new_empty(torch.library.get_ctx().new_dynamic_size())
         return torch.empty_like(ids, memory_format=torch.contiguous_format), new_rows, ids.new_empty(2)
 
     @torch.library.register_fake("recfx::erase")
-    def _erase(
-        ids: Tensor,
-        slots: Tensor,
-        side_row: Tensor,
-        row_ids: Tensor,
-        row_state: Tensor,
-        free_rows: Tensor,
-        bucket_taken: Tensor,
-        dense_rows: int,
-        seed: int,
-    ) -> Tensor:
+    def _erase(ids: Tensor, *rest: object) -> Tensor:
         return torch.empty_like(ids, memory_format=torch.contiguous_format)
 
     @torch.library.register_fake("recfx::rebuild")
-    def _rebuild(
-        slots: Tensor,
-        side_row: Tensor,
-        row_ids: Tensor,
-        row_state: Tensor,
-        free_rows: Tensor,
-        bucket_taken: Tensor,
-        dense_rows: int,
-        seed: int,
-    ) -> Tensor:
+    def _rebuild(slots: Tensor, side_row: Tensor, row_ids: Tensor, *rest: object) -> Tensor:
         return row_ids.new_empty(2)
