@@ -287,6 +287,16 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         self.graph_module.train(self.training)
 
 
+def converted_collections(model: nn.Module) -> dict[str, HashEmbeddingBagCollection]:
+    """The converted collections of ``model``, by fully qualified name."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, HashEmbeddingBagCollection)}
+
+
+def weight_name(collection: str, table: str) -> str:
+    """Fully qualified name of a table's parameter, in the standard and the converted model alike."""
+    return f"{collection + '.' if collection else ''}embedding_bags.{table}.weight"
+
+
 def _fits_first_rows(saved: torch.Tensor, weight: torch.Tensor) -> bool:
     return saved.dim() == 2 and saved.shape[0] < weight.shape[0] and saved.shape[1] == weight.shape[1]
 

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from recfx.classify import CONVERTED, CONVERTIBLE
-from recfx.collection import HashEmbeddingBagCollection
 from recfx.discovery import Discovery, unwrap
 from recfx.ir.meta import SourceLocation
 from recfx.tracing import Rollback
@@ -82,10 +81,6 @@ class Conversion:
             for finding in discovery.findings
         ]
         return cls(found, list(discovery.rollbacks), on_unsupported)
-
-    def collections(self, model: nn.Module) -> list[HashEmbeddingBagCollection]:
-        """The converted collections of ``model``."""
-        return [module for module in model.modules() if isinstance(module, HashEmbeddingBagCollection)]
 
 
 def attach_conversion(model: nn.Module, conversion: Conversion) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from recfx.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding
-from recfx.collection import HashEmbeddingBagCollection
+from recfx.collection import HashEmbeddingBagCollection, converted_collections
 from recfx.conversion import Conversion, Note, attach_conversion, conversion_of
 from recfx.discovery import Discovery, check_module, discover, unwrap
 from recfx.errors import ConversionError
@@ -167,7 +167,7 @@ def _place(converted: nn.Module, device: torch.device | str | None) -> None:
             reason="device_unavailable",
             what_to_do="leave device= out, or name a device of this host.",
         ) from error
-    for collection in conversion_of(converted).collections(converted):
+    for collection in converted_collections(converted).values():
         if any(weight.is_meta for weight in collection.parameters()):
             collection.to_empty(device=device)
             collection.reset_parameters()

@@ -76,6 +76,18 @@ class Growth:
             )
         ]
 
+    def mark(self) -> int:
+        """A point to come back to with ``undo``."""
+        return len(self._old)
+
+    def undo(self, mark: int = 0) -> None:
+        """Give the tables that have grown since ``mark`` their old rows back."""
+        while len(self._old) > mark:
+            weight, data, grad = self._old.pop()
+            weight.grad = None
+            weight.data = data
+            weight.grad = grad
+
     def keep(self) -> None:
         """The conversion has succeeded."""
         self._old.clear()
@@ -86,11 +98,7 @@ class Growth:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for weight, data, grad in reversed(self._old):
-            weight.grad = None
-            weight.data = data
-            weight.grad = grad
-        self._old.clear()
+        self.undo()
 
 
 def _append_rows(data: torch.Tensor, rows: int) -> torch.Tensor:

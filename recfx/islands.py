@@ -9,7 +9,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recfx.classify import Finding
-from recfx.collection import HashEmbeddingBagCollection
+from recfx.collection import HashEmbeddingBagCollection, weight_name
 from recfx.errors import ConversionError
 from recfx.growth import Growth
 from recfx.hashing import HashConfig
@@ -55,12 +55,14 @@ def build_islands(
     islands: dict[int, nn.Module] = {}
     owners: dict[int, tuple[str, bool]] = {}
     for finding in findings:
+        before = growth.mark()
         try:
             island = _build_island(finding, hashing, backend, growth)
             _check_tied(island, finding.path, owners)
         except ConversionError as error:
             if not keep_refused:
                 raise
+            growth.undo(before)
             finding.refuse(error)
             continue
         islands[id(finding.module)] = island
@@ -102,7 +104,7 @@ def _build_island(finding: Finding, hashing: Hashing, backend: str, growth: Grow
         )
     island.train(standard.training)  # before it gets modules of the user's, whose modes are their own
     carry_over(shell, island)
-    carry_hooks(standard, island)  # those that are its own methods are bound to the island later
+    carry_hooks(standard, island)  # not the shell's: those that are its own methods are bound to the island later
     return island
 
 
@@ -114,8 +116,7 @@ def carry_hooks(source: nn.Module, replacement: nn.Module) -> None:
 
 
 def carry_over(source: nn.Module, replacement: nn.Module, skip: frozenset[str] = frozenset()) -> None:
-    """Give ``replacement`` the hooks of ``source``, and whatever else the user or a subclass hung on it."""
-    carry_hooks(source, replacement)
+    """Give ``replacement`` what the user or a subclass hung on ``source``, except hooks."""
     for name, value in source.__dict__.items():
         if name not in _HOOKS and name not in replacement.__dict__ and name not in skip:
             replacement.__dict__[name] = value
@@ -170,7 +171,7 @@ def _check_table_names(findings: list[Finding], hashing: Hashing) -> None:
 def _check_tied(island: HashEmbeddingBagCollection, path: str, owners: dict[int, tuple[str, bool]]) -> None:
     """Two indexes over one weight, or an index and dense ids, would give the same row to two ids."""
     for spec in island.tables:
-        name = f"{path}.embedding_bags.{spec.name}"
+        name = weight_name(path, spec.name)
         other, other_has_index = owners.setdefault(id(island.weight(spec.name)), (name, spec.has_index))
         if other != name and (spec.has_index or other_has_index):
             raise ConversionError(

@@ -16,7 +16,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recfx.collection import HashEmbeddingBagCollection
+from recfx.collection import HashEmbeddingBagCollection, converted_collections
 from recfx.ir.tables import TableSpec
 from recfx.shells import copy_shells
 
@@ -98,10 +98,7 @@ def oracle_of(original: nn.Module, converted: nn.Module) -> nn.Module:
     """
     duplicate = copy.deepcopy(original)
     replacements: dict[int, nn.Module] = {}
-    islands = {
-        path: module for path, module in converted.named_modules() if isinstance(module, HashEmbeddingBagCollection)
-    }
-    for path, island in islands.items():
+    for path, island in converted_collections(converted).items():
         if len(island.hash_indexes):
             replacements[id(duplicate.get_submodule(path))] = MappedCollection(island)
     if replacements:

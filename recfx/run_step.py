@@ -11,7 +11,7 @@ from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from recfx.collection import HashEmbeddingBagCollection
+from recfx.collection import HashEmbeddingBagCollection, weight_name
 from recfx.randomness import fixed_randomness
 from recfx.sample import Sample, tensors_of
 
@@ -83,9 +83,8 @@ def _watch(model: nn.Module, run: Run) -> list[Any]:
         if isinstance(module, (EmbeddingBagCollection, HashEmbeddingBagCollection)):
             handles.append(module.register_forward_hook(partial(_note_pooled, run, path)))
         if isinstance(module, EmbeddingBagCollection):
-            prefix = f"{path + '.' if path else ''}embedding_bags"
             for table, bag in module.embedding_bags.items():
-                hook = partial(_note_rows, run, f"{prefix}.{table}.weight")
+                hook = partial(_note_rows, run, weight_name(path, table))
                 handles.append(bag.register_forward_pre_hook(hook, with_kwargs=True))
     return handles
 

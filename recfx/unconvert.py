@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from recfx.collection import HashEmbeddingBagCollection
+from recfx.collection import HashEmbeddingBagCollection, converted_collections
 from recfx.conversion import detach_conversion
 from recfx.discovery import check_module
 from recfx.errors import ConversionError
-from recfx.islands import carry_over
+from recfx.islands import carry_hooks, carry_over
 from recfx.shells import copy_shells
 from recfx.training.in_backward import attach_unfused
 from recfx.whole_graph import WholeGraph
@@ -36,7 +36,7 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
     check_module(model)
     if isinstance(model, WholeGraph):
         model = model.python_model
-    islands = {path: module for path, module in model.named_modules() if isinstance(module, HashEmbeddingBagCollection)}
+    islands = converted_collections(model)
     if not with_mapping:
         for path, island in islands.items():
             _refuse_held_ids(path, island)
@@ -75,5 +75,6 @@ def _standard(island: HashEmbeddingBagCollection) -> EmbeddingBagCollection:
     standard._device = island.device
     for table, optimizer in island.fused_optimizers().items():
         attach_unfused(bags.get_submodule(table).weight, optimizer)  # type: ignore[arg-type]
+    carry_hooks(island, standard)
     carry_over(island, standard, skip=island.own_names())
     return standard.train(island.training)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recfx.collection import HashEmbeddingBagCollection
+from recfx.collection import converted_collections, weight_name
 from recfx.discovery import unwrap
 from recfx.errors import RecfxError
 from recfx.oracle import attach_optimizers, oracle_of
@@ -62,17 +62,13 @@ class _Comparison:
         self.original, self.converted, self.rtol, self.atol = original, converted, rtol, atol
         self.checks: list[Check] = []
         self.tables: dict[str, dict[str, dict[str, float]]] = {}
-        self.islands = {
-            path: module for path, module in converted.named_modules() if isinstance(module, HashEmbeddingBagCollection)
-        }
+        self.islands = converted_collections(converted)
         self.fused = {
-            f"{path + '.' if path else ''}embedding_bags.{table}.weight"
-            for path, island in self.islands.items()
-            for table in island.fused_optimizers()
+            weight_name(path, table) for path, island in self.islands.items() for table in island.fused_optimizers()
         }
         # Only here may rows differ that the batch did not use: the dense rule moves them, the fused one does not.
         self.masked = {
-            f"{path + '.' if path else ''}embedding_bags.{table}.weight"
+            weight_name(path, table)
             for path, island in self.islands.items()
             for table, optimizer in island.fused_optimizers().items()
             if optimizer.differs_from_dense_rule
@@ -205,7 +201,7 @@ class _Comparison:
         for path, island in self.islands.items():
             tables = self.tables.setdefault(path, {})
             for table in island.tables:
-                name = f"{path + '.' if path else ''}embedding_bags.{table.name}.weight"
+                name = weight_name(path, table.name)
                 rows = wanted.touched.get(name) if name in self.masked else None
                 pairs = [
                     ("gradient", wanted.gradients.get(name), found.gradients.get(name)),

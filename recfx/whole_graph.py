@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from recfx.collection import HashEmbeddingBagCollection
+from recfx.collection import converted_collections
 from recfx.conversion import attach_conversion, conversion_of
 from recfx.discovery import set_mode
 from recfx.errors import ConversionError
@@ -173,7 +173,7 @@ def _trace(
 ) -> tuple[fx.GraphModule, list[Rollback], set[str]]:
     root, _ = copy_shells(model)
     set_mode(root, training)
-    islands = {id(module) for module in root.modules() if isinstance(module, HashEmbeddingBagCollection)}
+    islands = {id(island) for island in converted_collections(root).values()}
     tracer = ShallowTracer(islands, opaque)
     try:
         graph = trace_graph(root, sample, tracer)

@@ -54,6 +54,11 @@ def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
     call = Sample.of(sample) if sample is not None and traceable else None
     with _unchanged(model):
         discovery = discover(model, call)
+        for finding in discovery.of(CONVERTIBLE):
+            found = records.of_collection(finding)
+            if found is not None and found.status == REFUSED:  # by the request then; by default it might not be
+                finding.status, finding.reason = REFUSED, found.reason
+                finding.message, finding.what_to_do = found.message, found.what_to_do
         islands = _dry_run(discovery)
         collections = [
             _collection(finding, islands.get(id(finding.module), finding.module), records.of_collection(finding))

@@ -94,7 +94,8 @@ class HashIds(NodeModule):
         for segment, count in zip(segments, absent, strict=True):
             if count == 0:
                 self._store.index(segment.table.name).note_seen(segment.end - segment.begin)
-        return rows, self.training or not missing
+        shared = (segment.table.hashing is not None and segment.table.hashing.unseen == "share" for segment in missing)
+        return rows, self.training or all(shared)
 
     def _segments(self, features: KeyedJaggedTensor) -> list[Segment]:
         """Where the ids of each hashed table begin and end."""

@@ -1,0 +1,194 @@
+"""Refusals that no other test names: error type, reason code, place, and that nothing is half changed."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+
+import recfx
+
+RAW = recfx.HashConfig(dense_rows=0)
+
+
+def collection(*names: str, rows: int = 10) -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        [EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=4, feature_names=[name]) for name in names]
+    )
+
+
+def batch(*ids: int) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["t"], torch.tensor(ids), lengths=torch.tensor([len(ids)]))
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = collection("t")
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        pooled = self.ebc(features).values()
+        return pooled * 2 if self.training else pooled
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Part()
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.part(features) + 1
+
+
+@pytest.mark.parametrize("change", [{"hashing": RAW}, {"backend": "fbgemm"}], ids=["hashing", "backend"])
+def test_converting_again_with_another_request(change: dict[str, object]) -> None:
+    converted = recfx.convert(Model(), hashing=recfx.HashConfig(seed=1), backend="reference")
+    assert recfx.convert(converted) is converted
+    assert recfx.convert(converted, hashing=recfx.HashConfig(seed=1), backend="reference") is converted
+    with pytest.raises(recfx.ConversionError, match="unconvert") as caught:
+        recfx.convert(converted, **change)
+    assert (caught.value.reason, caught.value.module_path) == ("already_converted", "part.ebc")
+
+
+def test_an_attribute_that_the_island_uses_itself() -> None:
+    model = Model()
+    model.part.ebc.tables = ["mine"]
+    with pytest.raises(recfx.ConversionError, match="'tables'") as caught:
+        recfx.convert(model)
+    assert (caught.value.reason, caught.value.module_path) == ("attribute_conflict", "part.ebc")
+    assert model.part.ebc.tables == ["mine"]
+
+
+def test_unconvert_of_a_table_that_holds_ids() -> None:
+    converted = recfx.convert(Model(), hashing=RAW)
+    assert isinstance(recfx.unconvert(converted).part.ebc, EmbeddingBagCollection)
+    converted(batch(70, 80))
+    with pytest.raises(recfx.ConversionError, match=r"'t' holds 2 ids.*with_mapping=True") as caught:
+        recfx.unconvert(converted)
+    assert (caught.value.reason, caught.value.module_path) == ("index_holds_ids", "part.ebc")
+    assert len(converted.part.ebc.index("t")) == 2
+
+
+def test_a_graph_does_not_run_parts_in_the_other_mode() -> None:
+    graph = recfx.convert(Model(), (batch(1),), whole_graph=True)
+    graph.part.eval()
+    with pytest.raises(recfx.ConversionError) as caught:
+        graph(batch(1))
+    assert (caught.value.reason, caught.value.module_path) == ("mixed_modes", "part")
+    model = Model()
+    model.part.eval()
+    with pytest.raises(recfx.ConversionError) as caught:
+        recfx.trace(model, (batch(1),))
+    assert caught.value.reason == "mixed_modes"
+
+
+def test_a_mode_in_which_the_model_cannot_run_is_named() -> None:
+    class OnlyEval(Model):
+        def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+            return super().forward(features) + self.missing if self.training else super().forward(features)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = OnlyEval()
+
+        def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+            return self.inner(features)
+
+    graph = recfx.convert(Outer(), (batch(1),), whole_graph=True)
+    reasons = [reason for reason in recfx.explain(graph).reasons if reason.code == "not_compared"]
+    assert len(reasons) == 1
+    assert "train mode" in reasons[0].message
+
+
+def test_a_collection_without_tables() -> None:
+    with pytest.raises(recfx.ConversionError) as caught:
+        recfx.HashEmbeddingBagCollection([])
+    assert caught.value.reason == "no_tables"
+    (found,) = recfx.explain(recfx.convert(nn.Sequential(EmbeddingBagCollection([])))).collections
+    assert (found.status, found.reason) == ("kept", "no_tables")
+
+
+def test_state_of_another_size() -> None:
+    model = Model()
+    weight = model.part.ebc.embedding_bags["t"].weight
+    _apply_optimizer_in_backward(torch.optim.Adagrad, [weight], {"lr": 0.1})
+    weight._in_backward_optimizers[0].state[weight]["sum"] = torch.zeros(3, 4)
+    converted = recfx.convert(model)
+    before = weight.detach().clone()
+    with pytest.raises(recfx.ConversionError, match=r"\(3, 4\)") as caught:
+        converted(batch(1)).sum().backward()
+    assert caught.value.reason == "optimizer_state_shape"
+    assert torch.equal(weight, before)
+
+
+def test_two_optimizers_in_backward_run_as_before() -> None:
+    model, plain = Model(), Model()
+    plain.load_state_dict(model.state_dict())
+    for one in (model, plain):
+        for rate in (0.1, 0.2):
+            _apply_optimizer_in_backward(torch.optim.SGD, one.parameters(), {"lr": rate})
+    converted = recfx.convert(model)
+    (reason,) = [reason for reason in recfx.explain(converted).reasons if reason.code == "optimizer_not_fused"]
+    assert "2 optimizers" in reason.message
+    for one in (converted, plain):
+        one(batch(1, 2)).sum().backward()
+    torch.testing.assert_close(converted.state_dict(), plain.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_table_of_another_shape_is_not_looked_up() -> None:
+    converted = recfx.convert(Model())
+    converted.part.ebc.weight("t").data = torch.rand(5, 4)
+    with pytest.raises(recfx.ConversionError, match=r"\(5, 4\).*\(10, 4\)") as caught:
+        converted(batch(1))
+    assert (caught.value.reason, caught.value.module_path) == ("table_shape_changed", "part.ebc")
+
+
+def test_pooling_that_is_neither_sum_nor_mean() -> None:
+    model = Model()
+    model.part.ebc.embedding_bag_configs()[0].pooling = PoolingType.NONE
+    model.part.ebc.embedding_bags["t"].mode = "none"
+    with pytest.raises(recfx.ConversionError, match="NONE") as caught:
+        recfx.convert(model)
+    assert caught.value.reason in ("unsupported_pooling", "unsupported_bag")
+
+
+def test_a_conversion_that_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    from recfx.nodes import AssembleKeyedTensor
+
+    right: Callable[..., object] = AssembleKeyedTensor.forward
+    monkeypatch.setattr(AssembleKeyedTensor, "forward", lambda self, *pooled: right(self, *(p + 1 for p in pooled)))
+    model = Model()
+    with pytest.raises(recfx.ConversionError, match="outputs 0") as caught:
+        recfx.convert(model, (batch(1),), hashing=recfx.HashConfig(rows=30))
+    assert caught.value.reason == "verification_failed"
+    assert model.part.ebc.embedding_bags["t"].weight.shape == (10, 4)
+
+
+def test_tables_do_not_grow_under_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    monkeypatch.setattr(sys.modules["recfx.convert"], "_holds_ddp", lambda _: True)
+    with pytest.raises(recfx.ConversionError, match="buckets") as caught:
+        recfx.convert(model, hashing=recfx.HashConfig(rows=30))
+    assert (caught.value.reason, caught.value.module_path) == ("wrapped_in_ddp", "part.ebc")
+
+
+def test_a_collection_that_is_kept_after_all_keeps_its_rows() -> None:
+    """Its first table could grow, its second cannot: neither may."""
+    model = nn.ModuleDict({"good": collection("g"), "bad": collection("a", "b")})
+    _apply_optimizer_in_backward(torch.optim.SGD, [model["bad"].embedding_bags["b"].weight], {"lr": 0.1})
+    before = copy.deepcopy(model.state_dict())
+    converted = recfx.convert(model, hashing=recfx.HashConfig(rows=30), on_unsupported="keep")
+    by_path = {found.paths[0]: (found.status, found.reason) for found in recfx.explain(converted).collections}
+    assert by_path["bad"] == ("refused", "optimizer_holds_state")
+    assert by_path["good"][0] == "converted"
+    assert converted["good"].weight("g").shape == (30, 4)
+    for table in ("a", "b"):
+        name = f"bad.embedding_bags.{table}.weight"
+        assert torch.equal(converted.state_dict()[name], before[name])
