@@ -15,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "find.h"
 #include "free_rows.h"
 #include "mix64.h"
 #include "slot_table.h"
@@ -22,8 +23,6 @@
 namespace recfx {
 namespace {
 
-// How many ids ahead a slot is fetched: enough to cover main memory's latency, few enough for the core's line buffers.
-constexpr int64_t kLookahead = 32;
 constexpr int64_t kIdsPerTask = 2048;
 
 int64_t* int64_data(const at::Tensor& tensor, const char* name, int64_t dimensions = 1) {
@@ -112,25 +111,6 @@ struct Index {
     return row;
   }
 };
-
-void find_range(const int64_t* ids, int64_t* rows, int64_t begin, int64_t end, const SlotTable& table,
-                int64_t dense_rows) {
-  std::array<uint64_t, kLookahead> homes;  // a ring: the home of id i is at i % kLookahead
-  for (int64_t i = begin; i < end && i < begin + kLookahead; ++i) {
-    homes[i % kLookahead] = table.home(ids[i]);
-    table.prefetch(homes[i % kLookahead]);
-  }
-  for (int64_t i = begin; i < end; ++i) {
-    const uint64_t home = homes[i % kLookahead];
-    if (i + kLookahead < end) {
-      const uint64_t later = table.home(ids[i + kLookahead]);
-      table.prefetch(later);
-      homes[i % kLookahead] = later;
-    }
-    const int64_t id = ids[i];
-    rows[i] = id >= 0 && id < dense_rows ? id : table.find_from(id, home);
-  }
-}
 
 at::Tensor find(const at::Tensor& ids, const at::Tensor& slots, const at::Tensor& side_row, int64_t dense_rows) {
   const at::Tensor ids_contiguous = ids.contiguous();
