@@ -86,3 +86,15 @@ def erase_from_slots(id_: int, slots: Tensor, side_row: Tensor) -> int:
         following = (following + 1) % count
     slots[hole] = -1
     return row
+
+
+def longest_probe(slots: Tensor) -> int:
+    """The most slots that a lookup of an id in the table looks at; 0 if it is empty. Reads it piece by piece."""
+    count, longest, piece = slots.size(0), 0, 2**20
+    for begin in range(0, count, piece):
+        ids = slots[begin : begin + piece, 0]
+        places = torch.nonzero(ids != -1).squeeze(1)
+        if places.numel() > 0:
+            distance = (begin + places - home_slots(ids[places], count)) & (count - 1)
+            longest = max(longest, int(distance.max()) + 1)
+    return longest

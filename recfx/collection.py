@@ -139,7 +139,8 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
                 meta = "meta" if bags[table.name].weight.is_meta else "cpu"
                 index = HashIndex(table.num_embeddings, config=table.hashing, name=table.name, device=meta)
                 self.hash_indexes[table.name] = index
-        self._store = TableStore(self.embedding_bags, self.hash_indexes, {})
+        init_fns = {config.name: config.init_fn for config in configs}
+        self._store = TableStore(self.embedding_bags, self.hash_indexes, {}, init_fns)
         self._find_optimizers()
         self._compile()
 

@@ -1,338 +1,268 @@
-// The operators of the hash index. Contract, and a reference in ATen: kernels/hash_index.py.
+// The operators of the hash index. Contract, and a reference in Python: kernels/hash_index.py.
 //
-// Determinism: reads run on all threads and touch nothing; whatever changes the index runs on one thread, in the order
-// of the ids.
+// Determinism: reads run on all threads; what changes an index runs on one thread a table, in the order of the ids.
+// Touches of scores run on all threads, and do not depend on their order.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <array>
-#include <limits>
+#include <deque>
+#include <optional>
 #include <tuple>
 #include <vector>
 
 #include "find.h"
-#include "free_rows.h"
-#include "mix64.h"
-#include "slot_table.h"
+#include "index_buffers.h"
+#include "table_batch.h"
 
 namespace recfx {
 namespace {
 
 constexpr int64_t kIdsPerTask = 2048;
 
-int64_t* int64_data(const at::Tensor& tensor, const char* name, int64_t dimensions = 1) {
-  TORCH_CHECK(tensor.device().is_cpu(), "recfx: ", name, " must be on the CPU, got ", tensor.device());
-  TORCH_CHECK(tensor.scalar_type() == at::kLong, "recfx: ", name, " must be int64, got ", tensor.scalar_type());
-  TORCH_CHECK(tensor.dim() == dimensions, "recfx: ", name, " must have ", dimensions, " dimension(s), got ", tensor.dim());
-  TORCH_CHECK(tensor.is_contiguous(), "recfx: ", name, " must be contiguous");
+at::TensorOptions int64_options() {
+  return at::TensorOptions().dtype(at::kLong);
+}
+
+int64_t* mutable_int64(const at::Tensor& tensor) {
   return static_cast<int64_t*>(tensor.data_ptr());
 }
 
-SlotTable slot_table(const at::Tensor& slots, const at::Tensor& side_row) {
-  static_assert(sizeof(Slot) == 2 * sizeof(int64_t));
-  int64_t* data = int64_data(slots, "slots", 2);
-  const int64_t count = slots.size(0);
-  TORCH_CHECK(slots.size(1) == 2, "recfx: slots must be [slots, 2], got ", slots.sizes());
-  TORCH_CHECK(count > 0 && (count & (count - 1)) == 0, "recfx: slots must be a power of two, got ", count);
-  int64_t* side = int64_data(side_row, "side_row");
-  TORCH_CHECK(side_row.numel() == 1, "recfx: side_row must be [1], got ", side_row.sizes());
-  return {reinterpret_cast<Slot*>(data), count, side};
+const int64_t* id_data(const at::Tensor& ids) {
+  TORCH_CHECK(ids.dim() == 1, "recfx: ids must be [n], got ", ids.sizes());
+  return int64_data(ids, "ids");
 }
 
-// Everything that an index is made of: views of the buffers that HashIndex owns.
-struct Index {
-  SlotTable table;
-  int64_t* row_ids;
-  uint8_t* row_state;
-  FreeRows free_rows;
-  int64_t* bucket_taken;
-  int64_t rows;
-  int64_t dense_rows;
-  int64_t buckets;
-  uint64_t mixed_seed;
-
-  Index(const at::Tensor& slots, const at::Tensor& side_row, const at::Tensor& row_ids_tensor,
-        const at::Tensor& row_state_tensor, const at::Tensor& free_rows_tensor, const at::Tensor& bucket_taken_tensor,
-        int64_t dense_rows, int64_t seed)
-      : table(slot_table(slots, side_row)),
-        row_ids(int64_data(row_ids_tensor, "row_ids")),
-        row_state(static_cast<uint8_t*>(row_state_tensor.data_ptr())),
-        free_rows(reinterpret_cast<uint64_t*>(int64_data(free_rows_tensor, "free_rows")), row_ids_tensor.numel()),
-        bucket_taken(int64_data(bucket_taken_tensor, "bucket_taken")),
-        rows(row_ids_tensor.numel()),
-        dense_rows(dense_rows),
-        buckets(bucket_taken_tensor.numel()),
-        mixed_seed(mix64(static_cast<uint64_t>(seed))) {
-    TORCH_CHECK(row_state_tensor.device().is_cpu() && row_state_tensor.scalar_type() == at::kByte &&
-                    row_state_tensor.dim() == 1 && row_state_tensor.is_contiguous() &&
-                    row_state_tensor.numel() == rows,
-                "recfx: row_state must be uint8 [", rows, "] on the CPU, as long as row_ids");
-    TORCH_CHECK(free_rows_tensor.numel() == free_rows.total_words(), "recfx: free_rows must hold ",
-                free_rows.total_words(), " words for ", rows, " rows, got ", free_rows_tensor.numel());
-    TORCH_CHECK(dense_rows >= 0 && dense_rows < rows, "recfx: dense_rows must be in [0, ", rows, "), got ", dense_rows);
-    TORCH_CHECK(buckets >= 1 && buckets <= rows - dense_rows, "recfx: there must be 1 to ", rows - dense_rows,
-                " buckets, got ", buckets);
-    TORCH_CHECK(slots.size(0) > rows - dense_rows, "recfx: there must be more slots than rows, got ", slots.size(0),
-                " slots for ", rows - dense_rows, " rows");
-  }
-
-  bool is_dense(int64_t id) const {
-    return id >= 0 && id < dense_rows;
-  }
-  int64_t bucket_of(int64_t id) const {
-    return mixed_modulo(id, mixed_seed, buckets);
-  }
-  int64_t bucket_begin(int64_t bucket) const {
-    return dense_rows + bucket * (rows - dense_rows) / buckets;
-  }
-
-  void put(int64_t id, int64_t row, int64_t bucket) {
-    table.insert(id, row);
-    row_ids[row] = id;
-    row_state[row] = 1;
-    free_rows.take(row);
-    ++bucket_taken[bucket];
-  }
-
-  // The row that the id had, or -1.
-  int64_t remove(int64_t id) {
-    const int64_t row = table.erase(id);
-    if (row != kNoRow) {
-      row_ids[row] = kEmptyId;
-      row_state[row] = 0;
-      free_rows.give_back(row);
-      --bucket_taken[bucket_of(id)];
+// Holds the locks of several indexes. All callers lock tables in their order in the collection: no deadlock.
+class Locked {
+ public:
+  Locked(std::vector<IndexLock> locks, bool exclusive) : locks_(std::move(locks)), exclusive_(exclusive) {
+    for (IndexLock& lock : locks_) {
+      exclusive_ ? lock.lock() : lock.lock_shared();
     }
-    return row;
   }
+  ~Locked() {
+    for (IndexLock& lock : locks_) {
+      exclusive_ ? lock.unlock() : lock.unlock_shared();
+    }
+  }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  std::vector<IndexLock> locks_;
+  bool exclusive_;
 };
 
-at::Tensor find(const at::Tensor& ids, const at::Tensor& slots, const at::Tensor& side_row, int64_t dense_rows) {
-  const at::Tensor ids_contiguous = ids.contiguous();
-  const int64_t* id_data = int64_data(ids_contiguous, "ids");
+Locked write_lock(at::TensorList buffers) {
+  std::vector<IndexLock> locks;
+  for (size_t first = 0; first < buffers.size(); first += kBuffers) {
+    locks.push_back(index_lock(buffers[first + kLock]));
+  }
+  return {std::move(locks), true};
+}
+
+// A stretch of one table's ids. All tables of a collection share one parallel region: a region a table would wait for
+// its slowest thread once a table.
+struct Task {
+  size_t table;
+  int64_t begin;
+  int64_t end;
+  int64_t absent = 0;
+};
+
+std::vector<Task> tasks_of(int64_t ids, at::IntArrayRef begins, at::IntArrayRef ends) {
+  std::vector<Task> tasks;
+  for (size_t t = 0; t < begins.size(); ++t) {
+    TORCH_CHECK(0 <= begins[t] && begins[t] <= ends[t] && ends[t] <= ids, "recfx: table ", t, " has ids ", begins[t],
+                " to ", ends[t], " of ", ids);
+    for (int64_t begin = begins[t]; begin < ends[t]; begin += kIdsPerTask) {
+      tasks.push_back({t, begin, std::min(begin + kIdsPerTask, ends[t])});
+    }
+  }
+  return tasks;
+}
+
+template <typename Work>
+void run(std::vector<Task>& tasks, Work work) {
+  at::parallel_for(0, static_cast<int64_t>(tasks.size()), 1, [&](int64_t first, int64_t last) {
+    for (int64_t k = first; k < last; ++k) {
+      work(tasks[k]);
+    }
+  });
+}
+
+at::Tensor find(const at::Tensor& ids, const at::Tensor& slots, const at::Tensor& side_row, int64_t dense_rows,
+                const std::optional<at::Tensor>& lock) {
+  const at::Tensor contiguous = ids.contiguous();
+  const int64_t* data = id_data(contiguous);
   const SlotTable table = slot_table(slots, side_row);
-  at::Tensor rows = at::empty(ids.sizes(), at::TensorOptions().dtype(at::kLong));
-  int64_t* row_data = static_cast<int64_t*>(rows.data_ptr());
+  at::Tensor rows = at::empty(ids.sizes(), int64_options());
+  int64_t* row_data = mutable_int64(rows);
+  const Locked locked(lock ? std::vector<IndexLock>{index_lock(*lock)} : std::vector<IndexLock>{}, false);
   at::parallel_for(0, ids.numel(), kIdsPerTask, [&](int64_t begin, int64_t end) {
-    find_range(id_data, row_data, begin, end, table, dense_rows);
+    find_range(data, row_data, begin, end, table, dense_rows);
   });
   return rows;
 }
 
-// All tables of a collection in one parallel region: a region a table would wait for its slowest thread once a table.
 // -> rows, absent [tables]
 std::tuple<at::Tensor, at::Tensor> find_tables(const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRef ends,
-                                               at::TensorList slots, at::TensorList side_rows,
+                                               at::TensorList slots, at::TensorList side_rows, at::TensorList locks,
                                                at::IntArrayRef dense_rows) {
   const size_t tables = begins.size();
   TORCH_CHECK(ends.size() == tables && slots.size() == tables && side_rows.size() == tables &&
-                  dense_rows.size() == tables,
+                  locks.size() == tables && dense_rows.size() == tables,
               "recfx: find_tables needs one entry a table in every list");
-  const at::Tensor ids_contiguous = ids.contiguous();
-  const int64_t* id_data = int64_data(ids_contiguous, "ids");
-  at::Tensor rows = ids_contiguous.clone();
-  int64_t* row_data = static_cast<int64_t*>(rows.data_ptr());
-  at::Tensor absent = at::zeros({static_cast<int64_t>(tables)}, at::TensorOptions().dtype(at::kLong));
-
-  struct Task {
-    size_t table;
-    int64_t begin;
-    int64_t end;
-    int64_t absent;
-  };
+  const at::Tensor contiguous = ids.contiguous();
+  const int64_t* data = id_data(contiguous);
+  std::vector<Task> tasks = tasks_of(ids.numel(), begins, ends);
   std::vector<SlotTable> views;
-  std::vector<Task> tasks;
+  std::vector<IndexLock> index_locks;
   for (size_t t = 0; t < tables; ++t) {
-    TORCH_CHECK(0 <= begins[t] && begins[t] <= ends[t] && ends[t] <= ids.numel(), "recfx: table ", t, " has ids ",
-                begins[t], " to ", ends[t], " of ", ids.numel());
     views.push_back(slot_table(slots[t], side_rows[t]));
-    for (int64_t begin = begins[t]; begin < ends[t]; begin += kIdsPerTask) {
-      tasks.push_back({t, begin, std::min(begin + kIdsPerTask, ends[t]), 0});
-    }
+    index_locks.push_back(index_lock(locks[t]));
   }
-  at::parallel_for(0, static_cast<int64_t>(tasks.size()), 1, [&](int64_t first, int64_t last) {
-    for (int64_t k = first; k < last; ++k) {
-      Task& task = tasks[k];
-      find_range(id_data, row_data, task.begin, task.end, views[task.table], dense_rows[task.table]);
-      for (int64_t i = task.begin; i < task.end; ++i) {
-        task.absent += row_data[i] == kNoRow;
-      }
-    }
-  });
-  int64_t* absent_data = static_cast<int64_t*>(absent.data_ptr());
+  at::Tensor rows = contiguous.clone();
+  int64_t* row_data = mutable_int64(rows);
+  at::Tensor absent = at::zeros({static_cast<int64_t>(tables)}, int64_options());
+  {
+    const Locked locked(std::move(index_locks), false);
+    run(tasks, [&](Task& task) {
+      find_range(data, row_data, task.begin, task.end, views[task.table], dense_rows[task.table]);
+      task.absent = std::count(row_data + task.begin, row_data + task.end, kNoRow);
+    });
+  }
   for (const Task& task : tasks) {
-    absent_data[task.table] += task.absent;
+    mutable_int64(absent)[task.table] += task.absent;
   }
   return {rows, absent};
 }
 
-// -> rows, new_rows, status [2] = (bucket that is full or -1, answers shared)
-std::tuple<at::Tensor, at::Tensor, at::Tensor> find_or_insert(
-    const at::Tensor& ids, const at::Tensor& slots, const at::Tensor& side_row, const at::Tensor& row_ids,
-    const at::Tensor& row_state, const at::Tensor& free_rows, const at::Tensor& bucket_taken, int64_t dense_rows,
-    int64_t seed, bool share) {
-  Index index(slots, side_row, row_ids, row_state, free_rows, bucket_taken, dense_rows, seed);
-  const at::Tensor ids_contiguous = ids.contiguous();
-  const int64_t* id_data = int64_data(ids_contiguous, "ids");
-  at::Tensor rows = find(ids_contiguous, slots, side_row, dense_rows);
-  int64_t* row_data = static_cast<int64_t*>(rows.data_ptr());
+// -> rows, new_rows, their states before, their ids before, report [tables, 2] = (new rows, bucket that is full or -1)
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_insert(
+    const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRef ends, at::TensorList buffers,
+    at::IntArrayRef policies, at::IntArrayRef oldest_in_flight) {
+  const at::Tensor contiguous = ids.contiguous();
+  const int64_t* data = id_data(contiguous);
+  const int64_t tables = static_cast<int64_t>(begins.size());
+  TORCH_CHECK(ends.size() == begins.size() && oldest_in_flight.size() == begins.size() &&
+                  buffers.size() == begins.size() * kBuffers,
+              "recfx: find_or_insert needs one entry a table in every list");
+  std::vector<Task> tasks = tasks_of(ids.numel(), begins, ends);
+  at::Tensor rows = contiguous.clone();
+  int64_t* row_data = mutable_int64(rows);
 
-  std::vector<int64_t> missing;  // positions
-  for (int64_t i = 0; i < rows.numel(); ++i) {
-    if (row_data[i] == kNoRow) {
-      missing.push_back(i);
-    }
+  const Locked locked = write_lock(buffers);
+  std::vector<Index> indexes = index_views(buffers, policies);
+  run(tasks, [&](Task& task) {
+    const Index& index = indexes[task.table];
+    find_range(data, row_data, task.begin, task.end, index.table, index.policy.dense_rows);
+  });
+  std::deque<TableBatch> batches;
+  for (int64_t t = 0; t < tables; ++t) {
+    batches.emplace_back(indexes[t], data + begins[t], row_data + begins[t], ends[t] - begins[t], oldest_in_flight[t]);
   }
-
-  const uint64_t mixed_share_seed = mix64(static_cast<uint64_t>(seed) + 1);
-  std::vector<int64_t> new_rows;
-  int64_t full_bucket = -1;
-  int64_t shared = 0;
-  for (size_t m = 0; m < missing.size(); ++m) {
-    if (m + kLookahead < missing.size()) {
-      index.table.prefetch(index.table.home(id_data[missing[m + kLookahead]]));
-    }
-    const int64_t id = id_data[missing[m]];
-    int64_t row = index.table.find(id);  // an earlier one of this batch may have put it there
-    if (row == kNoRow) {
-      const int64_t bucket = index.bucket_of(id);
-      const int64_t begin = index.bucket_begin(bucket);
-      const int64_t end = index.bucket_begin(bucket + 1);
-      row = index.free_rows.lowest(begin, end);
-      if (row != kNoRow) {
-        index.put(id, row, bucket);
-        new_rows.push_back(row);
-      } else if (share) {
-        row = begin + mixed_modulo(id, mixed_share_seed, end - begin);
-        ++shared;
-      } else {
-        full_bucket = bucket;
-        break;
+  if (std::any_of(indexes.begin(), indexes.end(), [](const Index& index) { return index.policy.evict; })) {
+    run(tasks, [&](Task& task) {
+      if (indexes[task.table].policy.evict) {
+        batches[task.table].touch(task.begin - begins[task.table], task.end - begins[task.table]);
       }
-    }
-    row_data[missing[m]] = row;
+    });
   }
+  at::parallel_for(0, tables, 1, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t) {
+      batches[t].plan();
+      batches[t].allocate();
+    }
+  });
 
-  if (full_bucket >= 0) {
-    for (auto row = new_rows.rbegin(); row != new_rows.rend(); ++row) {
-      index.remove(index.row_ids[*row]);
-    }
-    new_rows.clear();
-    rows.fill_(kNoRow);
+  at::Tensor report = at::empty({tables, 2}, int64_options());
+  int64_t new_row_count = 0;
+  bool full = false;
+  for (int64_t t = 0; t < tables; ++t) {
+    full = full || batches[t].full_bucket() != TableBatch::kNone;
+    new_row_count += static_cast<int64_t>(batches[t].given().size());
+    mutable_int64(report)[2 * t] = static_cast<int64_t>(batches[t].given().size());
+    mutable_int64(report)[2 * t + 1] = batches[t].full_bucket();
   }
-  at::Tensor new_rows_tensor = at::empty({static_cast<int64_t>(new_rows.size())}, rows.options());
-  std::copy(new_rows.begin(), new_rows.end(), static_cast<int64_t*>(new_rows_tensor.data_ptr()));
-  at::Tensor status = at::empty({2}, rows.options());
-  static_cast<int64_t*>(status.data_ptr())[0] = full_bucket;
-  static_cast<int64_t*>(status.data_ptr())[1] = shared;
-  return {rows, new_rows_tensor, status};
+  new_row_count = full ? 0 : new_row_count;
+  at::Tensor new_rows = at::empty({new_row_count}, int64_options());
+  at::Tensor states_before = at::empty({new_row_count}, at::TensorOptions().dtype(at::kByte));
+  at::Tensor ids_before = at::empty({new_row_count}, int64_options());
+  int64_t position = 0;
+  at::parallel_for(0, tables, 1, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t) {
+      full ? batches[t].undo() : batches[t].commit();
+    }
+  });
+  if (full) {
+    rows.fill_(kNoRow);
+    return {rows, new_rows, states_before, ids_before, report};
+  }
+  for (const TableBatch& batch : batches) {
+    for (const TableBatch::Given& each : batch.given()) {
+      mutable_int64(new_rows)[position] = each.row;
+      static_cast<uint8_t*>(states_before.data_ptr())[position] = each.state_before;
+      mutable_int64(ids_before)[position++] = each.id_before;
+    }
+  }
+  return {rows, new_rows, states_before, ids_before, report};
+}
+
+// Counts a batch that was looked up without find_or_insert, because every id had a row.
+void count_batch(at::TensorList counts, at::IntArrayRef ids_seen) {
+  TORCH_CHECK(counts.size() == ids_seen.size(), "recfx: count_batch needs one number a table");
+  for (size_t t = 0; t < counts.size(); ++t) {
+    int64_t* data = int64_data(counts[t], "counts", kCounters);
+    ++data[kBatches];
+    data[kIdsSeen] += ids_seen[t];
+  }
 }
 
 // -> the rows that the ids had, -1 where there was none
-at::Tensor erase(const at::Tensor& ids, const at::Tensor& slots, const at::Tensor& side_row, const at::Tensor& row_ids,
-                 const at::Tensor& row_state, const at::Tensor& free_rows, const at::Tensor& bucket_taken,
-                 int64_t dense_rows, int64_t seed) {
-  Index index(slots, side_row, row_ids, row_state, free_rows, bucket_taken, dense_rows, seed);
-  const at::Tensor ids_contiguous = ids.contiguous();
-  const int64_t* id_data = int64_data(ids_contiguous, "ids");
-  at::Tensor rows = at::empty(ids.sizes(), at::TensorOptions().dtype(at::kLong));
-  int64_t* row_data = static_cast<int64_t*>(rows.data_ptr());
+at::Tensor erase(const at::Tensor& ids, at::TensorList buffers, at::IntArrayRef policy) {
+  const at::Tensor contiguous = ids.contiguous();
+  const int64_t* data = id_data(contiguous);
+  const Locked locked = write_lock(buffers);
+  Index index = index_views(buffers, policy).at(0);
+  at::Tensor rows = at::empty(ids.sizes(), int64_options());
   const int64_t count = ids.numel();
   for (int64_t i = 0; i < count; ++i) {
     if (i + kLookahead < count) {
-      index.table.prefetch(index.table.home(id_data[i + kLookahead]));
+      index.table.prefetch(index.table.home(data[i + kLookahead]));
     }
-    row_data[i] = index.is_dense(id_data[i]) ? kNoRow : index.remove(id_data[i]);
+    mutable_int64(rows)[i] = index.is_dense(data[i]) ? kNoRow : index.remove(data[i]);
+    if (index.candidates) {
+      index.remove_candidate(data[i]);
+    }
   }
   return rows;
-}
-
-// The same numbers stand in kernels/hash_index.py.
-enum class Problem : int64_t { kNone, kUnknownState, kDenseRow, kDenseId, kWrongBucket, kDuplicateId };
-
-// Fills slots, side_row, free_rows and bucket_taken from row_ids and row_state -> [2] = (problem, lowest row with one)
-at::Tensor rebuild(const at::Tensor& slots, const at::Tensor& side_row, const at::Tensor& row_ids,
-                   const at::Tensor& row_state, const at::Tensor& free_rows, const at::Tensor& bucket_taken,
-                   int64_t dense_rows, int64_t seed) {
-  Index index(slots, side_row, row_ids, row_state, free_rows, bucket_taken, dense_rows, seed);
-  slots.fill_(-1);
-  side_row.fill_(-1);
-  free_rows.fill_(0);
-  bucket_taken.fill_(0);
-  Problem problem = Problem::kNone;
-  int64_t problem_row = -1;
-  int64_t bucket = 0;  // that the row is in
-  for (int64_t row = 0; row < index.rows; ++row) {
-    if (row + kLookahead < index.rows && index.row_state[row + kLookahead] != 0) {
-      index.table.prefetch(index.table.home(index.row_ids[row + kLookahead]));
-    }
-    const uint8_t state = index.row_state[row];
-    const int64_t id = index.row_ids[row];
-    if (row >= dense_rows) {
-      while (row >= index.bucket_begin(bucket + 1)) {
-        ++bucket;
-      }
-    }
-    if (state == 0) {
-      if (row >= dense_rows) {
-        index.free_rows.give_back(row);
-      }
-      continue;
-    }
-    if (state != 1) {
-      problem = Problem::kUnknownState;
-    } else if (row < dense_rows) {
-      problem = Problem::kDenseRow;
-    } else if (index.is_dense(id)) {
-      problem = Problem::kDenseId;
-    } else if (index.bucket_of(id) != bucket) {
-      problem = Problem::kWrongBucket;
-    } else if (index.table.find(id) != kNoRow) {
-      problem = Problem::kDuplicateId;
-    } else {
-      index.table.insert(id, row);
-      ++index.bucket_taken[bucket];
-      continue;
-    }
-    problem_row = row;
-    break;
-  }
-  at::Tensor status = at::empty({2}, row_ids.options());
-  static_cast<int64_t*>(status.data_ptr())[0] = static_cast<int64_t>(problem);
-  static_cast<int64_t*>(status.data_ptr())[1] = problem_row;
-  return status;
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(recfx, library) {
-  library.def("find(Tensor ids, Tensor slots, Tensor side_row, int dense_rows) -> Tensor");
+  library.def("find(Tensor ids, Tensor slots, Tensor side_row, int dense_rows, Tensor? lock=None) -> Tensor");
   library.def(
-      "find_tables(Tensor ids, int[] begins, int[] ends, Tensor[] slots, Tensor[] side_rows, int[] dense_rows) "
-      "-> (Tensor, Tensor)");
+      "find_tables(Tensor ids, int[] begins, int[] ends, Tensor[] slots, Tensor[] side_rows, Tensor[] locks, "
+      "int[] dense_rows) -> (Tensor, Tensor)");
   library.def(
-      "find_or_insert(Tensor ids, Tensor(a!) slots, Tensor(b!) side_row, Tensor(c!) row_ids, Tensor(d!) row_state, "
-      "Tensor(e!) free_rows, Tensor(f!) bucket_taken, int dense_rows, int seed, bool share) "
-      "-> (Tensor, Tensor, Tensor)");
-  library.def(
-      "erase(Tensor ids, Tensor(a!) slots, Tensor(b!) side_row, Tensor(c!) row_ids, Tensor(d!) row_state, "
-      "Tensor(e!) free_rows, Tensor(f!) bucket_taken, int dense_rows, int seed) -> Tensor");
-  library.def(
-      "rebuild(Tensor(a!) slots, Tensor(b!) side_row, Tensor row_ids, Tensor row_state, Tensor(c!) free_rows, "
-      "Tensor(d!) bucket_taken, int dense_rows, int seed) -> Tensor");
+      "find_or_insert(Tensor ids, int[] begins, int[] ends, Tensor(a!)[] buffers, int[] policies, "
+      "int[] oldest_in_flight) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  library.def("count_batch(Tensor(a!)[] counts, int[] ids_seen) -> ()");
+  library.def("erase(Tensor ids, Tensor(a!)[] buffers, int[] policy) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(recfx, CPU, library) {
   library.impl("find", find);
   library.impl("find_tables", find_tables);
   library.impl("find_or_insert", find_or_insert);
+  library.impl("count_batch", count_batch);
   library.impl("erase", erase);
-  library.impl("rebuild", rebuild);
 }
 
 }  // namespace recfx

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from recfx.errors import ConversionError
+from recfx.kernels.index_buffers import IndexPolicy
 
 # The product of the two, and a row number, must fit an int64 in every language that computes bucket borders.
 MOST_ROWS = 2**40
@@ -28,10 +29,15 @@ class HashConfig:
             whatever the world size, and takes a row inside it. Default: the largest power of two with at least 4096
             rows a bucket, between 1 and 64.
         on_full: what happens to a new id whose bucket has no free row: ``"error"``, ``"share"`` (it reads and trains a
-            row of its bucket chosen by its hash, the hashing trick) or ``"evict"`` (not available yet).
-        evict: ``"lru"`` or ``"lfu"``: who goes, with ``on_full="evict"``.
-        admit_after: sightings before an id gets a row (more than 1: not available yet).
-        unseen: what an id without a row reads in eval mode: ``"zeros"`` or ``"share"``.
+            row of its bucket chosen by its hash, the hashing trick) or ``"evict"`` (it gets the row of another id,
+            which is forgotten; training needs a fused optimizer then).
+        evict: who goes, with ``on_full="evict"``: ``"lru"``, the id whose last batch is longest ago, or ``"lfu"``, the
+            one with the fewest sightings; among equals the one with the lowest ``mix64(id)``. Ids of batches whose
+            backward has not run yet stay.
+        admit_after: sightings (occurrences, the whole batch counted first) before an id gets a row. Until then it reads
+            the ``unseen`` answer and trains nothing. As many such ids as the bucket has rows are counted, the oldest
+            are forgotten.
+        unseen: what an id without a row reads in eval mode, or before it is admitted: ``"zeros"`` or ``"share"``.
         seed: of buckets, sharing and initial rows; any int64 but the highest.
 
     Raises:
@@ -120,6 +126,28 @@ class ResolvedHashConfig:
     def index_rows(self) -> int:
         """Rows that the index gives out."""
         return self.rows - self.dense_rows
+
+    @property
+    def evicts(self) -> bool:
+        """Whether rows are taken from ids for new ones."""
+        return self.on_full == "evict"
+
+    @property
+    def admits(self) -> bool:
+        """Whether ids are counted before they get a row."""
+        return self.admit_after > 1
+
+    @property
+    def policy(self) -> IndexPolicy:
+        """As the operators of the index take it."""
+        return IndexPolicy(
+            dense_rows=self.dense_rows,
+            seed=self.seed,
+            on_full=("error", "share", "evict").index(self.on_full),
+            evict=("lru", "lfu").index(self.evict),
+            admit_after=self.admit_after,
+            unseen=("zeros", "share").index(self.unseen),
+        )
 
     @property
     def has_index(self) -> bool:

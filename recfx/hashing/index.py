@@ -9,10 +9,13 @@ from torch import Tensor
 
 from recfx.errors import ConversionError, IdTypeError, InputError, TableFullError
 from recfx.hashing.config import HashConfig, ResolvedHashConfig
-from recfx.hashing.storage import COUNTERS, IndexStorage
-from recfx.kernels import hash_index
+from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage
+from recfx.kernels import buckets, hash_index
+from recfx.kernels.index_buffers import COUNTERS, TAKEN
+from recfx.kernels.slot_table import longest_probe
 
 _DEFAULT_CONFIG = HashConfig()
+NOTHING_IN_FLIGHT = 2**62  # later than any batch
 
 
 class Occupancy(NamedTuple):
@@ -25,15 +28,36 @@ class Occupancy(NamedTuple):
     worst_bucket_rows: int
 
 
+class Inserted(NamedTuple):
+    """What ``HashIndex.insert`` gives back.
+
+    Args:
+        rows: int64 ``[n]``, the row of each id; -1 for an id that is not admitted and reads zeros.
+        new_rows: int64, the rows given out, in that order; their ids are ``row_ids[new_rows]``.
+        evicted_ids: int64, the ids that lost their rows, in that order.
+    """
+
+    rows: Tensor
+    new_rows: Tensor
+    evicted_ids: Tensor
+
+
 class HashIndex(IndexStorage):
     """Gives rows of a table to raw 64-bit ids. Any int64 is a legal id.
 
     Ids come as int64 or int32 ``[n]`` on any device, rows go out as int64 ``[n]`` on that device. The index itself
     always lives on the CPU: ``.to()`` and ``.half()`` leave it where it is. On the meta device it holds nothing;
-    ``to_empty`` turns it into an empty index. State: ``row_ids`` int64 ``[rows]`` (-1 where free) and ``row_state``
-    uint8 ``[rows]`` (0 free, 1 taken) are in the ``state_dict``; everything else is rebuilt from them.
+    ``to_empty`` turns it into an empty index.
 
-    Not for several threads at once, unless all of them only call ``find``.
+    State, in the ``state_dict``; everything else is rebuilt from it: ``row_ids`` int64 ``[rows]`` (-1 where free),
+    ``row_state`` uint8 ``[rows]`` (0 never used, 1 taken, 2 free, but used before), ``counts`` int64 ``[6]`` (see
+    ``counters``), ``identity`` int64 ``[2]`` (of the table and the seed); with ``on_full="evict"`` ``row_scores``
+    int64 ``[rows]``; with ``admit_after > 1`` ``candidate_ids`` int64, ``candidate_counts`` int32 and
+    ``candidate_order`` int64, each ``[rows]``.
+
+    Threads: ``find``, ``answer``, ``find_or_insert``, ``insert`` and ``erase`` may be called from any number of them.
+    Readers run together, a writer alone, and nobody sees half a batch. Everything else (``items``, ``state_dict``,
+    loading, copying, ``occupancy``) must not run beside a writer.
 
     Args:
         rows: rows of the table.
@@ -42,8 +66,7 @@ class HashIndex(IndexStorage):
         device: only ``"meta"`` (also as torch's default device) makes a difference.
 
     Raises:
-        ConversionError: ``invalid_hash_config`` (among others: all rows are dense, so there is nothing to index),
-            ``evict_not_available``, ``admission_not_available``.
+        ConversionError: ``invalid_hash_config`` (among others: all rows are dense, so there is nothing to index).
     """
 
     def __init__(
@@ -65,76 +88,41 @@ class HashIndex(IndexStorage):
         self._check_ids(ids)
         if self._is_meta(ids):
             return torch.empty_like(ids, dtype=torch.int64)
-        cpu_ids = ids.to("cpu", torch.int64)
-        return hash_index.find(cpu_ids, self.slots, self.side_row, self.config.dense_rows).to(ids.device)
+        cpu_ids, buffers = ids.to("cpu", torch.int64), self.index_buffers()
+        rows = hash_index.find(cpu_ids, buffers.slots, buffers.side_row, self.config.dense_rows, buffers.lock)
+        return rows.to(ids.device)
 
     def find_or_insert(self, ids: Tensor) -> Tensor:
-        """The row of each id; new ids get one. The same as ``insert(ids)[0]``."""
-        return self.insert(ids)[0]
+        """The row of each id; new ids get one. The same as ``insert(ids).rows``."""
+        return self.insert(ids).rows
 
-    def insert(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The row of each id, and which rows are new.
+    def insert(self, ids: Tensor) -> Inserted:
+        """One batch of training: the row of each id, and which rows are new.
 
         New ids get rows in order of first appearance, each the lowest free row of its bucket. Where the bucket is
-        full, ``config.on_full`` decides.
-
-        Returns:
-            rows: int64 ``[n]``.
-            new_rows: int64, the rows just given out, in that order; their ids are ``row_ids[new_rows]``.
+        full, ``config.on_full`` decides. With ``config.admit_after > 1`` an id gets a row with that many sightings;
+        before, it reads the ``unseen`` answer.
 
         Raises:
-            TableFullError: ``table_full``, with ``on_full="error"``. The index is as it was.
+            TableFullError: ``table_full``, with ``on_full="error"``, or with ``"evict"`` where all rows of the bucket
+                are in use by this batch. The index is as it was.
         """
         self._check_ids(ids)
         if self._is_meta(ids):
-            return torch.empty_like(ids, dtype=torch.int64), ids.new_empty(0, dtype=torch.int64)
-        return self._insert(ids, ids.numel())
-
-    def insert_absent(self, ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """``insert(ids)`` for who has just had ``rows = find(ids)``: only ids without a row are looked up again.
-
-        Returns:
-            rows: int64 ``[n]``; new_rows: as for ``insert``.
-
-        Raises:
-            TableFullError: as for ``insert``.
-        """
-        absent = torch.nonzero(rows < 0).squeeze(1)
-        found, new_rows = self._insert(ids[absent], ids.numel())
-        return rows.index_copy(0, absent, found), new_rows
-
-    def _insert(self, ids: Tensor, seen: int) -> tuple[Tensor, Tensor]:
-        rows, new_rows, status = hash_index.find_or_insert(
-            ids.to("cpu", torch.int64),
-            self.index_buffers(),
-            self.config.dense_rows,
-            self.config.seed,
-            self.config.on_full == "share",
+            nothing = ids.new_empty(0, dtype=torch.int64)
+            return Inserted(torch.empty_like(ids, dtype=torch.int64), nothing, nothing)
+        inserted = hash_index.find_or_insert(
+            ids.to("cpu", torch.int64), [0], [ids.numel()], [self.index_buffers()], [self.policy], [NOTHING_IN_FLIGHT]
         )
-        full_bucket, shared = status.tolist()
+        self.written()
+        full_bucket = int(inserted.report[0, 1])
         if full_bucket >= 0:
-            raise self._full_error(full_bucket)
-        self._count(seen, new_rows.numel(), shared, 0)
-        return rows.to(ids.device), new_rows.to(ids.device)
-
-    def undo(self, new_rows: Tensor) -> None:
-        """Take back the rows that the last ``insert`` gave out: the mapping is as before, and so is ``inserted``.
-
-        Raises:
-            InputError: ``row_not_taken``, if one of them is free. Nothing is taken back then.
-        """
-        if self._is_meta(new_rows) or new_rows.numel() == 0:
-            return
-        cpu_rows = new_rows.cpu()
-        if bool((self.row_state[cpu_rows] != 1).any()):
-            raise InputError(
-                "A row to take back is free.",
-                reason="row_not_taken",
-                module_path=self.name,
-                what_to_do="Pass the new_rows of the last insert, once.",
-            )
-        freed = self._erase(self.row_ids[cpu_rows]) >= 0
-        self._count(0, -int(freed.sum()), 0, 0)
+            raise self.full_error(full_bucket)
+        evicted = inserted.ids_before[inserted.states_before == TAKEN]
+        rows = (
+            torch.where(inserted.rows < -1, -inserted.rows - 2, inserted.rows) if self.config.admits else inserted.rows
+        )
+        return Inserted(rows.to(ids.device), inserted.new_rows.to(ids.device), evicted.to(ids.device))
 
     def answer(self, ids: Tensor) -> Tensor:
         """What eval mode reads: the row of each id; where it has none, what ``config.unseen`` says. Inserts nothing.
@@ -150,13 +138,14 @@ class HashIndex(IndexStorage):
         absent = rows < 0
         if self.config.unseen == "share":
             rows = torch.where(absent, self.shared_rows(ids.to(torch.int64)), rows)
-        self.counts[0] += ids.numel()
-        self.counts[2 if self.config.unseen == "share" else 3] += absent.sum().to("cpu")
+        self.note_answers(ids.numel(), int(absent.sum()))
         return rows
 
-    def note_seen(self, count: int) -> None:
-        """Count ids that a caller looked up in the slot table by itself, and found."""
-        self.counts[0] += count
+    def note_answers(self, ids_seen: int, absent: int) -> None:
+        """Count what eval mode has answered: so many ids, of which so many had no row."""
+        self.eval_counts[0] += ids_seen
+        if absent:
+            self.eval_counts[1 if self.config.unseen == "share" else 2] += absent
 
     def erase(self, ids: Tensor) -> Tensor:
         """Forget these ids and free their rows. Ids without a row and dense ids are left alone.
@@ -167,41 +156,63 @@ class HashIndex(IndexStorage):
         self._check_ids(ids)
         if self._is_meta(ids):
             return torch.empty_like(ids, dtype=torch.int64)
-        return self._erase(ids.to("cpu", torch.int64)).to(ids.device)
+        rows = hash_index.erase(ids.to("cpu", torch.int64), self.index_buffers(), self.policy)
+        self.written()
+        return rows.to(ids.device)
 
     def shared_rows(self, ids: Tensor) -> Tensor:
         """The row that each id (int64 ``[n]``) shares where it has none of its own: one of its bucket, by its hash."""
         config = self.config
-        return hash_index.shared_rows(ids, config.rows, config.dense_rows, config.buckets, config.seed)
+        return buckets.shared_rows(ids, config.rows, config.dense_rows, config.buckets, config.seed)
 
     # What is in it
 
     def items(self) -> tuple[Tensor, Tensor]:
         """All ids and their rows, int64, on the CPU, sorted by row. Dense ids are not listed."""
-        rows = torch.nonzero(self.row_state).squeeze(1)
-        return self.row_ids[rows], rows
+        buffers = self.index_buffers()
+        rows = torch.nonzero(buffers.row_state == TAKEN).squeeze(1)
+        return buffers.row_ids[rows], rows
 
     def __len__(self) -> int:
-        return int(self.bucket_taken.sum())
+        return int(self.index_buffers().bucket_taken.sum())
 
     def __bool__(self) -> bool:
         return True  # a module is one even when it holds no id: `if module:` must not skip an empty index
 
     @property
     def counters(self) -> dict[str, int]:
-        """Since the index was built: ``ids_seen``, ``inserted``, ``shared_answers``, ``unseen_answers``."""
-        return dict(zip(COUNTERS, self.counts.tolist(), strict=True))
+        """What has happened so far, training and eval together.
+
+        ``batches`` (of training), ``ids_seen`` (occurrences), ``inserted`` (ids that got a row), ``evicted`` (ids that
+        lost it to another one), ``shared_answers`` and ``unseen_answers`` (occurrences that read a shared row, or
+        zeros, because the id had no row). What training counts is saved with the index.
+        """
+        counters = dict(zip(COUNTERS, self.counts.tolist(), strict=True))
+        for name, count in zip(EVAL_COUNTERS, self.eval_counts, strict=True):
+            counters[name] += count
+        return counters
+
+    def candidates(self) -> tuple[Tensor, Tensor]:
+        """The ids that have been seen but not admitted, int64, oldest first, and their sightings, int64. On the CPU."""
+        buffers = self.index_buffers()
+        places = torch.nonzero(buffers.candidate_counts).squeeze(1)
+        places = places[buffers.candidate_order[places].argsort()]
+        return buffers.candidate_ids[places], buffers.candidate_counts[places].long()
+
+    def longest_probe(self) -> int:
+        """How many slots the slowest ``find`` of an id looks at; 0 for an empty index. Reads the whole slot table."""
+        return 0 if self.slots.is_meta else longest_probe(self.index_buffers().slots)
 
     def occupancy(self) -> Occupancy:
         """Rows taken and to be had, in all and in the fullest bucket (the first of these, if there are several)."""
-        taken = self.bucket_taken.tolist()
+        taken = self.index_buffers().bucket_taken.tolist()
         worst = max(range(len(taken)), key=lambda bucket: taken[bucket] / self.bucket_rows(bucket))
         return Occupancy(sum(taken), self.config.index_rows, worst, taken[worst], self.bucket_rows(worst))
 
     def bucket_rows(self, bucket: int) -> int:
         """Rows of one bucket."""
         begin, end = (
-            hash_index.bucket_begin(b, self.config.rows, self.config.dense_rows, self.config.buckets)
+            buckets.bucket_begin(b, self.config.rows, self.config.dense_rows, self.config.buckets)
             for b in (bucket, bucket + 1)
         )
         return end - begin
@@ -211,7 +222,8 @@ class HashIndex(IndexStorage):
 
         ``fbgemm::pruned_hashmap_lookup`` can read the first; see ``recfx/kernels/slot_table.py``.
         """
-        return self.slots, self.side_row
+        buffers = self.index_buffers()
+        return buffers.slots, buffers.side_row
 
     def extra_repr(self) -> str:
         config = self.config
@@ -245,20 +257,23 @@ class HashIndex(IndexStorage):
     def _is_meta(self, ids: Tensor) -> bool:
         return ids.is_meta or self.slots.is_meta
 
-    def _erase(self, ids: Tensor) -> Tensor:
-        return hash_index.erase(ids, self.index_buffers(), self.config.dense_rows, self.config.seed)
-
-    def _count(self, *amounts: int) -> None:
-        self.counts += torch.tensor(amounts, device="cpu")  # whatever the default device is
-
-    def _full_error(self, bucket: int) -> TableFullError:
+    def full_error(self, bucket: int) -> TableFullError:
+        """The error that says which bucket is full, and what to do."""
         capacity = self.bucket_rows(bucket)
+        if self.config.evicts:
+            return TableFullError(
+                f"bucket {bucket} of {self.config.buckets} of table {self.name!r} is full: all its {capacity} rows are "
+                "in use by this batch, or by batches whose backward has not run yet, and none can be evicted.",
+                reason="table_full",
+                module_path=self.name,
+                what_to_do="Give the table more rows (HashConfig.rows), or take smaller batches.",
+            )
         return TableFullError(
             f"bucket {bucket} of {self.config.buckets} of table {self.name!r} is full: all its {capacity} rows are "
             f"taken ({len(self)} of the table's {self.config.index_rows} rows, and new ids of this batch).",
             reason="table_full",
             module_path=self.name,
-            what_to_do="Give the table more rows (HashConfig.rows), or set on_full='share'.",
+            what_to_do="Give the table more rows (HashConfig.rows), or set on_full='evict' or on_full='share'.",
         )
 
 
@@ -276,18 +291,4 @@ def _check_supported(config: ResolvedHashConfig, rows: int, name: str) -> None:
             reason="invalid_hash_config",
             module_path=name,
             what_to_do="Give fewer dense_rows (0 for raw ids), or more rows.",
-        )
-    if config.on_full == "evict":
-        raise ConversionError(
-            "Eviction is not available yet.",
-            reason="evict_not_available",
-            module_path=name,
-            what_to_do="Use on_full='error' or on_full='share'.",
-        )
-    if config.admit_after > 1:
-        raise ConversionError(
-            f"Admission after {config.admit_after} sightings is not available yet.",
-            reason="admission_not_available",
-            module_path=name,
-            what_to_do="Use admit_after=1.",
         )

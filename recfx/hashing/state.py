@@ -2,68 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from recfx.errors import CheckpointError
 from recfx.hashing.config import ResolvedHashConfig
-from recfx.kernels import hash_index
-from recfx.kernels.free_rows import word_count
-from recfx.kernels.hash_index import IndexBuffers
-from recfx.kernels.slot_table import slot_count
+from recfx.kernels import index_rebuild
+from recfx.kernels.index_buffers import BATCH_BITS, BATCHES, COUNTERS, STATE, TAKEN, IndexBuffers, allocate_buffers
+from recfx.kernels.index_rebuild import Rebuilt
+from recfx.kernels.row_initialization import initialization_key
 
-ROW_IDS = "row_ids"
-ROW_STATE = "row_state"
+IDENTITY = "identity"
+EVERY_NAME = (*STATE, IDENTITY)
+"""What any index may have saved."""
+
+_DTYPES = {"row_state": torch.uint8, "candidate_counts": torch.int32}
+_CANDIDATES = ("candidate_ids", "candidate_counts", "candidate_order")
+
+
+def state_names(config: ResolvedHashConfig) -> tuple[str, ...]:
+    """The buffers that an index of this kind saves. All but ``counts`` and ``identity`` have one entry a row."""
+    unused = (() if config.evicts else ("row_scores",)) + (() if config.admits else _CANDIDATES)
+    return (*(name for name in STATE if name not in unused), IDENTITY)
+
+
+def identity(config: ResolvedHashConfig, name: str) -> Tensor:
+    """What a state must not be loaded without: int64 ``[2]``, a digest of the table's name and the seed."""
+    return torch.tensor([initialization_key(name, 0), config.seed], dtype=torch.int64, device="cpu")
 
 
 def allocate(config: ResolvedHashConfig, device: str) -> IndexBuffers:
     """Buffers without content, on ``"cpu"`` or ``"meta"``."""
-
-    def int64(*size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.int64, device=device)
-
-    return IndexBuffers(
-        slots=int64(slot_count(config.index_rows), 2),
-        side_row=int64(1),
-        row_ids=int64(config.rows),
-        row_state=torch.empty(config.rows, dtype=torch.uint8, device=device),
-        free_rows=int64(word_count(config.rows)),
-        bucket_taken=int64(config.buckets),
-    )
+    return allocate_buffers(config.rows, config.buckets, config.policy, device)
 
 
 def empty_buffers(config: ResolvedHashConfig) -> IndexBuffers:
     """Buffers of an index that holds nothing."""
     buffers = allocate(config, "cpu")
-    buffers.row_ids.fill_(-1)
-    buffers.row_state.zero_()
-    hash_index.rebuild(buffers, config.dense_rows, config.seed)
+    _clear(buffers)
+    index_rebuild.rebuild(buffers, config.policy)
     return buffers
 
 
-def buffers_from_state(
-    config: ResolvedHashConfig, name: str, row_ids: object | None, row_state: object | None
-) -> IndexBuffers:
+def buffers_from_state(config: ResolvedHashConfig, name: str, saved: Mapping[str, object]) -> IndexBuffers:
     """New buffers that hold what was saved.
+
+    A state without ``counts``, ``row_scores`` or candidates is that of an index that did not need them: nothing was
+    counted yet, and all rows are equally old. What this index does not need is left out.
 
     Args:
         config: of the index that loads.
         name: of the table, for messages.
-        row_ids: saved int64 ``[saved rows]``; None where the state has none.
-        row_state: saved uint8 ``[saved rows]``; None where the state has none. Both None: an empty index.
+        saved: tensors by name, see ``state_names``. Nothing at all: an empty index.
 
     Raises:
-        CheckpointError: ``torn_state`` (one of the two is missing, or they do not fit each other, or hold a state that
-            does not exist), ``rows_mismatch`` (saved with more rows, or with fewer that end up in other buckets here),
-            ``duplicate_id``, ``wrong_bucket``, ``dense_id``.
+        CheckpointError: ``torn_state`` (something is missing, or does not fit the rest, or holds what cannot be),
+            ``rows_mismatch`` (saved with more rows, or with fewer that end up in other buckets here), ``wrong_table``,
+            ``wrong_seed``, ``duplicate_id``, ``wrong_bucket``, ``dense_id``.
     """
-    if row_ids is None and row_state is None:
+    if all(saved.get(key) is None for key in STATE):
         return empty_buffers(config)
-    saved_ids = _checked_tensor(row_ids, ROW_IDS, torch.int64, name)
-    saved_state = _checked_tensor(row_state, ROW_STATE, torch.uint8, name)
-    saved_rows = saved_ids.numel()
-    if saved_state.numel() != saved_rows:
-        raise _torn(f"{ROW_IDS} has {saved_rows} rows and {ROW_STATE} {saved_state.numel()}.", name)
+    _check_identity(config, name, saved.get(IDENTITY))
+    tensors = _checked_tensors(config, name, saved)
+    saved_rows = tensors["row_ids"].numel()
     if saved_rows > config.rows:
         raise CheckpointError(
             f"The saved index has {saved_rows} rows, this one {config.rows}.",
@@ -72,27 +75,83 @@ def buffers_from_state(
             what_to_do=f"Build the table with at least {saved_rows} rows.",
         )
     buffers = allocate(config, "cpu")
-    buffers.row_state.zero_()
-    buffers.row_state[:saved_rows] = saved_state
-    buffers.row_ids.fill_(-1)
-    buffers.row_ids[:saved_rows] = saved_ids
-    buffers.row_ids.masked_fill_(buffers.row_state == 0, -1)
-    problem, row = hash_index.rebuild(buffers, config.dense_rows, config.seed).tolist()
-    if problem != hash_index.NO_PROBLEM:
-        raise _problem_error(problem, row, saved_rows, buffers, config, name)
+    _clear(buffers)
+    for key, tensor in tensors.items():
+        getattr(buffers, key)[: tensor.numel()] = tensor
+    buffers.row_ids.masked_fill_(buffers.row_state != TAKEN, -1)
+    if config.evicts:
+        _adapt_scores(buffers, config, "counts" in tensors)
+    rebuilt = index_rebuild.rebuild(buffers, config.policy)
+    if rebuilt.problem != index_rebuild.NO_PROBLEM:
+        raise _problem_error(rebuilt, saved_rows, buffers, config, name)
     return buffers
 
 
-def _checked_tensor(value: object, key: str, dtype: torch.dtype, name: str) -> Tensor:
-    if value is None:
-        raise _torn(f"{key} is missing, while the other half of the index is there.", name)
-    if not isinstance(value, Tensor) or value.is_meta or value.dtype != dtype or value.dim() != 1:
-        if isinstance(value, Tensor):
-            found = f"{value.dtype} {list(value.shape)} on {value.device}"
-        else:
+def _clear(buffers: IndexBuffers) -> None:
+    for key in STATE:
+        getattr(buffers, key).fill_(-1 if key in ("row_ids", "candidate_ids") else 0)
+
+
+def _check_identity(config: ResolvedHashConfig, name: str, saved: object) -> None:
+    if saved is None:
+        return
+    if not isinstance(saved, Tensor) or saved.is_meta or saved.dtype != torch.int64 or saved.shape != (2,):
+        raise _torn(f"{IDENTITY} must be torch.int64 [2] with data.", name)
+    (saved_name, saved_seed), (own_name, own_seed) = saved.tolist(), identity(config, name).tolist()
+    if saved_name != own_name:
+        raise CheckpointError(
+            f"The saved index is not that of table {name!r}.",
+            reason="wrong_table",
+            module_path=name,
+            what_to_do=f"Load the table's own state. If it was only renamed, leave {IDENTITY} out of the state.",
+        )
+    if saved_seed != own_seed:
+        raise CheckpointError(
+            f"The index was saved with seed {saved_seed}, this one has seed {own_seed}.",
+            reason="wrong_seed",
+            module_path=name,
+            what_to_do=f"Build the table with HashConfig(seed={saved_seed}).",
+        )
+
+
+def _checked_tensors(config: ResolvedHashConfig, name: str, saved: Mapping[str, object]) -> dict[str, Tensor]:
+    candidates = [key for key in _CANDIDATES if saved.get(key) is not None]
+    needed = ("row_ids", "row_state") + (_CANDIDATES if candidates else ())
+    tensors: dict[str, Tensor] = {}
+    for key in STATE:
+        value = saved.get(key)
+        if value is None and key in needed:
+            raise _torn(f"{key} is missing, while other parts of the index are there.", name)
+        if value is None or key not in state_names(config):
+            continue
+        dtype = _DTYPES.get(key, torch.int64)
+        if not isinstance(value, Tensor) or value.is_meta or value.dtype != dtype or value.dim() != 1:
             found = type(value).__name__
-        raise _torn(f"{key} must be {dtype} [rows] with data, got {found}.", name)
-    return value.detach().cpu()
+            if isinstance(value, Tensor):
+                found = f"{value.dtype} {list(value.shape)} on {value.device}"
+            raise _torn(f"{key} must be {dtype} [rows] with data, got {found}.", name)
+        tensors[key] = value.detach().cpu()
+    rows = tensors["row_ids"].numel()
+    for key, tensor in tensors.items():
+        if key == "counts" and tensor.numel() != len(COUNTERS):
+            raise _torn(f"counts must have {len(COUNTERS)} numbers, got {tensor.numel()}.", name)
+        if key != "counts" and tensor.numel() != rows:
+            raise _torn(f"row_ids has {rows} rows and {key} {tensor.numel()}.", name)
+    return tensors
+
+
+def _adapt_scores(buffers: IndexBuffers, config: ResolvedHashConfig, has_clock: bool) -> None:
+    """Scores of the other rule become what they can say under this one; a clock that was not saved is read off them."""
+    scores, taken = buffers.row_scores, buffers.row_state == TAKEN
+    if bool((scores < 0).any()):
+        return  # rebuild says where
+    counted = scores >> BATCH_BITS
+    if config.evict == "lfu":
+        scores.copy_(torch.where(taken & (counted == 0), scores + (1 << BATCH_BITS), scores))
+    else:
+        scores.copy_(torch.where(counted > 0, scores & ((1 << BATCH_BITS) - 1), scores))
+    if not has_clock:
+        buffers.counts[BATCHES] = (scores & ((1 << BATCH_BITS) - 1)).max()
 
 
 def _torn(message: str, name: str) -> CheckpointError:
@@ -102,22 +161,31 @@ def _torn(message: str, name: str) -> CheckpointError:
 
 
 def _problem_error(
-    problem: int, row: int, saved_rows: int, buffers: IndexBuffers, config: ResolvedHashConfig, name: str
+    rebuilt: Rebuilt, saved_rows: int, buffers: IndexBuffers, config: ResolvedHashConfig, name: str
 ) -> CheckpointError:
-    id_, state = int(buffers.row_ids[row]), int(buffers.row_state[row])
-    if problem == hash_index.UNKNOWN_STATE:
-        return _torn(f"Row {row} has the state {state}, which does not exist.", name)
-    if problem == hash_index.DUPLICATE_ID:
+    problem, row = rebuilt.problem, rebuilt.row
+    ids, states = buffers.row_ids, buffers.row_state
+    what = "row"
+    if rebuilt.is_candidate:
+        ids, states, what = buffers.candidate_ids, buffers.candidate_counts, "the place of a candidate,"
+    id_, state = int(ids[row]), int(states[row])
+    if problem == index_rebuild.UNKNOWN_STATE:
+        return _torn(
+            f"Row {row} has the {'count' if rebuilt.is_candidate else 'state'} {state}, which cannot be.", name
+        )
+    if problem == index_rebuild.BAD_SCORE:
+        return _torn(f"Row {row} has the score {int(buffers.row_scores[row])}, of a batch that has not been.", name)
+    if problem == index_rebuild.DUPLICATE_ID:
         return CheckpointError(
-            f"Id {id_} has row {row} and a row before it.",
+            f"Id {id_} has {what} {row} and a row before it.",
             reason="duplicate_id",
             module_path=name,
             what_to_do="The saved state is damaged: use another one.",
         )
-    if problem in (hash_index.DENSE_ROW, hash_index.DENSE_ID):
-        what = f"Row {row} belongs to id {id_}, but rows and ids below {config.dense_rows} are not the index's here."
+    if problem in (index_rebuild.DENSE_ROW, index_rebuild.DENSE_ID):
+        message = f"Row {row} belongs to id {id_}, but rows and ids below {config.dense_rows} are not the index's here."
         advice = "Load with the dense_rows that the state was saved with."
-        return CheckpointError(what, reason="dense_id", module_path=name, what_to_do=advice)
+        return CheckpointError(message, reason="dense_id", module_path=name, what_to_do=advice)
     if saved_rows < config.rows:
         return CheckpointError(
             f"The saved index has {saved_rows} rows, this one {config.rows}: bucket borders differ, and id {id_} in "

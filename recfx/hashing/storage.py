@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from recfx.hashing import state
 from recfx.hashing.config import ResolvedHashConfig
-from recfx.kernels.hash_index import IndexBuffers
+from recfx.kernels.index_buffers import IndexBuffers
 
-COUNTERS = ("ids_seen", "inserted", "shared_answers", "unseen_answers")
+EVAL_COUNTERS = ("ids_seen", "shared_answers", "unseen_answers")
 _fresh_number = itertools.count(1)
 
 
@@ -31,24 +31,64 @@ class IndexStorage(nn.Module):
     side_row: Tensor
     row_ids: Tensor
     row_state: Tensor
-    free_rows: Tensor
+    row_scores: Tensor
     bucket_taken: Tensor
     counts: Tensor
+    lock: Tensor
+    identity: Tensor
 
     def __init__(self, config: ResolvedHashConfig, name: str, device: torch.device | str | None) -> None:
         super().__init__()
         self.config = config
         self.name = name
+        self.policy = config.policy
         default_device = torch.empty(0).device
         on_meta = (default_device if device is None else torch.device(device)).type == "meta"
         buffers = state.allocate(config, "meta") if on_meta else state.empty_buffers(config)
+        saved = state.state_names(config)
         for key, tensor in buffers._asdict().items():
-            self.register_buffer(key, tensor, persistent=key in (state.ROW_IDS, state.ROW_STATE))
-        self.register_buffer("counts", _zero_counts(buffers.slots.device), persistent=False)
+            self.register_buffer(key, tensor, persistent=key in saved)
+        self.register_buffer(state.IDENTITY, state.identity(config, name).to(buffers.slots.device))
+        self.eval_counts = [0] * len(EVAL_COUNTERS)
+        self._note_versions()
 
     def index_buffers(self) -> IndexBuffers:
-        """The tensors as the operators in ``recfx.kernels.hash_index`` take them: views, not copies."""
-        return IndexBuffers(self.slots, self.side_row, self.row_ids, self.row_state, self.free_rows, self.bucket_taken)
+        """The tensors as the operators in ``recfx.kernels.hash_index`` take them: views, not copies.
+
+        Raises:
+            CheckpointError: somebody has written into ``row_ids`` (torch.distributed.checkpoint loads in place), and
+                what stands there now is no valid state.
+        """
+        if self._versions != self._current_versions():
+            self._adopt_written_state()
+        buffers: Any = self._buffers
+        return IndexBuffers(*(buffers[key] for key in IndexBuffers._fields))
+
+    def reset(self) -> None:
+        """Forget all ids and all counts."""
+        self._fill(state.empty_buffers(self.config))
+
+    def written(self) -> None:
+        """The index's own operators have changed its state: what is derived from it is up to date."""
+        self._note_versions()
+
+    # Changes from outside
+
+    def _current_versions(self) -> tuple[int, int]:
+        row_ids, row_state = self._buffers["row_ids"], self._buffers["row_state"]
+        if row_ids is None or row_state is None or row_ids.is_inference() or row_state.is_inference():
+            return (0, 0)
+        return row_ids._version, row_state._version
+
+    def _note_versions(self) -> None:
+        # The C++ operators do not count as writers here, every ATen operator does.
+        self._versions = self._current_versions()
+
+    def _adopt_written_state(self) -> None:
+        own = {key: self._buffers[key] for key in state.state_names(self.config)}
+        self._fill(state.buffers_from_state(self.config, self.name, own))
+
+    # Moving and copying
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> IndexStorage:
         """Everything that moves or casts a module ends here. The index stays on the CPU; only meta is followed.
@@ -72,26 +112,36 @@ class IndexStorage(nn.Module):
                     tensor.share_memory_()
         return self
 
-    def reset(self) -> None:
-        """Forget all ids and all counts."""
-        self._fill(state.empty_buffers(self.config))
-        self.counts.zero_()
-
     def _replace(self, buffers: IndexBuffers) -> None:
         for key, tensor in buffers._asdict().items():
             self._buffers[key] = tensor
-        self._buffers["counts"] = _zero_counts(buffers.slots.device)
+        self._buffers[state.IDENTITY] = state.identity(self.config, self.name).to(buffers.slots.device)
+        self.eval_counts = [0] * len(EVAL_COUNTERS)
+        self._note_versions()
 
     def _fill(self, buffers: IndexBuffers) -> None:
         # In place: other modules may share these tensors.
-        for old, new in zip(self.index_buffers(), buffers, strict=True):
-            old.copy_(new)
+        for key, tensor in buffers._asdict().items():
+            getattr(self, key).copy_(tensor)
+        self.identity.copy_(state.identity(self.config, self.name))
+        self.eval_counts = [0] * len(EVAL_COUNTERS)
+        self._note_versions()
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         super().__setstate__(saved)
         for key, tensor in self._buffers.items():  # torch.load(map_location=...) may have moved them
             if tensor is not None and not tensor.is_meta:
                 self._buffers[key] = tensor.cpu()
+        if not self.lock.is_meta:
+            self.lock.zero_()  # a copy that was made while somebody held the lock
+        self._note_versions()
+
+    # Saving and loading
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if not self.slots.is_meta:
+            self.index_buffers()  # a state that was written from outside is checked before it goes on
+        super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(
         self,
@@ -109,9 +159,9 @@ class IndexStorage(nn.Module):
         """
         for hook in self._load_state_dict_pre_hooks.values():
             hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        keys = (prefix + state.ROW_IDS, prefix + state.ROW_STATE)
-        unexpected_keys.extend(key for key in state_dict if key.startswith(prefix) and key not in keys)
-        buffers = state.buffers_from_state(self.config, self.name, *(state_dict.get(key) for key in keys))
+        saved = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+        unexpected_keys.extend(prefix + key for key in saved if key not in state.EVERY_NAME)
+        buffers = state.buffers_from_state(self.config, self.name, saved)
         if not self.slots.is_meta:
             self._fill(buffers)
         elif local_metadata.get("assign_to_params_buffers", False):
@@ -122,7 +172,3 @@ class IndexStorage(nn.Module):
                 "assign=True, or to call to_empty() first?",
                 stacklevel=2,
             )
-
-
-def _zero_counts(device: torch.device) -> Tensor:
-    return torch.zeros(len(COUNTERS), dtype=torch.int64, device=device)

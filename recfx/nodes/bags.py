@@ -71,3 +71,21 @@ def with_values(
         offsets=features.offsets(),
         stride=features.stride(),
     )
+
+
+def keep_ids(features: KeyedJaggedTensor, values: torch.Tensor, kept: torch.Tensor) -> KeyedJaggedTensor:
+    """The same bags with other values, without those that are not ``kept``.
+
+    Args:
+        features: one batch size.
+        values: ``[n]``.
+        kept: bool ``[n]``.
+    """
+    before = torch.zeros(values.numel() + 1, dtype=torch.int64, device=values.device)
+    torch.cumsum(kept, 0, out=before[1:])
+    offsets = before.index_select(0, features.offsets().to(torch.int64))
+    weights = features.weights_or_none()
+    return KeyedJaggedTensor(
+        features.keys(), values[kept], None if weights is None else weights[kept],
+        lengths=offsets.diff(), offsets=offsets, stride=features.stride(),
+    )  # fmt: skip

@@ -6,20 +6,21 @@ their bags here, so that no kernel ever meets a row that does not exist; ``mean_
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 import torch.distributed
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.errors import ConversionError, TableFullError
+from recfx.errors import ConversionError, InputError
+from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
-from recfx.kernels.hash_index import find_tables
-from recfx.kernels.row_initialization import initialization_key, initialize_rows
-from recfx.nodes.bags import with_values
+from recfx.kernels import hash_index
+from recfx.kernels.index_buffers import BATCHES
+from recfx.nodes.bags import keep_ids, with_values
 from recfx.nodes.base import NodeModule
+from recfx.nodes.in_flight import BatchesInFlight, BatchInFlight
+from recfx.nodes.new_rows import NewRows
 from recfx.nodes.table_store import TableStore
 
 _NO_BACKWARD = -1  # torch's number of the running backward, when there is none
@@ -51,51 +52,39 @@ class HashIds(NodeModule):
         self.tables = tables
         self.hashed = hashed
         self._store = store
+        self._new_rows = NewRows(store)
+        self._in_flight = BatchesInFlight()
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """``features``: raw ids, keys in the collection's order. Returns rows in the same bags.
 
+        Rows below -1 stand for ``-row - 2`` read without being trained: shared rows of ids that are not admitted.
+
         Raises:
             TableFullError: a bucket has no row left; no table has changed.
-            ConversionError: training without sharding on several ranks (``unsharded_hash_table``).
+            ConversionError: training without sharding on several ranks (``unsharded_hash_table``), or training a table
+                that evicts without a fused optimizer (``evict_needs_fused_optimizer``).
+            InputError: ``replayed_ids_evicted``, in a forward that activation checkpointing runs again.
         """
         if self.training:
-            self._refuse_replicas()
+            self._check_training()
         if features.values().is_meta:
             return features
         segments = self._segments(features)
-        with self._counted_once(segments):
-            rows, complete = self._rows(features.values().to("cpu", torch.int64), segments)
-        rows = rows.to(features.values().device)
-        if complete:
-            return with_values(features, rows, features.weights_or_none())
-        return _drop_absent(features, rows, rows >= 0)
-
-    @contextlib.contextmanager
-    def _counted_once(self, segments: list[Segment]) -> Iterator[None]:
-        """Activation checkpointing runs a forward again inside the backward: the same sightings, not new ones."""
-        if torch._C._current_graph_task_id() == _NO_BACKWARD:
-            yield
-            return
-        indexes = [self._store.index(segment.table.name) for segment in segments]
-        counts = [index.counts.clone() for index in indexes]
-        yield
-        for index, before in zip(indexes, counts, strict=True):
-            index.counts.copy_(before)
-
-    def _rows(self, ids: torch.Tensor, segments: list[Segment]) -> tuple[torch.Tensor, bool]:
-        """A row for every id, -1 where the policy answers with zeros, and whether there is none of those."""
-        rows, absent = self._find(ids, segments)
-        missing = [segment for segment, count in zip(segments, absent, strict=True) if count]
-        if self.training:
-            self._insert(ids, rows, missing)
+        ids = features.values().to("cpu", torch.int64)
+        in_flight = self._start(segments) if self.training else None
+        if self.training and not _is_replay():
+            rows = self._find_or_insert(ids, segments)
         else:
-            self._answer(ids, rows, missing)
-        for segment, count in zip(segments, absent, strict=True):
-            if count == 0:
-                self._store.index(segment.table.name).note_seen(segment.end - segment.begin)
-        shared = (segment.table.hashing is not None and segment.table.hashing.unseen == "share" for segment in missing)
-        return rows, self.training or all(shared)
+            rows = self._find(ids, segments)
+        rows = rows.to(features.values().device)
+        if all(_answers_are_rows(segment.table, self.training) for segment in segments):
+            hashed = with_values(features, rows, features.weights_or_none())
+        else:
+            hashed = keep_ids(features, rows, rows != -1)
+        if in_flight is not None:
+            hashed.batch_in_flight = in_flight  # for the lookups: it lives as long as they can run their backward
+        return hashed
 
     def _segments(self, features: KeyedJaggedTensor) -> list[Segment]:
         """Where the ids of each hashed table begin and end."""
@@ -107,57 +96,62 @@ class HashIds(NodeModule):
                 segments.append(Segment(table, borders[first], borders[key]))
         return segments
 
-    def _find(self, ids: torch.Tensor, segments: list[Segment]) -> tuple[torch.Tensor, list[int]]:
-        """Rows of all tables, -1 where there is none, and how many of those each table has."""
-        indexes = [self._store.index(segment.table.name) for segment in segments]
-        rows, absent = find_tables(
+    def _indexes(self, segments: list[Segment]) -> list[HashIndex]:
+        return [self._store.index(segment.table.name) for segment in segments]
+
+    # Training
+
+    def _find_or_insert(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
+        indexes = self._indexes(segments)
+        inserted = hash_index.find_or_insert(
             ids,
             [segment.begin for segment in segments],
             [segment.end for segment in segments],
-            [index.slots for index in indexes],
-            [index.side_row for index in indexes],
-            [index.config.dense_rows for index in indexes],
+            [index.index_buffers() for index in indexes],
+            [index.policy for index in indexes],
+            [self._in_flight.oldest(segment.table.name) for segment in segments],
         )
-        counts = absent.tolist()
-        return rows, counts
+        for index in indexes:
+            index.written()
+        report = inserted.report.tolist()
+        for index, (_, full_bucket) in zip(indexes, report, strict=True):
+            if full_bucket >= 0:
+                error = index.full_error(full_bucket)
+                error.module_path = self.collection
+                raise error
+        begin = 0
+        for segment, (count, _) in zip(segments, report, strict=True):
+            if count > 0:
+                given = slice(begin, begin + count)
+                self._new_rows.initialize(segment.table, inserted.new_rows[given], inserted.states_before[given])
+            begin += count
+        return inserted.rows
 
-    def _insert(self, ids: torch.Tensor, rows: torch.Tensor, missing: list[Segment]) -> None:
-        inserted: list[tuple[Segment, torch.Tensor]] = []
-        try:
-            for segment in missing:
-                table, begin, end = segment
-                rows[begin:end], new_rows = self._store.index(table.name).insert_absent(ids[begin:end], rows[begin:end])
-                inserted.append((segment, new_rows))
-        except TableFullError as error:
-            for segment, new_rows in reversed(inserted):
-                index = self._store.index(segment.table.name)
-                index.undo(new_rows)
-                index.note_seen(segment.begin - segment.end)
-            error.module_path = self.collection
-            raise
-        for segment, new_rows in inserted:
-            if new_rows.numel() > 0:
-                self._initialize(segment.table, new_rows)
+    def _start(self, segments: list[Segment]) -> BatchInFlight | None:
+        """From here on later batches leave this one's rows alone."""
+        evicting = [segment.table.name for segment in segments if _evicts(segment.table)]
+        if not evicting:
+            return None
+        next_batch = {table: int(self._store.index(table).counts[BATCHES]) + 1 for table in evicting}
+        return self._in_flight.start(next_batch)
 
-    def _initialize(self, table: TableSpec, new_rows: torch.Tensor) -> None:
-        if table.name in self._store.optimizers:
-            self._store.optimizers[table.name].reset_rows(new_rows)
-        if table.custom_init_fn:
-            return
-        index = self._store.index(table.name)
-        assert table.hashing is not None
-        initialize_rows(
-            self._store.weight(table.name),
-            new_rows,
-            index.row_ids[new_rows],
-            initialization_key(table.name, table.hashing.seed),
-            table.weight_init_min,
-            table.weight_init_max,
-        )
-
-    def _answer(self, ids: torch.Tensor, rows: torch.Tensor, missing: list[Segment]) -> None:
-        for table, begin, end in missing:
-            rows[begin:end] = self._store.index(table.name).answer_absent(ids[begin:end], rows[begin:end])
+    def _check_training(self) -> None:
+        self._refuse_replicas()
+        for table in self.tables:
+            if (
+                _evicts(table)
+                and torch.is_grad_enabled()
+                and table.name not in self._store.optimizers
+                and self._store.weight(table.name).requires_grad
+            ):
+                raise ConversionError(
+                    f"table {table.name!r} evicts ids, but its optimizer does not run in the lookup's backward: what "
+                    "it holds for a row would go over to the row's next id.",
+                    reason="evict_needs_fused_optimizer",
+                    module_path=self.collection,
+                    what_to_do="call torch.distributed.optim._apply_optimizer_in_backward with SGD, Adagrad, "
+                    "RowWiseAdagrad or Adam on the table's parameter, before or after the conversion.",
+                )
 
     def _refuse_replicas(self) -> None:
         distributed = torch.distributed
@@ -170,14 +164,63 @@ class HashIds(NodeModule):
                 what_to_do="shard the collection, or adopt the tables (HashConfig() with dense ids).",
             )
 
+    # Eval, and forwards that are run again
 
-def _drop_absent(features: KeyedJaggedTensor, rows: torch.Tensor, present: torch.Tensor) -> KeyedJaggedTensor:
-    """Take ids without a row out of their bags."""
-    before = torch.zeros(rows.numel() + 1, dtype=torch.int64, device=rows.device)
-    torch.cumsum(present, 0, out=before[1:])
-    offsets = before.index_select(0, features.offsets().to(torch.int64))
-    weights = features.weights_or_none()
-    return KeyedJaggedTensor(
-        features.keys(), rows[present], None if weights is None else weights[present],
-        lengths=offsets.diff(), offsets=offsets, stride=features.stride(),
-    )  # fmt: skip
+    def _find(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
+        """Rows of all tables; what has none is answered as the policy says. Nothing is inserted."""
+        buffers = [index.index_buffers() for index in self._indexes(segments)]
+        rows, absent = hash_index.find_tables(
+            ids,
+            [segment.begin for segment in segments],
+            [segment.end for segment in segments],
+            [each.slots for each in buffers],
+            [each.side_row for each in buffers],
+            [each.lock for each in buffers],
+            [segment.table.hashing.dense_rows for segment in segments],  # type: ignore[union-attr]
+        )
+        for segment, count in zip(segments, absent.tolist(), strict=True):
+            if not self.training:
+                self._store.index(segment.table.name).note_answers(segment.end - segment.begin, count)
+            if count > 0:
+                stretch = slice(segment.begin, segment.end)
+                rows[stretch] = self._answer_absent(segment.table, ids[stretch], rows[stretch])
+        return rows
+
+    def _answer_absent(self, table: TableSpec, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        config, index = table.hashing, self._store.index(table.name)
+        assert config is not None
+        if not self.training:
+            return torch.where(rows < 0, index.shared_rows(ids), rows) if config.unseen == "share" else rows
+        # A forward that is run again: these ids had no row the first time either.
+        if config.evicts and not config.admits:
+            raise InputError(
+                f"activation checkpointing runs a forward again, but ids of table {table.name!r} have lost their rows "
+                "to later batches meanwhile.",
+                reason="replayed_ids_evicted",
+                module_path=self.collection,
+                what_to_do="use torch.utils.checkpoint with use_reentrant=False, or leave the collection out of it.",
+            )
+        shared = index.shared_rows(ids)
+        if not config.admits:
+            return torch.where(rows < 0, shared, rows)
+        unseen = -shared - 2 if config.unseen == "share" else torch.full_like(rows, -1)
+        if config.on_full == "share":
+            candidates, sightings = index.candidates()
+            admitted = torch.isin(ids, candidates[sightings >= config.admit_after])
+            unseen = torch.where(admitted, shared, unseen)
+        return torch.where(rows < 0, unseen, rows)
+
+
+def _is_replay() -> bool:
+    """Activation checkpointing runs a forward again inside the backward: the same sightings, not new ones."""
+    return torch._C._current_graph_task_id() != _NO_BACKWARD
+
+
+def _evicts(table: TableSpec) -> bool:
+    return table.has_index and table.hashing is not None and table.hashing.evicts
+
+
+def _answers_are_rows(table: TableSpec, training: bool) -> bool:
+    """Whether every id of the table reads some row, so that none is taken out of its bag."""
+    assert table.hashing is not None
+    return table.hashing.unseen == "share" or (training and not table.hashing.admits)

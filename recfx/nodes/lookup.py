@@ -8,8 +8,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recfx.errors import ConversionError
 from recfx.ir.tables import TableSpec
 from recfx.lowering.registry import Choice, LookupBatch, LookupSpec, select_backend
-from recfx.nodes.bags import permute_features
+from recfx.nodes.bags import keep_ids, permute_features, with_values
 from recfx.nodes.base import NodeModule
+from recfx.nodes.in_flight import BatchInFlight
 from recfx.nodes.table_store import TableStore
 
 
@@ -47,6 +48,7 @@ class Lookup(NodeModule):
         wanted = [name for table in tables for name in table.embedding_names]
         self._keys = wanted
         self._positions = None if tuple(wanted) == features else [features.index(name) for name in wanted]
+        self._may_read_untrained = any(_may_read_untrained(table) for table in tables)
         self._choice: Choice | None = None
 
     def choose_kernel(self) -> Choice:
@@ -82,9 +84,23 @@ class Lookup(NodeModule):
         )
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """``features``: rows of every table of the collection. Returns ``[B, sum D]`` float32."""
+        """``features``: rows of every table of the collection, as ``hash_ids`` gives them.
+
+        Returns:
+            ``[B, sum D]`` float32.
+        """
+        in_flight: BatchInFlight | None = getattr(features, "batch_in_flight", None)
         if self._positions is not None:
             features = permute_features(features, self._positions, self._keys)
+        if self._may_read_untrained and bool((features.values() < -1).any()):
+            output = self._pool_partly_trained(features)
+        else:
+            output = self._pool(features)
+        if in_flight is not None:
+            in_flight.watch(output)
+        return output
+
+    def _pool(self, features: KeyedJaggedTensor) -> torch.Tensor:
         choice = self._choice
         weights: list[torch.Tensor] = [self.store.weight(table.name) for table in self.tables]
         if choice is None or choice.stale(weights):
@@ -99,6 +115,24 @@ class Lookup(NodeModule):
             ),
         )
 
+    def _pool_partly_trained(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        """Values below -1 are rows that are read without being trained."""
+        values = features.values()
+        untrained = values < -1
+        with torch.no_grad():
+            read = self._pool(keep_ids(with_values(features, -values - 2, _detached(features)), -values - 2, untrained))
+        return self._pool(keep_ids(features, values, ~untrained)) + read
+
     def __getstate__(self) -> dict[str, object]:
         # The kernel is derived from the tables; it is chosen again where the copy lives.
         return {**self.__dict__, "_choice": None}
+
+
+def _may_read_untrained(table: TableSpec) -> bool:
+    config = table.hashing
+    return table.has_index and config is not None and config.admits and config.unseen == "share"
+
+
+def _detached(features: KeyedJaggedTensor) -> torch.Tensor | None:
+    weights = features.weights_or_none()
+    return None if weights is None else weights.detach()

@@ -5,6 +5,9 @@ The collection registers the modules, so that every parameter and buffer has one
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 from torch import nn
 
 from recfx.hashing import HashIndex
@@ -18,6 +21,7 @@ class TableStore:
         bags: one ``nn.EmbeddingBag`` a table; its ``weight`` is the table's ``[rows, dim]`` parameter.
         indexes: a :class:`HashIndex` for every table that has one.
         optimizers: the fused optimizer of every table that has one.
+        init_fns: what fills a table's rows, by table; None where there is nothing of its own.
     """
 
     def __init__(
@@ -25,10 +29,12 @@ class TableStore:
         bags: nn.ModuleDict,
         indexes: nn.ModuleDict,
         optimizers: dict[str, FusedOptimizer],
+        init_fns: dict[str, Callable[[torch.Tensor], object] | None],
     ) -> None:
         self.bags = bags
         self.indexes = indexes
         self.optimizers = optimizers
+        self.init_fns = init_fns
 
     def weight(self, table: str) -> nn.Parameter:
         """The table's ``[rows, dim]`` parameter."""

@@ -1,0 +1,130 @@
+// One index: views of the buffers that HashIndex owns, and the steps that change one row. No torch in here.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "free_rows.h"
+#include "lowest_rows.h"
+#include "mix64.h"
+#include "scores.h"
+#include "slot_table.h"
+
+namespace recfx {
+
+// States of a row.
+constexpr uint8_t kNeverUsed = 0;
+constexpr uint8_t kTaken = 1;
+constexpr uint8_t kFreed = 2;  // free, but it belonged to an id before
+
+// Where the numbers of `counts` stand; hashing/storage.py names them.
+enum Counter { kBatches, kIdsSeen, kInserted, kEvicted, kSharedAnswers, kUnseenAnswers, kCounters };
+
+// What HashConfig says, as numbers; kernels/hash_index.py makes them.
+struct Policy {
+  int64_t dense_rows;
+  int64_t seed;
+  bool share;   // on_full
+  bool evict;   // on_full
+  bool lfu;     // else lru
+  int64_t admit_after;
+  bool share_unseen;
+};
+
+// Ids that have been seen, but not often enough for a row: at most as many in a bucket as it has rows.
+struct Candidates {
+  SlotTable table;  // id to place; places are cut into buckets as rows are
+  int64_t* ids;
+  int32_t* counts;  // sightings; 0: the place is free
+  int64_t* order;   // when it was first seen
+  FreeRows free_places;
+  LowestRows oldest;
+
+  std::optional<Key> age(int64_t place) const {
+    return counts[place] == 0 ? std::nullopt : std::optional<Key>({order[place], 0});
+  }
+};
+
+struct Index {
+  Policy policy;
+  int64_t rows;
+  int64_t buckets;
+  SlotTable table;
+  int64_t* row_ids;
+  uint8_t* row_state;
+  FreeRows free_rows;
+  int64_t* bucket_taken;
+  int64_t* counts;
+  int64_t* row_scores;                   // with policy.evict
+  std::optional<LowestRows> victims;     // with policy.evict
+  std::optional<Candidates> candidates;  // with policy.admit_after > 1
+
+  bool is_dense(int64_t id) const {
+    return id >= 0 && id < policy.dense_rows;
+  }
+  int64_t bucket_of(int64_t id) const {
+    return mixed_modulo(id, mix64(static_cast<uint64_t>(policy.seed)), buckets);
+  }
+  int64_t bucket_begin(int64_t bucket) const {
+    return policy.dense_rows + bucket * (rows - policy.dense_rows) / buckets;
+  }
+  // The row of its bucket that an id shares where it has none of its own.
+  int64_t shared_row(int64_t id) const {
+    const int64_t bucket = bucket_of(id);
+    const int64_t begin = bucket_begin(bucket);
+    const uint64_t mixed_seed = mix64(static_cast<uint64_t>(policy.seed) + 1);
+    return begin + mixed_modulo(id, mixed_seed, bucket_begin(bucket + 1) - begin);
+  }
+
+  ScoreRule score_rule() const {
+    return ScoreRule(policy.lfu);
+  }
+  std::optional<Key> eviction_key(int64_t row) const {
+    if (row_state[row] != kTaken) {
+      return std::nullopt;
+    }
+    return score_rule().key(row_scores[row], row_ids[row]);
+  }
+
+  void put(int64_t id, int64_t row, int64_t bucket) {
+    table.insert(id, row);
+    row_ids[row] = id;
+    row_state[row] = kTaken;
+    free_rows.take(row);
+    ++bucket_taken[bucket];
+  }
+
+  // The row that the id had, or -1.
+  int64_t remove(int64_t id) {
+    const int64_t row = table.erase(id);
+    if (row != kNoRow) {
+      row_ids[row] = kEmptyId;
+      row_state[row] = kFreed;
+      if (policy.evict) {
+        row_scores[row] = 0;
+      }
+      free_rows.give_back(row);
+      --bucket_taken[bucket_of(id)];
+    }
+    return row;
+  }
+
+  // The row goes from the id that has it to another one of its bucket.
+  void hand_over(int64_t row, int64_t id) {
+    table.erase(row_ids[row]);
+    table.insert(id, row);
+    row_ids[row] = id;
+  }
+
+  void remove_candidate(int64_t id) {
+    const int64_t place = candidates->table.erase(id);
+    if (place != kNoRow) {
+      candidates->ids[place] = kEmptyId;
+      candidates->counts[place] = 0;
+      candidates->order[place] = 0;
+      candidates->free_places.give_back(place);
+    }
+  }
+};
+
+}  // namespace recfx

@@ -1,0 +1,124 @@
+// From the tensors that the operators take to the views that the index is made of; everything wrong with them is said
+// here.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "index.h"
+#include "index_lock.h"
+
+namespace recfx {
+
+// The order in which an index's tensors are passed: IndexBuffers in kernels/hash_index.py.
+enum Buffer {
+  kSlots, kSideRow, kRowIds, kRowState, kFreeRows, kBucketTaken, kCountsBuffer, kLock, kRowScores, kVictims,
+  kVictimHeads, kCandidateSlots, kCandidateSideRow, kCandidateIds, kCandidateCounts, kCandidateOrder, kFreePlaces,
+  kOldest, kOldestHeads, kBuffers
+};
+
+// The order of an index's numbers: IndexPolicy in kernels/hash_index.py.
+enum PolicyNumber { kDenseRows, kSeed, kOnFull, kEvictRule, kAdmitAfter, kUnseen, kPolicyNumbers };
+
+template <typename T>
+T* buffer_data(const at::Tensor& tensor, const char* name, at::ScalarType type, int64_t elements) {
+  TORCH_CHECK(tensor.device().is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == type, "recfx: ", name,
+              " must be ", type, ", contiguous and on the CPU, got ", tensor.scalar_type(), " on ", tensor.device());
+  TORCH_CHECK(elements < 0 || tensor.numel() == elements, "recfx: ", name, " must have ", elements,
+              " elements, got ", tensor.numel());
+  return static_cast<T*>(tensor.data_ptr());
+}
+
+inline int64_t* int64_data(const at::Tensor& tensor, const char* name, int64_t elements = -1) {
+  return buffer_data<int64_t>(tensor, name, at::kLong, elements);
+}
+
+inline SlotTable slot_table(const at::Tensor& slots, const at::Tensor& side_row) {
+  static_assert(sizeof(Slot) == 2 * sizeof(int64_t));
+  const int64_t count = slots.dim() == 2 ? slots.size(0) : 0;
+  TORCH_CHECK(count > 0 && (count & (count - 1)) == 0 && slots.size(1) == 2,
+              "recfx: slots must be [a power of two, 2], got ", slots.sizes());
+  return {reinterpret_cast<Slot*>(int64_data(slots, "slots")), count, int64_data(side_row, "side_row", 1)};
+}
+
+inline IndexLock index_lock(const at::Tensor& lock) {
+  return IndexLock(int64_data(lock, "lock", 1));
+}
+
+inline FreeRows free_rows_view(const at::Tensor& words, const char* name, int64_t rows) {
+  FreeRows view(reinterpret_cast<uint64_t*>(int64_data(words, name)), rows);
+  TORCH_CHECK(words.numel() == view.total_words(), "recfx: ", name, " must hold ", view.total_words(), " words for ",
+              rows, " rows, got ", words.numel());
+  return view;
+}
+
+inline LowestRows lowest_rows_view(const at::Tensor& entries, const at::Tensor& heads, const char* name,
+                                   int64_t index_rows, int64_t buckets) {
+  static_assert(sizeof(LowestRows::Entry) == 3 * sizeof(int64_t) && sizeof(LowestRows::Head) == 3 * sizeof(int64_t));
+  const int64_t capacity = LowestRows::entries_before(index_rows, buckets);
+  return {reinterpret_cast<LowestRows::Entry*>(int64_data(entries, name, 3 * capacity)),
+          reinterpret_cast<LowestRows::Head*>(int64_data(heads, name, 3 * buckets))};
+}
+
+inline Index index_view(const at::TensorList buffers, const at::IntArrayRef numbers) {
+  const Policy policy{
+      .dense_rows = numbers[kDenseRows],
+      .seed = numbers[kSeed],
+      .share = numbers[kOnFull] == 1,
+      .evict = numbers[kOnFull] == 2,
+      .lfu = numbers[kEvictRule] == 1,
+      .admit_after = numbers[kAdmitAfter],
+      .share_unseen = numbers[kUnseen] == 1,
+  };
+  const int64_t rows = buffers[kRowIds].numel();
+  const int64_t buckets = buffers[kBucketTaken].numel();
+  const int64_t index_rows = rows - policy.dense_rows;
+  TORCH_CHECK(policy.dense_rows >= 0 && index_rows > 0, "recfx: dense_rows must be in [0, ", rows, "), got ",
+              policy.dense_rows);
+  TORCH_CHECK(buckets >= 1 && buckets <= index_rows, "recfx: there must be 1 to ", index_rows, " buckets, got ",
+              buckets);
+  TORCH_CHECK(buffers[kSlots].size(0) > index_rows, "recfx: there must be more slots than rows, got ",
+              buffers[kSlots].size(0), " slots for ", index_rows, " rows");
+  Index index{
+      .policy = policy,
+      .rows = rows,
+      .buckets = buckets,
+      .table = slot_table(buffers[kSlots], buffers[kSideRow]),
+      .row_ids = int64_data(buffers[kRowIds], "row_ids"),
+      .row_state = buffer_data<uint8_t>(buffers[kRowState], "row_state", at::kByte, rows),
+      .free_rows = free_rows_view(buffers[kFreeRows], "free_rows", rows),
+      .bucket_taken = int64_data(buffers[kBucketTaken], "bucket_taken"),
+      .counts = int64_data(buffers[kCountsBuffer], "counts", kCounters),
+      .row_scores = int64_data(buffers[kRowScores], "row_scores", policy.evict ? rows : 0),
+      .victims = std::nullopt,
+      .candidates = std::nullopt,
+  };
+  if (policy.evict) {
+    index.victims = lowest_rows_view(buffers[kVictims], buffers[kVictimHeads], "victims", index_rows, buckets);
+  }
+  if (policy.admit_after > 1) {
+    index.candidates = Candidates{
+        .table = slot_table(buffers[kCandidateSlots], buffers[kCandidateSideRow]),
+        .ids = int64_data(buffers[kCandidateIds], "candidate_ids", rows),
+        .counts = buffer_data<int32_t>(buffers[kCandidateCounts], "candidate_counts", at::kInt, rows),
+        .order = int64_data(buffers[kCandidateOrder], "candidate_order", rows),
+        .free_places = free_rows_view(buffers[kFreePlaces], "free_places", rows),
+        .oldest = lowest_rows_view(buffers[kOldest], buffers[kOldestHeads], "oldest", index_rows, buckets),
+    };
+  }
+  return index;
+}
+
+// One view a table, from the lists of all of them.
+inline std::vector<Index> index_views(at::TensorList buffers, at::IntArrayRef numbers) {
+  TORCH_CHECK(buffers.size() % kBuffers == 0 && numbers.size() == buffers.size() / kBuffers * kPolicyNumbers,
+              "recfx: an index takes ", static_cast<int>(kBuffers), " tensors and ", static_cast<int>(kPolicyNumbers),
+              " numbers, got ", buffers.size(), " and ", numbers.size());
+  std::vector<Index> views;
+  for (size_t t = 0; t * kBuffers < buffers.size(); ++t) {
+    views.push_back(
+        index_view(buffers.slice(t * kBuffers, kBuffers), numbers.slice(t * kPolicyNumbers, kPolicyNumbers)));
+  }
+  return views;
+}
+
+}  // namespace recfx

@@ -1,0 +1,55 @@
+// Readers together, a writer alone. The lock is one int64 of a buffer, so that the operators need no state of their own.
+// No torch in here.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <thread>
+
+namespace recfx {
+
+// Counts the readers; negative while a writer is at work. A writer that waits keeps new readers out, or it might wait
+// forever.
+class IndexLock {
+ public:
+  explicit IndexLock(int64_t* cell) : cell_(cell) {}
+
+  void lock_shared() {
+    std::atomic_ref<int64_t> state(*cell_);
+    for (int64_t seen = state.load(std::memory_order_relaxed);; seen = state.load(std::memory_order_relaxed)) {
+      if (seen >= 0 && seen < kWaiting && state.compare_exchange_weak(seen, seen + 1, std::memory_order_acquire)) {
+        return;
+      }
+      std::this_thread::yield();
+    }
+  }
+
+  void unlock_shared() {
+    std::atomic_ref<int64_t>(*cell_).fetch_sub(1, std::memory_order_release);
+  }
+
+  void lock() {
+    std::atomic_ref<int64_t> state(*cell_);
+    for (int64_t seen = state.load(std::memory_order_relaxed);; seen = state.load(std::memory_order_relaxed)) {
+      const bool free = seen == 0 || seen == kWaiting;
+      if (free && state.compare_exchange_weak(seen, kWriting, std::memory_order_acquire)) {
+        return;
+      }
+      state.fetch_or(kWaiting, std::memory_order_relaxed);
+      std::this_thread::yield();
+    }
+  }
+
+  void unlock() {
+    std::atomic_ref<int64_t>(*cell_).store(0, std::memory_order_release);
+  }
+
+ private:
+  static constexpr int64_t kWaiting = int64_t{1} << 62;
+  static constexpr int64_t kWriting = std::numeric_limits<int64_t>::min();
+
+  int64_t* cell_;
+};
+
+}  // namespace recfx

@@ -1,0 +1,138 @@
+// Fills what is derived of an index from its state, and says what is wrong with the state. Contract, and a reference:
+// kernels/index_rebuild.py.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "find.h"
+#include "index_buffers.h"
+
+namespace recfx {
+namespace {
+
+// The same numbers stand in kernels/index_rebuild.py.
+enum class Problem : int64_t { kNone, kUnknownState, kDenseRow, kDenseId, kWrongBucket, kDuplicateId, kScore };
+
+struct Found {
+  Problem problem = Problem::kNone;
+  int64_t row = -1;
+};
+
+// Calls work(row, its bucket) for every row that the index gives out, in order; a bucket of -1 stands for dense rows.
+template <typename Work>
+Found each_row(const Index& index, Work work) {
+  int64_t bucket = -1;
+  for (int64_t row = 0; row < index.rows; ++row) {
+    while (row >= index.policy.dense_rows && row >= index.bucket_begin(bucket + 1)) {
+      ++bucket;
+    }
+    const Problem problem = work(row, bucket);
+    if (problem != Problem::kNone) {
+      return {problem, row};
+    }
+  }
+  return {};
+}
+
+Problem place_problem(const Index& index, int64_t id, int64_t bucket) {
+  if (bucket < 0) {
+    return Problem::kDenseRow;
+  }
+  if (index.is_dense(id)) {
+    return Problem::kDenseId;
+  }
+  return index.bucket_of(id) == bucket ? Problem::kNone : Problem::kWrongBucket;
+}
+
+Found rebuild_rows(Index& index) {
+  return each_row(index, [&](int64_t row, int64_t bucket) {
+    if (row + kLookahead < index.rows && index.row_state[row + kLookahead] == kTaken) {
+      index.table.prefetch(index.table.home(index.row_ids[row + kLookahead]));
+    }
+    const int64_t id = index.row_ids[row];
+    if (index.row_state[row] == kNeverUsed || index.row_state[row] == kFreed) {
+      if (bucket >= 0) {
+        index.free_rows.give_back(row);
+      }
+      return Problem::kNone;
+    }
+    if (index.row_state[row] != kTaken) {
+      return Problem::kUnknownState;
+    }
+    const Problem problem = place_problem(index, id, bucket);
+    if (problem != Problem::kNone) {
+      return problem;
+    }
+    if (index.table.find(id) != kNoRow) {
+      return Problem::kDuplicateId;
+    }
+    if (index.policy.evict) {
+      const int64_t score = index.row_scores[row];
+      if (score < 0 || index.score_rule().last_batch(score) > index.counts[kBatches]) {
+        return Problem::kScore;
+      }
+    }
+    index.table.insert(id, row);
+    ++index.bucket_taken[bucket];
+    return Problem::kNone;
+  });
+}
+
+Found rebuild_candidates(Index& index) {
+  Candidates& candidates = *index.candidates;
+  return each_row(index, [&](int64_t place, int64_t bucket) {
+    const int64_t id = candidates.ids[place];
+    if (candidates.counts[place] == 0) {
+      if (bucket >= 0) {
+        candidates.free_places.give_back(place);
+      }
+      return Problem::kNone;
+    }
+    if (candidates.counts[place] < 0) {
+      return Problem::kUnknownState;
+    }
+    const Problem problem = place_problem(index, id, bucket);
+    if (problem != Problem::kNone) {
+      return problem;
+    }
+    if (candidates.table.find(id) != kNoRow || index.table.find(id) != kNoRow) {
+      return Problem::kDuplicateId;
+    }
+    candidates.table.insert(id, place);
+    return Problem::kNone;
+  });
+}
+
+// -> [3] = (problem, lowest row or place with one, 1 where it is a place of a candidate)
+at::Tensor rebuild(at::TensorList buffers, at::IntArrayRef policy) {
+  Index index = index_views(buffers, policy).at(0);
+  for (const Buffer each : {kSlots, kSideRow, kVictimHeads, kCandidateSlots, kCandidateSideRow, kOldestHeads}) {
+    buffers[each].fill_(-1);
+  }
+  for (const Buffer each : {kFreeRows, kBucketTaken, kFreePlaces, kLock}) {
+    buffers[each].fill_(0);
+  }
+  Found found = rebuild_rows(index);
+  const bool in_rows = found.problem != Problem::kNone;
+  if (!in_rows && index.candidates) {
+    found = rebuild_candidates(index);
+  }
+  at::Tensor status = at::empty({3}, at::TensorOptions().dtype(at::kLong));
+  int64_t* data = static_cast<int64_t*>(status.data_ptr());
+  data[0] = static_cast<int64_t>(found.problem);
+  data[1] = found.row;
+  data[2] = found.problem != Problem::kNone && !in_rows;
+  return status;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(recfx, library) {
+  library.def("rebuild(Tensor(a!)[] buffers, int[] policy) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(recfx, CPU, library) {
+  library.impl("rebuild", rebuild);
+}
+
+}  // namespace recfx

@@ -1,0 +1,132 @@
+// Finds the lowest rows of a bucket, over and over, at a cost that is linear in what is asked for. No torch in here.
+//
+// A scan of the bucket keeps the lowest few rows in a heap, and `bound`, the highest key among them. Keys of rows only
+// grow, unless a row gets a new owner, and that is said to `add`. So every row with a key up to `bound` is in the heap
+// under its key or a lower one, and what comes off the heap with the key that its row still has is the lowest row of
+// the bucket. The next scan is due when the heap is empty: one step a row of the bucket for every 1/32 of its rows that
+// went or were used since.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "scores.h"
+
+namespace recfx {
+
+// A view of buffers that somebody else owns: `entries` [sum of capacities] and `heads` [buckets].
+class LowestRows {
+ public:
+  struct Entry {
+    Key key;
+    int64_t row;
+  };
+  struct Head {
+    int64_t size;  // kUnknown: to be scanned
+    Key bound;
+  };
+  static constexpr int64_t kUnknown = -1;
+
+  LowestRows(Entry* entries, Head* heads) : entries_(entries), heads_(heads) {}
+
+  // Entries of the buckets before one that begins at index row `begin`; kernels/hash_index.py has the same.
+  static int64_t entries_before(int64_t begin, int64_t bucket) {
+    return begin / 16 + bucket;
+  }
+
+  void forget(int64_t bucket) {
+    heads_[bucket].size = kUnknown;
+  }
+
+  // The lowest row that is not blocked, -1 if there is none. Blocked ones that were met are appended to `aside`: they
+  // must be given to `add` when they may no longer be blocked.
+  // key_of(row) -> std::optional<Key>, empty for a row without an owner; blocked(row) -> bool
+  template <typename KeyOf, typename Blocked>
+  int64_t take(int64_t bucket, int64_t begin, int64_t end, int64_t dense_rows, KeyOf key_of, Blocked blocked,
+               std::vector<int64_t>& aside) {
+    Head& head = heads_[bucket];
+    Entry* heap = entries_ + entries_before(begin - dense_rows, bucket);
+    const int64_t capacity = entries_before(end - dense_rows, bucket + 1) - entries_before(begin - dense_rows, bucket);
+    for (bool scanned = false;; scanned = true) {
+      while (head.size > 0) {
+        std::pop_heap(heap, heap + head.size, later);
+        const Entry entry = heap[--head.size];
+        const std::optional<Key> key = key_of(entry.row);
+        if (!key) {
+          continue;
+        }
+        if (*key != entry.key) {
+          add_entry(head, heap, capacity, {*key, entry.row});
+        } else if (blocked(entry.row)) {
+          aside.push_back(entry.row);
+        } else {
+          return entry.row;
+        }
+      }
+      if (scanned) {
+        return -1;
+      }
+      scan(head, heap, (capacity + 1) / 2, begin, end, key_of, blocked, aside);
+    }
+  }
+
+  // A row of the bucket got a key that may be lower than the one it had, or is not blocked any more.
+  void add(int64_t bucket, int64_t begin, int64_t end, int64_t dense_rows, Key key, int64_t row) {
+    Entry* heap = entries_ + entries_before(begin - dense_rows, bucket);
+    const int64_t capacity = entries_before(end - dense_rows, bucket + 1) - entries_before(begin - dense_rows, bucket);
+    add_entry(heads_[bucket], heap, capacity, {key, row});
+  }
+
+ private:
+  static bool later(const Entry& a, const Entry& b) {
+    return a.key > b.key;
+  }
+  static bool earlier(const Entry& a, const Entry& b) {
+    return a.key < b.key;
+  }
+
+  static void add_entry(Head& head, Entry* heap, int64_t capacity, Entry entry) {
+    if (head.size == kUnknown || entry.key > head.bound) {
+      return;
+    }
+    if (head.size == capacity) {
+      head.size = kUnknown;
+      return;
+    }
+    heap[head.size++] = entry;
+    std::push_heap(heap, heap + head.size, later);
+  }
+
+  template <typename KeyOf, typename Blocked>
+  static void scan(Head& head, Entry* heap, int64_t wanted, int64_t begin, int64_t end, KeyOf key_of, Blocked blocked,
+                   std::vector<int64_t>& aside) {
+    int64_t size = 0;
+    for (int64_t row = begin; row < end; ++row) {
+      const std::optional<Key> key = key_of(row);
+      if (!key) {
+        continue;
+      }
+      if (blocked(row)) {
+        aside.push_back(row);
+      } else if (size < wanted) {
+        heap[size++] = {*key, row};
+        std::push_heap(heap, heap + size, earlier);
+      } else if (*key < heap[0].key) {
+        std::pop_heap(heap, heap + size, earlier);
+        heap[size - 1] = {*key, row};
+        std::push_heap(heap, heap + size, earlier);
+      }
+    }
+    constexpr int64_t highest = std::numeric_limits<int64_t>::max();
+    head = {size, size < wanted ? Key{highest, highest} : heap[0].key};
+    std::sort_heap(heap, heap + size, earlier);  // lowest first: a heap in the other order
+  }
+
+  Entry* entries_;
+  Head* heads_;
+};
+
+}  // namespace recfx

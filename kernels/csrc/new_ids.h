@@ -1,0 +1,67 @@
+// The ids of one batch that have no row: each once, in the order in which they appear first. No torch in here.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <vector>
+
+#include "slot_table.h"
+
+namespace recfx {
+
+struct NewId {
+  int64_t id;
+  int64_t sightings;        // in this batch
+  int64_t seen_before = 0;  // sightings in earlier batches
+  int64_t answer = kNoRow;  // what its positions in the batch get
+  bool has_row = false;     // of its own: it was given one
+};
+
+class NewIds {
+ public:
+  // Reads ids where rows is -1.
+  void collect(const int64_t* ids, const int64_t* rows, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (rows[i] == kNoRow) {
+        positions_.push_back(i);
+      }
+    }
+    if (positions_.empty()) {
+      return;
+    }
+    const uint64_t mask = std::bit_ceil(2 * positions_.size()) - 1;
+    std::vector<int64_t> place_of(mask + 1, kNoRow);  // open addressing: at most half of it is used
+    numbers_.reserve(positions_.size());
+    for (const int64_t position : positions_) {
+      const int64_t id = ids[position];
+      uint64_t place = slot_hash(id) & mask;
+      while (place_of[place] != kNoRow && distinct_[place_of[place]].id != id) {
+        place = (place + 1) & mask;
+      }
+      if (place_of[place] == kNoRow) {
+        place_of[place] = static_cast<int64_t>(distinct_.size());
+        distinct_.push_back({id, 0});
+      }
+      ++distinct_[place_of[place]].sightings;
+      numbers_.push_back(place_of[place]);
+    }
+  }
+
+  std::vector<NewId>& distinct() {
+    return distinct_;
+  }
+
+  // Writes every id's answer to where it stands in the batch.
+  void answer(int64_t* rows) const {
+    for (size_t i = 0; i < positions_.size(); ++i) {
+      rows[positions_[i]] = distinct_[numbers_[i]].answer;
+    }
+  }
+
+ private:
+  std::vector<int64_t> positions_;
+  std::vector<int64_t> numbers_;  // of positions_[i] in distinct_
+  std::vector<NewId> distinct_;
+};
+
+}  // namespace recfx

@@ -1,0 +1,62 @@
+// What decides which row is evicted: one int64 a row. No torch in here.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <compare>
+#include <cstdint>
+
+#include "mix64.h"
+
+namespace recfx {
+
+// The order in which rows go: lowest first. Candidates for admission are ordered by `score` alone.
+struct Key {
+  int64_t score;
+  int64_t tie;
+  auto operator<=>(const Key&) const = default;
+};
+
+// lru: the number of the batch that used the row last.
+// lfu: sightings in the upper 27 bits, that batch in the lower 36; sightings stop at the highest number.
+class ScoreRule {
+ public:
+  explicit ScoreRule(bool lfu) : lfu_(lfu) {}
+
+  int64_t initial(int64_t sightings, int64_t batch) const {
+    return lfu_ ? (std::min(sightings, kMostSightings) << kBatchBits) | batch : batch;
+  }
+
+  // `score` after one more sighting in `batch`
+  int64_t touched(int64_t score, int64_t batch) const {
+    return lfu_ ? initial((score >> kBatchBits) + 1, batch) : batch;
+  }
+
+  int64_t last_batch(int64_t score) const {
+    return lfu_ ? score & ((int64_t{1} << kBatchBits) - 1) : score;
+  }
+
+  Key key(int64_t score, int64_t id) const {
+    return {lfu_ ? score >> kBatchBits : score, static_cast<int64_t>(mix64(static_cast<uint64_t>(id)))};
+  }
+
+  // Several threads may touch one row; the result does not depend on their order. -> the score before
+  int64_t touch(int64_t& score, int64_t batch) const {
+    std::atomic_ref<int64_t> shared(score);
+    int64_t before = shared.load(std::memory_order_relaxed);
+    if (!lfu_) {
+      shared.store(batch, std::memory_order_relaxed);
+      return before;
+    }
+    while (!shared.compare_exchange_weak(before, touched(before, batch), std::memory_order_relaxed)) {
+    }
+    return before;
+  }
+
+ private:
+  static constexpr int kBatchBits = 36;
+  static constexpr int64_t kMostSightings = (int64_t{1} << 27) - 1;
+  bool lfu_;
+};
+
+}  // namespace recfx

@@ -1,0 +1,262 @@
+// One batch of one table: which ids are new, who gets a row, who goes for it. No torch in here.
+//
+// plan() only reads; touch() and allocate() change the index and can be undone; commit() cannot fail. So several tables
+// go through a batch together, or none does.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "find.h"
+#include "index.h"
+#include "new_ids.h"
+
+namespace recfx {
+
+// How an answer says that its row is read, but not trained: as a number below -1.
+inline int64_t untrained(int64_t row) {
+  return -row - 2;
+}
+
+class TableBatch {
+ public:
+  // A row that was given out, and what it was before.
+  struct Given {
+    int64_t row;
+    uint8_t state_before;
+    int64_t id_before;
+    int64_t score_before;
+  };
+  static constexpr int64_t kNone = -1;
+
+  // `rows` holds what was found, -1 elsewhere. Rows that a batch from number `oldest_in_flight` on uses stay.
+  TableBatch(Index& index, const int64_t* ids, int64_t* rows, int64_t count, int64_t oldest_in_flight)
+      : index_(index),
+        ids_(ids),
+        rows_(rows),
+        count_(count),
+        batch_(index.counts[kBatches] + 1),
+        oldest_in_flight_(std::min(oldest_in_flight, batch_)),
+        scores_before_(index.policy.evict ? count : 0, kNone) {}
+
+  const std::vector<Given>& given() const {
+    return given_;
+  }
+  // The bucket that was full; kNone: everything went well.
+  int64_t full_bucket() const {
+    return full_bucket_;
+  }
+
+  // The rows found for ids[begin, end) are used in this batch. Several threads may do it, each with its own ids.
+  void touch(int64_t begin, int64_t end) {
+    const ScoreRule rule = index_.score_rule();
+    for (int64_t i = begin; i < end; ++i) {
+      if (i + kLookahead < end && rows_[i + kLookahead] >= 0) {
+        __builtin_prefetch(index_.row_scores + rows_[i + kLookahead], 1);
+      }
+      if (rows_[i] >= index_.policy.dense_rows) {
+        scores_before_[i] = rule.touch(index_.row_scores[rows_[i]], batch_);
+      }
+    }
+  }
+
+  // Which ids are new, and how often each has been seen.
+  void plan() {
+    new_ids_.collect(ids_, rows_, count_);
+    if (!index_.candidates) {
+      return;
+    }
+    for (NewId& each : new_ids_.distinct()) {
+      const int64_t place = index_.candidates->table.find(each.id);
+      each.seen_before = place == kNoRow ? 0 : index_.candidates->counts[place];
+    }
+  }
+
+  // Give rows to the ids that are admitted; stops at a full bucket.
+  void allocate() {
+    std::vector<NewId>& distinct = new_ids_.distinct();
+    for (size_t i = 0; i < distinct.size() && full_bucket_ == kNone; ++i) {
+      if (i + kLookahead < distinct.size()) {
+        index_.table.prefetch(index_.table.home(distinct[i + kLookahead].id));
+      }
+      NewId& each = distinct[i];
+      if (is_admitted(each)) {
+        give_row(each);
+      } else {
+        each.answer = index_.policy.share_unseen ? untrained(index_.shared_row(each.id)) : kNoRow;
+        unseen_answers_ += each.sightings;
+      }
+    }
+    if (full_bucket_ == kNone) {
+      new_ids_.answer(rows_);
+    }
+  }
+
+  void undo() {
+    for (auto each = given_.rbegin(); each != given_.rend(); ++each) {
+      if (each->state_before == kTaken) {
+        index_.hand_over(each->row, each->id_before);
+      } else {
+        index_.remove(index_.row_ids[each->row]);
+        index_.row_state[each->row] = each->state_before;
+      }
+      if (index_.policy.evict) {
+        index_.row_scores[each->row] = each->score_before;
+      }
+    }
+    given_.clear();
+    if (index_.policy.evict) {
+      undo_touches();
+    }
+  }
+
+  void commit() {
+    if (index_.candidates) {
+      update_candidates();
+    }
+    if (index_.policy.evict) {
+      for (const Given& each : given_) {
+        offer(each.row);
+      }
+      for (const int64_t row : blocked_) {
+        offer(row);
+      }
+    }
+    ++index_.counts[kBatches];
+    index_.counts[kIdsSeen] += count_;
+    index_.counts[kInserted] += static_cast<int64_t>(given_.size());
+    index_.counts[kEvicted] += evicted_;
+    index_.counts[kSharedAnswers] += shared_answers_;
+    index_.counts[kUnseenAnswers] += unseen_answers_;
+  }
+
+ private:
+  bool is_admitted(const NewId& each) const {
+    return each.seen_before + each.sightings >= index_.policy.admit_after;
+  }
+
+  void give_row(NewId& each) {
+    const int64_t bucket = index_.bucket_of(each.id);
+    const int64_t begin = index_.bucket_begin(bucket);
+    const int64_t end = index_.bucket_begin(bucket + 1);
+    int64_t row = index_.free_rows.lowest(begin, end);
+    if (row != kNoRow) {
+      given_.push_back({row, index_.row_state[row], kEmptyId, index_.policy.evict ? index_.row_scores[row] : 0});
+      index_.put(each.id, row, bucket);
+    } else if (index_.policy.evict) {
+      row = victim(bucket, begin, end);
+      if (row == kNoRow) {
+        full_bucket_ = bucket;
+        return;
+      }
+      given_.push_back({row, kTaken, index_.row_ids[row], index_.row_scores[row]});
+      index_.hand_over(row, each.id);
+      ++evicted_;
+    } else if (index_.policy.share) {
+      each.answer = index_.shared_row(each.id);
+      shared_answers_ += each.sightings;
+      return;
+    } else {
+      full_bucket_ = bucket;
+      return;
+    }
+    if (index_.policy.evict) {
+      index_.row_scores[row] = index_.score_rule().initial(each.seen_before + each.sightings, batch_);
+    }
+    each.answer = row;
+    each.has_row = true;
+  }
+
+  int64_t victim(int64_t bucket, int64_t begin, int64_t end) {
+    return index_.victims->take(
+        bucket, begin, end, index_.policy.dense_rows, [&](int64_t row) { return index_.eviction_key(row); },
+        [&](int64_t row) { return index_.score_rule().last_batch(index_.row_scores[row]) >= oldest_in_flight_; },
+        blocked_);
+  }
+
+  // The row may be lower than others that the search for victims knows of.
+  void offer(int64_t row) {
+    if (const std::optional<Key> key = index_.eviction_key(row)) {
+      const int64_t bucket = index_.bucket_of(index_.row_ids[row]);
+      index_.victims->add(bucket, index_.bucket_begin(bucket), index_.bucket_begin(bucket + 1),
+                          index_.policy.dense_rows, *key, row);
+    }
+  }
+
+  void undo_touches() {
+    for (int64_t i = 0; i < count_; ++i) {
+      if (scores_before_[i] != kNone) {  // a row that was touched several times had the lowest of its scores
+        int64_t& score = index_.row_scores[rows_[i]];
+        score = std::min(score, scores_before_[i]);
+      }
+    }
+    for (int64_t bucket = 0; bucket < index_.buckets; ++bucket) {
+      index_.victims->forget(bucket);
+    }
+  }
+
+  // Known candidates are counted, and those that got a row leave, before new ones come in the order of appearance. Who
+  // is admitted to a full bucket and shares stays a candidate.
+  void update_candidates() {
+    for (const NewId& each : new_ids_.distinct()) {
+      if (each.has_row) {
+        index_.remove_candidate(each.id);
+      } else if (each.seen_before > 0) {
+        index_.candidates->counts[index_.candidates->table.find(each.id)] = sightings(each);
+      }
+    }
+    int64_t number = 0;
+    for (const NewId& each : new_ids_.distinct()) {
+      if (!each.has_row && each.seen_before == 0) {
+        add_candidate(each, (batch_ << kNumberBits) + number);
+      }
+      ++number;
+    }
+  }
+
+  // Counting on beyond what it takes to be admitted would tell nothing.
+  int32_t sightings(const NewId& each) const {
+    return static_cast<int32_t>(std::min(each.seen_before + each.sightings, index_.policy.admit_after));
+  }
+
+  void add_candidate(const NewId& each, int64_t order) {
+    Candidates& candidates = *index_.candidates;
+    const int64_t bucket = index_.bucket_of(each.id);
+    const int64_t begin = index_.bucket_begin(bucket);
+    const int64_t end = index_.bucket_begin(bucket + 1);
+    int64_t place = candidates.free_places.lowest(begin, end);
+    if (place == kNoRow) {
+      std::vector<int64_t> blocked;
+      const int64_t oldest = candidates.oldest.take(
+          bucket, begin, end, index_.policy.dense_rows, [&](int64_t at) { return candidates.age(at); },
+          [](int64_t) { return false; }, blocked);
+      index_.remove_candidate(candidates.ids[oldest]);
+      place = oldest;
+    }
+    candidates.table.insert(each.id, place);
+    candidates.ids[place] = each.id;
+    candidates.counts[place] = sightings(each);
+    candidates.order[place] = order;
+    candidates.free_places.take(place);
+  }
+
+  static constexpr int kNumberBits = 31;  // of new ids in a batch
+
+  Index& index_;
+  const int64_t* ids_;
+  int64_t* rows_;
+  int64_t count_;
+  int64_t batch_;
+  int64_t oldest_in_flight_;
+  NewIds new_ids_;
+  std::vector<int64_t> scores_before_;  // of found rows, kNone elsewhere
+  std::vector<Given> given_;
+  std::vector<int64_t> blocked_;  // rows in flight that the search for victims met
+  int64_t full_bucket_ = kNone;
+  int64_t evicted_ = 0;
+  int64_t shared_answers_ = 0;
+  int64_t unseen_answers_ = 0;
+};
+
+}  // namespace recfx

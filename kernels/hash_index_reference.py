@@ -1,0 +1,309 @@
+"""The operators of ``hash_index.py`` in ATen and Python: what they mean, and what runs where nothing can be compiled.
+
+``find`` is ATen throughout. What changes an index is written for reading: first everything is decided, then everything
+is changed, so that a full table changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .buckets import bucket_begin, bucket_of, shared_rows
+from .free_rows import update_free_rows
+from .index_buffers import (
+    BATCH_BITS,
+    BATCHES,
+    EVICTED,
+    FREED,
+    IDS_SEEN,
+    INSERTED,
+    MOST_SIGHTINGS,
+    SHARED_ANSWERS,
+    TAKEN,
+    UNSEEN_ANSWERS,
+    IndexBuffers,
+    IndexPolicy,
+)
+from .mix64 import mix64
+from .slot_table import erase_from_slots, find_in_slots, insert_into_slots
+
+
+def find_reference(ids: Tensor, slots: Tensor, side_row: Tensor, dense_rows: int) -> Tensor:
+    """``find`` in ATen. Scriptable."""
+    is_dense = (ids >= 0) & (ids < dense_rows)
+    return torch.where(is_dense, ids, find_in_slots(ids, slots, side_row))
+
+
+def find_tables_reference(
+    ids: Tensor,
+    begins: list[int],
+    ends: list[int],
+    slots: list[Tensor],
+    side_rows: list[Tensor],
+    dense_rows: list[int],
+) -> tuple[Tensor, Tensor]:
+    """``find_tables`` in ATen. Scriptable."""
+    rows = ids.clone()
+    absent = torch.zeros(len(begins), dtype=torch.int64)
+    for table in range(len(begins)):
+        begin, end = begins[table], ends[table]
+        rows[begin:end] = find_reference(ids[begin:end], slots[table], side_rows[table], dense_rows[table])
+        absent[table] = (rows[begin:end] < 0).sum()
+    return rows, absent
+
+
+@dataclass
+class _Candidate:
+    place: int
+    sightings: int
+    order: int
+
+
+@dataclass
+class _NewId:
+    """An id of the batch that has no row."""
+
+    id: int
+    bucket: int
+    sightings: int = 0  # in this batch
+    before: _Candidate | None = None
+    answer: int = -1
+    row: int = -1  # of its own
+
+    @property
+    def total(self) -> int:
+        return self.sightings + (0 if self.before is None else self.before.sightings)
+
+
+@dataclass
+class _Plan:
+    """What a batch will do to one table."""
+
+    rows: Tensor
+    found: Tensor
+    new_ids: list[_NewId]
+    evicted: dict[int, int] = field(default_factory=dict)  # row -> id that loses it
+    full_bucket: int = -1
+    shared_answers: int = 0
+    unseen_answers: int = 0
+
+
+def find_or_insert_reference(
+    ids: Tensor,
+    begins: list[int],
+    ends: list[int],
+    buffers: list[IndexBuffers],
+    policies: list[IndexPolicy],
+    oldest_in_flight: list[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """``find_or_insert``."""
+    plans = [
+        _plan(ids[begin:end], index, policy, oldest)
+        for begin, end, index, policy, oldest in zip(begins, ends, buffers, policies, oldest_in_flight, strict=True)
+    ]
+    report = torch.tensor(
+        [[sum(new.row >= 0 for new in plan.new_ids), plan.full_bucket] for plan in plans], dtype=torch.int64
+    ).view(-1, 2)
+    rows = ids.clone()
+    if any(plan.full_bucket >= 0 for plan in plans):
+        nothing = ids.new_empty(0)
+        return rows.fill_(-1), nothing, nothing.to(torch.uint8), nothing, report
+    new_rows, states_before, ids_before = [], [], []
+    for begin, end, plan, index, policy in zip(begins, ends, plans, buffers, policies, strict=True):
+        for new in plan.new_ids:
+            if new.row >= 0:
+                new_rows.append(new.row)
+                states_before.append(int(index.row_state[new.row]))
+                ids_before.append(plan.evicted.get(new.row, -1))
+        _apply(plan, index, policy)
+        rows[begin:end] = plan.rows
+    return (
+        rows,
+        ids.new_tensor(new_rows),
+        torch.tensor(states_before, dtype=torch.uint8),
+        ids.new_tensor(ids_before),
+        report,
+    )
+
+
+def _plan(ids: Tensor, index: IndexBuffers, policy: IndexPolicy, oldest_in_flight: int) -> _Plan:
+    rows = find_reference(ids, index.slots, index.side_row, policy.dense_rows)
+    candidates = _candidates(index, policy)
+    by_id: dict[int, _NewId] = {}
+    missing = torch.nonzero(rows < 0).squeeze(1)
+    missing_ids = ids[missing].tolist()
+    buckets = bucket_of(ids[missing], index.bucket_taken.numel(), policy.seed).tolist()
+    for id_, bucket in zip(missing_ids, buckets, strict=True):
+        by_id.setdefault(id_, _NewId(id_, bucket, before=candidates.get(id_))).sightings += 1
+    plan = _Plan(rows, rows[rows >= policy.dense_rows], list(by_id.values()))
+    free: dict[int, Iterator[int]] = {}
+    victims: dict[int, Iterator[int]] = {}
+    in_flight = min(oldest_in_flight, int(index.counts[BATCHES]) + 1)
+    for new in plan.new_ids:
+        if new.total < policy.admit_after:
+            new.answer = -_shared_row(new.id, index, policy) - 2 if policy.unseen == 1 else -1
+            plan.unseen_answers += new.sightings
+            continue
+        if new.bucket not in free:
+            free[new.bucket] = iter(_free_rows(new.bucket, index, policy))
+        new.row = next(free[new.bucket], -1)
+        if new.row < 0 and policy.evicts:
+            if new.bucket not in victims:
+                victims[new.bucket] = iter(_victims(new.bucket, index, policy, plan.found, in_flight))
+            new.row = next(victims[new.bucket], -1)
+            if new.row >= 0:
+                plan.evicted[new.row] = int(index.row_ids[new.row])
+        new.answer = new.row
+        if new.row < 0 and policy.on_full == 1:
+            new.answer = _shared_row(new.id, index, policy)
+            plan.shared_answers += new.sightings
+        elif new.row < 0:
+            plan.full_bucket = new.bucket
+            return plan
+    rows[missing] = ids.new_tensor([by_id[id_].answer for id_ in missing_ids])
+    return plan
+
+
+def _candidates(index: IndexBuffers, policy: IndexPolicy) -> dict[int, _Candidate]:
+    if not policy.admits:
+        return {}
+    places = torch.nonzero(index.candidate_counts).squeeze(1)
+    described = zip(
+        index.candidate_ids[places].tolist(),
+        places.tolist(),
+        index.candidate_counts[places].tolist(),
+        index.candidate_order[places].tolist(),
+        strict=True,
+    )
+    return {id_: _Candidate(place, sightings, order) for id_, place, sightings, order in described}
+
+
+def _rows_of(bucket: int, index: IndexBuffers, policy: IndexPolicy) -> tuple[int, int]:
+    rows, buckets = index.row_ids.numel(), index.bucket_taken.numel()
+    first, end = (bucket_begin(b, rows, policy.dense_rows, buckets) for b in (bucket, bucket + 1))
+    return first, end
+
+
+def _shared_row(id_: int, index: IndexBuffers, policy: IndexPolicy) -> int:
+    rows, buckets = index.row_ids.numel(), index.bucket_taken.numel()
+    return int(shared_rows(index.row_ids.new_tensor([id_]), rows, policy.dense_rows, buckets, policy.seed))
+
+
+def _free_rows(bucket: int, index: IndexBuffers, policy: IndexPolicy) -> list[int]:
+    begin, end = _rows_of(bucket, index, policy)
+    free: list[int] = (begin + torch.nonzero(index.row_state[begin:end] != TAKEN).squeeze(1)).tolist()
+    return free
+
+
+def _victims(bucket: int, index: IndexBuffers, policy: IndexPolicy, found: Tensor, in_flight: int) -> list[int]:
+    """Rows of the bucket that may be evicted, in the order in which they go."""
+    begin, end = _rows_of(bucket, index, policy)
+    scores, is_lfu = index.row_scores[begin:end], policy.evict == 1
+    last_batch = scores & (2**BATCH_BITS - 1) if is_lfu else scores
+    may_go = (index.row_state[begin:end] == TAKEN) & (last_batch < in_flight)
+    rows = begin + torch.nonzero(may_go).squeeze(1)
+    rows = rows[~torch.isin(rows, found)]
+    scores = index.row_scores[rows] >> BATCH_BITS if is_lfu else index.row_scores[rows]
+    order = sorted(zip(scores.tolist(), mix64(index.row_ids[rows]).tolist(), rows.tolist(), strict=True))
+    return [row for _, _, row in order]
+
+
+def _apply(plan: _Plan, index: IndexBuffers, policy: IndexPolicy) -> None:
+    batch = int(index.counts[BATCHES]) + 1
+    for id_ in plan.evicted.values():
+        erase_from_slots(id_, index.slots, index.side_row)
+    inserted = [new for new in plan.new_ids if new.row >= 0]
+    ids = index.row_ids.new_tensor([new.id for new in inserted])
+    rows = index.row_ids.new_tensor([new.row for new in inserted])
+    insert_into_slots(ids, rows, index.slots, index.side_row)
+    index.row_ids[rows] = ids
+    index.row_state[rows] = TAKEN
+    update_free_rows(index.free_rows, index.row_state, rows, policy.dense_rows)
+    for new in inserted:
+        index.bucket_taken[new.bucket] += new.row not in plan.evicted
+    if policy.evicts:
+        _touch(plan, index, policy, batch)
+    if policy.admits:
+        _update_candidates(plan, index, policy, batch)
+    index.counts[BATCHES] += 1
+    index.counts[IDS_SEEN] += plan.rows.numel()
+    index.counts[INSERTED] += len(inserted)
+    index.counts[EVICTED] += len(plan.evicted)
+    index.counts[SHARED_ANSWERS] += plan.shared_answers
+    index.counts[UNSEEN_ANSWERS] += plan.unseen_answers
+
+
+def _touch(plan: _Plan, index: IndexBuffers, policy: IndexPolicy, batch: int) -> None:
+    rows, times = torch.unique(plan.found, return_counts=True)
+    new_rows = rows.new_tensor([new.row for new in plan.new_ids if new.row >= 0])
+    if policy.evict == 0:
+        index.row_scores[rows] = batch
+        index.row_scores[new_rows] = batch
+        return
+    totals = rows.new_tensor([new.total for new in plan.new_ids if new.row >= 0])
+    sightings = (index.row_scores[rows] >> BATCH_BITS) + times
+    index.row_scores[rows] = (sightings.clamp(max=MOST_SIGHTINGS) << BATCH_BITS) + batch
+    index.row_scores[new_rows] = (totals.clamp(max=MOST_SIGHTINGS) << BATCH_BITS) + batch
+
+
+def _update_candidates(plan: _Plan, index: IndexBuffers, policy: IndexPolicy, batch: int) -> None:
+    for new in plan.new_ids:
+        if new.before is not None and new.row >= 0:
+            _free_place(new.before.place, index)
+        elif new.before is not None:
+            index.candidate_counts[new.before.place] = min(new.total, policy.admit_after)
+    for number, new in enumerate(plan.new_ids):
+        if new.before is not None or new.row >= 0:
+            continue
+        begin, end = _rows_of(new.bucket, index, policy)
+        counts = index.candidate_counts[begin:end]
+        if bool((counts > 0).all()):
+            _free_place(begin + int(index.candidate_order[begin:end].argmin()), index)
+        place = begin + int((counts == 0).to(torch.uint8).argmax())
+        index.candidate_ids[place] = new.id
+        index.candidate_counts[place] = min(new.sightings, policy.admit_after)
+        index.candidate_order[place] = (batch << 31) + number
+        insert_into_slots(
+            ids=index.row_ids.new_tensor([new.id]),
+            rows=index.row_ids.new_tensor([place]),
+            slots=index.candidate_slots,
+            side_row=index.candidate_side_row,
+        )
+
+
+def _free_place(place: int, index: IndexBuffers) -> None:
+    erase_from_slots(int(index.candidate_ids[place]), index.candidate_slots, index.candidate_side_row)
+    index.candidate_ids[place] = -1
+    index.candidate_counts[place] = 0
+    index.candidate_order[place] = 0
+
+
+def count_batch_reference(counts: list[Tensor], ids_seen: list[int]) -> None:
+    """``count_batch``."""
+    for each, count in zip(counts, ids_seen, strict=True):
+        each[BATCHES] += 1
+        each[IDS_SEEN] += count
+
+
+def erase_reference(ids: Tensor, index: IndexBuffers, policy: IndexPolicy) -> Tensor:
+    """``erase``, one id after the other."""
+    candidates = _candidates(index, policy)
+    rows = []
+    for id_ in ids.tolist():
+        rows.append(-1 if 0 <= id_ < policy.dense_rows else erase_from_slots(id_, index.slots, index.side_row))
+        if id_ in candidates:
+            _free_place(candidates.pop(id_).place, index)
+    answer = ids.new_tensor(rows)
+    freed = answer[answer >= 0]
+    index.row_ids[freed] = -1
+    index.row_state[freed] = FREED
+    if policy.evicts:
+        index.row_scores[freed] = 0
+    update_free_rows(index.free_rows, index.row_state, freed, policy.dense_rows)
+    buckets = index.bucket_taken.numel()
+    index.bucket_taken.sub_(torch.bincount(bucket_of(ids[answer >= 0], buckets, policy.seed), minlength=buckets))
+    return answer

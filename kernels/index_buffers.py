@@ -1,0 +1,113 @@
+"""What an index is made of: its tensors and its rules, in the order in which the operators take them.
+
+All tensors are contiguous and on the CPU; the operators change them in place. The same order, and the same numbers,
+stand in ``csrc/index_buffers.h`` and ``csrc/index.h``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .free_rows import word_count
+from .slot_table import slot_count
+
+# States of a row.
+NEVER_USED, TAKEN, FREED = range(3)
+
+# Places in `counts`: batches trained, ids in them, rows given out, rows taken from an id for another one, answers with
+# a shared row because a bucket was full, answers to ids that were not admitted yet.
+COUNTERS = ("batches", "ids_seen", "inserted", "evicted", "shared_answers", "unseen_answers")
+BATCHES, IDS_SEEN, INSERTED, EVICTED, SHARED_ANSWERS, UNSEEN_ANSWERS = range(6)
+
+# A lfu score is sightings * 2 ** 36 + the number of the batch that used the row last; a lru score that number alone.
+BATCH_BITS = 36
+MOST_SIGHTINGS = 2**27 - 1
+
+
+class IndexPolicy(NamedTuple):
+    """What a ``HashConfig`` says, as the operators take it."""
+
+    dense_rows: int
+    seed: int
+    on_full: int  # 0 error, 1 share, 2 evict
+    evict: int  # 0 lru, 1 lfu
+    admit_after: int
+    unseen: int  # 0 zeros, 1 share
+
+    @property
+    def evicts(self) -> bool:
+        """Whether rows have scores."""
+        return self.on_full == 2
+
+    @property
+    def admits(self) -> bool:
+        """Whether ids are counted before they get a row."""
+        return self.admit_after > 1
+
+
+class IndexBuffers(NamedTuple):
+    """The tensors of one index. Those that its policy has no use for are empty."""
+
+    slots: Tensor  # int64 [slots, 2]: id to row, see slot_table.py
+    side_row: Tensor  # int64 [1]: the row of id -1, which slots cannot hold; -1: none
+    row_ids: Tensor  # int64 [rows]: the id that has the row, -1 where it is free
+    row_state: Tensor  # uint8 [rows]: NEVER_USED, TAKEN or FREED
+    free_rows: Tensor  # int64 [words]: the free rows, see free_rows.py
+    bucket_taken: Tensor  # int64 [buckets]: taken rows in each bucket
+    counts: Tensor  # int64 [6]: see COUNTERS
+    lock: Tensor  # int64 [1]: see csrc/index_lock.h
+    row_scores: Tensor  # int64 [rows]: who is evicted, lowest first
+    victims: Tensor  # int64 [entries, 3], victim_heads [buckets, 3]: see csrc/lowest_rows.h
+    victim_heads: Tensor
+    candidate_slots: Tensor  # int64 [slots, 2], candidate_side_row [1]: id to place, as for rows
+    candidate_side_row: Tensor
+    candidate_ids: Tensor  # int64 [rows]: the id that is counted at a place, -1 where there is none
+    candidate_counts: Tensor  # int32 [rows]: its sightings, 0 where there is none
+    candidate_order: Tensor  # int64 [rows]: batch * 2 ** 31 + which of its new ids; older is lower
+    free_places: Tensor  # int64 [words]: as free_rows
+    oldest: Tensor  # int64 [entries, 3], oldest_heads [buckets, 3]: as victims
+    oldest_heads: Tensor
+
+
+# What is saved; everything else is derived from it. See hashing/state.py.
+STATE = ("row_ids", "row_state", "counts", "row_scores", "candidate_ids", "candidate_counts", "candidate_order")
+
+
+def allocate_buffers(rows: int, buckets: int, policy: IndexPolicy, device: str) -> IndexBuffers:
+    """Tensors without content, on ``"cpu"`` or ``"meta"``."""
+    index_rows = rows - policy.dense_rows
+    entries = index_rows // 16 + buckets  # LowestRows::entries_before in csrc/lowest_rows.h
+
+    def int64(*size: int, wanted: bool = True) -> Tensor:
+        return torch.empty(size if wanted else (0, *size[1:]), dtype=torch.int64, device=device)
+
+    return IndexBuffers(
+        slots=int64(slot_count(index_rows), 2),
+        side_row=int64(1),
+        row_ids=int64(rows),
+        row_state=torch.empty(rows, dtype=torch.uint8, device=device),
+        free_rows=int64(word_count(rows)),
+        bucket_taken=int64(buckets),
+        counts=int64(len(COUNTERS)),
+        lock=int64(1),
+        row_scores=int64(rows, wanted=policy.evicts),
+        victims=int64(entries, 3, wanted=policy.evicts),
+        victim_heads=int64(buckets, 3, wanted=policy.evicts),
+        candidate_slots=int64(slot_count(index_rows), 2, wanted=policy.admits),
+        candidate_side_row=int64(1, wanted=policy.admits),
+        candidate_ids=int64(rows, wanted=policy.admits),
+        candidate_counts=torch.empty(rows if policy.admits else 0, dtype=torch.int32, device=device),
+        candidate_order=int64(rows, wanted=policy.admits),
+        free_places=int64(word_count(rows), wanted=policy.admits),
+        oldest=int64(entries, 3, wanted=policy.admits),
+        oldest_heads=int64(buckets, 3, wanted=policy.admits),
+    )
+
+
+def flat(values: Sequence[Sequence[object]]) -> list[object]:
+    """One list, one table after the other: how the operators take buffers and policies."""
+    return [value for each in values for value in each]

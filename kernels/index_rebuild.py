@@ -1,0 +1,127 @@
+"""What is derived of an index, made again from its state; and everything that can be wrong with a state.
+
+``rebuild`` calls the C++ operator (``csrc/index_rebuild.cpp``), or the reference below where there is no library.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import library
+from .buckets import bucket_begins, bucket_of
+from .free_rows import update_free_rows
+from .index_buffers import BATCH_BITS, BATCHES, FREED, TAKEN, IndexBuffers, IndexPolicy
+from .slot_table import find_in_slots, insert_into_slots
+
+# What can be wrong with a row; the same numbers stand in csrc/index_rebuild.cpp.
+NO_PROBLEM, UNKNOWN_STATE, DENSE_ROW, DENSE_ID, WRONG_BUCKET, DUPLICATE_ID, BAD_SCORE = range(7)
+
+
+class Rebuilt(NamedTuple):
+    """What ``rebuild`` found.
+
+    Args:
+        problem: ``NO_PROBLEM`` or another of these numbers.
+        row: the lowest row (or place of a candidate) that has it; -1 without one.
+        is_candidate: whether ``row`` is the place of a candidate for admission.
+    """
+
+    problem: int
+    row: int
+    is_candidate: bool
+
+
+def rebuild(buffers: IndexBuffers, policy: IndexPolicy) -> Rebuilt:
+    """Check the state (``index_buffers.STATE``) and fill all other buffers from it.
+
+    If something is wrong the other buffers hold garbage.
+    """
+    if library.load():
+        status = torch.ops.recfx.rebuild(list(buffers), list(policy))
+    else:
+        status = rebuild_reference(buffers, policy)
+    problem, row, is_candidate = status.tolist()
+    return Rebuilt(problem, row, bool(is_candidate))
+
+
+def rebuild_reference(buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
+    """``rebuild`` in ATen."""
+    for empty in (buffers.slots, buffers.side_row, buffers.victim_heads, buffers.oldest_heads):
+        empty.fill_(-1)
+    for empty in (buffers.candidate_slots, buffers.candidate_side_row):
+        empty.fill_(-1)
+    for zero in (buffers.free_rows, buffers.bucket_taken, buffers.free_places, buffers.lock):
+        zero.zero_()
+    taken = torch.nonzero((buffers.row_state != 0) & (buffers.row_state != FREED)).squeeze(1)
+    ids = buffers.row_ids[taken]
+    problem = _place_problems(taken, ids, buffers, policy)
+    if policy.evicts:
+        scores = buffers.row_scores[taken]
+        last_batch = scores & (2**BATCH_BITS - 1) if policy.evict == 1 else scores
+        problem[((scores < 0) | (last_batch > buffers.counts[BATCHES])) & (problem == NO_PROBLEM)] = BAD_SCORE
+    problem[buffers.row_state[taken] != TAKEN] = UNKNOWN_STATE
+    if bool(problem.any()):
+        return _first(problem, taken, 0)
+    insert_into_slots(ids, taken, buffers.slots, buffers.side_row)
+    _fill_free(buffers.free_rows, buffers.row_state, policy)
+    buckets = buffers.bucket_taken.numel()
+    buffers.bucket_taken.copy_(torch.bincount(bucket_of(ids, buckets, policy.seed), minlength=buckets))
+    if policy.admits:
+        return _rebuild_candidates(buffers, policy)
+    return ids.new_tensor([NO_PROBLEM, -1, 0])
+
+
+def _rebuild_candidates(buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
+    places = torch.nonzero(buffers.candidate_counts).squeeze(1)
+    ids = buffers.candidate_ids[places]
+    problem = _place_problems(places, ids, buffers, policy)
+    has_row = find_in_slots(ids, buffers.slots, buffers.side_row) >= 0
+    problem[has_row & (problem == NO_PROBLEM)] = DUPLICATE_ID
+    problem[buffers.candidate_counts[places] < 0] = UNKNOWN_STATE
+    if bool(problem.any()):
+        return _first(problem, places, 1)
+    insert_into_slots(ids, places, buffers.candidate_slots, buffers.candidate_side_row)
+    _fill_free(buffers.free_places, (buffers.candidate_counts > 0).to(torch.uint8), policy)
+    return ids.new_tensor([NO_PROBLEM, -1, 0])
+
+
+def _place_problems(rows: Tensor, ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
+    """What is wrong with ids in these rows. Last comes what csrc/index_rebuild.cpp meets first."""
+    count, buckets = buffers.row_ids.numel(), buffers.bucket_taken.numel()
+    bucket = bucket_of(ids, buckets, policy.seed)
+    begin = bucket_begins(bucket, count, policy.dense_rows, buckets)
+    end = bucket_begins(bucket + 1, count, policy.dense_rows, buckets)
+    problem = torch.full_like(rows, NO_PROBLEM)
+    problem[_appeared_before(ids)] = DUPLICATE_ID
+    problem[(rows < begin) | (rows >= end)] = WRONG_BUCKET
+    problem[(ids >= 0) & (ids < policy.dense_rows)] = DENSE_ID
+    problem[rows < policy.dense_rows] = DENSE_ROW
+    return problem
+
+
+def _appeared_before(ids: Tensor) -> Tensor:
+    """Mask of the ids that stand earlier already."""
+    order = torch.argsort(ids, stable=True)
+    repeated = torch.zeros_like(ids, dtype=torch.bool)
+    repeated[order[1:]] = ids[order[1:]] == ids[order[:-1]]
+    return repeated
+
+
+def _fill_free(words: Tensor, state: Tensor, policy: IndexPolicy) -> None:
+    words.zero_()
+    update_free_rows(words, state, torch.arange(0, state.numel(), 64, device=state.device), policy.dense_rows)
+
+
+def _first(problem: Tensor, rows: Tensor, is_candidate: int) -> Tensor:
+    bad = torch.nonzero(problem)[0]
+    return torch.cat([problem[bad], rows[bad], rows.new_tensor([is_candidate])])
+
+
+@library.when_loaded
+def _register_fake() -> None:
+    @torch.library.register_fake("recfx::rebuild")
+    def _rebuild(buffers: list[Tensor], policy: list[int]) -> Tensor:
+        return buffers[0].new_empty(3)
