@@ -22,7 +22,10 @@ from recfx.shells import copy_shells
 
 
 class MappedCollection(EmbeddingBagCollection):
-    """The standard collection over a hashed one's tables, with a row of zeros at the end for ids without a row.
+    """The standard collection over a hashed one's tables, with a row of zeros after them for ids without a row.
+
+    Where ids that are not admitted read a shared row without training it, a copy of all rows follows: what is read
+    there trains nothing that is compared.
 
     Args:
         hashed: the converted collection; its weights are copied, its items read at every call.
@@ -32,14 +35,15 @@ class MappedCollection(EmbeddingBagCollection):
         configs = []
         for config, table in zip(hashed.embedding_bag_configs(), hashed.tables, strict=True):
             duplicate = copy.copy(config)
-            duplicate.num_embeddings = table.num_embeddings + 1
+            duplicate.num_embeddings = table.num_embeddings + 1 + (table.num_embeddings if _reads_copies(table) else 0)
             duplicate.feature_names = list(table.embedding_names)  # one key a table: each maps ids in its own way
             configs.append(duplicate)
         super().__init__(configs, hashed.is_weighted(), torch.device("meta"))
         self.__dict__["hashed"] = hashed
         for table in hashed.tables:
             weight = hashed.weight(table.name).detach()
-            extended = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
+            copies = [weight] if _reads_copies(table) else []
+            extended = torch.cat([weight, weight.new_zeros(1, weight.shape[1]), *copies])
             trained = hashed.weight(table.name).requires_grad
             self.embedding_bags[table.name].weight = nn.Parameter(extended, requires_grad=trained)
         self.train(hashed.training)
@@ -82,11 +86,28 @@ class MappedCollection(EmbeddingBagCollection):
         place = torch.searchsorted(held, ids).clamp(max=max(held.numel() - 1, 0))
         known = held[place] == ids if held.numel() else torch.zeros_like(ids, dtype=torch.bool)
         found = rows[place] if held.numel() else torch.zeros_like(ids)
-        shares = table.hashing.on_full if self.hashed.training else table.hashing.unseen
-        absent = index.shared_rows(ids) if shares == "share" else torch.full_like(ids, table.num_embeddings)
-        mapped = torch.where(known, found, absent)
+        mapped = torch.where(known, found, self._map_absent(table, index, ids))
         dense = (ids >= 0) & (ids < table.hashing.dense_rows)
         return torch.where(dense, ids, mapped)
+
+    def _map_absent(self, table: TableSpec, index: Any, ids: torch.Tensor) -> torch.Tensor:
+        config, zeros = table.hashing, torch.full_like(ids, table.num_embeddings)
+        assert config is not None
+        shared = index.shared_rows(ids)
+        unseen = shared if config.unseen == "share" else zeros
+        if not self.hashed.training:
+            return unseen
+        full = shared if config.on_full == "share" else zeros
+        if not config.admits:
+            return full
+        candidates, sightings = index.candidates()
+        admitted = torch.isin(ids, candidates[sightings >= config.admit_after])
+        return torch.where(admitted, full, shared + zeros + 1 if _reads_copies(table) else zeros)
+
+
+def _reads_copies(table: TableSpec) -> bool:
+    config = table.hashing
+    return table.has_index and config is not None and config.admits and config.unseen == "share"
 
 
 def oracle_of(original: nn.Module, converted: nn.Module) -> nn.Module:
@@ -134,8 +155,9 @@ def _copy_optimizer(source: Any, duplicate: Any, parameter: nn.Parameter, target
             state[key] = value
             continue
         copied = value.detach().clone()
-        if copied.dim() > 0 and copied.shape[0] < target.shape[0]:  # the mapped table's row of zeros
-            copied = torch.cat([copied, torch.ones_like(copied[:1])])
+        if copied.dim() > 0 and copied.shape[0] < target.shape[0]:  # what a mapped table has after its rows
+            more = target.shape[0] - copied.shape[0]
+            copied = torch.cat([copied, copied.new_ones(more, *copied.shape[1:])])
         state[key] = copied
     if state:
         duplicate.state[target] = state

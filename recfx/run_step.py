@@ -15,7 +15,7 @@ from recfx.collection import HashEmbeddingBagCollection, weight_name
 from recfx.randomness import fixed_randomness
 from recfx.sample import Sample, tensors_of
 
-_LEARNING_RATE = 0.1
+LEARNING_RATE = 0.1
 
 
 @dataclass
@@ -69,7 +69,7 @@ def run_step(model: nn.Module, call: Sample, training: bool) -> Run:
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             run.gradients[name] = parameter.grad
-            parameter.data.add_(parameter.grad, alpha=-_LEARNING_RATE)
+            parameter.data.add_(parameter.grad, alpha=-LEARNING_RATE)
         run.parameters[name] = parameter.detach()
     for name, buffer in model.named_buffers():
         if "hash_indexes." not in name:

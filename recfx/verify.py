@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import optim as distributed_optim
 
 from recfx.collection import converted_collections, weight_name
 from recfx.discovery import unwrap
@@ -16,7 +17,7 @@ from recfx.errors import RecfxError
 from recfx.oracle import attach_optimizers, oracle_of
 from recfx.parity import compare_tensors, largest_difference
 from recfx.randomness import fixed_randomness
-from recfx.run_step import Run, run_step
+from recfx.run_step import LEARNING_RATE, Run, run_step
 from recfx.sample import Sample
 from recfx.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, REFUSED_SAMPLE, SKIPPED, Check, VerifyReport
 
@@ -95,17 +96,22 @@ class _Comparison:
         try:
             subject = copy.deepcopy(self.converted).train(training)
             attach_optimizers(self.converted, subject, skip=self.fused)
+            self._attach_missing(subject)
         except Exception as error:  # whatever the user's modules raise when they are copied
             self.skip(mode, batch, "copy", f"the model cannot be copied ({type(error).__name__}: {error})")
             return
-        failure = self._insert_ids(subject, call) if training and self._has_index() else None
+        if training and self._has_index() and self._admits_between_calls():
+            self.skip(mode, batch, "hash_ids", "one forward calls a collection several times, and ids may be admitted "
+                      "between the calls: the standard collection has no such thing")  # fmt: skip
+            return
+        hashed, failure = self._hash_sample(call) if training and self._has_index() else (subject, None)
         try:
-            wanted = self._run_oracle(subject, call, training)
+            wanted = self._run_oracle(hashed, call, training)
         except Exception as error:  # the model's own failure: there is nothing to compare with
             message = f"the original raises {type(error).__name__}: {error}"
             self.skip(mode, batch, "original", message + self._advice(subject, call, training))
             return
-        again = copy.deepcopy(subject) if self._has_index() else subject
+        again = copy.deepcopy(hashed) if self._has_index() and not training else hashed
         try:
             if failure is not None:
                 raise failure
@@ -120,18 +126,38 @@ class _Comparison:
         self._compare_runs(mode, batch, wanted, found, lambda: self._run_oracle(again, call, training))
         self._note_tables(wanted, found)
 
-    def _insert_ids(self, subject: nn.Module, call: Sample) -> Exception | None:
-        """Give the indexes of ``subject`` the sample's ids, and nothing else of a training run; what went wrong."""
-        warm = copy.deepcopy(self.converted).train()
-        warm_call = call.clone()
+    def _hash_sample(self, call: Sample) -> tuple[nn.Module, Exception | None]:
+        """A copy of the converted model as it is once the sample's ids are hashed, and what went wrong with that.
+
+        Nothing else of a training step has happened to it: the oracle needs the rows that the step will use.
+        """
+        hashed = copy.deepcopy(self.converted).train()
+        hashed_call = call.clone()
         try:
             with fixed_randomness(), torch.no_grad():
-                warm(*warm_call.args, **warm_call.kwargs)
+                hashed(*hashed_call.args, **hashed_call.kwargs)
         except Exception as error:  # compared with what the original does, by the caller
-            return error
-        for path in self.islands:
-            subject.get_submodule(path).load_state_dict(warm.get_submodule(path).state_dict())
-        return None
+            return self.converted, error
+        return hashed, None
+
+    def _admits_between_calls(self) -> bool:
+        return any(
+            table.hashing is not None and table.has_index and table.hashing.admits and island.calls > 1
+            for island in self.islands.values()
+            for table in island.tables
+        )
+
+    def _attach_missing(self, model: nn.Module) -> None:
+        """A table that evicts cannot train without an optimizer in backward: where there is none yet, SGD stands in."""
+        for path, island in self.islands.items():
+            for table in island.tables:
+                name = weight_name(path, table.name)
+                evicts = table.hashing is not None and table.has_index and table.hashing.evicts
+                weight = model.get_parameter(name)
+                if evicts and name not in self.fused and weight.requires_grad and not _has_optimizer(weight):
+                    distributed_optim._apply_optimizer_in_backward(  # type: ignore[attr-defined]
+                        torch.optim.SGD, [weight], {"lr": LEARNING_RATE}
+                    )
 
     def _advice(self, subject: nn.Module, call: Sample, training: bool) -> str:
         """What the converted model says where the original fails: it knows what to do about a wrong batch."""
@@ -150,6 +176,7 @@ class _Comparison:
         """One step of the original; with an index, over copies of the tables of ``subject``, which stays as it is."""
         oracle = oracle_of(self.original, subject)
         attach_optimizers(self.original, oracle, skip=set())
+        self._attach_missing(oracle)
         return run_step(oracle, call, training)
 
     def _compare_runs(self, mode: str, batch: str, wanted: Run, found: Run, repeat: Callable[[], Run]) -> None:
@@ -216,11 +243,15 @@ class _Comparison:
                         noted[what] = max(noted.get(what, 0.0), largest_difference(expected, actual))
 
 
+def _has_optimizer(weight: nn.Parameter) -> bool:
+    return bool(getattr(weight, "_in_backward_optimizers", []))
+
+
 def _same_rows(expected: torch.Tensor | None, actual: torch.Tensor | None) -> torch.Tensor | None:
-    """Without the row of zeros that a mapped table has at its end."""
-    if expected is None or actual is None or expected.dim() != 2 or expected.shape[0] != actual.shape[0] + 1:
+    """Without what a mapped table has after its rows."""
+    if expected is None or actual is None or expected.dim() != 2 or expected.shape[0] <= actual.shape[0]:
         return expected
-    return expected[:-1]
+    return expected[: actual.shape[0]]
 
 
 def _touched(value: torch.Tensor | None, rows: torch.Tensor | None) -> torch.Tensor | None:

@@ -103,8 +103,6 @@ def test_the_first_refusal_says_how_many_more_there_are() -> None:
         ({"backend": "cudnn"}, "unknown_backend", "fbgemm"),
         ({"hashing": HashConfig(rows=10)}, "rows_shrink", "20"),
         ({"hashing": HashConfig(dense_rows=21)}, "invalid_hash_config", "dense_rows"),
-        ({"hashing": HashConfig(dense_rows=0, on_full="evict")}, "evict_not_available", "evict"),
-        ({"hashing": HashConfig(dense_rows=0, admit_after=2)}, "admission_not_available", "admit_after"),
     ],
 )
 def test_an_argument_is_refused(arguments: dict[str, object], reason: str, says: str) -> None:
