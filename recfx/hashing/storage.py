@@ -59,7 +59,7 @@ class IndexStorage(nn.Module):
             CheckpointError: somebody has written into ``row_ids`` (torch.distributed.checkpoint loads in place), and
                 what stands there now is no valid state.
         """
-        if self._versions != self._current_versions():
+        if not torch.compiler.is_compiling() and self._versions != self._current_versions():
             self._adopt_written_state()
         buffers: Any = self._buffers
         return IndexBuffers(*(buffers[key] for key in IndexBuffers._fields))
@@ -82,7 +82,8 @@ class IndexStorage(nn.Module):
 
     def _note_versions(self) -> None:
         # The C++ operators do not count as writers here, every ATen operator does.
-        self._versions = self._current_versions()
+        if not torch.compiler.is_compiling():
+            self._versions = self._current_versions()
 
     def _adopt_written_state(self) -> None:
         own = {key: self._buffers[key] for key in state.state_names(self.config)}
