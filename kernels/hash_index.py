@@ -113,17 +113,17 @@ def find_or_insert(
     return Inserted(*reference.find_or_insert_reference(ids, begins, ends, buffers, policies, oldest_in_flight))
 
 
-def count_batch(counts: list[Tensor], ids_seen: list[int]) -> None:
-    """Count a batch of training that needed no ``find_or_insert``, because every id had a row and rows have no scores.
+def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
+    """Add to the counts of several tables at once.
 
     Args:
-        counts: see ``IndexBuffers``, of each table.
-        ids_seen: of each table in this batch.
+        counts: int64 ``[k]`` of each table.
+        amounts: for each of these numbers, table by table.
     """
     if library.load():
-        torch.ops.recfx.count_batch(counts, ids_seen)
+        torch.ops.recfx.add_counts(counts, amounts)
     else:
-        reference.count_batch_reference(counts, ids_seen)
+        reference.add_counts_reference(counts, amounts)
 
 
 def erase(ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
@@ -157,8 +157,8 @@ def _register_fakes() -> None:
         rows = torch.empty_like(ids, memory_format=torch.contiguous_format)
         return rows, new_rows, states_before, ids_before, ids.new_empty(len(begins), 2)
 
-    @torch.library.register_fake("recfx::count_batch")
-    def _count_batch(counts: list[Tensor], ids_seen: list[int]) -> None:
+    @torch.library.register_fake("recfx::add_counts")
+    def _add_counts(counts: list[Tensor], amounts: list[int]) -> None:
         return None
 
     @torch.library.register_fake("recfx::erase")

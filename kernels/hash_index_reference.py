@@ -282,11 +282,10 @@ def _free_place(place: int, index: IndexBuffers) -> None:
     index.candidate_order[place] = 0
 
 
-def count_batch_reference(counts: list[Tensor], ids_seen: list[int]) -> None:
-    """``count_batch``."""
-    for each, count in zip(counts, ids_seen, strict=True):
-        each[BATCHES] += 1
-        each[IDS_SEEN] += count
+def add_counts_reference(counts: list[Tensor], amounts: list[int]) -> None:
+    """``add_counts``."""
+    for each, amount in zip(counts, torch.tensor(amounts).split([each.numel() for each in counts]), strict=True):
+        each += amount
 
 
 def erase_reference(ids: Tensor, index: IndexBuffers, policy: IndexPolicy) -> Tensor:

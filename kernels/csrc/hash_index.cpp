@@ -213,13 +213,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
   return {rows, new_rows, states_before, ids_before, report};
 }
 
-// Counts a batch that was looked up without find_or_insert, because every id had a row.
-void count_batch(at::TensorList counts, at::IntArrayRef ids_seen) {
-  TORCH_CHECK(counts.size() == ids_seen.size(), "recfx: count_batch needs one number a table");
-  for (size_t t = 0; t < counts.size(); ++t) {
-    int64_t* data = int64_data(counts[t], "counts", kCounters);
-    ++data[kBatches];
-    data[kIdsSeen] += ids_seen[t];
+// Adds to the counts of several tables at once.
+void add_counts(at::TensorList counts, at::IntArrayRef amounts) {
+  size_t next = 0;
+  for (const at::Tensor& each : counts) {
+    int64_t* data = int64_data(each, "counts");
+    TORCH_CHECK(next + each.numel() <= amounts.size(), "recfx: add_counts needs an amount for every count");
+    for (int64_t i = 0; i < each.numel(); ++i) {
+      data[i] += amounts[next++];
+    }
   }
 }
 
@@ -253,7 +255,7 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
   library.def(
       "find_or_insert(Tensor ids, int[] begins, int[] ends, Tensor(a!)[] buffers, int[] policies, "
       "int[] oldest_in_flight) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
-  library.def("count_batch(Tensor(a!)[] counts, int[] ids_seen) -> ()");
+  library.def("add_counts(Tensor(a!)[] counts, int[] amounts) -> ()");
   library.def("erase(Tensor ids, Tensor(a!)[] buffers, int[] policy) -> Tensor");
 }
 
@@ -261,7 +263,7 @@ TORCH_LIBRARY_IMPL(recfx, CPU, library) {
   library.impl("find", find);
   library.impl("find_tables", find_tables);
   library.impl("find_or_insert", find_or_insert);
-  library.impl("count_batch", count_batch);
+  library.impl("add_counts", add_counts);
   library.impl("erase", erase);
 }
 

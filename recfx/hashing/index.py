@@ -138,14 +138,13 @@ class HashIndex(IndexStorage):
         absent = rows < 0
         if self.config.unseen == "share":
             rows = torch.where(absent, self.shared_rows(ids.to(torch.int64)), rows)
-        self.note_answers(ids.numel(), int(absent.sum()))
+        self.eval_counts[0] += ids.numel()
+        self.eval_counts[1 if self.config.unseen == "share" else 2] += absent.sum().to("cpu")
         return rows
 
-    def note_answers(self, ids_seen: int, absent: int) -> None:
-        """Count what eval mode has answered: so many ids, of which so many had no row."""
-        self.eval_counts[0] += ids_seen
-        if absent:
-            self.eval_counts[1 if self.config.unseen == "share" else 2] += absent
+    def answer_counts(self, ids_seen: int, absent: int) -> list[int]:
+        """What to add to ``eval_counts`` for so many ids that eval mode has answered, so many of them without a row."""
+        return [ids_seen, absent, 0] if self.config.unseen == "share" else [ids_seen, 0, absent]
 
     def erase(self, ids: Tensor) -> Tensor:
         """Forget these ids and free their rows. Ids without a row and dense ids are left alone.
@@ -188,7 +187,7 @@ class HashIndex(IndexStorage):
         zeros, because the id had no row). What training counts is saved with the index.
         """
         counters = dict(zip(COUNTERS, self.counts.tolist(), strict=True))
-        for name, count in zip(EVAL_COUNTERS, self.eval_counts, strict=True):
+        for name, count in zip(EVAL_COUNTERS, self.eval_counts.tolist(), strict=True):
             counters[name] += count
         return counters
 

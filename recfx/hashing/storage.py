@@ -36,6 +36,7 @@ class IndexStorage(nn.Module):
     counts: Tensor
     lock: Tensor
     identity: Tensor
+    eval_counts: Tensor
 
     def __init__(self, config: ResolvedHashConfig, name: str, device: torch.device | str | None) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class IndexStorage(nn.Module):
         for key, tensor in buffers._asdict().items():
             self.register_buffer(key, tensor, persistent=key in saved)
         self.register_buffer(state.IDENTITY, state.identity(config, name).to(buffers.slots.device))
-        self.eval_counts = [0] * len(EVAL_COUNTERS)
+        self.register_buffer("eval_counts", self._zero_eval_counts(), persistent=False)
         self._note_versions()
 
     def index_buffers(self) -> IndexBuffers:
@@ -117,7 +118,7 @@ class IndexStorage(nn.Module):
         for key, tensor in buffers._asdict().items():
             self._buffers[key] = tensor
         self._buffers[state.IDENTITY] = state.identity(self.config, self.name).to(buffers.slots.device)
-        self.eval_counts = [0] * len(EVAL_COUNTERS)
+        self._buffers["eval_counts"] = self._zero_eval_counts()
         self._note_versions()
 
     def _fill(self, buffers: IndexBuffers) -> None:
@@ -125,8 +126,11 @@ class IndexStorage(nn.Module):
         for key, tensor in buffers._asdict().items():
             getattr(self, key).copy_(tensor)
         self.identity.copy_(state.identity(self.config, self.name))
-        self.eval_counts = [0] * len(EVAL_COUNTERS)
+        self.eval_counts.zero_()
         self._note_versions()
+
+    def _zero_eval_counts(self) -> Tensor:
+        return torch.zeros(len(EVAL_COUNTERS), dtype=torch.int64, device=self.slots.device)
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         super().__setstate__(saved)

@@ -178,13 +178,21 @@ class HashIds(NodeModule):
             [each.lock for each in buffers],
             [segment.table.hashing.dense_rows for segment in segments],  # type: ignore[union-attr]
         )
-        for segment, count in zip(segments, absent.tolist(), strict=True):
-            if not self.training:
-                self._store.index(segment.table.name).note_answers(segment.end - segment.begin, count)
+        counts = absent.tolist()
+        for segment, count in zip(segments, counts, strict=True):
             if count > 0:
                 stretch = slice(segment.begin, segment.end)
                 rows[stretch] = self._answer_absent(segment.table, ids[stretch], rows[stretch])
+        if not self.training:
+            self._note_answers(segments, counts)
         return rows
+
+    def _note_answers(self, segments: list[Segment], absent: list[int]) -> None:
+        indexes = self._indexes(segments)
+        amounts: list[int] = []
+        for index, segment, count in zip(indexes, segments, absent, strict=True):
+            amounts += index.answer_counts(segment.end - segment.begin, count)
+        hash_index.add_counts([index.eval_counts for index in indexes], amounts)
 
     def _answer_absent(self, table: TableSpec, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         config, index = table.hashing, self._store.index(table.name)
