@@ -25,7 +25,7 @@ ifeq ($(INSTALL),)
 $(error HOST=$(HOST) is none of cpu, npu, cuda)
 endif
 
-.PHONY: help setup demo test bench lint format ascend clean
+.PHONY: help setup demo test tsan bench lint format ascend clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -41,6 +41,9 @@ demo: setup ## train, convert, inspect and check a DLRM on raw ids
 test: setup ## the whole test suite, and a consistent environment
 	@$(BIN)/python -m pip check
 	@$(BIN)/python -m pytest -q $(PYTEST_FLAGS)
+
+tsan: setup ## readers and writers of one index under the thread sanitizer (part of `make test`, too)
+	@CI=true $(BIN)/python -m pytest -q tests/kernels/test_thread_safety.py
 
 bench: setup ## compare with the standard collection and FBGEMM, ratios printed
 	@$(BIN)/python -m tests.bench $(BENCH_FLAGS)

@@ -1,0 +1,205 @@
+// Readers and writers of one evicting index on several threads, for the thread sanitizer. No torch, no OpenMP: neither
+// can be instrumented. Built and run by test_thread_safety.py and by `make tsan`.
+//
+// `index_stress` must finish without a word from the sanitizer. `index_stress without-lock` leaves the lock out: then
+// the sanitizer must complain, or it would not have noticed anything in the first place.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "find.h"
+#include "index_lock.h"
+#include "table_batch.h"
+
+using namespace recfx;
+
+namespace {
+
+constexpr int64_t kRows = 512;
+constexpr int64_t kBucketCount = 4;
+constexpr int64_t kSlotCount = 1024;
+constexpr int64_t kUniverse = 4 * kRows;
+constexpr int64_t kBatchSize = 96;
+
+void check(bool holds, const char* what) {
+  if (!holds) {
+    std::fprintf(stderr, "FAILED: %s\n", what);
+    std::exit(1);
+  }
+}
+
+// The buffers that HashIndex would own.
+struct Buffers {
+  std::vector<Slot> slots = std::vector<Slot>(kSlotCount, Slot{kEmptyId, kNoRow});
+  std::vector<Slot> candidate_slots = slots;
+  int64_t side_row = kNoRow;
+  int64_t candidate_side_row = kNoRow;
+  std::vector<int64_t> row_ids = std::vector<int64_t>(kRows, kEmptyId);
+  std::vector<uint8_t> row_state = std::vector<uint8_t>(kRows, kNeverUsed);
+  std::vector<uint64_t> free_rows = std::vector<uint64_t>(kRows / 64 + 1, 0);
+  std::vector<uint64_t> free_places = free_rows;
+  std::vector<int64_t> bucket_taken = std::vector<int64_t>(kBucketCount, 0);
+  std::vector<int64_t> counts = std::vector<int64_t>(kCounters, 0);
+  std::vector<int64_t> row_scores = std::vector<int64_t>(kRows, 0);
+  std::vector<LowestRows::Entry> victims = entries();
+  std::vector<LowestRows::Entry> oldest = entries();
+  std::vector<LowestRows::Head> victim_heads = heads();
+  std::vector<LowestRows::Head> oldest_heads = heads();
+  std::vector<int64_t> candidate_ids = row_ids;
+  std::vector<int32_t> candidate_counts = std::vector<int32_t>(kRows, 0);
+  std::vector<int64_t> candidate_order = row_scores;
+  int64_t lock = 0;
+
+  static std::vector<LowestRows::Entry> entries() {
+    return std::vector<LowestRows::Entry>(LowestRows::entries_before(kRows, kBucketCount));
+  }
+  static std::vector<LowestRows::Head> heads() {
+    return std::vector<LowestRows::Head>(kBucketCount, LowestRows::Head{LowestRows::kUnknown, {}});
+  }
+};
+
+Index view(Buffers& of, bool lfu, int64_t admit_after) {
+  Index index{
+      .policy = {.dense_rows = 0, .seed = 0, .share = false, .evict = true, .lfu = lfu, .admit_after = admit_after,
+                 .share_unseen = false},
+      .rows = kRows,
+      .buckets = kBucketCount,
+      .table = SlotTable(of.slots.data(), kSlotCount, &of.side_row),
+      .row_ids = of.row_ids.data(),
+      .row_state = of.row_state.data(),
+      .free_rows = FreeRows(of.free_rows.data(), kRows),
+      .bucket_taken = of.bucket_taken.data(),
+      .counts = of.counts.data(),
+      .row_scores = of.row_scores.data(),
+      .victims = LowestRows(of.victims.data(), of.victim_heads.data()),
+      .candidates = std::nullopt,
+  };
+  if (admit_after > 1) {
+    index.candidates = Candidates{
+        .table = SlotTable(of.candidate_slots.data(), kSlotCount, &of.candidate_side_row),
+        .ids = of.candidate_ids.data(),
+        .counts = of.candidate_counts.data(),
+        .order = of.candidate_order.data(),
+        .free_places = FreeRows(of.free_places.data(), kRows),
+        .oldest = LowestRows(of.oldest.data(), of.oldest_heads.data()),
+    };
+  }
+  return index;
+}
+
+// Runs work(begin, end) on pieces of [0, count), each on a thread of its own.
+template <typename Work>
+void on_threads(int threads, int64_t count, Work work) {
+  std::vector<std::thread> pool;
+  for (int t = 0; t < threads; ++t) {
+    pool.emplace_back([=] { work(count * t / threads, count * (t + 1) / threads); });
+  }
+  for (std::thread& each : pool) {
+    each.join();
+  }
+}
+
+std::vector<int64_t> draw(std::mt19937_64& random) {
+  std::vector<int64_t> ids(kBatchSize);
+  for (int64_t& id : ids) {
+    const int64_t drawn = static_cast<int64_t>(random() % kUniverse);
+    id = drawn % 3 == 0 ? drawn % 16 - 1 : drawn;  // a third of them popular, and -1 among these
+  }
+  return ids;
+}
+
+// One batch of training, as the operator does it. Every seventh one is taken back.
+void train(Index& index, const std::vector<int64_t>& ids, int threads, bool take_back) {
+  std::vector<int64_t> rows(ids.size());
+  on_threads(threads, kBatchSize, [&](int64_t begin, int64_t end) {
+    find_range(ids.data(), rows.data(), begin, end, index.table, 0);
+  });
+  TableBatch batch(index, ids.data(), rows.data(), kBatchSize, std::numeric_limits<int64_t>::max());
+  on_threads(threads, kBatchSize, [&](int64_t begin, int64_t end) { batch.touch(begin, end); });
+  batch.plan();
+  batch.allocate();
+  take_back || batch.full_bucket() != TableBatch::kNone ? batch.undo() : batch.commit();
+}
+
+void check_consistent(const Index& index) {
+  int64_t taken = 0;
+  for (int64_t row = 0; row < kRows; ++row) {
+    if (index.row_state[row] == kTaken) {
+      ++taken;
+      check(index.table.find(index.row_ids[row]) == row, "a row's id is found in it");
+      check(index.row_scores[row] > 0, "a row that is taken has a score");
+    }
+  }
+  int64_t counted = 0;
+  for (int64_t bucket = 0; bucket < kBucketCount; ++bucket) {
+    counted += index.bucket_taken[bucket];
+  }
+  check(counted == taken, "rows taken are counted");
+}
+
+void stress(bool lfu, int64_t admit_after, bool with_lock) {
+  Buffers buffers;
+  {
+    FreeRows free_rows(buffers.free_rows.data(), kRows);
+    FreeRows free_places(buffers.free_places.data(), kRows);
+    for (int64_t row = 0; row < kRows; ++row) {
+      free_rows.give_back(row);
+      free_places.give_back(row);
+    }
+  }
+  auto write = [&](int number) {
+    std::mt19937_64 random(number);
+    for (int step = 0; step < 60; ++step) {
+      Index index = view(buffers, lfu, admit_after);
+      IndexLock lock(&buffers.lock);
+      with_lock ? lock.lock() : void();
+      train(index, draw(random), 2, step % 7 == 6);
+      with_lock ? lock.unlock() : void();
+    }
+  };
+  auto read = [&](int number) {
+    std::mt19937_64 random(100 + number);
+    std::vector<int64_t> rows(kBatchSize);
+    for (int step = 0; step < 400; ++step) {
+      const Index index = view(buffers, lfu, admit_after);
+      const std::vector<int64_t> ids = draw(random);
+      IndexLock lock(&buffers.lock);
+      with_lock ? lock.lock_shared() : void();
+      find_range(ids.data(), rows.data(), 0, kBatchSize, index.table, 0);
+      for (int64_t i = 0; i < kBatchSize; ++i) {
+        check(!with_lock || rows[i] == kNoRow || index.row_ids[rows[i]] == ids[i], "a row found is the id's own");
+      }
+      with_lock ? lock.unlock_shared() : void();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int number = 0; number < 2; ++number) {
+    threads.emplace_back(write, number);
+    threads.emplace_back(read, number);
+  }
+  for (std::thread& each : threads) {
+    each.join();
+  }
+  if (with_lock) {
+    const Index index = view(buffers, lfu, admit_after);
+    check_consistent(index);
+    check(buffers.lock == 0, "the lock is free again");
+    check(buffers.counts[kBatches] > 0, "batches were counted");
+  }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const bool with_lock = !(count > 1 && std::strcmp(arguments[1], "without-lock") == 0);
+  for (const bool lfu : {false, true}) {
+    for (const int64_t admit_after : {1, 2}) {
+      stress(lfu, admit_after, with_lock);
+    }
+  }
+  std::puts("done");
+  return 0;
+}
