@@ -22,6 +22,7 @@ from .index_buffers import (
     IDS_SEEN,
     INSERTED,
     MOST_SIGHTINGS,
+    NEW_ID_BITS,
     SHARED_ANSWERS,
     TAKEN,
     UNSEEN_ANSWERS,
@@ -145,8 +146,11 @@ def _plan(ids: Tensor, index: IndexBuffers, policy: IndexPolicy, oldest_in_fligh
     in_flight = min(oldest_in_flight, int(index.counts[BATCHES]) + 1)
     for new in plan.new_ids:
         if new.total < policy.admit_after:
-            new.answer = -_shared_row(new.id, index, policy) - 2 if policy.unseen == 1 else -1
-            plan.unseen_answers += new.sightings
+            if policy.unseen == 1:
+                new.answer = -_shared_row(new.id, index, policy) - 2
+                plan.shared_answers += new.sightings
+            else:
+                plan.unseen_answers += new.sightings
             continue
         if new.bucket not in free:
             free[new.bucket] = iter(_free_rows(new.bucket, index, policy))
@@ -266,7 +270,7 @@ def _update_candidates(plan: _Plan, index: IndexBuffers, policy: IndexPolicy, ba
         place = begin + int((counts == 0).to(torch.uint8).argmax())
         index.candidate_ids[place] = new.id
         index.candidate_counts[place] = min(new.sightings, policy.admit_after)
-        index.candidate_order[place] = (batch << 31) + number
+        index.candidate_order[place] = (batch << NEW_ID_BITS) + number
         insert_into_slots(
             ids=index.row_ids.new_tensor([new.id]),
             rows=index.row_ids.new_tensor([place]),

@@ -18,14 +18,16 @@ from .slot_table import slot_count
 # States of a row.
 NEVER_USED, TAKEN, FREED = range(3)
 
-# Places in `counts`: batches trained, ids in them, rows given out, rows taken from an id for another one, answers with
-# a shared row because a bucket was full, answers to ids that were not admitted yet.
+# Places in `counts`: batches trained, ids in them, rows given out, rows taken from an id for another one, ids answered
+# with a shared row (their bucket was full, or they were not admitted), ids answered with zeros (not admitted).
 COUNTERS = ("batches", "ids_seen", "inserted", "evicted", "shared_answers", "unseen_answers")
 BATCHES, IDS_SEEN, INSERTED, EVICTED, SHARED_ANSWERS, UNSEEN_ANSWERS = range(6)
 
 # A lfu score is sightings * 2 ** 36 + the number of the batch that used the row last; a lru score that number alone.
 BATCH_BITS = 36
 MOST_SIGHTINGS = 2**27 - 1
+# A candidate's order is the number of the batch that saw it first * 2 ** 31 + which of the batch's new ids it was.
+NEW_ID_BITS = 31
 
 
 class IndexPolicy(NamedTuple):
@@ -67,7 +69,7 @@ class IndexBuffers(NamedTuple):
     candidate_side_row: Tensor
     candidate_ids: Tensor  # int64 [rows]: the id that is counted at a place, -1 where there is none
     candidate_counts: Tensor  # int32 [rows]: its sightings, 0 where there is none
-    candidate_order: Tensor  # int64 [rows]: batch * 2 ** 31 + which of its new ids; older is lower
+    candidate_order: Tensor  # int64 [rows]: see NEW_ID_BITS; older is lower
     free_places: Tensor  # int64 [words]: as free_rows
     oldest: Tensor  # int64 [entries, 3], oldest_heads [buckets, 3]: as victims
     oldest_heads: Tensor

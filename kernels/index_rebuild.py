@@ -13,7 +13,7 @@ from torch import Tensor
 from . import library
 from .buckets import bucket_begins, bucket_of
 from .free_rows import update_free_rows
-from .index_buffers import BATCH_BITS, BATCHES, FREED, TAKEN, IndexBuffers, IndexPolicy
+from .index_buffers import BATCH_BITS, BATCHES, FREED, NEW_ID_BITS, TAKEN, IndexBuffers, IndexPolicy
 from .slot_table import find_in_slots, insert_into_slots
 
 # What can be wrong with a row; the same numbers stand in csrc/index_rebuild.cpp.
@@ -80,6 +80,8 @@ def _rebuild_candidates(buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
     problem = _place_problems(places, ids, buffers, policy)
     has_row = find_in_slots(ids, buffers.slots, buffers.side_row) >= 0
     problem[has_row & (problem == NO_PROBLEM)] = DUPLICATE_ID
+    order = buffers.candidate_order[places]
+    problem[((order < 0) | (order >> NEW_ID_BITS > buffers.counts[BATCHES])) & (problem == NO_PROBLEM)] = BAD_SCORE
     problem[buffers.candidate_counts[places] < 0] = UNKNOWN_STATE
     if bool(problem.any()):
         return _first(problem, places, 1)

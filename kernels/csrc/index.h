@@ -31,6 +31,15 @@ struct Policy {
   bool share_unseen;
 };
 
+// When a candidate was first seen: the number of the batch, then which of its new ids it was.
+constexpr int kNewIdBits = 31;
+inline int64_t candidate_order(int64_t batch, int64_t new_id) {
+  return (batch << kNewIdBits) + new_id;
+}
+inline int64_t first_batch(int64_t order) {
+  return order >> kNewIdBits;
+}
+
 // Ids that have been seen, but not often enough for a row: at most as many in a bucket as it has rows.
 struct Candidates {
   SlotTable table;  // id to place; places are cut into buckets as rows are

@@ -98,6 +98,9 @@ Found rebuild_candidates(Index& index) {
     if (candidates.table.find(id) != kNoRow || index.table.find(id) != kNoRow) {
       return Problem::kDuplicateId;
     }
+    if (candidates.order[place] < 0 || first_batch(candidates.order[place]) > index.counts[kBatches]) {
+      return Problem::kScore;
+    }
     candidates.table.insert(id, place);
     return Problem::kNone;
   });

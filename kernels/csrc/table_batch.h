@@ -85,7 +85,7 @@ class TableBatch {
         give_row(each);
       } else {
         each.answer = index_.policy.share_unseen ? untrained(index_.shared_row(each.id)) : kNoRow;
-        unseen_answers_ += each.sightings;
+        (index_.policy.share_unseen ? shared_answers_ : unseen_answers_) += each.sightings;
       }
     }
     if (full_bucket_ == kNone) {
@@ -209,7 +209,7 @@ class TableBatch {
     int64_t number = 0;
     for (const NewId& each : new_ids_.distinct()) {
       if (!each.has_row && each.seen_before == 0) {
-        add_candidate(each, (batch_ << kNumberBits) + number);
+        add_candidate(each, candidate_order(batch_, number));
       }
       ++number;
     }
@@ -240,8 +240,6 @@ class TableBatch {
     candidates.order[place] = order;
     candidates.free_places.take(place);
   }
-
-  static constexpr int kNumberBits = 31;  // of new ids in a batch
 
   Index& index_;
   const int64_t* ids_;

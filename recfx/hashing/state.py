@@ -10,7 +10,16 @@ from torch import Tensor
 from recfx.errors import CheckpointError
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.kernels import index_rebuild
-from recfx.kernels.index_buffers import BATCH_BITS, BATCHES, COUNTERS, STATE, TAKEN, IndexBuffers, allocate_buffers
+from recfx.kernels.index_buffers import (
+    BATCH_BITS,
+    BATCHES,
+    COUNTERS,
+    NEW_ID_BITS,
+    STATE,
+    TAKEN,
+    IndexBuffers,
+    allocate_buffers,
+)
 from recfx.kernels.index_rebuild import Rebuilt
 from recfx.kernels.row_initialization import initialization_key
 
@@ -79,8 +88,10 @@ def buffers_from_state(config: ResolvedHashConfig, name: str, saved: Mapping[str
     for key, tensor in tensors.items():
         getattr(buffers, key)[: tensor.numel()] = tensor
     buffers.row_ids.masked_fill_(buffers.row_state != TAKEN, -1)
-    if config.evicts:
-        _adapt_scores(buffers, config, "counts" in tensors)
+    if config.evicts and bool((buffers.row_scores >= 0).all()):  # or rebuild says where not
+        _adapt_scores(buffers, config)
+    if "counts" not in tensors:
+        buffers.counts[BATCHES] = _last_batch(buffers, config)
     rebuilt = index_rebuild.rebuild(buffers, config.policy)
     if rebuilt.problem != index_rebuild.NO_PROBLEM:
         raise _problem_error(rebuilt, saved_rows, buffers, config, name)
@@ -140,18 +151,24 @@ def _checked_tensors(config: ResolvedHashConfig, name: str, saved: Mapping[str, 
     return tensors
 
 
-def _adapt_scores(buffers: IndexBuffers, config: ResolvedHashConfig, has_clock: bool) -> None:
-    """Scores of the other rule become what they can say under this one; a clock that was not saved is read off them."""
+def _adapt_scores(buffers: IndexBuffers, config: ResolvedHashConfig) -> None:
+    """Scores of the other rule become what they can say under this one."""
     scores, taken = buffers.row_scores, buffers.row_state == TAKEN
-    if bool((scores < 0).any()):
-        return  # rebuild says where
     counted = scores >> BATCH_BITS
     if config.evict == "lfu":
         scores.copy_(torch.where(taken & (counted == 0), scores + (1 << BATCH_BITS), scores))
     else:
         scores.copy_(torch.where(counted > 0, scores & ((1 << BATCH_BITS) - 1), scores))
-    if not has_clock:
-        buffers.counts[BATCHES] = (scores & ((1 << BATCH_BITS) - 1)).max()
+
+
+def _last_batch(buffers: IndexBuffers, config: ResolvedHashConfig) -> int:
+    """A clock that was not saved, read off the scores and the candidates."""
+    batch = 0
+    if config.evicts:
+        batch = int((buffers.row_scores & ((1 << BATCH_BITS) - 1)).max())
+    if config.admits:
+        batch = max(batch, int(buffers.candidate_order.max()) >> NEW_ID_BITS)
+    return batch
 
 
 def _torn(message: str, name: str) -> CheckpointError:
@@ -167,14 +184,15 @@ def _problem_error(
     ids, states = buffers.row_ids, buffers.row_state
     what = "row"
     if rebuilt.is_candidate:
-        ids, states, what = buffers.candidate_ids, buffers.candidate_counts, "the place of a candidate,"
+        ids, states, what = buffers.candidate_ids, buffers.candidate_counts, "the place of a candidate"
     id_, state = int(ids[row]), int(states[row])
     if problem == index_rebuild.UNKNOWN_STATE:
         return _torn(
             f"Row {row} has the {'count' if rebuilt.is_candidate else 'state'} {state}, which cannot be.", name
         )
     if problem == index_rebuild.BAD_SCORE:
-        return _torn(f"Row {row} has the score {int(buffers.row_scores[row])}, of a batch that has not been.", name)
+        scores = buffers.candidate_order if rebuilt.is_candidate else buffers.row_scores
+        return _torn(f"{what.capitalize()} {row} has the score {int(scores[row])}, of a batch that has not been.", name)
     if problem == index_rebuild.DUPLICATE_ID:
         return CheckpointError(
             f"Id {id_} has {what} {row} and a row before it.",

@@ -132,6 +132,11 @@ class IndexStorage(nn.Module):
     def _zero_eval_counts(self) -> Tensor:
         return torch.zeros(len(EVAL_COUNTERS), dtype=torch.int64, device=self.slots.device)
 
+    def __getstate__(self) -> dict[str, Any]:
+        if not self.slots.is_meta:
+            self.index_buffers()  # a state that was written from outside is checked before it goes on
+        return self.__dict__.copy()
+
     def __setstate__(self, saved: dict[str, Any]) -> None:
         super().__setstate__(saved)
         for key, tensor in self._buffers.items():  # torch.load(map_location=...) may have moved them

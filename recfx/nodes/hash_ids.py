@@ -16,7 +16,7 @@ from recfx.errors import ConversionError, InputError
 from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels import hash_index
-from recfx.kernels.index_buffers import BATCHES
+from recfx.kernels.index_buffers import BATCHES, EVICTED
 from recfx.nodes.bags import keep_ids, with_values
 from recfx.nodes.base import NodeModule
 from recfx.nodes.in_flight import BatchesInFlight, BatchInFlight
@@ -72,9 +72,10 @@ class HashIds(NodeModule):
             return features
         segments = self._segments(features)
         ids = features.values().to("cpu", torch.int64)
-        in_flight = self._start(segments) if self.training else None
+        in_flight = None
         if self.training and not _is_replay():
-            rows = self._find_or_insert(ids, segments)
+            in_flight = self._start(ids, segments)
+            rows = self._find_or_insert(ids, segments, in_flight)
         else:
             rows = self._find(ids, segments)
         rows = rows.to(features.values().device)
@@ -101,7 +102,9 @@ class HashIds(NodeModule):
 
     # Training
 
-    def _find_or_insert(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
+    def _find_or_insert(
+        self, ids: torch.Tensor, segments: list[Segment], in_flight: BatchInFlight | None
+    ) -> torch.Tensor:
         indexes = self._indexes(segments)
         inserted = hash_index.find_or_insert(
             ids,
@@ -116,6 +119,8 @@ class HashIds(NodeModule):
         report = inserted.report.tolist()
         for index, (_, full_bucket) in zip(indexes, report, strict=True):
             if full_bucket >= 0:
+                if in_flight is not None:
+                    in_flight.end()
                 error = index.full_error(full_bucket)
                 error.module_path = self.collection
                 raise error
@@ -127,13 +132,16 @@ class HashIds(NodeModule):
             begin += count
         return inserted.rows
 
-    def _start(self, segments: list[Segment]) -> BatchInFlight | None:
+    def _start(self, ids: torch.Tensor, segments: list[Segment]) -> BatchInFlight | None:
         """From here on later batches leave this one's rows alone."""
-        evicting = [segment.table.name for segment in segments if _evicts(segment.table)]
+        evicting = {
+            segment.table.name: self._store.index(segment.table.name) for segment in segments if _evicts(segment.table)
+        }
         if not evicting:
             return None
-        next_batch = {table: int(self._store.index(table).counts[BATCHES]) + 1 for table in evicting}
-        return self._in_flight.start(next_batch)
+        numbers = {table: int(index.counts[BATCHES]) + 1 for table, index in evicting.items()}
+        counts = [index.counts for index in evicting.values()]
+        return self._in_flight.start(numbers, ids, lambda: sum(int(each[EVICTED]) for each in counts))
 
     def _check_training(self) -> None:
         self._refuse_replicas()
@@ -150,7 +158,7 @@ class HashIds(NodeModule):
                     reason="evict_needs_fused_optimizer",
                     module_path=self.collection,
                     what_to_do="call torch.distributed.optim._apply_optimizer_in_backward with SGD, Adagrad, "
-                    "RowWiseAdagrad or Adam on the table's parameter, before or after the conversion.",
+                    "RowWiseAdagrad or Adam on the table's parameter; for a whole graph, before it is traced.",
                 )
 
     def _refuse_replicas(self) -> None:
@@ -179,6 +187,8 @@ class HashIds(NodeModule):
             [segment.table.hashing.dense_rows for segment in segments],  # type: ignore[union-attr]
         )
         counts = absent.tolist()
+        if self.training:
+            self._check_replay(ids, [segment.table for segment, count in zip(segments, counts, strict=True) if count])
         for segment, count in zip(segments, counts, strict=True):
             if count > 0:
                 stretch = slice(segment.begin, segment.end)
@@ -200,14 +210,6 @@ class HashIds(NodeModule):
         if not self.training:
             return torch.where(rows < 0, index.shared_rows(ids), rows) if config.unseen == "share" else rows
         # A forward that is run again: these ids had no row the first time either.
-        if config.evicts and not config.admits:
-            raise InputError(
-                f"activation checkpointing runs a forward again, but ids of table {table.name!r} have lost their rows "
-                "to later batches meanwhile.",
-                reason="replayed_ids_evicted",
-                module_path=self.collection,
-                what_to_do="use torch.utils.checkpoint with use_reentrant=False, or leave the collection out of it.",
-            )
         shared = index.shared_rows(ids)
         if not config.admits:
             return torch.where(rows < 0, shared, rows)
@@ -217,6 +219,18 @@ class HashIds(NodeModule):
             admitted = torch.isin(ids, candidates[sightings >= config.admit_after])
             unseen = torch.where(admitted, shared, unseen)
         return torch.where(rows < 0, unseen, rows)
+
+    def _check_replay(self, ids: torch.Tensor, missing: list[TableSpec]) -> None:
+        """A forward that activation checkpointing runs again must find the rows that it had the first time."""
+        evicting = [table.name for table in missing if _evicts(table)]
+        if evicting and not self._in_flight.holds_rows_of(ids):
+            raise InputError(
+                f"activation checkpointing runs a forward again, but ids of table {evicting[0]!r} may have lost their "
+                "rows to later batches meanwhile.",
+                reason="replayed_ids_evicted",
+                module_path=self.collection,
+                what_to_do="use torch.utils.checkpoint with use_reentrant=False, or leave the collection out of it.",
+            )
 
 
 def _is_replay() -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from recfx.errors import InputError
 from recfx.hashing.index import NOTHING_IN_FLIGHT
+
+Fingerprint = tuple[int, ...]
 
 
 class BatchInFlight:
@@ -18,28 +22,44 @@ class BatchInFlight:
 
     Args:
         numbers: of the batch, by table.
+        fingerprint: of its ids.
+        evictions: how many ids these tables have evicted so far.
     """
 
-    def __init__(self, numbers: dict[str, int]) -> None:
+    def __init__(self, numbers: dict[str, int], fingerprint: Fingerprint, evictions: Callable[[], int]) -> None:
         self.numbers = numbers
+        self.fingerprint = fingerprint
+        self.is_over = False
+        self._evictions = evictions
+        self._evictions_when_over = 0
         self._lookups = 0
-        self._is_over = False
 
     def watch(self, output: torch.Tensor) -> None:
         """A lookup of this batch gave ``output``; the batch is in flight until its backward has run."""
         if output.grad_fn is None:
             return
         self._lookups += 1
-        output.grad_fn.register_hook(self._one_backward_less)
+        output.grad_fn.register_prehook(self._before_backward)
+        output.grad_fn.register_hook(self._after_backward)
 
-    def _one_backward_less(self, *gradients: Any) -> None:
+    def end(self) -> None:
+        """The batch needs its rows no more."""
+        self.is_over = True
+        self._evictions_when_over = self._evictions()
+
+    def _before_backward(self, *gradients: Any) -> None:
+        if self.is_over and self._evictions() != self._evictions_when_over:
+            raise InputError(
+                f"a second backward through a batch of tables {sorted(self.numbers)}: rows that it used have gone to "
+                "other ids since the first one.",
+                reason="backward_after_eviction",
+                what_to_do="run all backwards of a batch before the next batch's forward.",
+            )
+
+    def _after_backward(self, *gradients: Any) -> None:
         self._lookups -= 1
-        self._is_over = self._lookups <= 0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether every lookup's backward has run."""
-        return self._is_over
+        if self._lookups <= 0:
+            self.end()
 
 
 class BatchesInFlight:
@@ -47,14 +67,28 @@ class BatchesInFlight:
 
     def __init__(self) -> None:
         self._batches: weakref.WeakSet[BatchInFlight] = weakref.WeakSet()
+        self._last: Fingerprint = ()
 
-    def start(self, numbers: dict[str, int]) -> BatchInFlight:
-        """A batch has been hashed."""
-        batch = BatchInFlight(numbers)
+    def start(self, numbers: dict[str, int], ids: torch.Tensor, evictions: Callable[[], int]) -> BatchInFlight:
+        """A batch is hashed now."""
+        batch = BatchInFlight(numbers, fingerprint(ids), evictions)
         self._batches.add(batch)
+        self._last = batch.fingerprint
         return batch
 
     def oldest(self, table: str) -> int:
         """Number of the table's oldest batch in flight; a number later than any if there is none."""
         started = [batch.numbers[table] for batch in self._batches if not batch.is_over and table in batch.numbers]
         return min(started, default=NOTHING_IN_FLIGHT)
+
+    def holds_rows_of(self, ids: torch.Tensor) -> bool:
+        """Whether the batch with these ids still has its rows: it is in flight, or the last one that was hashed."""
+        wanted = fingerprint(ids)
+        return wanted == self._last or any(batch.fingerprint == wanted and not batch.is_over for batch in self._batches)
+
+
+def fingerprint(ids: torch.Tensor) -> Fingerprint:
+    """What tells one batch from another."""
+    if ids.numel() == 0:
+        return (0,)
+    return ids.numel(), int(ids[0]), int(ids[-1]), int(ids.sum()), int((ids >> 7).sum())
