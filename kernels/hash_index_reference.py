@@ -229,6 +229,8 @@ def _apply(plan: _Plan, index: IndexBuffers, policy: IndexPolicy) -> None:
     update_free_rows(index.free_rows, index.row_state, rows, policy.dense_rows)
     for new in inserted:
         index.bucket_taken[new.bucket] += new.row not in plan.evicted
+    index.victim_heads.fill_(-1)  # the C++ operators' searches start anew
+    index.oldest_heads.fill_(-1)
     if policy.evicts:
         _touch(plan, index, policy, batch)
     if policy.admits:
@@ -257,7 +259,7 @@ def _touch(plan: _Plan, index: IndexBuffers, policy: IndexPolicy, batch: int) ->
 def _update_candidates(plan: _Plan, index: IndexBuffers, policy: IndexPolicy, batch: int) -> None:
     for new in plan.new_ids:
         if new.before is not None and new.row >= 0:
-            _free_place(new.before.place, index)
+            _free_place(new.before.place, index, policy)
         elif new.before is not None:
             index.candidate_counts[new.before.place] = min(new.total, policy.admit_after)
     for number, new in enumerate(plan.new_ids):
@@ -266,11 +268,12 @@ def _update_candidates(plan: _Plan, index: IndexBuffers, policy: IndexPolicy, ba
         begin, end = _rows_of(new.bucket, index, policy)
         counts = index.candidate_counts[begin:end]
         if bool((counts > 0).all()):
-            _free_place(begin + int(index.candidate_order[begin:end].argmin()), index)
+            _free_place(begin + int(index.candidate_order[begin:end].argmin()), index, policy)
         place = begin + int((counts == 0).to(torch.uint8).argmax())
         index.candidate_ids[place] = new.id
         index.candidate_counts[place] = min(new.sightings, policy.admit_after)
         index.candidate_order[place] = (batch << NEW_ID_BITS) + number
+        _update_free_places(index, policy, place)
         insert_into_slots(
             ids=index.row_ids.new_tensor([new.id]),
             rows=index.row_ids.new_tensor([place]),
@@ -279,11 +282,18 @@ def _update_candidates(plan: _Plan, index: IndexBuffers, policy: IndexPolicy, ba
         )
 
 
-def _free_place(place: int, index: IndexBuffers) -> None:
+def _free_place(place: int, index: IndexBuffers, policy: IndexPolicy) -> None:
     erase_from_slots(int(index.candidate_ids[place]), index.candidate_slots, index.candidate_side_row)
     index.candidate_ids[place] = -1
     index.candidate_counts[place] = 0
     index.candidate_order[place] = 0
+    _update_free_places(index, policy, place)
+
+
+def _update_free_places(index: IndexBuffers, policy: IndexPolicy, place: int) -> None:
+    is_taken = (index.candidate_counts > 0).to(torch.uint8)
+    changed = index.row_ids.new_tensor([place])
+    update_free_rows(index.free_places, is_taken, changed, policy.dense_rows)
 
 
 def add_counts_reference(counts: list[Tensor], amounts: list[int]) -> None:
@@ -299,7 +309,7 @@ def erase_reference(ids: Tensor, index: IndexBuffers, policy: IndexPolicy) -> Te
     for id_ in ids.tolist():
         rows.append(-1 if 0 <= id_ < policy.dense_rows else erase_from_slots(id_, index.slots, index.side_row))
         if id_ in candidates:
-            _free_place(candidates.pop(id_).place, index)
+            _free_place(candidates.pop(id_).place, index, policy)
     answer = ids.new_tensor(rows)
     freed = answer[answer >= 0]
     index.row_ids[freed] = -1

@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <optional>
 #include <tuple>
@@ -213,14 +214,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
   return {rows, new_rows, states_before, ids_before, report};
 }
 
-// Adds to the counts of several tables at once.
+// Adds to the counts of several tables at once. Readers of one index may do it at the same time.
 void add_counts(at::TensorList counts, at::IntArrayRef amounts) {
   size_t next = 0;
   for (const at::Tensor& each : counts) {
     int64_t* data = int64_data(each, "counts");
     TORCH_CHECK(next + each.numel() <= amounts.size(), "recfx: add_counts needs an amount for every count");
     for (int64_t i = 0; i < each.numel(); ++i) {
-      data[i] += amounts[next++];
+      std::atomic_ref<int64_t>(data[i]).fetch_add(amounts[next++], std::memory_order_relaxed);
     }
   }
 }

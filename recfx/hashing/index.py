@@ -138,8 +138,11 @@ class HashIndex(IndexStorage):
         absent = rows < 0
         if self.config.unseen == "share":
             rows = torch.where(absent, self.shared_rows(ids.to(torch.int64)), rows)
-        self.eval_counts[0] += ids.numel()
-        self.eval_counts[1 if self.config.unseen == "share" else 2] += absent.sum().to("cpu")
+        if torch.compiler.is_compiling():  # a number that depends on the ids would break the graph
+            self.eval_counts[0] += ids.numel()
+            self.eval_counts[1 if self.config.unseen == "share" else 2] += absent.sum().to("cpu")
+        else:
+            hash_index.add_counts([self.eval_counts], self.answer_counts(ids.numel(), int(absent.sum())))
         return rows
 
     def answer_counts(self, ids_seen: int, absent: int) -> list[int]:
