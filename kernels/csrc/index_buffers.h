@@ -96,6 +96,8 @@ inline Index index_view(const at::TensorList buffers, const at::IntArrayRef numb
     index.victims = lowest_rows_view(buffers[kVictims], buffers[kVictimHeads], "victims", index_rows, buckets);
   }
   if (policy.admit_after > 1) {
+    TORCH_CHECK(buffers[kCandidateSlots].size(0) > index_rows, "recfx: there must be more candidate slots than rows, got ",
+                buffers[kCandidateSlots].size(0), " slots for ", index_rows, " rows");
     index.candidates = Candidates{
         .table = slot_table(buffers[kCandidateSlots], buffers[kCandidateSideRow]),
         .ids = int64_data(buffers[kCandidateIds], "candidate_ids", rows),
