@@ -10,6 +10,7 @@ from recfx.hashing.config import ResolvedHashConfig
 from recfx.kernels import hash_index
 from recfx.kernels.free_rows import word_count
 from recfx.kernels.hash_index import IndexBuffers
+from recfx.kernels.huge_pages import advise_huge_pages
 from recfx.kernels.slot_table import slot_count
 
 ROW_IDS = "row_ids"
@@ -22,8 +23,10 @@ def allocate(config: ResolvedHashConfig, device: str) -> IndexBuffers:
     def int64(*size: int) -> Tensor:
         return torch.empty(size, dtype=torch.int64, device=device)
 
+    slots = int64(slot_count(config.index_rows), 2)
+    advise_huge_pages(slots)
     return IndexBuffers(
-        slots=int64(slot_count(config.index_rows), 2),
+        slots=slots,
         side_row=int64(1),
         row_ids=int64(config.rows),
         row_state=torch.empty(config.rows, dtype=torch.uint8, device=device),
