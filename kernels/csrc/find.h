@@ -51,6 +51,9 @@ class Finder {
       other_count += !settled;
     }
     for (int64_t k = 0; k < other_count; ++k) {
+      table_.prefetch(table_.after(homes[others[k]]));  // often the next cache line
+    }
+    for (int64_t k = 0; k < other_count; ++k) {
       const uint32_t i = others[k];
       rows[i] = table_.find_from(ids[i], homes[i]);
     }

@@ -42,6 +42,10 @@ class SlotTable {
     __builtin_prefetch(slots_ + slot);
   }
 
+  RECFX_INLINE uint64_t after(uint64_t slot) const {
+    return (slot + 1) & mask_;
+  }
+
   RECFX_INLINE Slot at(uint64_t slot) const {
     return slots_[slot];
   }
