@@ -1,8 +1,7 @@
 """Target ``cpu``: recfx's own pooled lookup on the CPU, from rows or straight from raw ids; backward as ``fbgemm``'s.
 
-From raw ids, finding runs inside the lookup: while a bag is summed, the rows of the next ids and the slots of those
-after them are being fetched. In training, the few ids that have no row yet get one afterwards, and the bags that hold
-them are summed again.
+From raw ids, finding runs inside the lookup: a thread finds some thousand ids, and sums their rows right away. In
+training, the few ids that have no row yet get one afterwards, and the bags that hold them are summed again.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@
 #include <tuple>
 #include <vector>
 
+#include "absent_answer.h"
 #include "checks.h"
-#include "find_and_pool.h"
+#include "find.h"
 #include "pool.h"
 #include "slot_table.h"
 
@@ -24,7 +25,7 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-constexpr int64_t kIdsPerTask = 2048;
+constexpr int64_t kIdsPerTask = 4096;
 
 // The arguments that all three operators share, checked.
 struct Lookup {
@@ -148,7 +149,7 @@ at::Tensor pooled_lookup(const at::Tensor& rows, const at::Tensor& offsets, at::
 }
 
 // -> pooled, rows, absent [tables]
-std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool_tables(
+std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(
     const at::Tensor& ids, const at::Tensor& offsets, at::TensorList weights, at::IntArrayRef table_of_feature,
     at::TensorList slots, at::TensorList side_rows, at::IntArrayRef dense_rows, at::IntArrayRef share_buckets,
     at::IntArrayRef seeds, const OptionalTensor& per_sample_weights) {
@@ -182,13 +183,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool_tables(
   run_tasks(tasks, [&](Task& task) {
     const int64_t table = table_of_feature[task.feature];
     lookup.with_bags(task.feature, row_data, sums, [&](const auto& bags) {
+      const int64_t begin = bags.offsets[task.first];
+      const int64_t end = bags.offsets[task.last];
       if (views[table]) {
-        task.absent = find_and_pool(bags, task.first, task.last, id_data, row_data, *views[table], answers[table]);
+        find_range(id_data, row_data, begin, end, *views[table], dense_rows[table]);
+        task.absent = answer_absent(id_data, row_data, begin, end, answers[table]);
       } else {
-        std::copy(id_data + bags.offsets[task.first], id_data + bags.offsets[task.last],
-                  row_data + bags.offsets[task.first]);
-        pool(bags, task.first, task.last);
+        std::copy(id_data + begin, id_data + end, row_data + begin);
       }
+      pool(bags, task.first, task.last);  // the rows found are still in this core's cache
     });
   });
   at::Tensor absent = at::zeros({static_cast<int64_t>(tables)}, at::TensorOptions().dtype(at::kLong));
@@ -248,7 +251,7 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
 
 TORCH_LIBRARY_IMPL(recfx, CPU, library) {
   library.impl("pooled_lookup", pooled_lookup);
-  library.impl("find_and_pool", find_and_pool_tables);
+  library.impl("find_and_pool", find_and_pool);
   library.impl("pool_again_", pool_again_);
 }
 

@@ -28,7 +28,6 @@ class Case:
     scale: torch.Tensor | None
     indexes: list[IndexView]
     ids: torch.Tensor
-    held: list[list[int]]
 
     def found(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return find_and_pool(self.ids, self.offsets, self.weights, self.table_of_feature, self.indexes, self.scale)
@@ -46,24 +45,22 @@ def cases(draw: st.DrawFn) -> Case:
     dtype = draw(st.sampled_from([torch.float32, torch.float16]))
     tables, batch_size = draw(st.integers(1, 3)), draw(st.integers(0, 4))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
-    weights, indexes, held, pools = [], [], [], []
+    weights, indexes, pools = [], [], []
     for _ in range(tables):
         rows, dense_rows = draw(st.integers(8, 60)), draw(st.integers(0, 4))
         weights.append(torch.randn(rows, draw(DIMS), generator=generator).to(dtype))
         if draw(st.booleans()):
             indexes.append(IndexView.none())
             pools.append(torch.arange(rows))
-            held.append([])
             continue
         seed, buckets = draw(st.sampled_from([0, 7])), draw(st.integers(1, 3))
         index = HashIndex(rows, config=HashConfig(dense_rows=dense_rows, buckets=buckets, seed=seed, on_full="share"))
-        given_rows = torch.tensor([-1, 10**12, -5, *range(100, 100 + rows // 2)])
-        index.find_or_insert(given_rows)
+        taken = torch.tensor([-1, 10**12, -5, *range(100, 100 + rows // 2)])
+        index.find_or_insert(taken)
         share_buckets = buckets if draw(st.booleans()) else 0
         indexes.append(IndexView(index.slots, index.side_row, dense_rows, share_buckets, seed))
         absent = torch.arange(10**6, 10**6 + 10)
-        pools.append(torch.cat([given_rows, torch.arange(dense_rows), absent]))
-        held.append(given_rows.tolist())
+        pools.append(torch.cat([taken, torch.arange(dense_rows), absent]))
     table_of_feature = [0] * draw(st.integers(0, 1)) + list(range(tables))
     lengths = torch.tensor([[draw(LENGTHS) for _ in range(batch_size)] for _ in table_of_feature], dtype=torch.int64)
     before, after = draw(st.sampled_from([(0, 0), (2, 3)]))  # ids in no bag
@@ -73,7 +70,7 @@ def cases(draw: st.DrawFn) -> Case:
         parts.append(pools[table][torch.randint(pools[table].numel(), (length,), generator=generator)])
     ids = torch.cat([*parts, torch.full((after,), 5)])
     scale = torch.randn(ids.numel(), generator=generator) if draw(st.booleans()) else None
-    return Case(weights, table_of_feature, offsets, scale, indexes, ids, held)
+    return Case(weights, table_of_feature, offsets, scale, indexes, ids)
 
 
 @settings(max_examples=200)
@@ -137,7 +134,7 @@ def large_case(dtype: torch.dtype) -> Case:
         sizes.append(lengths)
         parts.append(torch.randint(0, 1100, (int(lengths.sum()),)) * 12345)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat(sizes).cumsum(0)])
-    return Case(weights, [0, 1], offsets, None, views, torch.cat(parts), [])
+    return Case(weights, [0, 1], offsets, None, views, torch.cat(parts))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
