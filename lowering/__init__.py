@@ -1,5 +1,25 @@
 """Lowering: graph nodes to kernels. One registry, one file per target."""
 
-from recfx.lowering.registry import BACKENDS, Backend, Choice, Declined, LookupBatch, LookupSpec, select_backend
+from recfx.lowering.registry import (
+    BACKENDS,
+    Backend,
+    Choice,
+    Declined,
+    FindingKernel,
+    IdsToRows,
+    LookupBatch,
+    LookupSpec,
+    select_backend,
+)
 
-__all__ = ["BACKENDS", "Backend", "Choice", "Declined", "LookupBatch", "LookupSpec", "select_backend"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "Choice",
+    "Declined",
+    "FindingKernel",
+    "IdsToRows",
+    "LookupBatch",
+    "LookupSpec",
+    "select_backend",
+]

@@ -1,7 +1,8 @@
-"""The fused optimizer step of target ``fbgemm``: FBGEMM's exact SGD, Adagrad and row-wise Adagrad on the CPU."""
+"""The fused optimizer step of the targets for the CPU: FBGEMM's exact SGD, Adagrad and row-wise Adagrad."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +11,23 @@ from recfx.errors import ConversionError
 from recfx.lowering._fbgemm_layout import Layout, Part, distances
 
 FLOAT32 = 0  # fbgemm_gpu.split_embedding_configs.SparseType.FP32.as_int()
+
+
+@dataclass(frozen=True)
+class TrainedBatch:
+    """One batch as the backward kernels take it.
+
+    Args:
+        weights: the tables' ``[rows, dim]`` tensors.
+        values: ``[n]`` int64 rows, all of them in range.
+        offsets: ``[F * B + 1]`` int64.
+        scale: ``[n]`` float32 per-sample weights, or None.
+    """
+
+    weights: list[torch.Tensor]
+    values: torch.Tensor
+    offsets: torch.Tensor
+    scale: torch.Tensor | None
 
 
 class FusedStep:
@@ -28,30 +46,30 @@ class FusedStep:
         self._step_counts = torch.empty(0)
         self._step_views: list[torch.Tensor] = []
 
-    def run(self, ctx: Any, grad_output: torch.Tensor) -> None:
+    def run(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
         """Update every trained table.
 
         Args:
-            ctx: of the lookup's autograd function: ``weights``, ``values``, ``offsets``, ``scale``.
+            batch: what was looked up.
             grad_output: ``[B, sum D]`` float32, contiguous.
         """
-        self._prepare(ctx.weights)
-        trained = [weight.requires_grad for weight in ctx.weights]
+        self._prepare(batch.weights)
+        trained = [weight.requires_grad for weight in batch.weights]
         # FBGEMM's CPU Adagrad addresses its state by the weights' offsets, so the two must be laid out alike: one call
         # a table. So must frozen tables, and learning rates that have come apart since conversion.
         one_call = self.optimizers[0].kind != "adagrad" and all(trained)
         rates = self._learning_rates()
         if one_call and len({(id(rate), eps) for rate, eps in rates}) == 1:
-            offsets = self.layout.weight_offsets(ctx.weights)
+            offsets = self.layout.weight_offsets(batch.weights)
             states = self._state_base, offsets if self._state_offsets is None else self._state_offsets
-            self._step(ctx, self.layout.whole, grad_output, (self.layout.base, offsets), states, rates[0])
+            self._step(batch, self.layout.whole, grad_output, (self.layout.base, offsets), states, rates[0])
         else:
-            for table, weight in enumerate(ctx.weights):
+            for table, weight in enumerate(batch.weights):
                 if trained[table]:
                     part = self.layout.part(table)
                     state = self.optimizers[table].state.get("sum", self.layout.base)
                     where = (weight.detach().view(-1), part.at_start), (state.view(-1), part.at_start)
-                    self._step(ctx, part, grad_output, *where, rates[table])
+                    self._step(batch, part, grad_output, *where, rates[table])
         self._count(trained)
 
     def _prepare(self, weights: list[torch.Tensor]) -> None:
@@ -87,7 +105,7 @@ class FusedStep:
 
     def _step(
         self,
-        ctx: Any,
+        batch: TrainedBatch,
         part: Part,
         grad_output: torch.Tensor,
         weights: tuple[torch.Tensor, torch.Tensor],
@@ -108,10 +126,10 @@ class FusedStep:
             part.max_dim,
             part.row_offsets,
             part.row_bits,
-            ctx.values,
-            ctx.offsets[first * batch_size : last * batch_size + 1],
+            batch.values,
+            batch.offsets[first * batch_size : last * batch_size + 1],
             self.layout.pooling,
-            ctx.scale,
+            batch.scale,
             False,  # stochastic rounding
         ]
         if kind == "sgd":

@@ -7,9 +7,9 @@ the report. A backend that the user names is used, or it is an error.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
@@ -17,6 +17,7 @@ from recfx.errors import ConversionError
 
 if TYPE_CHECKING:
     from recfx.ir.tables import TableSpec
+    from recfx.kernels.pooled_lookup import IndexView
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,46 @@ class LookupBatch:
     offsets: torch.Tensor
     per_sample_weights: torch.Tensor | None
     batch_size: int
+
+
+class IdsToRows(Protocol):
+    """The indexes behind a lookup whose kernel finds rows itself: made by the node that owns them.
+
+    Attributes:
+        training: find or insert, or find only.
+    """
+
+    training: bool
+
+    def find_views(self) -> Sequence[IndexView | None]:
+        """The index of each table of the lookup, in its order; None: the table's ids are rows."""
+
+    def insert(self, ids: torch.Tensor, rows: torch.Tensor, absent_per_table: list[int]) -> torch.Tensor | None:
+        """Give rows to ids that have none, in training; may raise, and then nothing has changed but ``rows``.
+
+        Args:
+            ids: ``[n]`` int64, the lookup's batch.
+            rows: ``[n]`` int64, -1 where an id has no row; filled in, and the weights of new rows initialised. Stays
+                -1 where the answer is zeros: such an id adds nothing and gets no gradient.
+            absent_per_table: how many ids without a row each table of the lookup has; not all are 0.
+
+        Returns:
+            bool ``[n]``: ids whose row is read but gets no gradient; or None, if there are none.
+        """
+
+    def answered(self, absent_per_table: list[int]) -> None:
+        """Told after a lookup without ``insert`` how many ids of each table had no row of their own."""
+
+
+@runtime_checkable
+class FindingKernel(Protocol):
+    """A kernel that can also start from raw ids: finding and pooling are one pass."""
+
+    def __call__(self, weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
+        """``batch.values`` are rows."""
+
+    def from_ids(self, weights: list[torch.Tensor], batch: LookupBatch, ids_to_rows: IdsToRows) -> torch.Tensor:
+        """``batch.values`` are raw ids, or rows where ``find_views`` has None."""
 
 
 LookupKernel = Callable[[list[torch.Tensor], LookupBatch], torch.Tensor]
@@ -101,6 +142,7 @@ class Backend:
 
 # In order of preference.
 BACKENDS: tuple[Backend, ...] = (
+    Backend("cpu", "recfx.lowering.cpu"),
     Backend("fbgemm", "recfx.lowering.fbgemm"),
     Backend("reference", "recfx.lowering.reference"),
 )
@@ -121,6 +163,11 @@ class Choice:
     kernel: LookupKernel
     declined: tuple[Declined, ...]
     facts: list[Fact]
+
+    @property
+    def finds_ids(self) -> bool:
+        """Whether the kernel can start from raw ids: see :class:`FindingKernel`."""
+        return hasattr(self.kernel, "from_ids")
 
     def stale(self, weights: list[torch.Tensor]) -> bool:
         """Whether a weight has moved to another device, or changed dtype, shape or layout since."""

@@ -53,4 +53,7 @@ def test_leaves_the_number_of_threads_alone() -> None:
 def test_names_the_benchmarks_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["backward"])
-    assert "no benchmark 'backward'; there are forward, train_step, hashed, hash_index, convert_time" in capsys.readouterr().err
+    assert (
+        "no benchmark 'backward'; there are forward, train_step, hashed, hash_index, convert_time"
+        in capsys.readouterr().err
+    )

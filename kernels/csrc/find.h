@@ -1,33 +1,94 @@
-// The find loop: ids to rows, slots fetched ahead. No torch in here.
+// Ids to rows, slots fetched ahead. No torch in here.
 #pragma once
 
-#include <array>
+#include <algorithm>
 #include <cstdint>
 
+#include "clones.h"
 #include "slot_table.h"
 
 namespace recfx {
 
 // How many ids ahead a slot is fetched: enough to cover main memory's latency, few enough for the core's line buffers.
-constexpr int64_t kLookahead = 32;
+constexpr int64_t kLookahead = 64;
 
-// rows[begin, end) of ids[begin, end): -1 where the table does not hold the id; ids below dense_rows are their own row.
-inline void find_range(const int64_t* ids, int64_t* rows, int64_t begin, int64_t end, const SlotTable& table,
-                int64_t dense_rows) {
-  std::array<uint64_t, kLookahead> homes;  // a ring: the home of id i is at i % kLookahead
-  for (int64_t i = begin; i < end && i < begin + kLookahead; ++i) {
-    homes[i % kLookahead] = table.home(ids[i]);
-    table.prefetch(homes[i % kLookahead]);
+// Finds the rows of ids[begin, end), a block of kLookahead ids after the other: -1 where the table does not hold the
+// id; ids below dense_rows are their own row. The homes of a block are computed and fetched one block early.
+class Finder {
+ public:
+  RECFX_INLINE Finder(const int64_t* ids, int64_t* rows, int64_t begin, int64_t end, const SlotTable& table,
+                      int64_t dense_rows)
+      : table_(table), ids_(ids), rows_(rows), done_(begin), end_(end), dense_rows_(static_cast<uint64_t>(dense_rows)) {
+    fetch();
   }
-  for (int64_t i = begin; i < end; ++i) {
-    const uint64_t home = homes[i % kLookahead];
-    if (i + kLookahead < end) {
-      const uint64_t later = table.home(ids[i + kLookahead]);
-      table.prefetch(later);
-      homes[i % kLookahead] = later;
+
+  // rows[begin, done) are known
+  RECFX_INLINE int64_t done() const {
+    return done_;
+  }
+
+  // Finds one more block.
+  RECFX_INLINE void step() {
+    const int64_t count = block_size(done_);
+    const int64_t* ids = ids_ + done_;
+    int64_t* rows = rows_ + done_;
+    const uint64_t* homes = homes_[now_];
+    done_ += count;
+    now_ ^= 1;
+    fetch();
+
+    // Most ids are in their home slot, or it is empty. The others are noted without a branch, which would be
+    // mispredicted for every third id, and are looked at afterwards.
+    uint32_t others[kLookahead];
+    int64_t other_count = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t id = ids[i];
+      const Slot home = table_.at(homes[i]);
+      const bool is_dense = static_cast<uint64_t>(id) < dense_rows_;
+      const bool settled = is_dense | ((id != kEmptyId) & ((home.id == id) | (home.id == kEmptyId)));
+      rows[i] = is_dense ? id : home.row;  // an empty slot's row is kNoRow
+      others[other_count] = static_cast<uint32_t>(i);
+      other_count += !settled;
     }
-    const int64_t id = ids[i];
-    rows[i] = id >= 0 && id < dense_rows ? id : table.find_from(id, home);
+    for (int64_t k = 0; k < other_count; ++k) {
+      table_.prefetch(table_.after(homes[others[k]]));  // often the next cache line
+    }
+    for (int64_t k = 0; k < other_count; ++k) {
+      const uint32_t i = others[k];
+      rows[i] = table_.find_from(ids[i], homes[i]);
+    }
+  }
+
+ private:
+  RECFX_INLINE int64_t block_size(int64_t begin) const {
+    return std::min(kLookahead, end_ - begin);
+  }
+
+  RECFX_INLINE void fetch() {
+    const int64_t count = block_size(done_);
+    uint64_t* homes = homes_[now_];
+    for (int64_t i = 0; i < count; ++i) {  // apart from the fetches, so that it is vectorised
+      homes[i] = table_.home(ids_[done_ + i]);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      table_.prefetch(homes[i]);
+    }
+  }
+
+  const SlotTable table_;
+  const int64_t* ids_;
+  int64_t* rows_;
+  int64_t done_;
+  int64_t end_;
+  uint64_t dense_rows_;
+  int now_ = 0;
+  uint64_t homes_[2][kLookahead];
+};
+
+RECFX_CLONES static void find_range(const int64_t* ids, int64_t* rows, int64_t begin, int64_t end,
+                                    const SlotTable& table, int64_t dense_rows) {
+  for (Finder finder(ids, rows, begin, end, table, dense_rows); finder.done() < end;) {
+    finder.step();
   }
 }
 

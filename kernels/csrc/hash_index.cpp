@@ -15,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "checks.h"
 #include "find.h"
 #include "index_buffers.h"
 #include "table_batch.h"
@@ -31,32 +32,6 @@ at::TensorOptions int64_options() {
 int64_t* mutable_int64(const at::Tensor& tensor) {
   return static_cast<int64_t*>(tensor.data_ptr());
 }
-
-const int64_t* id_data(const at::Tensor& ids) {
-  TORCH_CHECK(ids.dim() == 1, "recfx: ids must be [n], got ", ids.sizes());
-  return int64_data(ids, "ids");
-}
-
-// Holds the locks of several indexes. All callers lock tables in their order in the collection: no deadlock.
-class Locked {
- public:
-  Locked(std::vector<IndexLock> locks, bool exclusive) : locks_(std::move(locks)), exclusive_(exclusive) {
-    for (IndexLock& lock : locks_) {
-      exclusive_ ? lock.lock() : lock.lock_shared();
-    }
-  }
-  ~Locked() {
-    for (IndexLock& lock : locks_) {
-      exclusive_ ? lock.unlock() : lock.unlock_shared();
-    }
-  }
-  Locked(const Locked&) = delete;
-  Locked& operator=(const Locked&) = delete;
-
- private:
-  std::vector<IndexLock> locks_;
-  bool exclusive_;
-};
 
 Locked write_lock(at::TensorList buffers) {
   std::vector<IndexLock> locks;
@@ -99,7 +74,7 @@ void run(std::vector<Task>& tasks, Work work) {
 at::Tensor find(const at::Tensor& ids, const at::Tensor& slots, const at::Tensor& side_row, int64_t dense_rows,
                 const std::optional<at::Tensor>& lock) {
   const at::Tensor contiguous = ids.contiguous();
-  const int64_t* data = id_data(contiguous);
+  const int64_t* data = int64_data(contiguous, "ids");
   const SlotTable table = slot_table(slots, side_row);
   at::Tensor rows = at::empty(ids.sizes(), int64_options());
   int64_t* row_data = mutable_int64(rows);
@@ -119,7 +94,7 @@ std::tuple<at::Tensor, at::Tensor> find_tables(const at::Tensor& ids, at::IntArr
                   locks.size() == tables && dense_rows.size() == tables,
               "recfx: find_tables needs one entry a table in every list");
   const at::Tensor contiguous = ids.contiguous();
-  const int64_t* data = id_data(contiguous);
+  const int64_t* data = int64_data(contiguous, "ids");
   std::vector<Task> tasks = tasks_of(ids.numel(), begins, ends);
   std::vector<SlotTable> views;
   std::vector<IndexLock> index_locks;
@@ -148,7 +123,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
     const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRef ends, at::TensorList buffers,
     at::IntArrayRef policies, at::IntArrayRef oldest_in_flight) {
   const at::Tensor contiguous = ids.contiguous();
-  const int64_t* data = id_data(contiguous);
+  const int64_t* data = int64_data(contiguous, "ids");
   const int64_t tables = static_cast<int64_t>(begins.size());
   TORCH_CHECK(ends.size() == begins.size() && oldest_in_flight.size() == begins.size() &&
                   buffers.size() == begins.size() * kBuffers,
@@ -229,7 +204,7 @@ void add_counts(at::TensorList counts, at::IntArrayRef amounts) {
 // -> the rows that the ids had, -1 where there was none
 at::Tensor erase(const at::Tensor& ids, at::TensorList buffers, at::IntArrayRef policy) {
   const at::Tensor contiguous = ids.contiguous();
-  const int64_t* data = id_data(contiguous);
+  const int64_t* data = int64_data(contiguous, "ids");
   const Locked locked = write_lock(buffers);
   Index index = index_views(buffers, policy).at(0);
   at::Tensor rows = at::empty(ids.sizes(), int64_options());

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "checks.h"
 #include "index.h"
 #include "index_lock.h"
 
@@ -28,24 +29,12 @@ T* buffer_data(const at::Tensor& tensor, const char* name, at::ScalarType type, 
   return static_cast<T*>(tensor.data_ptr());
 }
 
-inline int64_t* int64_data(const at::Tensor& tensor, const char* name, int64_t elements = -1) {
+inline int64_t* longs(const at::Tensor& tensor, const char* name, int64_t elements = -1) {
   return buffer_data<int64_t>(tensor, name, at::kLong, elements);
 }
 
-inline SlotTable slot_table(const at::Tensor& slots, const at::Tensor& side_row) {
-  static_assert(sizeof(Slot) == 2 * sizeof(int64_t));
-  const int64_t count = slots.dim() == 2 ? slots.size(0) : 0;
-  TORCH_CHECK(count > 0 && (count & (count - 1)) == 0 && slots.size(1) == 2,
-              "recfx: slots must be [a power of two, 2], got ", slots.sizes());
-  return {reinterpret_cast<Slot*>(int64_data(slots, "slots")), count, int64_data(side_row, "side_row", 1)};
-}
-
-inline IndexLock index_lock(const at::Tensor& lock) {
-  return IndexLock(int64_data(lock, "lock", 1));
-}
-
 inline FreeRows free_rows_view(const at::Tensor& words, const char* name, int64_t rows) {
-  FreeRows view(reinterpret_cast<uint64_t*>(int64_data(words, name)), rows);
+  FreeRows view(reinterpret_cast<uint64_t*>(longs(words, name)), rows);
   TORCH_CHECK(words.numel() == view.total_words(), "recfx: ", name, " must hold ", view.total_words(), " words for ",
               rows, " rows, got ", words.numel());
   return view;
@@ -55,8 +44,8 @@ inline LowestRows lowest_rows_view(const at::Tensor& entries, const at::Tensor& 
                                    int64_t index_rows, int64_t buckets) {
   static_assert(sizeof(LowestRows::Entry) == 3 * sizeof(int64_t) && sizeof(LowestRows::Head) == 3 * sizeof(int64_t));
   const int64_t capacity = LowestRows::entries_before(index_rows, buckets);
-  return {reinterpret_cast<LowestRows::Entry*>(int64_data(entries, name, 3 * capacity)),
-          reinterpret_cast<LowestRows::Head*>(int64_data(heads, name, 3 * buckets))};
+  return {reinterpret_cast<LowestRows::Entry*>(longs(entries, name, 3 * capacity)),
+          reinterpret_cast<LowestRows::Head*>(longs(heads, name, 3 * buckets))};
 }
 
 inline Index index_view(const at::TensorList buffers, const at::IntArrayRef numbers) {
@@ -83,12 +72,12 @@ inline Index index_view(const at::TensorList buffers, const at::IntArrayRef numb
       .rows = rows,
       .buckets = buckets,
       .table = slot_table(buffers[kSlots], buffers[kSideRow]),
-      .row_ids = int64_data(buffers[kRowIds], "row_ids"),
+      .row_ids = longs(buffers[kRowIds], "row_ids"),
       .row_state = buffer_data<uint8_t>(buffers[kRowState], "row_state", at::kByte, rows),
       .free_rows = free_rows_view(buffers[kFreeRows], "free_rows", rows),
-      .bucket_taken = int64_data(buffers[kBucketTaken], "bucket_taken"),
-      .counts = int64_data(buffers[kCountsBuffer], "counts", kCounters),
-      .row_scores = int64_data(buffers[kRowScores], "row_scores", policy.evict ? rows : 0),
+      .bucket_taken = longs(buffers[kBucketTaken], "bucket_taken"),
+      .counts = longs(buffers[kCountsBuffer], "counts", kCounters),
+      .row_scores = longs(buffers[kRowScores], "row_scores", policy.evict ? rows : 0),
       .victims = std::nullopt,
       .candidates = std::nullopt,
   };
@@ -100,9 +89,9 @@ inline Index index_view(const at::TensorList buffers, const at::IntArrayRef numb
                 buffers[kCandidateSlots].size(0), " slots for ", index_rows, " rows");
     index.candidates = Candidates{
         .table = slot_table(buffers[kCandidateSlots], buffers[kCandidateSideRow]),
-        .ids = int64_data(buffers[kCandidateIds], "candidate_ids", rows),
+        .ids = longs(buffers[kCandidateIds], "candidate_ids", rows),
         .counts = buffer_data<int32_t>(buffers[kCandidateCounts], "candidate_counts", at::kInt, rows),
-        .order = int64_data(buffers[kCandidateOrder], "candidate_order", rows),
+        .order = longs(buffers[kCandidateOrder], "candidate_order", rows),
         .free_places = free_rows_view(buffers[kFreePlaces], "free_places", rows),
         .oldest = lowest_rows_view(buffers[kOldest], buffers[kOldestHeads], "oldest", index_rows, buckets),
     };

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <limits>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace recfx {
 
@@ -50,6 +52,27 @@ class IndexLock {
   static constexpr int64_t kWriting = std::numeric_limits<int64_t>::min();
 
   int64_t* cell_;
+};
+
+// Holds the locks of several indexes. All callers lock tables in their order in the collection: no deadlock.
+class Locked {
+ public:
+  Locked(std::vector<IndexLock> locks, bool exclusive) : locks_(std::move(locks)), exclusive_(exclusive) {
+    for (IndexLock& lock : locks_) {
+      exclusive_ ? lock.lock() : lock.lock_shared();
+    }
+  }
+  ~Locked() {
+    for (IndexLock& lock : locks_) {
+      exclusive_ ? lock.unlock() : lock.unlock_shared();
+    }
+  }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  std::vector<IndexLock> locks_;
+  bool exclusive_;
 };
 
 }  // namespace recfx

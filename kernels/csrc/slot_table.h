@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "clones.h"
+
 namespace recfx {
 
 constexpr int64_t kEmptyId = -1;
@@ -16,7 +18,7 @@ struct Slot {
 };
 
 // murmur3's 64-bit finalizer
-inline uint64_t slot_hash(int64_t id) {
+RECFX_INLINE uint64_t slot_hash(int64_t id) {
   uint64_t k = static_cast<uint64_t>(id);
   k ^= k >> 33;
   k *= 0xff51afd7ed558ccdULL;
@@ -32,12 +34,20 @@ class SlotTable {
   SlotTable(Slot* slots, int64_t slot_count, int64_t* side_row)
       : slots_(slots), mask_(static_cast<uint64_t>(slot_count) - 1), side_row_(side_row) {}
 
-  uint64_t home(int64_t id) const {
+  RECFX_INLINE uint64_t home(int64_t id) const {
     return slot_hash(id) & mask_;
   }
 
-  void prefetch(uint64_t slot) const {
+  RECFX_INLINE void prefetch(uint64_t slot) const {
     __builtin_prefetch(slots_ + slot);
+  }
+
+  RECFX_INLINE uint64_t after(uint64_t slot) const {
+    return (slot + 1) & mask_;
+  }
+
+  RECFX_INLINE Slot at(uint64_t slot) const {
+    return slots_[slot];
   }
 
   int64_t find(int64_t id) const {
@@ -45,7 +55,7 @@ class SlotTable {
   }
 
   // `home` is home(id), computed earlier to prefetch it
-  int64_t find_from(int64_t id, uint64_t home) const {
+  RECFX_INLINE int64_t find_from(int64_t id, uint64_t home) const {
     if (id == kEmptyId) [[unlikely]] {
       return *side_row_;
     }

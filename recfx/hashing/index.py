@@ -12,6 +12,7 @@ from recfx.hashing.config import HashConfig, ResolvedHashConfig
 from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage
 from recfx.kernels import buckets, hash_index
 from recfx.kernels.index_buffers import COUNTERS, TAKEN
+from recfx.kernels.pooled_lookup import IndexView
 from recfx.kernels.slot_table import longest_probe
 
 _DEFAULT_CONFIG = HashConfig()
@@ -218,6 +219,14 @@ class HashIndex(IndexStorage):
             for b in (bucket, bucket + 1)
         )
         return end - begin
+
+    @property
+    def view(self) -> IndexView:
+        """What a lookup needs that finds rows itself, in eval mode: see ``recfx.kernels.pooled_lookup``."""
+        self.refresh()
+        config = self.config
+        share_buckets = config.buckets if config.unseen == "share" else 0
+        return IndexView(self.slots, self.side_row, config.dense_rows, share_buckets, config.seed, self.lock)
 
     def slot_table(self) -> tuple[Tensor, Tensor]:
         """The slot table int64 ``[slots, 2]`` of (id, row), and the row of id -1, int64 ``[1]``: views, not copies.

@@ -10,6 +10,7 @@ from torch import Tensor
 from recfx.errors import CheckpointError
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.kernels import index_rebuild
+from recfx.kernels.huge_pages import advise_huge_pages
 from recfx.kernels.index_buffers import (
     BATCH_BITS,
     BATCHES,
@@ -44,7 +45,10 @@ def identity(config: ResolvedHashConfig, name: str) -> Tensor:
 
 def allocate(config: ResolvedHashConfig, device: str) -> IndexBuffers:
     """Buffers without content, on ``"cpu"`` or ``"meta"``."""
-    return allocate_buffers(config.rows, config.buckets, config.policy, device)
+    buffers = allocate_buffers(config.rows, config.buckets, config.policy, device)
+    for read_at_random in (buffers.slots, buffers.row_scores, buffers.candidate_slots):
+        advise_huge_pages(read_at_random)
+    return buffers
 
 
 def empty_buffers(config: ResolvedHashConfig) -> IndexBuffers:

@@ -60,10 +60,14 @@ class IndexStorage(nn.Module):
             CheckpointError: somebody has written into ``row_ids`` (torch.distributed.checkpoint loads in place), and
                 what stands there now is no valid state.
         """
-        if not torch.compiler.is_compiling() and self._versions != self._current_versions():
-            self._adopt_written_state()
+        self.refresh()
         buffers: Any = self._buffers
         return IndexBuffers(*(buffers[key] for key in IndexBuffers._fields))
+
+    def refresh(self) -> None:
+        """Notice a state that was written from outside: see ``index_buffers``."""
+        if not torch.compiler.is_compiling() and self._versions != self._current_versions():
+            self._adopt_written_state()
 
     def reset(self) -> None:
         """Forget all ids and all counts."""

@@ -17,10 +17,12 @@ from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels import hash_index
 from recfx.kernels.index_buffers import BATCHES, EVICTED
+from recfx.kernels.pooled_lookup import IndexView
 from recfx.nodes.bags import keep_ids, with_values
 from recfx.nodes.base import NodeModule
 from recfx.nodes.in_flight import BatchesInFlight, BatchInFlight
 from recfx.nodes.new_rows import NewRows
+from recfx.nodes.raw_ids import RawIds, add_found
 from recfx.nodes.table_store import TableStore
 
 _NO_BACKWARD = -1  # torch's number of the running backward, when there is none
@@ -42,6 +44,9 @@ class HashIds(NodeModule):
         tables: every table of the collection, in the KJT's order.
         hashed: names of those whose ids go through an index; the others pass.
         store: where the indexes and weights are.
+
+    Attributes:
+        inside_lookup: the lookup behind it finds rows itself: hand raw ids over where that can be done.
     """
 
     def __init__(
@@ -52,10 +57,13 @@ class HashIds(NodeModule):
         self.tables = tables
         self.hashed = hashed
         self._store = store
+        self.inside_lookup = False
         self._new_rows = NewRows(store)
         self._in_flight = BatchesInFlight()
+        evicts_or_admits = [table.hashing.evicts or table.hashing.admits for table in tables if table.hashing]
+        self._needs_every_id = any(evicts_or_admits)  # to score or to count it
 
-    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor | RawIds:
         """``features``: raw ids, keys in the collection's order. Returns rows in the same bags.
 
         Rows below -1 stand for ``-row - 2`` read without being trained: shared rows of ids that are not admitted.
@@ -70,12 +78,18 @@ class HashIds(NodeModule):
             self._check_training()
         if features.values().is_meta:
             return features
-        segments = self._segments(features)
+        if self.inside_lookup and not (self.training and (self._needs_every_id or _is_replay())):
+            return RawIds(features, self)
+        return self.hash(features)
+
+    def hash(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """``forward``, here and now."""
+        segments = self.segments(features)
         ids = features.values().to("cpu", torch.int64)
         in_flight = None
         if self.training and not _is_replay():
             in_flight = self._start(ids, segments)
-            rows = self._find_or_insert(ids, segments, in_flight)
+            rows = self.find_or_insert(ids, segments, in_flight)
         else:
             rows = self._find(ids, segments)
         rows = rows.to(features.values().device)
@@ -87,7 +101,7 @@ class HashIds(NodeModule):
             hashed.batch_in_flight = in_flight  # for the lookups: it lives as long as they can run their backward
         return hashed
 
-    def _segments(self, features: KeyedJaggedTensor) -> list[Segment]:
+    def segments(self, features: KeyedJaggedTensor) -> list[Segment]:
         """Where the ids of each hashed table begin and end."""
         borders, hashed = features.offset_per_key(), set(self.hashed)
         segments, key = [], 0
@@ -97,14 +111,20 @@ class HashIds(NodeModule):
                 segments.append(Segment(table, borders[first], borders[key]))
         return segments
 
+    def find_views(self) -> list[IndexView | None]:
+        """The index of each table of the collection, None for tables without."""
+        hashed = set(self.hashed)
+        return [self._store.index(table.name).view if table.name in hashed else None for table in self.tables]
+
     def _indexes(self, segments: list[Segment]) -> list[HashIndex]:
         return [self._store.index(segment.table.name) for segment in segments]
 
     # Training
 
-    def _find_or_insert(
-        self, ids: torch.Tensor, segments: list[Segment], in_flight: BatchInFlight | None
+    def find_or_insert(
+        self, ids: torch.Tensor, segments: list[Segment], in_flight: BatchInFlight | None = None
     ) -> torch.Tensor:
+        """The rows of a batch of training; new ones are initialised. For a full table, nothing has changed."""
         indexes = self._indexes(segments)
         inserted = hash_index.find_or_insert(
             ids,
@@ -131,6 +151,10 @@ class HashIds(NodeModule):
                 self._new_rows.initialize(segment.table, inserted.new_rows[given], inserted.states_before[given])
             begin += count
         return inserted.rows
+
+    def count_found(self, segments: list[Segment], found: list[int], batches: int) -> None:
+        """Count ids of a training batch, by table, that had their rows already."""
+        add_found([index.counts for index in self._indexes(segments)], found, batches)
 
     def _start(self, ids: torch.Tensor, segments: list[Segment]) -> BatchInFlight | None:
         """From here on later batches leave this one's rows alone."""
@@ -194,10 +218,11 @@ class HashIds(NodeModule):
                 stretch = slice(segment.begin, segment.end)
                 rows[stretch] = self._answer_absent(segment.table, ids[stretch], rows[stretch])
         if not self.training:
-            self._note_answers(segments, counts)
+            self.count_answers(segments, counts)
         return rows
 
-    def _note_answers(self, segments: list[Segment], absent: list[int]) -> None:
+    def count_answers(self, segments: list[Segment], absent: list[int]) -> None:
+        """Count what eval mode has answered, so many ids of each table without a row."""
         indexes = self._indexes(segments)
         amounts: list[int] = []
         for index, segment, count in zip(indexes, segments, absent, strict=True):

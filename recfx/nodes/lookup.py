@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -11,6 +13,7 @@ from recfx.lowering.registry import Choice, LookupBatch, LookupSpec, select_back
 from recfx.nodes.bags import keep_ids, permute_features, with_values
 from recfx.nodes.base import NodeModule
 from recfx.nodes.in_flight import BatchInFlight
+from recfx.nodes.raw_ids import RawIds
 from recfx.nodes.table_store import TableStore
 
 
@@ -83,12 +86,14 @@ class Lookup(NodeModule):
             optimizers=[self.store.optimizers.get(table.name) for table in self.tables],
         )
 
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """``features``: rows of every table of the collection, as ``hash_ids`` gives them.
+    def forward(self, features: KeyedJaggedTensor | RawIds) -> torch.Tensor:
+        """``features``: rows of every table of the collection, as ``hash_ids`` gives them; or raw ids, see ``RawIds``.
 
         Returns:
             ``[B, sum D]`` float32.
         """
+        if isinstance(features, RawIds):
+            return self._find_and_pool(features)
         in_flight: BatchInFlight | None = getattr(features, "batch_in_flight", None)
         if self._positions is not None:
             features = permute_features(features, self._positions, self._keys)
@@ -100,19 +105,36 @@ class Lookup(NodeModule):
             in_flight.watch(output)
         return output
 
+    @property
+    def finds_ids(self) -> bool:
+        """Whether the kernel can find rows itself, and the ids come in the order of the lookup's tables."""
+        return self._choice is not None and self._choice.finds_ids and self._positions is None
+
     def _pool(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        weights, choice = self._kernel()
+        return choice.kernel(weights, self._batch(features))
+
+    def _find_and_pool(self, raw: RawIds) -> torch.Tensor:
+        weights, choice = self._kernel()
+        if not self.finds_ids:
+            return self.forward(raw.hashed())
+        kernel: Any = choice.kernel
+        pooled: torch.Tensor = kernel.from_ids(weights, self._batch(raw.features), raw)
+        return pooled
+
+    def _kernel(self) -> tuple[list[torch.Tensor], Choice]:
         choice = self._choice
         weights: list[torch.Tensor] = [self.store.weight(table.name) for table in self.tables]
         if choice is None or choice.stale(weights):
             choice = self.choose_kernel()
-        return choice.kernel(
-            weights,
-            LookupBatch(
-                values=features.values(),
-                offsets=features.offsets(),
-                per_sample_weights=features.weights() if self.is_weighted else None,
-                batch_size=features.stride(),
-            ),
+        return weights, choice
+
+    def _batch(self, features: KeyedJaggedTensor) -> LookupBatch:
+        return LookupBatch(
+            values=features.values(),
+            offsets=features.offsets(),
+            per_sample_weights=features.weights() if self.is_weighted else None,
+            batch_size=features.stride(),
         )
 
     def _pool_partly_trained(self, features: KeyedJaggedTensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from recfx.ir.meta import annotate, node_meta
-from recfx.nodes import Lookup
+from recfx.nodes import HashIds, Lookup
 from recfx.passes._nodes import nodes_of_kind
 from recfx.passes.base import PassResult
 
@@ -43,4 +43,18 @@ class Lower:
             meta = node_meta(node)
             assert meta is not None
             annotate(node, replace(meta, kernel=choice.backend))
+        for node in nodes_of_kind(graph_module, "hash_ids"):
+            self._fuse(graph_module, node)
         return PassResult(graph_module, modified=bool(lookups), declined=tuple(declined))
+
+    def _fuse(self, graph_module: fx.GraphModule, node: fx.Node) -> None:
+        """Where one lookup takes all that ``hash_ids`` gives, and can find rows itself, the two are one kernel."""
+        hash_ids = graph_module.get_submodule(str(node.target))
+        users = [graph_module.get_submodule(str(user.target)) for user in node.users]
+        assert isinstance(hash_ids, HashIds)
+        hash_ids.inside_lookup = len(users) == 1 and isinstance(users[0], Lookup) and users[0].finds_ids
+        meta = node_meta(node)
+        assert meta is not None
+        if hash_ids.inside_lookup:
+            (lookup,) = node.users
+            annotate(node, replace(meta, kernel=f"inside {lookup.name}"))

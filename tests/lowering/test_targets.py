@@ -11,12 +11,12 @@ from torch import nn
 
 from recfx.errors import ConversionError
 from recfx.ir import TableSpec
-from recfx.lowering import LookupBatch, LookupSpec, fbgemm, reference
+from recfx.lowering import LookupBatch, LookupSpec, cpu, fbgemm, reference
 from recfx.training.fused_optimizer import FusedOptimizer
 
 ROWS, DIMS = (30, 20, 10), (8, 12, 4)
 FEATURES = (("a", "b"), ("c",), ("d",))
-TARGETS = {"fbgemm": fbgemm, "reference": reference}
+TARGETS = {"cpu": cpu, "fbgemm": fbgemm, "reference": reference}
 SETTINGS = {
     "sgd": {"lr": 0.1},
     "adagrad": {"lr": 0.1, "eps": 1e-3},
@@ -117,7 +117,7 @@ def test_outputs_and_gradients(
 
 
 @pytest.mark.parametrize(
-    ("target", "kind"), [(t, k) for t in TARGETS for k in SETTINGS if not (t == "fbgemm" and k == "adam")]
+    ("target", "kind"), [(t, k) for t in TARGETS for k in SETTINGS if not (t != "reference" and k == "adam")]
 )
 @pytest.mark.parametrize(("pooling", "weighted"), [("SUM", False), ("MEAN", False), ("SUM", True)])
 def test_three_fused_steps_are_the_dense_rule_on_touched_rows(

@@ -1,0 +1,52 @@
+// What ids without a row of their own read in a pooled lookup. No torch in here.
+#pragma once
+
+#include <cstdint>
+
+#include "mix64.h"
+
+namespace recfx {
+
+// What an id without a row of its own reads: nothing, or a row of its bucket.
+struct AbsentAnswer {
+  int64_t rows;
+  int64_t dense_rows;
+  int64_t buckets;  // 0: nothing
+  uint64_t mixed_seed;
+  uint64_t mixed_share_seed;
+
+  AbsentAnswer(int64_t rows, int64_t dense_rows, int64_t buckets, int64_t seed)
+      : rows(rows),
+        dense_rows(dense_rows),
+        buckets(buckets),
+        mixed_seed(mix64(static_cast<uint64_t>(seed))),
+        mixed_share_seed(mix64(static_cast<uint64_t>(seed) + 1)) {}
+
+  int64_t bucket_begin(int64_t bucket) const {
+    return dense_rows + bucket * (rows - dense_rows) / buckets;
+  }
+
+  // Same rows as shared_rows() in kernels/hash_index.py.
+  int64_t shared_row(int64_t id) const {
+    const int64_t bucket = mixed_modulo(id, mixed_seed, buckets);
+    const int64_t begin = bucket_begin(bucket);
+    return begin + mixed_modulo(id, mixed_share_seed, bucket_begin(bucket + 1) - begin);
+  }
+};
+
+// Answers those of rows[begin, end) that are -1, and counts them.
+inline int64_t answer_absent(const int64_t* ids, int64_t* rows, int64_t begin, int64_t end,
+                             const AbsentAnswer& answer) {
+  int64_t absent = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    absent += rows[i] < 0;
+  }
+  if (absent > 0 && answer.buckets > 0) {
+    for (int64_t i = begin; i < end; ++i) {
+      rows[i] = rows[i] < 0 ? answer.shared_row(ids[i]) : rows[i];
+    }
+  }
+  return absent;
+}
+
+}  // namespace recfx

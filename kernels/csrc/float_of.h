@@ -1,0 +1,41 @@
+// Adjacent weights as a vector of float32: from float32 itself, or from float16 kept as its 16 bits. No torch in here.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "clones.h"
+
+namespace recfx {
+
+// Compilers turn operations on these into the machine's vector instructions, several where its vectors are shorter.
+template <int width>
+struct Vectors {
+  typedef float Floats __attribute__((vector_size(width * 4)));
+  typedef uint32_t Words __attribute__((vector_size(width * 4)));
+  typedef uint16_t Halves __attribute__((vector_size(width * 2)));
+};
+
+template <int width>
+RECFX_INLINE void load(const float* from, typename Vectors<width>::Floats& result) {
+  std::memcpy(&result, from, sizeof(result));
+}
+
+// Exact for every float16, infinities, NaN and subnormals included. In integer arithmetic: this way every compiler
+// makes vector code of it for every machine.
+template <int width>
+RECFX_INLINE void load(const uint16_t* from, typename Vectors<width>::Floats& result) {
+  using Floats = typename Vectors<width>::Floats;
+  using Words = typename Vectors<width>::Words;
+  typename Vectors<width>::Halves halves;
+  std::memcpy(&halves, from, sizeof(halves));
+  const Words half = __builtin_convertvector(halves, Words);
+  const Words sign = (half & 0x8000u) << 16;
+  const Words rest = half & 0x7fffu;
+  const Floats normal = (Floats)((rest << 13) + (0xe0u << 23)) * 0x1p-112f;
+  const Floats subnormal = (Floats)(rest | (126u << 23)) - 0.5f;
+  const Words is_subnormal = (Words)(rest < 0x400u);  // all bits, or none
+  result = (Floats)((((Words)subnormal & is_subnormal) | ((Words)normal & ~is_subnormal)) | sign);
+}
+
+}  // namespace recfx

@@ -1,0 +1,165 @@
+"""The autograd function of targets ``cpu`` and ``fbgemm``: any forward, and FBGEMM's backward.
+
+Gradients of ``weight.grad`` come from the same kernel as the fused SGD step: a step of -1 from zero is the gradient.
+The function holds the tables alive until its backward has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import fbgemm_gpu  # noqa: F401  (loads the operators)
+import torch
+from torch.autograd.function import once_differentiable
+
+from recfx.lowering._fbgemm_layout import Layout, distances
+from recfx.lowering._fbgemm_step import FLOAT32, FusedStep, TrainedBatch
+
+
+class LookedUp(NamedTuple):
+    """What a forward gives: ``pooled`` ``[B, sum D]`` float32, and the rows that were read."""
+
+    pooled: torch.Tensor
+    rows: torch.Tensor  # [n] int64, -1 where an id gets no gradient
+    has_absent: bool = False  # whether some may be -1
+
+
+Forward = Callable[[torch.Tensor | None], LookedUp]
+_SCALE = 5  # position of the per-sample weights among the arguments of the autograd function
+
+
+class TrainableLookup:
+    """Runs a forward so that it can be trained. What does not change from batch to batch is kept.
+
+    Args:
+        layout: the lookup's tables and their optimizers.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._step = FusedStep(layout)
+
+    def __call__(
+        self,
+        weights: list[torch.Tensor],
+        offsets: torch.Tensor,
+        per_sample_weights: torch.Tensor | None,
+        forward: Forward,
+    ) -> torch.Tensor:
+        """Returns what ``forward`` pools, ``[B, sum D]`` float32, differentiable.
+
+        Args:
+            weights: the tables' ``[rows, dim]`` tensors.
+            offsets: ``[F * B + 1]`` int64.
+            per_sample_weights: ``[n]``, or None; gradients reach them.
+            forward: called once, without autograd, with the per-sample weights as float32.
+        """
+        arguments: list[torch.Tensor] = []
+        if torch.is_grad_enabled():
+            if self.layout.optimizers[0] is None:
+                arguments = list(weights)
+            elif any(weight.requires_grad for weight in weights):
+                arguments = [torch.zeros(0, dtype=torch.float32, device="cpu", requires_grad=True)]
+        output: torch.Tensor = _TableBatchedLookup.apply(
+            self.layout, self._step, weights, offsets, forward, per_sample_weights, *arguments
+        )
+        return output
+
+
+class _TableBatchedLookup(torch.autograd.Function):
+    """Backward as gradients of ``weight.grad``, or as the fused optimizer's step."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        layout: Layout,
+        step: FusedStep,
+        weights: list[torch.Tensor],
+        offsets: torch.Tensor,
+        forward: Forward,
+        per_sample_weights: torch.Tensor | None,
+        *arguments: torch.Tensor,
+    ) -> torch.Tensor:
+        # FBGEMM's kernels take an undefined tensor, None in Python, as "no weights"; an empty one they would read.
+        scale = None if per_sample_weights is None else per_sample_weights.detach().float()
+        looked_up = forward(scale)
+        ctx.layout, ctx.step = layout, step
+        ctx.batch, ctx.has_absent = TrainedBatch(weights, looked_up.rows, offsets, scale), looked_up.has_absent
+        ctx.scale_dtype = None if per_sample_weights is None else per_sample_weights.dtype
+        return looked_up.pooled
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        layout: Layout = ctx.layout
+        batch, present = _present(ctx.batch) if ctx.has_absent else (ctx.batch, None)
+        grad_output = grad_output.float().contiguous()
+        scale_gradient = None
+        if ctx.needs_input_grad[_SCALE]:  # reads the rows, so before they are updated
+            scale_gradient = _scale_gradient(batch, layout, grad_output)
+            if present is not None:
+                scale_gradient = torch.zeros(present.shape).masked_scatter_(present, scale_gradient)
+            scale_gradient = scale_gradient.to(ctx.scale_dtype)
+        if layout.optimizers[0] is None:
+            gradients = _weight_gradients(batch, layout, grad_output, ctx.needs_input_grad[_SCALE + 1 :])
+        else:
+            ctx.step.run(batch, grad_output)
+            gradients = [None] * (len(ctx.needs_input_grad) - _SCALE - 1)
+        return (*[None] * _SCALE, scale_gradient, *gradients)
+
+
+def _present(batch: TrainedBatch) -> tuple[TrainedBatch, torch.Tensor | None]:
+    """The batch without the ids that read no row, and which of its ids are left; None: all."""
+    present = batch.values >= 0
+    if bool(present.all()):
+        return batch, None
+    before = torch.zeros(present.numel() + 1, dtype=torch.int64, device="cpu")
+    torch.cumsum(present, 0, out=before[1:])
+    scale = None if batch.scale is None else batch.scale[present]
+    return TrainedBatch(batch.weights, batch.values[present], before[batch.offsets], scale), present
+
+
+def _scale_gradient(batch: TrainedBatch, layout: Layout, grad_output: torch.Tensor) -> torch.Tensor:
+    gradient: torch.Tensor = torch.ops.fbgemm.split_embedding_codegen_grad_indice_weights_cpu(
+        grad_output,
+        layout.base,
+        layout.weight_offsets(batch.weights),
+        layout.whole.dim_offsets,
+        batch.values,
+        batch.offsets,
+        torch.ones(len(layout.whole.table_of_feature), dtype=torch.int32, device="cpu"),
+    )
+    return gradient
+
+
+def _weight_gradients(
+    batch: TrainedBatch, layout: Layout, grad_output: torch.Tensor, wanted: tuple[bool, ...]
+) -> list[torch.Tensor | None]:
+    if not any(wanted):
+        return [None] * len(wanted)
+    totals = [torch.zeros(weight.shape, dtype=torch.float32, device="cpu") for weight in batch.weights]
+    base = torch.empty(1, dtype=torch.float32, device="cpu")
+    addresses = tuple(total.data_ptr() for total in totals)
+    part = layout.whole
+    torch.ops.fbgemm.split_embedding_backward_codegen_sgd_cpu(
+        grad_output,
+        base,
+        part.placements,
+        distances(base, addresses, part.table_of_feature),
+        part.dim_offsets,
+        part.max_dim,
+        part.row_offsets,
+        part.row_bits,
+        batch.values,
+        batch.offsets,
+        layout.pooling,
+        batch.scale,
+        False,
+        torch.tensor(-1.0, dtype=torch.float32, device="cpu"),
+        FLOAT32,
+    )
+    return [
+        total.to(weight.dtype) if want else None
+        for total, weight, want in zip(totals, batch.weights, wanted, strict=True)
+    ]

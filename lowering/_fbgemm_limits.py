@@ -1,0 +1,38 @@
+"""What FBGEMM's CPU kernels can train: the limits of every target that uses its backward."""
+
+from __future__ import annotations
+
+import torch
+
+from recfx.lowering.registry import Declined, LookupSpec
+
+_FUSED = ("sgd", "adagrad", "rowwise_adagrad")
+
+
+def decline(by: str, spec: LookupSpec) -> Declined | None:
+    """None for float32 and float16 tables on the CPU, without optimizer or with one that FBGEMM has there.
+
+    Args:
+        by: name of the target that asks.
+        spec: the lookup.
+    """
+
+    def refuse(reason: str, message: str) -> Declined:
+        return Declined(by=by, reason=reason, message=message)
+
+    dtypes = {weight.dtype for weight in spec.weights}
+    devices = {weight.device.type for weight in spec.weights}
+    if devices != {"cpu"}:
+        return refuse("device", f"the tables are on {'/'.join(sorted(devices))}; this target is for the CPU.")
+    if not dtypes <= {torch.float32, torch.float16} or len(dtypes) != 1:
+        return refuse("dtype", f"FBGEMM's CPU kernels take float32 or float16 tables, not {dtypes}.")
+    if any(not weight.is_contiguous() for weight in spec.weights):
+        return refuse("not_contiguous", "a table's rows are not contiguous.")
+    for optimizer in spec.optimizers:
+        if optimizer is None:
+            continue
+        if optimizer.kind not in _FUSED:
+            return refuse("optimizer", f"FBGEMM has no {optimizer.kind} on the CPU.")
+        if optimizer.group.get("weight_decay", 0):
+            return refuse("weight_decay", f"FBGEMM's CPU {optimizer.kind} has no weight decay like torch.optim's.")
+    return None

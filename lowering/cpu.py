@@ -1,0 +1,104 @@
+"""Target ``cpu``: recfx's own pooled lookup on the CPU, from rows or straight from raw ids; backward as ``fbgemm``'s.
+
+From raw ids, finding runs inside the lookup: a thread finds some thousand ids, and sums their rows right away. In
+training, the few ids that have no row yet get one afterwards, and the bags that hold them are summed again.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from recfx.kernels import library
+from recfx.kernels.pooled_lookup import IndexView, find_and_pool, pool_again_, pooled_lookup
+from recfx.lowering import _fbgemm_limits
+from recfx.lowering._fbgemm_backward import LookedUp, TrainableLookup
+from recfx.lowering._fbgemm_layout import Layout
+from recfx.lowering.registry import Declined, IdsToRows, LookupBatch, LookupKernel, LookupSpec
+
+
+def decline(spec: LookupSpec) -> Declined | None:
+    """None where ``fbgemm`` has the backward and recfx's C++ library is there."""
+    declined = _fbgemm_limits.decline("cpu", spec)
+    if declined is None and not library.load():
+        return Declined(by="cpu", reason="no_library", message=f"the C++ operators are not there: {library.why_not()}")
+    return declined
+
+
+def build(spec: LookupSpec) -> LookupKernel:
+    """The kernel; its ``from_ids`` is there for lookups whose ids go through indexes."""
+    return CpuLookup(spec)
+
+
+class CpuLookup:
+    """The kernel of one lookup; callable as every kernel is.
+
+    Args:
+        spec: the lookup. Its weights are not kept.
+    """
+
+    def __init__(self, spec: LookupSpec) -> None:
+        layout = Layout(spec)
+        self._mean = spec.pooling == "MEAN"
+        self._table_of_feature = layout.whole.table_of_feature
+        self._trainable = TrainableLookup(layout)
+        self._no_index = IndexView.none()
+
+    def __call__(self, weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
+        """Pool rows: ``batch.values`` are rows in range. Returns ``[B, sum D]`` float32."""
+        rows, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
+
+        def forward(scale: torch.Tensor | None) -> LookedUp:
+            pooled = pooled_lookup(rows, offsets, weights, self._table_of_feature, self._mean, scale)
+            return LookedUp(pooled, rows)
+
+        return self._trainable(weights, offsets, batch.per_sample_weights, forward)
+
+    def from_ids(self, weights: list[torch.Tensor], batch: LookupBatch, ids_to_rows: IdsToRows) -> torch.Tensor:
+        """Find rows and pool them: ``batch.values`` are raw ids, or rows where a table has no index.
+
+        Args:
+            weights: the tables' ``[rows, dim]`` tensors.
+            batch: on the CPU.
+            ids_to_rows: the tables' indexes.
+
+        Returns:
+            ``[B, sum D]`` float32, a sum even if ids without a row are part of a bag.
+
+        Raises:
+            ValueError: the lookup divides by lengths; ids without a row would be left out of them.
+            Whatever ``ids_to_rows.insert`` raises.
+        """
+        if self._mean:
+            raise ValueError("a lookup from raw ids pools sums; divide by the lengths of the raw bags afterwards")
+        ids, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
+
+        def forward(scale: torch.Tensor | None) -> LookedUp:
+            return self._find_insert_pool(weights, ids, offsets, scale, ids_to_rows)
+
+        return self._trainable(weights, offsets, batch.per_sample_weights, forward)
+
+    def _find_insert_pool(
+        self,
+        weights: list[torch.Tensor],
+        ids: torch.Tensor,
+        offsets: torch.Tensor,
+        scale: torch.Tensor | None,
+        ids_to_rows: IdsToRows,
+    ) -> LookedUp:
+        training, tables = ids_to_rows.training, self._table_of_feature
+        views = [view or self._no_index for view in ids_to_rows.find_views()]
+        if training:  # the index says who shares, once it knows which ids get no row
+            views = [view._replace(share_buckets=0) for view in views]
+        pooled, rows, absent = find_and_pool(ids, offsets, weights, tables, views, scale)
+        absent_per_table: list[int] = absent.tolist()
+        if not training:
+            ids_to_rows.answered(absent_per_table)
+            return LookedUp(pooled, rows, has_absent=any(absent_per_table))
+        if not any(absent_per_table):
+            ids_to_rows.answered(absent_per_table)
+            return LookedUp(pooled, rows)
+        was_absent = rows < 0
+        untrained = ids_to_rows.insert(ids, rows, absent_per_table)
+        pool_again_(pooled, rows, was_absent, offsets, weights, tables, scale)
+        trained = rows if untrained is None else rows.masked_fill(untrained, -1)
+        return LookedUp(pooled, trained, has_absent=True)

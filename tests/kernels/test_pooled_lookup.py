@@ -1,0 +1,264 @@
+"""The C++ operators against the ATen references, and against each other where bits must be equal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recfx.hashing import HashConfig, HashIndex
+from recfx.kernels import library, pooled_lookup_reference
+from recfx.kernels.pooled_lookup import IndexView, find_and_pool, pool_again_, pooled_lookup
+
+assert library.load(), library.why_not()
+DIMS = st.sampled_from([1, 3, 4, 7, 16, 20, 33, 64, 100, 128, 200])
+LENGTHS = st.sampled_from([0, 0, 1, 2, 5, 31, 32, 33, 64, 70, 200])
+
+
+@dataclass
+class Case:
+    """A lookup: two features read table 0 if ``twice``, every other table has one."""
+
+    weights: list[torch.Tensor]
+    table_of_feature: list[int]
+    offsets: torch.Tensor
+    scale: torch.Tensor | None
+    indexes: list[IndexView]
+    ids: torch.Tensor
+
+    def found(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return find_and_pool(self.ids, self.offsets, self.weights, self.table_of_feature, self.indexes, self.scale)
+
+    def wanted(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        columns = [list(column) for column in zip(*self.indexes, strict=True)]
+        return pooled_lookup_reference.find_and_pool(
+            self.ids, self.offsets, self.weights, self.table_of_feature, *columns, self.scale
+        )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Tables with and without index; ids that are dense, held, absent, -1; empty bags, batches and tables."""
+    dtype = draw(st.sampled_from([torch.float32, torch.float16]))
+    tables, batch_size = draw(st.integers(1, 3)), draw(st.integers(0, 4))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    weights, indexes, pools = [], [], []
+    for _ in range(tables):
+        rows, dense_rows = draw(st.integers(8, 60)), draw(st.integers(0, 4))
+        weights.append(torch.randn(rows, draw(DIMS), generator=generator).to(dtype))
+        if draw(st.booleans()):
+            indexes.append(IndexView.none())
+            pools.append(torch.arange(rows))
+            continue
+        seed, buckets = draw(st.sampled_from([0, 7])), draw(st.integers(1, 3))
+        index = HashIndex(rows, config=HashConfig(dense_rows=dense_rows, buckets=buckets, seed=seed, on_full="share"))
+        taken = torch.tensor([-1, 10**12, -5, *range(100, 100 + rows // 2)])
+        index.find_or_insert(taken)
+        share_buckets = buckets if draw(st.booleans()) else 0
+        indexes.append(IndexView(index.slots, index.side_row, dense_rows, share_buckets, seed))
+        absent = torch.arange(10**6, 10**6 + 10)
+        pools.append(torch.cat([taken, torch.arange(dense_rows), absent]))
+    table_of_feature = [0] * draw(st.integers(0, 1)) + list(range(tables))
+    lengths = torch.tensor([[draw(LENGTHS) for _ in range(batch_size)] for _ in table_of_feature], dtype=torch.int64)
+    before, after = draw(st.sampled_from([(0, 0), (2, 3)]))  # ids in no bag
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.view(-1).cumsum(0)]) + before
+    parts = [torch.full((before,), 5)]
+    for table, length in zip(table_of_feature, lengths.sum(1).tolist(), strict=True):
+        parts.append(pools[table][torch.randint(pools[table].numel(), (length,), generator=generator)])
+    ids = torch.cat([*parts, torch.full((after,), 5)])
+    scale = torch.randn(ids.numel(), generator=generator) if draw(st.booleans()) else None
+    return Case(weights, table_of_feature, offsets, scale, indexes, ids)
+
+
+@settings(max_examples=200)
+@given(cases())
+def test_find_and_pool_equals_its_reference(case: Case) -> None:
+    pooled, rows, absent = case.found()
+    wanted_pooled, wanted_rows, wanted_absent = case.wanted()
+    assert torch.equal(rows, wanted_rows)
+    assert torch.equal(absent, wanted_absent)
+    assert pooled.dtype == torch.float32
+    torch.testing.assert_close(pooled, wanted_pooled, rtol=1e-5, atol=1e-4)
+    again = pooled_lookup(rows, case.offsets, case.weights, case.table_of_feature, False, case.scale)
+    assert torch.equal(pooled, again), "finding changes the order of the sums"
+
+
+@settings(max_examples=100)
+@given(cases(), st.booleans())
+def test_pooled_lookup_equals_its_reference(case: Case, mean: bool) -> None:
+    _, rows, _ = case.wanted()
+    scale = None if mean else case.scale
+    arguments = (rows, case.offsets, case.weights, case.table_of_feature, mean, scale)
+    wanted = pooled_lookup_reference.pooled_lookup(*arguments)
+    torch.testing.assert_close(pooled_lookup(*arguments), wanted, rtol=1e-5, atol=1e-4)
+
+
+@settings(max_examples=100)
+@given(cases(), st.floats(0, 1), st.integers(0, 100))
+def test_pooling_again_gives_the_bits_of_the_final_rows(case: Case, share: float, seed: int) -> None:
+    _, final, _ = case.found()
+    changed = torch.rand(final.shape, generator=torch.Generator().manual_seed(seed)) < share
+    before = torch.where(changed, torch.full_like(final, -1), final)
+    arguments = (case.offsets, case.weights, case.table_of_feature)
+    pooled = pooled_lookup(before, *arguments, False, case.scale)
+    wanted = pooled_lookup(final, *arguments, False, case.scale)
+    by_reference = pooled.clone()
+    pool_again_(pooled, final, changed, *arguments, case.scale)
+    assert torch.equal(pooled, wanted)
+    pooled_lookup_reference.pool_again_(by_reference, final, changed, *arguments, case.scale)
+    torch.testing.assert_close(by_reference, wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_pooling_again_leaves_other_bags_alone() -> None:
+    weight = torch.randn(10, 5)
+    rows, offsets = torch.arange(8), torch.tensor([0, 3, 3, 5, 8])
+    pooled = torch.full((4, 5), 7.0)
+    changed = torch.tensor([False, False, False, False, True, False, False, False])
+    pool_again_(pooled, rows, changed, offsets, [weight], [0])
+    assert torch.equal(pooled[[0, 1, 3]], torch.full((3, 5), 7.0))
+    torch.testing.assert_close(pooled[2], weight[3] + weight[4])
+
+
+def large_case(dtype: torch.dtype) -> Case:
+    """Enough ids for many tasks, most of them held, some absent, ragged bags."""
+    weights = [torch.randn(2000, dim).to(dtype) for dim in (20, 64)]
+    views, parts, sizes = [], [], []
+    for _ in weights:
+        index = HashIndex(2000)
+        index.find_or_insert(torch.arange(1000) * 12345)
+        views.append(IndexView(index.slots, index.side_row, 0, 0, 0))
+        lengths = torch.randint(0, 30, (500,))
+        sizes.append(lengths)
+        parts.append(torch.randint(0, 1100, (int(lengths.sum()),)) * 12345)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat(sizes).cumsum(0)])
+    return Case(weights, [0, 1], offsets, None, views, torch.cat(parts))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_results_do_not_depend_on_threads(dtype: torch.dtype) -> None:
+    case = large_case(dtype)
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 4):
+            torch.set_num_threads(count)
+            results.append(case.found())
+    finally:
+        torch.set_num_threads(threads)
+    assert int(results[0][2].min()) > 0, "nothing was absent: the case is too easy"
+    for other in results[1:]:
+        assert all(torch.equal(left, right) for left, right in zip(results[0], other, strict=True))
+
+
+def test_every_float16_is_read_exactly() -> None:
+    bits = torch.arange(-(2**15), 2**15).to(torch.int16)
+    weight = bits.view(torch.float16).view(-1, 1).expand(-1, 20).contiguous()  # 20 columns: wide and narrow vectors
+    found = pooled_lookup(torch.arange(2**16), torch.arange(2**16 + 1), [weight], [0])
+    assert torch.equal(found.isnan(), weight.isnan())
+    assert torch.equal(found.nan_to_num(), weight.float().nan_to_num())
+
+
+def test_inputs_may_be_strided() -> None:
+    case = large_case(torch.float32)
+
+    def strided(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.stack([tensor, torch.zeros_like(tensor)], dim=1)[:, 0]
+
+    scale = torch.rand(case.ids.numel())
+    case.scale = scale
+    wanted = case.found()
+    case.ids, case.offsets, case.scale = strided(case.ids), strided(case.offsets), strided(scale)
+    assert not case.ids.is_contiguous()
+    assert all(torch.equal(left, right) for left, right in zip(wanted, case.found(), strict=True))
+
+
+def test_opcheck() -> None:
+    weights = [torch.randn(30, 5), torch.randn(30, 8)]
+    index = HashIndex(30)
+    index.find_or_insert(torch.tensor([5, -1]))
+    empty = IndexView.none()
+    ids, offsets = torch.tensor([5, -1, 9, 3, 4]), torch.tensor([0, 2, 3, 3, 5])
+    scale, changed = torch.rand(5), torch.tensor([False, True, False, False, False])
+    rows, tables = torch.arange(5), [0, 1]
+    slots, sides = [index.slots, empty.slots], [index.side_row, empty.side_row]
+    for name, arguments in (
+        ("pooled_lookup", (rows, offsets, weights, tables, False, scale)),
+        ("pooled_lookup", (rows, offsets, weights, tables, True, None)),
+        ("find_and_pool", (ids, offsets, weights, tables, slots, sides, [0, 0], [1, 0], [0, 0], scale)),
+        ("pool_again_", (torch.zeros(2, 13), rows, changed, offsets, weights, tables, scale)),
+    ):
+        torch.library.opcheck(getattr(torch.ops.recfx, name).default, arguments)
+
+
+def test_scriptable() -> None:
+    @torch.jit.script
+    def use(rows: torch.Tensor, offsets: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+        return torch.ops.recfx.pooled_lookup(rows, offsets, weights, [0], False, None)
+
+    weights = [torch.randn(4, 3)]
+    found = use(torch.tensor([0, 2]), torch.tensor([0, 2]), weights)
+    torch.testing.assert_close(found[0], weights[0][0] + weights[0][2])
+    for reference in ("pooled_lookup", "find_and_pool", "pool_again_"):
+        torch.jit.script(getattr(pooled_lookup_reference, reference))
+
+
+ROWS, OFFSETS, WEIGHTS = torch.zeros(4, dtype=torch.int64), torch.tensor([0, 2, 4]), [torch.zeros(3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": ROWS.float()}, "rows must be int64"),
+        ({"rows": ROWS.view(2, 2)}, "rows must have 1 dimension"),
+        ({"offsets": OFFSETS.int()}, "offsets must be int64"),
+        ({"offsets": torch.tensor([0, 2, 5])}, "offsets must ascend within the 4 ids"),
+        ({"offsets": torch.tensor([0, 3, 2])}, "offsets must ascend"),
+        ({"offsets": torch.tensor([-1, 3, 4])}, "offsets must ascend"),
+        ({"offsets": torch.zeros(0, dtype=torch.int64)}, "offsets must be"),
+        ({"table_of_feature": [0, 0, 0]}, "offsets must be"),
+        ({"table_of_feature": []}, "offsets must be"),
+        ({"table_of_feature": [1]}, "no table 1"),
+        ({"weights": [torch.zeros(3, 2).double()]}, "weights must be"),
+        ({"weights": [torch.zeros(2, 3).t()]}, "weights must be"),
+        ({"weights": [torch.zeros(3, 2), torch.zeros(3, 2).half()]}, "weights must be"),
+        ({"per_sample_weights": torch.zeros(3)}, "per_sample_weights must be"),
+        ({"per_sample_weights": torch.zeros(4).half()}, "per_sample_weights must be"),
+        ({"per_sample_weights": torch.zeros(4), "mean": True}, "not for means"),
+    ],
+)
+def test_pooled_lookup_checks_what_it_is_given(change: dict[str, object], message: str) -> None:
+    arguments = {"rows": ROWS, "offsets": OFFSETS, "weights": WEIGHTS, "table_of_feature": [0], **change}
+    with pytest.raises(RuntimeError, match=message):
+        pooled_lookup(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        (IndexView(torch.full((3, 2), -1), torch.tensor([-1]), 0, 0, 0), "power of two"),
+        (IndexView(torch.full((4, 2), -1), torch.tensor([-1, -1]), 0, 0, 0), "side_row"),
+        (IndexView(torch.full((4, 2), -1), torch.tensor([-1]), -1, 0, 0), "dense rows"),
+        (IndexView(torch.full((4, 2), -1), torch.tensor([-1]), 1, 3, 0), "shares 3 buckets"),
+        (IndexView(torch.full((4, 2), -1), torch.tensor([-1]), 4, 1, 0), "dense rows"),
+    ],
+)
+def test_find_and_pool_checks_its_indexes(view: IndexView, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        find_and_pool(ROWS, OFFSETS, WEIGHTS, [0], [view])
+
+
+@pytest.mark.parametrize(
+    ("pooled", "changed", "message"),
+    [
+        (torch.zeros(2, 3), torch.zeros(4, dtype=torch.bool), "pooled must be"),
+        (torch.zeros(2, 2).double(), torch.zeros(4, dtype=torch.bool), "pooled must be"),
+        (torch.zeros(2, 2).t(), torch.zeros(4, dtype=torch.bool), "pooled must be"),
+        (torch.zeros(2, 2), torch.zeros(3, dtype=torch.bool), "changed must be"),
+        (torch.zeros(2, 2), torch.zeros(4), "changed must be"),
+    ],
+)
+def test_pool_again_checks_what_it_is_given(pooled: torch.Tensor, changed: torch.Tensor, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        pool_again_(pooled, ROWS, changed, OFFSETS, WEIGHTS, [0])

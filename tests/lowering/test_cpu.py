@@ -1,0 +1,284 @@
+"""Target ``cpu`` from raw ids, against target ``reference`` on the rows that the index gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+
+from recfx.errors import ConversionError
+from recfx.hashing import HashConfig, HashIndex
+from recfx.ir import TableSpec
+from recfx.kernels import library
+from recfx.kernels.pooled_lookup import IndexView
+from recfx.lowering import FindingKernel, LookupBatch, LookupSpec, cpu, reference, select_backend
+from recfx.training.fused_optimizer import FusedOptimizer
+
+ROWS, DIMS = (60, 40, 50), (8, 20, 5)
+HASHED = (0, 2)  # table 1 is adopted
+BATCH = 6
+SETTINGS = {
+    "sgd": {"lr": 0.1},
+    "adagrad": {"lr": 0.1, "eps": 1e-3},
+    "rowwise_adagrad": {"lr": 0.1, "eps": 1e-3},
+}
+
+
+def tables() -> tuple[TableSpec, ...]:
+    return tuple(
+        TableSpec(f"t{number}", (f"f{number}",), (f"f{number}",), rows, dim, "SUM", None, 0.0, 0.0)
+        for number, (rows, dim) in enumerate(zip(ROWS, DIMS, strict=True))
+    )
+
+
+@dataclass
+class Indexes:
+    """Indexes behind a lookup; what the policy answers is the test's choice.
+
+    Args:
+        training: as in ``IdsToRows``.
+        share: eval answers absent ids with shared rows.
+        never: ids that training gives no row: they read zeros.
+        untrained: ids whose row is read without gradient.
+        full: training raises instead of inserting.
+    """
+
+    training: bool
+    weights: list[torch.Tensor]
+    share: bool = False
+    never: tuple[int, ...] = ()
+    untrained: tuple[int, ...] = ()
+    full: bool = False
+    indexes: dict[int, HashIndex] = field(default_factory=dict)
+    told: list[list[int]] = field(default_factory=list)
+    inserts: int = 0
+
+    def __post_init__(self) -> None:
+        for table in HASHED:
+            self.indexes[table] = HashIndex(ROWS[table], config=HashConfig(buckets=2))
+            self.indexes[table].find_or_insert(torch.tensor([-1, *range(100, 120)]))
+
+    def find_views(self) -> list[IndexView | None]:
+        views: list[IndexView | None] = [None] * len(ROWS)
+        for table, index in self.indexes.items():
+            views[table] = IndexView(index.slots, index.side_row, 0, 2 if self.share else 0, 0)
+        return views
+
+    def insert(self, ids: torch.Tensor, rows: torch.Tensor, absent_per_table: list[int]) -> torch.Tensor | None:
+        self.told.append(absent_per_table)
+        if self.full:
+            raise ConversionError("full", reason="table_full")
+        self.inserts += 1
+        for table, (begin, end) in enumerate(self.borders):
+            if absent_per_table[table] == 0:
+                continue
+            assert table in HASHED
+            mine = rows[begin:end]
+            new = (mine < 0) & ~torch.isin(ids[begin:end], torch.tensor(self.never, dtype=torch.int64))
+            mine[new] = self.indexes[table].find_or_insert(ids[begin:end][new])
+            self.weights[table].data[mine[new]] = 0.5
+        return torch.isin(ids, torch.tensor(self.untrained)) if self.untrained else None
+
+    def answered(self, absent_per_table: list[int]) -> None:
+        self.told.append(absent_per_table)
+
+    borders: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass
+class Case:
+    """One batch from raw ids, and what target ``reference`` needs to say the same."""
+
+    ours: list[torch.Tensor]
+    theirs: list[torch.Tensor]
+    ids: LookupBatch
+    indexes: Indexes
+
+    def wanted_batch(self, scale: torch.Tensor | None) -> LookupBatch:
+        """The rows that the index gives now; ids that train or read nothing are taken out of their bags."""
+        rows = self.ids.values.clone()
+        for table in HASHED:
+            begin, end = self.indexes.borders[table]
+            found = self.indexes.indexes[table].find(rows[begin:end])
+            if self.indexes.share:
+                found = torch.where(found < 0, self.indexes.indexes[table].shared_rows(rows[begin:end]), found)
+            rows[begin:end] = found
+        kept = rows >= 0
+        before = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])
+        return LookupBatch(rows[kept], before[self.ids.offsets], None if scale is None else scale[kept], BATCH)
+
+
+def case(indexes: dict[str, object], dtype: torch.dtype = torch.float32, weighted: bool = False) -> Case:
+    ours = [nn.Parameter(torch.randn(rows, dim).to(dtype)) for rows, dim in zip(ROWS, DIMS, strict=True)]
+    lengths = torch.randint(0, 9, (3 * BATCH,))
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    counts = [int(offsets[(table + 1) * BATCH] - offsets[table * BATCH]) for table in range(3)]
+    known = torch.tensor([-1, *range(100, 125)])  # the last five have no row yet
+    values = [known[torch.randint(0, 26, (count,))] for count in counts]
+    values[1] = torch.randint(0, ROWS[1], (counts[1],))
+    values[0][0], values[2][0] = 121, 124  # certainly absent
+    scale = torch.rand(int(offsets[-1]), requires_grad=True) if weighted else None
+    store = Indexes(weights=ours, **indexes)  # type: ignore[arg-type]
+    store.borders = [(int(offsets[t * BATCH]), int(offsets[(t + 1) * BATCH])) for t in range(3)]
+    theirs = [nn.Parameter(weight.detach().clone()) for weight in ours]
+    return Case(ours, theirs, LookupBatch(torch.cat(values), offsets, scale, BATCH), store)
+
+
+def kernel(weights: list[torch.Tensor], optimizers: list[FusedOptimizer | None], weighted: bool) -> cpu.CpuLookup:
+    spec = LookupSpec(tables(), "SUM", weighted, weights, optimizers)
+    assert cpu.decline(spec) is None
+    built = cpu.build(spec)
+    assert isinstance(built, FindingKernel)
+    return built  # type: ignore[return-value]
+
+
+def wanted(built: Case, optimizers: list[FusedOptimizer | None], scale: torch.Tensor | None) -> torch.Tensor:
+    spec = LookupSpec(tables(), "SUM", scale is not None, built.theirs, optimizers)
+    return reference.build(spec)(built.theirs, built.wanted_batch(scale))
+
+
+def copy_new_rows(built: Case) -> None:
+    """What ``insert`` has written before the sums, in the other copy of the tables."""
+    for mine, other in zip(built.ours, built.theirs, strict=True):
+        other.data.copy_(mine.data)
+
+
+def test_cpu_is_the_first_choice() -> None:
+    spec = LookupSpec(tables(), "SUM", False, case({"training": False}).ours, [None] * 3)
+    assert select_backend(spec, "auto", "").backend == "cpu"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("share", [False, True])
+def test_eval_reads_and_changes_nothing(dtype: torch.dtype, weighted: bool, share: bool) -> None:
+    built = case({"training": False, "share": share}, dtype, weighted)
+    before = [weight.detach().clone() for weight in built.ours]
+    with torch.no_grad():
+        found = kernel(built.ours, [None] * 3, weighted).from_ids(built.ours, built.ids, built.indexes)
+        scale = built.ids.per_sample_weights
+        tolerance = 1e-6 if dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(found, wanted(built, [None] * 3, scale), rtol=1e-5, atol=tolerance)
+    (told,) = built.indexes.told
+    absent = [int((built.ids.values[begin:end] >= 120).sum()) for begin, end in built.indexes.borders]
+    assert told == [absent[0], 0, absent[2]]
+    assert absent[0] > 0
+    assert built.indexes.inserts == 0
+    assert all(torch.equal(weight, start) for weight, start in zip(built.ours, before, strict=True))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("never", [(), (121, 123)])
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients(weighted: bool, never: tuple[int, ...], training: bool) -> None:
+    built = case({"training": training, "never": never}, weighted=weighted)
+    scale = built.ids.per_sample_weights
+    other_scale = None if scale is None else scale.detach().clone().requires_grad_()
+    found = kernel(built.ours, [None] * 3, weighted).from_ids(built.ours, built.ids, built.indexes)
+    assert built.indexes.inserts == int(training)
+    copy_new_rows(built)
+    expected = wanted(built, [None] * 3, other_scale)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    cotangent = torch.randn(found.shape)
+    found.backward(cotangent)
+    expected.backward(cotangent)
+    for mine, other in zip(built.ours, built.theirs, strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-6)
+    if scale is not None:
+        torch.testing.assert_close(scale.grad, other_scale.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("never", [(), (121, 123)])
+def test_three_fused_steps(kind: str, weighted: bool, never: tuple[int, ...]) -> None:
+    built = case({"training": True, "never": never}, weighted=weighted)
+    mine, other = ([FusedOptimizer(kind, dict(SETTINGS[kind])) for _ in ROWS] for _ in range(2))
+    ours = kernel(built.ours, mine, weighted)
+    scale = built.ids.per_sample_weights
+    for step in range(3):
+        found = ours.from_ids(built.ours, built.ids, built.indexes)
+        if step == 0:
+            copy_new_rows(built)
+        expected = wanted(built, other, scale)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        cotangent = torch.randn(found.shape)
+        found.backward(cotangent)
+        expected.backward(cotangent)
+        for left, right in zip(built.ours, built.theirs, strict=True):
+            torch.testing.assert_close(left.detach(), right.detach(), rtol=1e-5, atol=1e-5)
+    assert built.indexes.inserts == (3 if never else 1), "ids that have a row by now are inserted again"
+
+
+def test_new_rows_give_the_bits_of_rows_that_were_there_before() -> None:
+    built = case({"training": True})
+    ours = kernel(built.ours, [None] * 3, False)
+    first = ours.from_ids(built.ours, built.ids, built.indexes)
+    second = ours.from_ids(built.ours, built.ids, built.indexes)
+    assert built.indexes.inserts == 1
+    assert torch.equal(first, second)
+
+
+def test_ids_that_read_without_gradient() -> None:
+    built = case({"training": True, "untrained": (124,)})
+    begin, end = built.indexes.borders[2]
+    found = kernel(built.ours, [None] * 3, False).from_ids(built.ours, built.ids, built.indexes)
+    copy_new_rows(built)
+    torch.testing.assert_close(found, wanted(built, [None] * 3, None), rtol=1e-5, atol=1e-6)
+    found.sum().backward()
+    index = built.indexes.indexes[2]
+    counts = torch.bincount(index.find(built.ids.values[begin:end]), minlength=ROWS[2])
+    row = int(index.find(torch.tensor([124])))
+    assert counts[row] > 0
+    counts[row] = 0
+    assert torch.equal(built.ours[2].grad[:, 0], counts.float())
+
+
+def test_training_finds_without_the_shared_answers_of_eval() -> None:
+    built = case({"training": True, "share": True})
+    kernel(built.ours, [None] * 3, False).from_ids(built.ours, built.ids, built.indexes)
+    assert built.indexes.inserts == 1
+    assert int(built.indexes.indexes[0].find(torch.tensor([121]))) >= 0
+
+
+def test_what_insert_raises_comes_through() -> None:
+    built = case({"training": True, "full": True})
+    before = [weight.detach().clone() for weight in built.ours]
+    with pytest.raises(ConversionError, match="full"):
+        kernel(built.ours, [None] * 3, False).from_ids(built.ours, built.ids, built.indexes)
+    assert all(torch.equal(weight, start) for weight, start in zip(built.ours, before, strict=True))
+
+
+def test_int32_and_empty_batches() -> None:
+    built = case({"training": True})
+    ours = kernel(built.ours, [None] * 3, False)
+    wide = ours.from_ids(built.ours, built.ids, built.indexes)
+    narrow = LookupBatch(built.ids.values.int(), built.ids.offsets.int(), None, BATCH)
+    assert torch.equal(ours.from_ids(built.ours, narrow, built.indexes), wide)
+    none = torch.zeros(0, dtype=torch.int64)
+    nothing = ours.from_ids(built.ours, LookupBatch(none, torch.zeros(1, dtype=torch.int64), None, 0), built.indexes)
+    assert nothing.shape == (0, sum(DIMS))
+    nothing.sum().backward()
+    zeros = ours.from_ids(built.ours, LookupBatch(none, torch.zeros(10, dtype=torch.int64), None, 3), built.indexes)
+    assert torch.equal(zeros, torch.zeros(3, sum(DIMS)))
+    zeros.sum().backward()
+
+
+def test_means_are_divided_elsewhere() -> None:
+    built = case({"training": False})
+    mean = cpu.build(LookupSpec(tables(), "MEAN", False, built.ours, [None] * 3))
+    with pytest.raises(ValueError, match="divide by the lengths"):
+        mean.from_ids(built.ours, built.ids, built.indexes)  # type: ignore[attr-defined]
+
+
+def test_without_the_library_cpu_declines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "load", lambda: False)
+    monkeypatch.setattr(library, "why_not", lambda: "no C++ compiler found")
+    spec = LookupSpec(tables(), "SUM", False, case({"training": False}).ours, [None] * 3)
+    choice = select_backend(spec, "auto", "")
+    assert choice.backend == "fbgemm"
+    (declined,) = choice.declined
+    assert (declined.by, declined.reason) == ("cpu", "no_library")
+    assert "no C++ compiler found" in declined.message
