@@ -16,7 +16,7 @@ from recfx.checkpoint.in_backward_plan import plan_in_backward
 from recfx.checkpoint.manifest import Manifest, missing
 from recfx.checkpoint.model_plan import plan_model
 from recfx.checkpoint.names import OPTIMIZER, SETTINGS, mismatch, with_prefix
-from recfx.checkpoint.ordinary import rebuild_state, unwrap_optimizer
+from recfx.checkpoint.ordinary import load_state, rebuild_state, unwrap_optimizer
 from recfx.discovery import unwrap
 from recfx.hashing.row_move import RowMove
 
@@ -60,7 +60,7 @@ def load_checkpoint(
         for each in backward:
             each.prepare()
         if optimizer is not None and rebuilt is not None:
-            unwrap_optimizer(optimizer).load_state_dict(rebuilt)  # checks again, and changes all or nothing
+            load_state(optimizer, rebuilt)
         with torch.no_grad():
             plan.carry_out()
             for each in backward:

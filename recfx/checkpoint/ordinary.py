@@ -21,15 +21,22 @@ def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     Raises:
         CheckpointError: ``optimizer_not_supported``.
     """
-    while isinstance(optimizer, KeyedOptimizerWrapper):
-        optimizer = optimizer._optimizer
-    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, KeyedOptimizer):
+    inner = optimizer._optimizer if isinstance(optimizer, KeyedOptimizerWrapper) else optimizer
+    if not isinstance(inner, torch.optim.Optimizer) or isinstance(inner, KeyedOptimizer):
         raise CheckpointError(
-            f"optimizer= is a {type(optimizer).__name__}.",
+            f"optimizer= is a {type(inner).__name__}.",
             reason="optimizer_not_supported",
             what_to_do="pass a torch.optim.Optimizer; fused optimizers are saved with the model.",
         )
-    return optimizer
+    return inner
+
+
+def load_state(optimizer: Any, state: dict[str, Any]) -> None:
+    """``load_state_dict`` of what ``rebuild_state`` has made: all or nothing."""
+    inner = unwrap_optimizer(optimizer)
+    inner.load_state_dict(state)
+    if optimizer is not inner:  # torch has put new objects in place of those that the wrapper knows
+        optimizer.state, optimizer.param_groups = inner.state, inner.param_groups
 
 
 def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
