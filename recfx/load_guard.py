@@ -47,10 +47,9 @@ def _check_indexes(module: nn.Module, state_dict: Mapping[str, Any], prefix: str
 
 
 def _rewritten(module: nn.Module, path: str) -> bool:
-    """Whether a user's hook below ``module`` may still change the keys of a collection: it is checked after that."""
+    """Whether a user's hook below ``module`` may still rename keys of a collection: it checks itself after that."""
     parts = path.split(".")
     inside = [module.get_submodule(".".join(parts[:depth])) for depth in range(1, len(parts) + 1)]
-    inside += inside[-1].modules()
     return any(_other_hooks(each) for each in inside)
 
 

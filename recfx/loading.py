@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def fit_state(
-    collection: HashEmbeddingBagCollection, saved: Mapping[str, object], prefix: str
+    collection: HashEmbeddingBagCollection, saved: Mapping[str, object], prefix: str, *, hooked: bool = False
 ) -> tuple[dict[str, object], dict[str, RowMove]]:
     """Check the saved indexes of a collection and fit what was saved with fewer rows. Changes nothing.
 
@@ -23,6 +23,7 @@ def fit_state(
         collection: the one that is to load.
         saved: a state, also of a bigger model.
         prefix: of the collection's keys in it.
+        hooked: also look at indexes with load hooks, which may still rename keys; such an index checks itself.
 
     Returns:
         index state that takes the place of the saved one, by key; and where the rows of the tables move, by table name,
@@ -37,6 +38,8 @@ def fit_state(
         if not table.has_index:
             continue
         index = collection.index(table.name)
+        if index._load_state_dict_pre_hooks and not hooked:
+            continue
         keys = {name: f"{prefix}hash_indexes.{table.name}.{name}" for name in saved_names(index)}
         found = {name: saved[key] for name, key in keys.items() if key in saved}
         weight = saved.get(f"{prefix}embedding_bags.{table.name}.weight")

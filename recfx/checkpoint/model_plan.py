@@ -116,7 +116,7 @@ def _fit_indexes(model: nn.Module, saved: Mapping[str, Tensor]) -> tuple[dict[st
     fitted: dict[str, Any] = {}
     moves: dict[str, RowMove] = {}
     for prefix, collection in _collections(model):
-        state, moved = fit_state(collection, saved, prefix)
+        state, moved = fit_state(collection, saved, prefix, hooked=True)
         fitted.update(state)
         moves.update({prefix + weight_name("", table): move for table, move in moved.items()})
     return fitted, moves

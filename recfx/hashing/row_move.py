@@ -19,9 +19,8 @@ from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.index import HashIndex
 from recfx.kernels import hash_index
 
-# The one persistent buffer that has nothing to do with rows, and how the others of a candidate are called.
-_COUNTERS = "counters"
-_CANDIDATES = "candidate_"
+# How the buffers are called that have one value a row: of the id that has the row, and of the candidate at its place.
+_ROWS, _CANDIDATES = "row_", "candidate_"
 _NO_ROW = (0, 2)  # row_state: free and never used, free but used before
 
 
@@ -32,7 +31,7 @@ def saved_names(index: HashIndex) -> tuple[str, ...]:
 
 def row_aligned_names(index: HashIndex) -> tuple[str, ...]:
     """Those of ``saved_names`` that have one value a row of the table."""
-    return tuple(name for name in saved_names(index) if name != _COUNTERS)
+    return tuple(name for name in saved_names(index) if name.startswith((_ROWS, _CANDIDATES)))
 
 
 def check_saved_index(index: HashIndex, saved: Mapping[str, object]) -> None:
@@ -96,7 +95,7 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
     taken = torch.ones_like(row_state, dtype=torch.bool)
     for free in _NO_ROW:
         taken &= row_state != free
-    moves = {"": _move(ids, taken, config, index.name, "ids")}
+    moves = {_ROWS: _move(ids, taken, config, index.name, "ids")}
     counts = aligned.get(_CANDIDATES + "counts")
     if isinstance(counts, Tensor):
         waiting = aligned[_CANDIDATES + "ids"]
@@ -105,8 +104,8 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
     fitted = dict(saved)
     for name, value in tensors.items():
         target = value.new_full((rows,), -1 if name.endswith("_ids") else 0, device="cpu")
-        fitted[name] = moves[_CANDIDATES if name.startswith(_CANDIDATES) else ""].apply(value, target)
-    return fitted, moves[""]
+        fitted[name] = moves[_CANDIDATES if name.startswith(_CANDIDATES) else _ROWS].apply(value, target)
+    return fitted, moves[_ROWS]
 
 
 def _is_column(value: Tensor) -> bool:

@@ -136,7 +136,7 @@ def batch(number: int) -> KeyedJaggedTensor:
     """Eight samples of two ids a feature: some from a small pool, some that no batch before had."""
     generator = torch.Generator().manual_seed(number)
     old = torch.randint(0, 10, (24,), generator=generator)
-    new = 10**12 + 4 * number + torch.randint(0, 4, (24,), generator=generator)
+    new = 10**12 + 16 * number + torch.randint(0, 16, (24,), generator=generator)
     values = torch.stack([old, new], dim=1).view(-1)
     return KeyedJaggedTensor(["a", "b", "c"], values, lengths=torch.full((24,), 2))
 
