@@ -277,7 +277,7 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         Raises:
             CheckpointError: an index is damaged or another's. Nothing of this collection has changed then.
         """
-        hooks = self._load_state_dict_pre_hooks
+        hooks: dict[int, Callable[..., Any]] = self.__dict__["_load_state_dict_pre_hooks"]
         for hook in hooks.values():  # before the keys are read: they may rename them
             hook(state_dict, prefix, *args)
         fitted, moves = fit_state(self, state_dict, prefix)
@@ -287,11 +287,11 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             if isinstance(saved, torch.Tensor):
                 fitted[key] = moved_weight(saved, self.weight(table), move, prefix + table)
         state_dict.update(fitted)
-        self._load_state_dict_pre_hooks = type(hooks)()  # they have run
+        self.__dict__["_load_state_dict_pre_hooks"] = {}  # they have run
         try:
             super()._load_from_state_dict(state_dict, prefix, *args)
         finally:
-            self._load_state_dict_pre_hooks = hooks
+            self.__dict__["_load_state_dict_pre_hooks"] = hooks
         self._row_moves = moves
 
     def __reduce_ex__(self, protocol: Any) -> Any:
