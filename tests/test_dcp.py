@@ -36,7 +36,7 @@ def test_round_trip(tmp_path: Path, in_place: bool) -> None:
         training.model.eval()
     assert torch.equal(source.model(batch(1)), target.model(batch(1)))
     ids = torch.arange(10**12, 10**12 + 30)
-    indexes = [each.model.second.index("c") for each in (source, target)]  # type: ignore[union-attr, operator]
+    indexes = [each.model.second.index("c") for each in (source, target)]
     assert torch.equal(indexes[0].find(ids), indexes[1].find(ids))
     assert torch.equal(indexes[0].find_or_insert(ids), indexes[1].find_or_insert(ids))
 

@@ -25,7 +25,7 @@ class Sum(TwoPart):
     def __init__(self) -> None:
         super().__init__(200)
         del self.seen
-        self.seen = torch.zeros(())  # type: ignore[assignment]
+        self.seen = torch.zeros(())
 
     def forward(self, features: Any) -> torch.Tensor:
         pooled = torch.cat([self.before(self.first(features).values()), self.second(features).values()], dim=1)
@@ -51,7 +51,7 @@ def state_of(model: nn.Module) -> State:
     found = {name: value.clone() for name, value in model.state_dict().items()}
     for path, each in converted_collections(model).items():
         for table in each.hash_indexes:
-            found.update({f"{path}.{table}.{key}": value.clone() for key, value in each.index(table)._buffers.items()})  # type: ignore[union-attr]
+            found.update({f"{path}.{table}.{key}": value.clone() for key, value in each.index(table)._buffers.items()})
     return found
 
 
@@ -205,14 +205,14 @@ def test_an_index_without_its_weight(change: Callable[[State], object], reason: 
 @pytest.mark.parametrize("place", ["root", "collection", "index"])
 def test_a_users_hook_may_still_rename_keys(place: str) -> None:
     model, source = trained(7), trained(0)
-    owner = {"root": model, "collection": model.first, "index": model.first.index("a")}[place]  # type: ignore[union-attr, operator]
+    owner = {"root": model, "collection": model.first, "index": model.first.index("a")}[place]
     key = "first.hash_indexes.a.row_ids"
 
     def rename(module: nn.Module, state: State, prefix: str, *rest: Any) -> None:
         for name in [name for name in state if name.endswith("old_ids")]:
             state[name.replace("old_ids", "row_ids")] = state.pop(name)
 
-    owner.register_load_state_dict_pre_hook(rename)  # type: ignore[union-attr]
+    owner.register_load_state_dict_pre_hook(rename)
     state = copy.deepcopy(dict(source.state_dict()))
     state[key.replace("row_ids", "old_ids")] = state.pop(key)
     model.load_state_dict(state)

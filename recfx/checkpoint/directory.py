@@ -81,6 +81,8 @@ def locked(directory: Path, shared: bool) -> Iterator[None]:
         _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, directory)
         yield
     finally:
+        with contextlib.suppress(OSError):  # closing alone would not end it in processes forked meanwhile
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 

@@ -31,7 +31,8 @@ def load_checkpoint(
     """Load what ``save_checkpoint`` saved: training goes on as if it had never stopped, to the bit.
 
     Files, names, shapes, dtypes and indexes are checked first: after an error the model, its indexes and its optimizers
-    are as they were. Only a disk that fails between the check and the reading of big weights can leave a mixture.
+    are as they were. Only a disk that fails between the check and the reading of big weights, or a load hook of the
+    user's that raises, can leave a mixture.
 
     Args:
         model: built, converted, and given its optimizers in backward as when saving. Tables with an index may have more

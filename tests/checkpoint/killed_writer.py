@@ -83,8 +83,8 @@ def arm(operation: int, directory: Path) -> None:
         with create_stream(self, path, mode) as stream:
             yield TornStream(stream, countdown)
 
-    FileSystem.create_stream = torn_stream  # type: ignore[method-assign]
-    checkpoint_directory.open = _torn_open(countdown)  # type: ignore[attr-defined]
+    FileSystem.create_stream = torn_stream
+    checkpoint_directory.open = _torn_open(countdown)
 
 
 def _torn_open(countdown: Countdown) -> Any:
@@ -124,7 +124,7 @@ def main(directory: Path) -> None:
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         recfx.load_checkpoint(target.model, directory)
-        version = int(target.model.after.bias[0].detach())  # type: ignore[union-attr, index, operator]
+        version = int(target.model.after.bias[0].detach())
         set_version(training, version)
         wanted = {name: value for name, value in training.everything().items() if _is_compared(name)}
         assert_same({name: value for name, value in target.everything().items() if _is_compared(name)}, wanted)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import recfx
 from recfx.checkpoint import directory as checkpoint_directory
+from recfx.checkpoint import storage
 from recfx.checkpoint.manifest import Manifest
 from tests.checkpoint.training import Training
 
@@ -85,6 +88,32 @@ def test_a_failing_writer_cleans_up_and_leaves_the_old_checkpoint(
         training.save(tmp_path)
     assert sorted(os.listdir(tmp_path)) == before
     Training.build().load(tmp_path)
+
+
+def test_leftovers_make_room_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training.build()
+    training.save(tmp_path)
+    current = Manifest.read(tmp_path).data
+    shutil.copytree(tmp_path / current, tmp_path / "data-0123456789abcdef")
+    (tmp_path / "checkpoint.json.0123456789abcdef").write_text("half a mani")
+    write = storage.write
+
+    def note(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+        assert sorted(os.listdir(tmp_path)) == ["checkpoint.json", current]
+        write(folder, tensors)
+
+    monkeypatch.setattr(storage, "write", note)
+    training.save(tmp_path)
+    assert Manifest.read(tmp_path).data != current
+
+
+def test_a_damaged_checkpoint_can_be_written_over(tmp_path: Path) -> None:
+    training = Training.build()
+    training.save(tmp_path)
+    (tmp_path / "checkpoint.json").write_text("damaged")
+    training.save(tmp_path)
+    training.load(tmp_path)
+    assert len(os.listdir(tmp_path)) == 2
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_a_damaged_index_under_right_checksums(
     tmp_path: Path, damage: Callable[[recfx.HashIndex], None], reason: str
 ) -> None:
     source = other(model_class=TwoPart)
-    damage(source.model.second.index("c"))  # type: ignore[union-attr, operator]
+    damage(source.model.second.index("c"))
     source.save(tmp_path)
     error = refused(other(model_class=TwoPart), tmp_path)
     assert (error.reason, error.module_path) == (reason, "c")
@@ -243,14 +243,14 @@ def test_no_optimizer_in_backward_yet(saved: Path) -> None:
 
 def test_weight_decay_that_only_one_has(tmp_path: Path) -> None:
     source = other()
-    source.model.first.fused_optimizers()["a"].group["weight_decay"] = 0.1  # type: ignore[union-attr, operator]
+    source.model.first.fused_optimizers()["a"].group["weight_decay"] = 0.1
     source.save(tmp_path)
     assert "weight_decay" in refused(other(), tmp_path).message
 
 
 def test_another_ordinary_optimizer(saved: Path, tmp_path: Path) -> None:
     training = other()
-    dense = list(training.model.after.parameters())  # type: ignore[union-attr]
+    dense = list(training.model.after.parameters())
     for wrong in (torch.optim.Adagrad(dense), torch.optim.Adam(dense[:1]), torch.optim.Adam(dense[::-1])):
         error = refused(training, saved, optimizer=wrong)
         assert (error.reason, error.module_path) == ("checkpoint_mismatch", "optimizer")
@@ -283,7 +283,7 @@ def test_refusals_when_everything_is_read_into_place(
 ) -> None:
     monkeypatch.setattr(model_plan, "IN_PLACE_BYTES", 0)
     source = other(model_class=TwoPart)
-    swap(source.model.second.index("c"))  # type: ignore[union-attr, operator]
+    swap(source.model.second.index("c"))
     source.save(tmp_path)
     assert refused(other(model_class=TwoPart), tmp_path).reason == "wrong_bucket"
     assert refused(other(kind="adagrad"), saved).reason == "checkpoint_mismatch"

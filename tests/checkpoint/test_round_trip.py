@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.optim.keyed import KeyedOptimizerWrapper
@@ -50,12 +52,12 @@ def test_the_users_optimizers_share_their_state_with_the_fused_ones_as_before(tm
     source.steps(0, 2)
     source.save(tmp_path)
     target.steps(0, 1)
-    fused = target.model.first.fused_optimizers()["a"]  # type: ignore[union-attr, operator]
+    fused = target.model.first.fused_optimizers()["a"]
     tensors = dict(fused.state)
-    weight = target.model.first.weight("a")  # type: ignore[union-attr, operator]
+    weight = target.model.first.weight("a")
     target.load(tmp_path)
     attached = target.user_optimizers["first.embedding_bags.a.weight"]
-    assert target.model.first.fused_optimizers()["a"] is fused  # type: ignore[union-attr, operator]
+    assert target.model.first.fused_optimizers()["a"] is fused
     assert attached.state[weight] is fused.state
     assert attached.param_groups[0] is fused.group
     assert all(fused.state[name] is tensor for name, tensor in tensors.items())
@@ -87,7 +89,7 @@ def test_an_optimizer_that_had_made_no_step(tmp_path: Path) -> None:
 def test_optimizers_in_backward_without_a_fused_form(tmp_path: Path) -> None:
     def build() -> nn.Module:
         torch.manual_seed(0)
-        model = recfx.convert(OnePart(40), hashing=RAW)
+        model = recfx.convert(OnePart(200), hashing=RAW)
         _apply_optimizer_in_backward(torch.optim.NAdam, model.parameters(), {"lr": 0.01})
         return model
 
@@ -110,7 +112,7 @@ def test_optimizers_in_backward_without_a_fused_form(tmp_path: Path) -> None:
 def test_torchrec_wraps_ordinary_optimizers(tmp_path: Path) -> None:
     def build() -> tuple[nn.Module, KeyedOptimizerWrapper]:
         torch.manual_seed(0)
-        model = recfx.convert(OnePart(40), hashing=RAW)
+        model = recfx.convert(OnePart(200), hashing=RAW)
         named = dict(model.after.named_parameters())
         return model, KeyedOptimizerWrapper(named, lambda parameters: torch.optim.Adam(parameters, lr=0.1))
 
@@ -127,13 +129,13 @@ def test_torchrec_wraps_ordinary_optimizers(tmp_path: Path) -> None:
 def test_half_precision_tables_keep_their_float_state(tmp_path: Path) -> None:
     def build() -> Training:
         torch.manual_seed(0)
-        model = recfx.convert(OnePart(40).bfloat16(), hashing=RAW)
+        model = recfx.convert(OnePart(200).bfloat16(), hashing=RAW)
         _apply_optimizer_in_backward(torch.optim.Adagrad, [model.first.weight("a")], {"lr": 0.1})
         dense = list(model.after.parameters())
         return Training(model, torch.optim.Adam(dense), {})
 
     def step(training: Training, number: int) -> None:
-        pooled = training.model.first(batch(number)).values()  # type: ignore[union-attr, operator]
+        pooled = training.model.first(batch(number)).values()
         pooled.square().sum().backward()
 
     source, target = build(), build()
@@ -142,7 +144,7 @@ def test_half_precision_tables_keep_their_float_state(tmp_path: Path) -> None:
     target.load(tmp_path)
     for training in (source, target):
         step(training, 1)
-    state = [each.model.first.fused_optimizers()["a"].state["sum"] for each in (source, target)]  # type: ignore[union-attr, operator]
+    state = [each.model.first.fused_optimizers()["a"].state["sum"] for each in (source, target)]
     assert state[0].dtype == torch.float32
     assert torch.equal(state[0], state[1])
     assert_same(dict(target.model.state_dict()), dict(source.model.state_dict()))
@@ -164,6 +166,27 @@ def test_wrapped_models(tmp_path: Path, wrapped: str) -> None:
     assert_same(dict(target.state_dict()), dict(source.model.state_dict()))
     recfx.save_checkpoint(whole, tmp_path)
     recfx.load_checkpoint(source.model, tmp_path, in_backward=False)
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_under_distributed_data_parallel(tmp_path: Path) -> None:
+    """The names are those of the model inside, so that either loads what the other has saved."""
+    source, target = Training.build("adam"), Training.build("adam", seed=9)
+    source.steps(0, 2)
+    recfx.save_checkpoint(nn.parallel.DistributedDataParallel(source.model), tmp_path, optimizer=source.optimizer)
+    target.load(tmp_path)
+    assert_same(without_derived(target), without_derived(source))
+    other = Training.build("adam", seed=10)
+    wrapped = nn.parallel.DistributedDataParallel(other.model)
+    recfx.load_checkpoint(wrapped, tmp_path, optimizer=other.optimizer)
+    assert_same(without_derived(other), without_derived(source))
 
 
 def test_a_plain_model_and_an_adopted_one(tmp_path: Path) -> None:
@@ -196,7 +219,7 @@ class ExtraState(OnePart):
 
 def test_extra_state_of_modules(tmp_path: Path) -> None:
     source, target = (Training.build(model_class=ExtraState, rows=40) for _ in range(2))
-    source.model.calls["count"] = 5  # type: ignore[union-attr, index, operator]
+    source.model.calls["count"] = 5
     source.save(tmp_path)
     target.load(tmp_path)
     assert target.model.calls == {"count": 5}
@@ -215,6 +238,6 @@ def test_modules_under_two_names(tmp_path: Path) -> None:
     source.steps(0, 2)
     source.save(tmp_path)
     recfx.load_checkpoint(target.model, tmp_path)
-    ids = source.model.first.index("a").items()[0]  # type: ignore[union-attr, operator]
+    ids = source.model.first.index("a").items()[0]
     assert torch.equal(*(each.model.eval()(batch(1)).detach() for each in (source, target)))
-    assert len(target.model.again.index("a")) == len(ids)  # type: ignore[union-attr, operator]
+    assert len(target.model.again.index("a")) == len(ids)

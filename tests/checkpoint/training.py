@@ -93,7 +93,7 @@ class Training:
         _apply_optimizer_in_backward(optimizer_class, tables.values(), settings)
         dense = [each for name, each in converted.named_parameters() if name not in tables]
         optimizer = torch.optim.Adam(dense, lr=0.01)
-        attached = {name: each._in_backward_optimizers[0] for name, each in tables.items()}  # type: ignore[attr-defined]
+        attached = {name: each._in_backward_optimizers[0] for name, each in tables.items()}
         return cls(converted, optimizer, attached)
 
     def step(self, number: int) -> float:

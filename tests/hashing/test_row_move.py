@@ -28,7 +28,7 @@ def index_of(rows: int, buckets: int, dense_rows: int = 0, seed: int = 0) -> Has
 def test_every_id_takes_the_lowest_free_row_of_its_bucket_in_the_order_of_old_rows(
     dense_rows: int, saved_rows: int, more_rows: int, buckets: tuple[int, int], ids: list[int], seed: int
 ) -> None:
-    buckets = tuple(min(each, saved_rows - dense_rows) for each in buckets)  # type: ignore[assignment]
+    buckets = tuple(min(each, saved_rows - dense_rows) for each in buckets)
     source = index_of(saved_rows, buckets[0], dense_rows, seed)
     for id_ in ids:  # as many as go in, and holes between them
         bucket = int(bucket_of(torch.tensor([id_]), buckets[0], seed))
@@ -56,7 +56,7 @@ def test_every_id_takes_the_lowest_free_row_of_its_bucket_in_the_order_of_old_ro
         return
     state, move = fit_rows(target, saved)
     assert move is not None
-    target.load_state_dict(state)  # type: ignore[arg-type]
+    target.load_state_dict(state)
     assert dict(zip(*(part.tolist() for part in target.items()), strict=True)) == wanted
     old_of = {int(new): int(old) for old, new in zip(move.old_rows, move.new_rows, strict=True)}
     assert all(old_of[row] == row for row in range(dense_rows))
@@ -91,23 +91,20 @@ def test_candidates_and_scores_move_too_and_counters_do_not() -> None:
     saved["candidate_order"][[1, 4, 6]] = torch.tensor([50, 51, 52])
     saved["counters"].copy_(torch.arange(8))
     state, _ = fit_rows(target, saved)
-    assert {name: tuple(value.shape) for name, value in state.items()} == {  # type: ignore[attr-defined]
+    assert {name: tuple(value.shape) for name, value in state.items()} == {
         name: tuple(value.shape) for name, value in target.state_dict().items()
     }
     row_ids, scores = state["row_ids"], state["row_scores"]
-    assert torch.equal(scores, torch.where(state["row_state"] == 1, row_ids * 10, 0))  # type: ignore[operator, call-overload]
-    assert sorted(row_ids[state["row_state"] == 1].tolist()) == [100, 101, 102, 103]  # type: ignore[index, operator]
+    assert torch.equal(scores, torch.where(state["row_state"] == 1, row_ids * 10, 0))
+    assert sorted(row_ids[state["row_state"] == 1].tolist()) == [100, 101, 102, 103]
     counts = state["candidate_counts"]
-    rows = torch.nonzero(counts).squeeze(1)  # type: ignore[arg-type]
-    found = {
-        int(state["candidate_ids"][row]): (int(counts[row]), int(state["candidate_order"][row]))
-        for row in rows  # type: ignore[index]
-    }
+    rows = torch.nonzero(counts).squeeze(1)
+    found = {int(state["candidate_ids"][row]): (int(counts[row]), int(state["candidate_order"][row])) for row in rows}
     assert found == {-1: (3, 50), 900: (1, 51), 901: (2, 52)}
     for row in rows:
-        bucket = int(bucket_of(state["candidate_ids"][row].view(1), 4, 0))  # type: ignore[index]
+        bucket = int(bucket_of(state["candidate_ids"][row].view(1), 4, 0))
         assert bucket * 8 <= row < bucket * 8 + 8
-    assert torch.equal(state["counters"], torch.arange(8))  # type: ignore[arg-type]
+    assert torch.equal(state["counters"], torch.arange(8))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +127,7 @@ def test_damage_is_still_noticed(damage: object, reason: str) -> None:
     if reason == "dense_id":
         saved["row_ids"][10] = 2
     else:
-        damage(saved)  # type: ignore[operator]
+        damage(saved)
     with pytest.raises(CheckpointError) as caught:
         check_saved_index(target, fit_rows(target, saved)[0])
     assert caught.value.reason == reason
