@@ -1,9 +1,11 @@
 """recfx: a graph-rewriting compiler pass for recommendation models.
 
 ``convert`` rewrites the ``torchrec.EmbeddingBagCollection``s of any model to hashed collections of explicit nodes;
-``explain``, ``trace`` and ``verify`` show what it did and that it is right; ``unconvert`` goes back.
+``explain``, ``trace`` and ``verify`` show what it did and that it is right; ``unconvert`` goes back;
+``save_checkpoint`` and ``load_checkpoint`` keep a training.
 """
 
+from recfx.checkpoint import load_checkpoint, save_checkpoint
 from recfx.collection import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.convert import convert
 from recfx.errors import CheckpointError, ConversionError, ExportError, InputError, RecfxError, TableFullError
@@ -34,7 +36,9 @@ __all__ = [
     "VerifyReport",
     "convert",
     "explain",
+    "load_checkpoint",
     "passes",
+    "save_checkpoint",
     "trace",
     "unconvert",
     "verify",

@@ -16,8 +16,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
+from recfx.hashing.row_move import RowMove
 from recfx.ir.meta import NodeMeta, SourceLocation, annotate
 from recfx.ir.tables import TableSpec
+from recfx.loading import fit_state, moved_weight
 from recfx.nodes import TableStore
 from recfx.nodes.base import opaque
 from recfx.nodes.unexpanded import UnexpandedCollection
@@ -27,6 +29,7 @@ from recfx.subclasses import new_instance
 from recfx.table_specs import allocate_bags, describe_tables, physical_configs
 from recfx.training.fused_optimizer import FusedOptimizer
 from recfx.training.in_backward import fused_optimizers
+from recfx.training.keyed_optimizer import FusedKeyedOptimizer
 
 
 @dataclass
@@ -133,6 +136,7 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         self.backend = backend
         self.source = source
         self.embedding_bags = bags
+        self._row_moves: dict[str, RowMove] = {}  # of the last load, for the optimizer's state
         self.hash_indexes = nn.ModuleDict()
         for table in specs:
             if table.hashing is not None and table.has_index:
@@ -193,13 +197,19 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         return self._run(features)
 
     def _run(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        self._follow_optimizers()
+        if self._row_moves and self.training:
+            self._row_moves = {}
+        pooled: KeyedTensor = self.graph_module(features)
+        return pooled
+
+    def _follow_optimizers(self) -> None:
+        """Take over what ``apply_optimizer_in_backward`` has attached since the conversion."""
         attached = self._attached_optimizers()
-        if attached and attached != self._attached:  # apply_optimizer_in_backward after the conversion
+        if attached and attached != self._attached:
             self._find_optimizers()
             self._compile()
             self.graph_module.train(self.training)
-        pooled: KeyedTensor = self.graph_module(features)
-        return pooled
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables' configs, in order; ``num_embeddings`` are physical rows."""
@@ -217,14 +227,15 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
     @property
     def fused_optimizer(self) -> KeyedOptimizer:
         """State and settings of the fused optimizers, under TorchRec's names (``<table>.momentum1``)."""
-        parameters, state, groups = {}, {}, []
-        for name, optimizer in self._store.optimizers.items():
-            weight = self._store.weight(name)
+        parameters, state, groups, starts = {}, {}, [], {}
+        for name, optimizer in self.fused_optimizers().items():
+            weight, key = self._store.weight(name), weight_name("", name)
             optimizer.prepare(weight)
-            parameters[f"embedding_bags.{name}.weight"] = weight
-            state[weight] = {f"{name}.{key}": tensor for key, tensor in optimizer.named_state().items()}
+            parameters[key], starts[key] = weight, optimizer.start
+            state[weight] = {f"{name}.{momentum}": tensor for momentum, tensor in optimizer.named_state().items()}
             groups.append(optimizer.group)
-        return KeyedOptimizer(parameters, state, groups)
+        moves = {weight_name("", table): move for table, move in self._row_moves.items()}
+        return FusedKeyedOptimizer(parameters, state, groups, moves, starts)
 
     def weight(self, table: str) -> nn.Parameter:
         """The ``[rows, dim]`` parameter of a table."""
@@ -236,6 +247,7 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
 
     def fused_optimizers(self) -> dict[str, FusedOptimizer]:
         """The optimizer of every table that is updated in the lookup's backward, by table name."""
+        self._follow_optimizers()
         return self._store.optimizers
 
     def own_names(self) -> frozenset[str]:
@@ -261,13 +273,27 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """A state with fewer rows (of the table before it grew, say) fills the first rows of a table with an index."""
-        for table in self.tables:
-            key, weight = f"{prefix}embedding_bags.{table.name}.weight", self.weight(table.name)
+        """Fewer rows than these fit: ids move to their bucket's rows, and their weights with them.
+
+        Raises:
+            CheckpointError: an index is damaged or another's. Nothing of this collection has changed then.
+        """
+        hooks: dict[int, Callable[..., Any]] = self.__dict__["_load_state_dict_pre_hooks"]
+        for hook in hooks.values():  # before the keys are read: they may rename them
+            hook(state_dict, prefix, *args)
+        fitted, moves = fit_state(self, state_dict, prefix)
+        for table, move in moves.items():
+            key = prefix + weight_name("", table)
             saved = state_dict.get(key)
-            if table.has_index and isinstance(saved, torch.Tensor) and _fits_first_rows(saved, weight):
-                state_dict[key] = torch.cat([saved, weight.detach()[saved.shape[0] :].to(saved)])
-        super()._load_from_state_dict(state_dict, prefix, *args)
+            if isinstance(saved, torch.Tensor):
+                fitted[key] = moved_weight(saved, self.weight(table), move, prefix + table)
+        state_dict.update(fitted)
+        self.__dict__["_load_state_dict_pre_hooks"] = {}  # they have run
+        try:
+            super()._load_from_state_dict(state_dict, prefix, *args)
+        finally:
+            self.__dict__["_load_state_dict_pre_hooks"] = hooks
+        self._row_moves = moves
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         standard = getattr(type(self), "_standard", None)
@@ -298,10 +324,6 @@ def weight_name(collection: str, table: str) -> str:
     return f"{collection + '.' if collection else ''}embedding_bags.{table}.weight"
 
 
-def _fits_first_rows(saved: torch.Tensor, weight: torch.Tensor) -> bool:
-    return saved.dim() == 2 and saved.shape[0] < weight.shape[0] and saved.shape[1] == weight.shape[1]
-
-
 _OWN_NAMES = (
     "_embedding_bag_configs",
     "_is_weighted",
@@ -315,6 +337,7 @@ _OWN_NAMES = (
     "not_fused",
     "_store",
     "_attached",
+    "_row_moves",
     "requested",
     "calls",
     "pass_records",

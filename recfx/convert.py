@@ -16,6 +16,7 @@ from recfx.errors import ConversionError
 from recfx.growth import Growth
 from recfx.hashing import HashConfig
 from recfx.islands import Hashing, build_islands, carry_hooks, config_for
+from recfx.load_guard import guard_loading
 from recfx.notes import compile_dropped, not_verified
 from recfx.sample import Sample
 from recfx.shells import copy_shells, replace_in_place
@@ -74,6 +75,7 @@ def convert(
     if discovery.of(CONVERTED) and not discovery.of(CONVERTIBLE):
         _refuse_other_request(discovery, hashing, backend)
         _place(model, device)
+        guard_loading(model)
         return _as_whole_graph(model, call) if whole_graph else model
     with Growth(under_ddp=_holds_ddp(model)) as growth:
         islands = build_islands(discovery.of(CONVERTIBLE), hashing, backend, growth, on_unsupported == "keep")
@@ -86,10 +88,12 @@ def convert(
                 model, converted, call, conversion
             )
         _place(converted, device)
+        guard_loading(converted)
         if whole_graph:
             converted = _as_whole_graph(converted, call)
         elif inplace:
             converted = _patch(model, converted, islands, discovery.findings)
+            guard_loading(converted)
         growth.keep()
     return converted
 

@@ -11,6 +11,7 @@ from recfx.conversion import detach_conversion
 from recfx.discovery import check_module
 from recfx.errors import ConversionError
 from recfx.islands import carry_hooks, carry_over
+from recfx.load_guard import release_loading
 from recfx.shells import copy_shells
 from recfx.training.in_backward import attach_unfused
 from recfx.whole_graph import WholeGraph
@@ -44,6 +45,7 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
     replacements: dict[int, nn.Module] = {id(island): _standard(island) for island in islands.values()}
     plain, _ = copy_shells(model, replacements)
     detach_conversion(plain)
+    release_loading(plain)
     return (plain, mapping) if with_mapping else plain
 
 

@@ -58,6 +58,11 @@ class FusedOptimizer:
         """Whether the dense rule would move rows that a batch did not use (decay, Adam's moments), unlike this one."""
         return self.kind == "adam" or bool(self.group.get("weight_decay", 0))
 
+    @property
+    def start(self) -> float:
+        """What a row's state is before its first step."""
+        return float(self.group.get("initial_accumulator_value", 0.0))
+
     def named_state(self) -> dict[str, torch.Tensor]:
         """The state under FBGEMM's names: ``momentum1`` (rows, or rows x dim), ``momentum2``."""
         if self.kind == "rowwise_adagrad":
@@ -74,12 +79,11 @@ class FusedOptimizer:
         if self._is_ready(weight):
             return
         self.state.setdefault("step", torch.tensor(0.0, dtype=torch.float32, device="cpu"))
-        start = float(self.group.get("initial_accumulator_value", 0.0))
         for name in STATES[self.kind]:
             shape = (weight.shape[0], 1 if self.kind == "rowwise_adagrad" else weight.shape[1])
             tensor = self.state.get(name)
             if tensor is None or (tensor.is_meta and not weight.is_meta):
-                self.state[name] = torch.full(shape, start, dtype=torch.float32, device=weight.device)
+                self.state[name] = torch.full(shape, self.start, dtype=torch.float32, device=weight.device)
             elif tensor.numel() != math.prod(shape):
                 raise ConversionError(
                     f"the {self.kind} state {name!r} has shape {tuple(tensor.shape)}, the table needs {shape}.",
@@ -92,11 +96,10 @@ class FusedOptimizer:
 
     def reset_rows(self, rows: torch.Tensor) -> None:
         """Forget what is held for ``rows``: they belong to new ids."""
-        start = float(self.group.get("initial_accumulator_value", 0.0))
         for name in STATES[self.kind]:
             tensor = self.state.get(name)
             if tensor is not None and not tensor.is_meta:
-                tensor.index_fill_(0, rows.to(tensor.device), start)
+                tensor.index_fill_(0, rows.to(tensor.device), self.start)
 
     def _is_ready(self, weight: torch.Tensor) -> bool:
         """Whether every state is what kernels address it as: contiguous float32 rows beside the weight."""

@@ -1,0 +1,104 @@
+"""The directory of a checkpoint: who may use it now, what in it is ours, and what survives a crash.
+
+``checkpoint.json`` names the one folder ``data-<token>`` that counts. Everything else that has one of our names is left
+from a writer that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from recfx.errors import CheckpointError
+
+MANIFEST = "checkpoint.json"
+_OURS = re.compile(r"data-[0-9a-f]{16}|checkpoint\.json\.[0-9a-f]{16}")
+_WAIT_SECONDS = 60.0
+
+
+def new_names() -> tuple[str, str]:
+    """Names that no writer has used: of a data folder, and of a manifest before it is switched."""
+    token = secrets.token_hex(8)
+    return f"data-{token}", f"{MANIFEST}.{token}"
+
+
+def make_directory(directory: Path) -> None:
+    """Create the directory, and see to it that a crash does not lose it again."""
+    if not directory.is_dir():
+        directory.mkdir(parents=True, exist_ok=True)
+        sync_directory(directory.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Write the names in a directory to the disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has no such thing
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a new file, and its content to the disk."""
+    with open(path, "xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def remove_leftovers(directory: Path, keep: str) -> None:
+    """Delete what writers have left, except the folder ``keep``. Files of other names are nobody's business here."""
+    for name in sorted(os.listdir(directory)):
+        if name == keep or not _OURS.fullmatch(name):
+            continue
+        path = directory / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+@contextlib.contextmanager
+def locked(directory: Path, shared: bool) -> Iterator[None]:
+    """Keep writers away from each other and from readers. The lock leaves no file, and ends with the process.
+
+    Raises:
+        CheckpointError: ``checkpoint_busy``, after a minute.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, directory)
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # closing alone would not end it in processes forked meanwhile
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, kind: int, directory: Path) -> None:
+    give_up = time.monotonic() + _WAIT_SECONDS
+    while True:
+        try:
+            return fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        except OSError:  # network file systems may not lock directories; a single writer does not need it
+            return None
+        if time.monotonic() > give_up:
+            raise CheckpointError(
+                f"{directory} is being read or written by somebody else.",
+                reason="checkpoint_busy",
+                what_to_do="try again later, or give each writer a directory of its own.",
+            )
+        time.sleep(0.05)

@@ -1,0 +1,70 @@
+"""Optimizers in backward, fused or not, as a checkpoint sees them: by the name of their parameter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recfx.collection import converted_collections, weight_name
+from recfx.training.fused_optimizer import FusedOptimizer
+from recfx.training.in_backward import KINDS
+
+
+@dataclass(frozen=True)
+class BackwardOptimizer:
+    """The optimizer of one parameter.
+
+    Args:
+        name: of the parameter in the model; ``#1`` and so on follow where several optimizers hang on it.
+        kind: which rule it is.
+        parameter: what it steps.
+        group: its settings; the optimizer's own dict.
+        state: its state; the optimizer's own dict. Empty before the first step.
+        fused: its fused form, where it has one.
+    """
+
+    name: str
+    kind: str
+    parameter: nn.Parameter
+    group: dict[str, Any]
+    state: dict[str, Any]
+    fused: FusedOptimizer | None
+
+    def settings(self) -> dict[str, Any]:
+        """The settings without the parameters."""
+        return {key: value for key, value in self.group.items() if key != "params"}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state's tensors, not copied."""
+        return {key: value.detach() for key, value in self.state.items() if isinstance(value, Tensor)}
+
+    def values(self) -> dict[str, Any]:
+        """The rest of the state."""
+        return {key: value for key, value in self.state.items() if not isinstance(value, Tensor)}
+
+
+def optimizers_in_backward(model: nn.Module) -> list[BackwardOptimizer]:
+    """Every optimizer in backward of ``model``: the fused ones of converted collections first, then the others."""
+    found: list[BackwardOptimizer] = []
+    fused_parameters = set()
+    for path, collection in converted_collections(model).items():
+        for table, fused in collection.fused_optimizers().items():
+            weight = collection.weight(table)
+            fused_parameters.add(id(weight))
+            name = weight_name(path, table)
+            found.append(BackwardOptimizer(name, fused.kind, weight, fused.group, fused.state, fused))
+    for name, parameter in model.named_parameters():
+        if id(parameter) in fused_parameters:
+            continue
+        attached: list[Any] = getattr(parameter, "_in_backward_optimizers", [])
+        for number, optimizer in enumerate(attached):
+            kind = KINDS.get(type(optimizer), type(optimizer).__name__)
+            group, state = {}, {}
+            if isinstance(optimizer, torch.optim.Optimizer):
+                group, state = optimizer.param_groups[0], optimizer.state[parameter]
+            full_name = f"{name}#{number}" if number else name
+            found.append(BackwardOptimizer(full_name, kind, parameter, group, state, None))
+    return found

@@ -1,0 +1,140 @@
+"""How a checkpoint gets into a model: checked and planned first, then carried out.
+
+Indexes and small tensors are read aside and checked, and go through ``load_state_dict``. Big weights would not fit
+twice: they are read into place, when everything else is known to be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from recfx.checkpoint import storage
+from recfx.checkpoint.names import MODEL, check_names, mismatch, with_prefix
+from recfx.collection import HashEmbeddingBagCollection, weight_name
+from recfx.errors import CheckpointError
+from recfx.hashing.row_move import RowMove, saved_names
+from recfx.loading import fit_state
+
+IN_PLACE_BYTES = 1 << 20  # smaller tensors are read aside: nothing is lost if reading fails
+_EXTRA_STATE = "_extra_state"  # torch's name for what modules save by themselves; any shape
+_BUILD_AS_SAVED = "build the model as it was built when saving."
+
+
+@dataclass
+class ModelPlan:
+    """What is to be done to one model.
+
+    Args:
+        model: without wrappers.
+        folder: of the data.
+        state: for ``load_state_dict``; the model's own tensors where they are read into place.
+        in_place: tensors of the model to read into, by name.
+        moves: where the rows of tables go that have more rows than saved, by weight name.
+        described: shapes and dtypes of what is saved, by name in the model.
+    """
+
+    model: nn.Module
+    folder: Path
+    state: dict[str, Any]
+    in_place: dict[str, Tensor]
+    moves: dict[str, RowMove]
+    described: dict[str, Tensor]
+
+    def carry_out(self) -> None:
+        """Load. Everything has been checked; what can still fail is the disk."""
+        storage.read_into(self.folder, {MODEL + name: tensor for name, tensor in self.in_place.items()})
+        for name, move in self.moves.items():
+            (saved,) = storage.read(self.folder, {MODEL + name: self.described[name]}).values()
+            move.apply(saved, self.state[name])
+        self.model.load_state_dict(self.state)
+
+
+def plan_model(
+    model: nn.Module, folder: Path, described: Mapping[str, Tensor], extra_state: Mapping[str, Any]
+) -> ModelPlan:
+    """Check the saved model against this one. Changes nothing.
+
+    Raises:
+        CheckpointError: ``checkpoint_mismatch``, ``model_on_meta``, or what is wrong with an index.
+    """
+    saved = with_prefix(described, MODEL)
+    state: dict[str, Any] = model.state_dict()
+    _refuse_meta(state)
+    indexes = _index_keys(model)
+    absent = {key for keys in indexes for key in keys if not saved.keys() & keys}  # of a table that had no index
+    wanted = [name for name in state if name not in absent]
+    check_names("model", wanted, [*saved, *extra_state], _BUILD_AS_SAVED)
+    index_keys = set().union(*indexes)
+    index_state = _read_aside(folder, saved, sorted(index_keys & saved.keys()))
+    fitted, moves = _fit_indexes(model, {**saved, **index_state})
+    index_state.update(fitted)
+    for name in wanted:
+        if isinstance(state[name], Tensor) and name not in index_keys and not name.endswith(_EXTRA_STATE):
+            _check_tensor(name, saved[name], state[name], moves.get(name))
+    addresses = {tensor.data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
+    rest = [name for name in wanted if name in saved and name not in index_keys and name not in moves]
+    big = [name for name in rest if _is_big(state[name]) and state[name].data_ptr() in addresses]
+    in_place = {name: state[name] for name in big}
+    for name in absent:
+        del state[name]
+    state.update(_read_aside(folder, saved, [name for name in rest if name not in in_place]))
+    state.update(index_state)
+    state.update(extra_state)
+    return ModelPlan(model, folder, state, in_place, moves, saved)
+
+
+def _refuse_meta(state: Mapping[str, Any]) -> None:
+    on_meta = [name for name, value in state.items() if isinstance(value, Tensor) and value.is_meta]
+    if on_meta:
+        raise CheckpointError(
+            f"{on_meta[0]} is on the meta device.",
+            reason="model_on_meta",
+            what_to_do="call to_empty(device=...) before loading.",
+        )
+
+
+def _collections(model: nn.Module) -> list[tuple[str, HashEmbeddingBagCollection]]:
+    """Under every name: a state has the keys of a shared module once a name."""
+    modules = model.named_modules(remove_duplicate=False)
+    return [(f"{path}." * bool(path), each) for path, each in modules if isinstance(each, HashEmbeddingBagCollection)]
+
+
+def _index_keys(model: nn.Module) -> list[set[str]]:
+    return [
+        {f"{prefix}hash_indexes.{table}.{name}" for name in saved_names(collection.index(table))}
+        for prefix, collection in _collections(model)
+        for table in collection.hash_indexes
+    ]
+
+
+def _fit_indexes(model: nn.Module, saved: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, RowMove]]:
+    fitted: dict[str, Any] = {}
+    moves: dict[str, RowMove] = {}
+    for prefix, collection in _collections(model):
+        state, moved = fit_state(collection, saved, prefix, hooked=True)
+        fitted.update(state)
+        moves.update({prefix + weight_name("", table): move for table, move in moved.items()})
+    return fitted, moves
+
+
+def _read_aside(folder: Path, saved: Mapping[str, Tensor], names: list[str]) -> dict[str, Tensor]:
+    return with_prefix(storage.read(folder, {MODEL + name: saved[name] for name in names}), MODEL)
+
+
+def _check_tensor(name: str, saved: Tensor, current: Tensor, move: RowMove | None) -> None:
+    rows_fit = move is not None and saved.shape == (move.saved_rows, *current.shape[1:])
+    if (saved.shape == current.shape or rows_fit) and saved.dtype == current.dtype:
+        return
+    raise mismatch(
+        f"{name} was saved as {saved.dtype} {tuple(saved.shape)}, here it is {current.dtype} {tuple(current.shape)}.",
+        what_to_do=_BUILD_AS_SAVED,
+    )
+
+
+def _is_big(tensor: Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() >= IN_PLACE_BYTES

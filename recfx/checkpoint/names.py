@@ -1,0 +1,41 @@
+"""What the names of a checkpoint's tensors begin with, and the error for names and shapes that are others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from torch import Tensor
+
+from recfx.errors import CheckpointError
+
+MODEL, IN_BACKWARD, OPTIMIZER, SETTINGS = "model.", "in_backward.", "optimizer.", "settings"
+_MOST_NAMED = 10
+
+
+def with_prefix(described: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with ``prefix``, without it."""
+    return {name[len(prefix) :]: tensor for name, tensor in described.items() if name.startswith(prefix)}
+
+
+def check_names(what: str, wanted: Collection[str], saved: Collection[str], what_to_do: str) -> None:
+    """Raise where a checkpoint lacks something, or has something that nobody here wants.
+
+    Raises:
+        CheckpointError: ``checkpoint_mismatch``, naming both.
+    """
+    missing = [name for name in wanted if name not in saved]
+    unexpected = [name for name in saved if name not in wanted]
+    parts = [f"lacks {_listed(missing)}"] if missing else []
+    parts += [f"has {_listed(unexpected)}, which this model has not"] if unexpected else []
+    if parts:
+        raise mismatch(f"the checkpoint {' and '.join(parts)} ({what}).", what_to_do=what_to_do)
+
+
+def mismatch(message: str, *, module_path: str = "", what_to_do: str) -> CheckpointError:
+    """The error for a checkpoint of another model."""
+    return CheckpointError(message, reason="checkpoint_mismatch", module_path=module_path, what_to_do=what_to_do)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more

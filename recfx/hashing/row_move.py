@@ -1,0 +1,135 @@
+"""A saved index in a table with more rows: each id moves to the rows that its bucket has there.
+
+Bucket borders depend on the number of rows, so an id's bucket has other rows in a bigger table. Ids move in the order
+of their old rows, each to the lowest free row of its bucket; candidates, which are counted in places of their own,
+likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recfx.errors import CheckpointError
+from recfx.hashing import state
+from recfx.hashing.config import ResolvedHashConfig
+from recfx.hashing.index import HashIndex
+from recfx.kernels import hash_index
+
+# How the buffers are called that have one value a row: of the id that has the row, and of the candidate at its place.
+_ROWS, _CANDIDATES = "row_", "candidate_"
+_NO_ROW = (0, 2)  # row_state: free and never used, free but used before
+
+
+def saved_names(index: HashIndex) -> tuple[str, ...]:
+    """The buffers of an index that are in its ``state_dict``."""
+    return tuple(name for name in index._buffers if name not in index._non_persistent_buffers_set)
+
+
+def row_aligned_names(index: HashIndex) -> tuple[str, ...]:
+    """Those of ``saved_names`` that have one value a row of the table."""
+    return tuple(name for name in saved_names(index) if name.startswith((_ROWS, _CANDIDATES)))
+
+
+def check_saved_index(index: HashIndex, saved: Mapping[str, object]) -> None:
+    """Whether ``index`` could load ``saved`` (by buffer name); changes nothing.
+
+    Raises:
+        CheckpointError: as ``state.buffers_from_state``.
+    """
+    state.buffers_from_state(index.config, index.name, saved.get(state.ROW_IDS), saved.get(state.ROW_STATE))
+
+
+@dataclass(frozen=True)
+class RowMove:
+    """Where the rows of a saved table are in a bigger one.
+
+    Args:
+        saved_rows: rows of the saved table.
+        old_rows: int64 ``[n]``, the saved rows that are kept, each once.
+        new_rows: int64 ``[n]``, where each of them is now.
+    """
+
+    saved_rows: int
+    old_rows: Tensor
+    new_rows: Tensor
+
+    @classmethod
+    def keep_first(cls, saved_rows: int) -> RowMove:
+        """Every row stays where it is."""
+        rows = torch.arange(saved_rows, device="cpu")
+        return cls(saved_rows, rows, rows)
+
+    def apply(self, saved: Tensor, target: Tensor) -> Tensor:
+        """Write the kept rows of ``saved`` into ``target``, in place; its other rows stay as they are."""
+        kept = saved.detach().index_select(0, self.old_rows.to(saved.device))
+        target.index_copy_(0, self.new_rows.to(target.device), kept.to(target.device, target.dtype))
+        return target
+
+
+def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, object], RowMove | None]:
+    """A saved index as one of as many rows as ``index`` has.
+
+    Args:
+        index: the one that is to load; its config is read, nothing is changed.
+        saved: by buffer name. What is damaged comes back as it is, for ``check_saved_index`` to name.
+
+    Returns:
+        the state, and the move of the table's rows; None where no row moves.
+
+    Raises:
+        CheckpointError: ``bucket_too_small``: a bucket of the bigger table has fewer rows than it has ids.
+    """
+    rows, config = index.config.rows, index.config
+    aligned = {name: saved.get(name) for name in row_aligned_names(index)}
+    ids, row_state = aligned[state.ROW_IDS], aligned[state.ROW_STATE]
+    tensors = {name: value for name, value in aligned.items() if isinstance(value, Tensor) and _is_column(value)}
+    if not isinstance(ids, Tensor) or not isinstance(row_state, Tensor) or len(tensors) != len(aligned):
+        return dict(saved), None
+    saved_rows = ids.numel()
+    if saved_rows >= rows or any(value.numel() != saved_rows for value in tensors.values()):
+        return dict(saved), None
+    taken = torch.ones_like(row_state, dtype=torch.bool)
+    for free in _NO_ROW:
+        taken &= row_state != free
+    moves = {_ROWS: _move(ids, taken, config, index.name, "ids")}
+    counts = aligned.get(_CANDIDATES + "counts")
+    if isinstance(counts, Tensor):
+        waiting = aligned[_CANDIDATES + "ids"]
+        assert isinstance(waiting, Tensor)
+        moves[_CANDIDATES] = _move(waiting, counts != 0, config, index.name, "candidates")
+    fitted = dict(saved)
+    for name, value in tensors.items():
+        target = value.new_full((rows,), -1 if name.endswith("_ids") else 0, device="cpu")
+        fitted[name] = moves[_CANDIDATES if name.startswith(_CANDIDATES) else _ROWS].apply(value, target)
+    return fitted, moves[_ROWS]
+
+
+def _is_column(value: Tensor) -> bool:
+    return value.dim() == 1 and not value.is_meta
+
+
+def _move(ids: Tensor, taken: Tensor, config: ResolvedHashConfig, name: str, what: str) -> RowMove:
+    ids, taken = ids.detach().cpu(), taken.cpu()
+    dense = min(config.dense_rows, ids.numel())
+    old = dense + torch.nonzero(taken[dense:]).squeeze(1)
+    bucket, order = torch.sort(hash_index.bucket_of(ids[old], config.buckets, config.seed), stable=True)
+    borders = torch.arange(config.buckets + 1, device="cpu")
+    begins = hash_index.bucket_begins(borders, config.rows, config.dense_rows, config.buckets)
+    first = torch.searchsorted(bucket, borders[:-1])
+    new = begins[bucket] + torch.arange(old.numel(), device="cpu") - first[bucket]
+    beyond = torch.nonzero(new >= begins[bucket + 1]).squeeze(1)
+    if beyond.numel() > 0:
+        full = int(bucket[beyond[0]])
+        raise CheckpointError(
+            f"The saved index has {int((bucket == full).sum())} {what} of bucket {full}, which has "
+            f"{int(begins[full + 1] - begins[full])} rows here.",
+            reason="bucket_too_small",
+            module_path=name,
+            what_to_do=f"Build the table with more rows or fewer buckets than {config.buckets}.",
+        )
+    stay = torch.arange(dense, device="cpu")
+    return RowMove(ids.numel(), torch.cat([stay, old[order]]), torch.cat([stay, new]))

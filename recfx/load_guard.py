@@ -1,0 +1,62 @@
+"""``load_state_dict`` of a converted model: every saved index is checked before anything of the model is loaded.
+
+torch loads module by module, so a torn index would be found when the modules before it are loaded already. A hook on
+every module that holds a converted collection looks at all of them first.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from recfx.collection import HashEmbeddingBagCollection, converted_collections
+from recfx.loading import fit_state
+
+# The key among a module's hooks, where torch's own are numbers: put in once, found again in copies and pickles.
+_KEY: Any = "recfx_load_guard"
+
+
+def guard_loading(model: nn.Module) -> None:
+    """Let ``load_state_dict`` on ``model``, or on any module inside it, check the saved indexes first."""
+    paths = {""}
+    for path in converted_collections(model):
+        parts = path.split(".")
+        paths.update(".".join(parts[:depth]) for depth in range(len(parts)))
+    for path in paths:
+        module = model.get_submodule(path)
+        if not isinstance(module, HashEmbeddingBagCollection):  # checks its own tables anyway
+            # A partial, not a hook "with module": that one knows its module by a weak reference, which copies break.
+            module._load_state_dict_pre_hooks[_KEY] = functools.partial(_check_indexes, module)
+
+
+def release_loading(model: nn.Module) -> None:
+    """Take the hooks off again."""
+    for module in model.modules():
+        module._load_state_dict_pre_hooks.pop(_KEY, None)
+
+
+def _check_indexes(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+    if _hooks_after_guard(module):
+        return
+    for path, collection in converted_collections(module).items():
+        if not _rewritten(module, path):
+            fit_state(collection, state_dict, f"{prefix}{path}.")
+
+
+def _rewritten(module: nn.Module, path: str) -> bool:
+    """Whether a user's hook below ``module`` may still rename keys of a collection: it checks itself after that."""
+    parts = path.split(".")
+    inside = [module.get_submodule(".".join(parts[:depth])) for depth in range(1, len(parts) + 1)]
+    return any(_other_hooks(each) for each in inside)
+
+
+def _hooks_after_guard(module: nn.Module) -> bool:
+    keys = list(module._load_state_dict_pre_hooks)
+    return _KEY in keys and keys[-1] != _KEY
+
+
+def _other_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    return [hook for key, hook in module._load_state_dict_pre_hooks.items() if key != _KEY]

@@ -1,0 +1,95 @@
+"""What a converted collection does with a saved state before any of it is loaded: check it, and fit it to its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from recfx.errors import CheckpointError
+from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows, saved_names
+
+if TYPE_CHECKING:
+    from recfx.collection import HashEmbeddingBagCollection
+
+
+def fit_state(
+    collection: HashEmbeddingBagCollection, saved: Mapping[str, object], prefix: str, *, hooked: bool = False
+) -> tuple[dict[str, object], dict[str, RowMove]]:
+    """Check the saved indexes of a collection and fit what was saved with fewer rows. Changes nothing.
+
+    Args:
+        collection: the one that is to load.
+        saved: a state, also of a bigger model.
+        prefix: of the collection's keys in it.
+        hooked: also look at indexes with load hooks, which may still rename keys; such an index checks itself.
+
+    Returns:
+        index state that takes the place of the saved one, by key; and where the rows of the tables move, by table name,
+        for tables that have more rows now.
+
+    Raises:
+        CheckpointError: what is wrong with an index, or ``torn_state`` where it does not fit its table's weight.
+    """
+    fitted: dict[str, object] = {}
+    moves: dict[str, RowMove] = {}
+    for table in collection.tables:
+        if not table.has_index:
+            continue
+        index = collection.index(table.name)
+        if index._load_state_dict_pre_hooks and not hooked:
+            continue
+        keys = {name: f"{prefix}hash_indexes.{table.name}.{name}" for name in saved_names(index)}
+        found = {name: saved[key] for name, key in keys.items() if key in saved}
+        weight = saved.get(f"{prefix}embedding_bags.{table.name}.weight")
+        if found:
+            _check_weight(index.name, found.get("row_ids"), weight, collection.weight(table.name))
+        state, move = fit_rows(index, found)
+        check_saved_index(index, state)
+        if move is not None:
+            fitted.update({keys[name]: value for name, value in state.items()})
+            moves[table.name] = move
+        elif not found and isinstance(weight, Tensor) and _fits_first_rows(weight, collection.weight(table.name)):
+            moves[table.name] = RowMove.keep_first(weight.shape[0])  # of the table before it grew
+    return fitted, moves
+
+
+def moved_weight(saved: Tensor, weight: Tensor, move: RowMove, path: str) -> Tensor:
+    """The saved rows where they are now, between the rows that ``weight`` has: a new ``[rows, dim]`` tensor.
+
+    Raises:
+        CheckpointError: ``rows_mismatch``, if ``weight`` is on meta: there are no rows to put between.
+    """
+    if weight.is_meta:
+        raise CheckpointError(
+            f"The saved table has {saved.shape[0]} rows, this one {weight.shape[0]}, and it is on the meta device.",
+            reason="rows_mismatch",
+            module_path=path,
+            what_to_do="Call to_empty() and reset_parameters() first.",
+        )
+    return move.apply(saved, weight.detach().to(saved.device, saved.dtype, copy=True))
+
+
+def _check_weight(name: str, row_ids: object, saved: object, weight: Tensor) -> None:
+    """An index goes with its table's rows: torch would load it and only then complain about the weight."""
+    if not isinstance(saved, Tensor) or not isinstance(row_ids, Tensor):
+        return
+    if saved.dim() != 2 or saved.shape[0] != row_ids.numel():
+        raise CheckpointError(
+            f"The saved index has {row_ids.numel()} rows, the saved weight the shape {tuple(saved.shape)}.",
+            reason="torn_state",
+            module_path=name,
+            what_to_do="The saved state is damaged: use another one.",
+        )
+    if saved.shape[1] != weight.shape[1]:
+        raise CheckpointError(
+            f"The saved rows have {saved.shape[1]} columns, those of this table {weight.shape[1]}.",
+            reason="columns_mismatch",
+            module_path=name,
+            what_to_do="Build the table with the embedding_dim that it was saved with.",
+        )
+
+
+def _fits_first_rows(saved: Tensor, weight: Tensor) -> bool:
+    return saved.dim() == 2 and saved.shape[0] < weight.shape[0] and saved.shape[1] == weight.shape[1]

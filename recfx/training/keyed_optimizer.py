@@ -1,0 +1,66 @@
+"""TorchRec's view of the fused optimizers, which also loads what was saved when the table had fewer rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torchrec.optim.keyed import KeyedOptimizer
+
+from recfx.errors import CheckpointError
+from recfx.hashing.row_move import RowMove
+
+
+class FusedKeyedOptimizer(KeyedOptimizer):
+    """State and settings of the fused optimizers of one collection, under TorchRec's names.
+
+    Args:
+        parameters: by name in the collection.
+        state: of each parameter: ``<table>.momentum1`` and so on, one row a row of the table.
+        groups: the optimizers' settings.
+        moves: of the tables whose weights were loaded from fewer rows, by parameter name.
+        starts: what a row's state is before its first step, by parameter name.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        state: Mapping[Any, Any],
+        groups: list[dict[str, Any]],
+        moves: Mapping[str, RowMove],
+        starts: Mapping[str, float],
+    ) -> None:
+        super().__init__(parameters, state, groups)
+        self._moves, self._starts = moves, starts
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As TorchRec's. State with fewer rows follows the weights that ``load_state_dict`` loaded just before.
+
+        Raises:
+            CheckpointError: ``rows_mismatch``: the state has another number of rows, and no weights were loaded with
+                that number since the last training step. Nothing has changed.
+            ValueError: TorchRec's own, for other tables or other state.
+        """
+        saved = dict(state_dict["state"])
+        for name, parameter in self.params.items():
+            if name in saved and parameter in self.state:
+                saved[name] = {
+                    key: self._fit(name, value, self.state[parameter].get(key)) for key, value in saved[name].items()
+                }
+        super().load_state_dict({**state_dict, "state": saved})
+
+    def _fit(self, name: str, saved: Any, current: Any) -> Any:
+        if not isinstance(saved, torch.Tensor) or not isinstance(current, torch.Tensor):
+            return saved
+        if saved.shape == current.shape:
+            return saved
+        move = self._moves.get(name)
+        if move is None or saved.dim() == 0 or (move.saved_rows, *current.shape[1:]) != tuple(saved.shape):
+            raise CheckpointError(
+                f"the saved optimizer state is {tuple(saved.shape)}, the table needs {tuple(current.shape)}.",
+                reason="rows_mismatch",
+                module_path=name,
+                what_to_do="load the model's state of the same moment first, and the optimizer's before training on.",
+            )
+        return move.apply(saved, torch.full_like(current, self._starts[name]))

@@ -1,0 +1,289 @@
+"""What load_checkpoint refuses, and that the model, its indexes and its optimizers are as they were then."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+
+import recfx
+from recfx.checkpoint import manifest as manifest_module
+from recfx.checkpoint import model_plan, storage
+from recfx.checkpoint.manifest import Manifest
+from tests.checkpoint.training import RAW, OnePart, Training, TwoPart, assert_same
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("saved")
+    training = Training.build("adam", rows=40, model_class=OnePart)
+    training.steps(0, 2)
+    training.save(directory)
+    return directory
+
+
+def refused(training: Training, directory: Path, **arguments: Any) -> recfx.CheckpointError:
+    before = training.everything()
+    with pytest.raises(recfx.CheckpointError) as caught:
+        recfx.load_checkpoint(training.model, directory, **{"optimizer": training.optimizer, **arguments})
+    assert_same(training.everything(), before)
+    return caught.value
+
+
+def other(**arguments: Any) -> Training:
+    """Another training, which holds other ids and has made other steps."""
+    training = Training.build(**{"kind": "adam", "rows": 40, "seed": 3, "model_class": OnePart, **arguments})
+    training.steps(5, 6)
+    return training
+
+
+def damage_files(directory: Path) -> list[tuple[Path, bytes]]:
+    """Every way in which one file is truncated, or has one byte flipped."""
+    damages = []
+    for path in [directory / "checkpoint.json", *sorted((directory / Manifest.read(directory).data).iterdir())]:
+        content = path.read_bytes()
+        size = len(content)
+        damages += [(path, content[:length]) for length in (0, 1, size // 2, size - 1)]
+        step = 1 if path.name == "checkpoint.json" else size // 60
+        for position in [*range(0, size, step), size - 1]:
+            for bit in (0, 5):
+                flipped = bytearray(content)
+                flipped[position] ^= 1 << bit
+                damages.append((path, bytes(flipped)))
+        damages.append((path, content + b"\0"))
+    return damages
+
+
+def test_a_damaged_file_is_noticed_and_nothing_is_loaded(saved: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "copy"
+    shutil.copytree(saved, directory)
+    training = other()
+    before = training.everything()
+    damages = damage_files(directory)
+    for path, content in damages:
+        intact = path.read_bytes()
+        path.write_bytes(content)
+        with pytest.raises(recfx.CheckpointError) as caught:
+            training.load(directory)
+        assert caught.value.reason == "checkpoint_torn"
+        assert str(path) in str(caught.value)
+        path.write_bytes(intact)
+    assert_same(training.everything(), before)
+    assert len(damages) > 500
+    training.load(directory)
+
+
+def test_a_missing_file_is_noticed(saved: Path, tmp_path: Path) -> None:
+    data = Manifest.read(saved).data
+    for name in os.listdir(saved / data):
+        directory = tmp_path / name
+        shutil.copytree(saved, directory)
+        (directory / data / name).unlink()
+        error = refused(other(), directory)
+        assert error.reason == "checkpoint_torn"
+        assert "missing" in error.message
+
+
+@pytest.mark.parametrize("place", ["nowhere", "empty", "unfinished"])
+def test_there_is_no_checkpoint(saved: Path, tmp_path: Path, place: str) -> None:
+    directory = tmp_path / "d"
+    if place == "empty":
+        directory.mkdir()
+    if place == "unfinished":
+        shutil.copytree(saved, directory)
+        (directory / "checkpoint.json").unlink()
+    error = refused(other(), directory)
+    assert error.reason == "checkpoint_missing"
+    assert directory.exists() == (place != "nowhere")
+
+
+def test_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_module, "_VERSION", 2)
+    training = other()
+    training.save(tmp_path)
+    monkeypatch.undo()
+    assert refused(training, tmp_path).reason == "checkpoint_version"
+
+
+class MoreLayers(OnePart):
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
+        self.extra = nn.Linear(2, 2)
+
+
+class OtherBias(OnePart):
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
+        self.after.bias = nn.Parameter(torch.zeros(2))
+
+    def forward(self, features: Any) -> torch.Tensor:
+        return self.first(features).values() @ self.after.weight[0]
+
+
+class HalfDense(OnePart):
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
+        self.register_buffer("constant", torch.zeros(3, dtype=torch.float16))
+
+
+class FullDense(OnePart):
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
+        self.register_buffer("constant", torch.zeros(3, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "parts"),
+    [
+        (OnePart, MoreLayers, ["lacks extra.weight, extra.bias"]),
+        (MoreLayers, OnePart, ["has extra.weight, extra.bias"]),
+        (OnePart, TwoPart, ["lacks seen, before.weight, before.bias, first.embedding_bags.b.weight"]),
+        (OnePart, OtherBias, ["after.bias was saved as torch.float32 (1,), here it is torch.float32 (2,)"]),
+        (FullDense, HalfDense, ["constant was saved as torch.float32 (3,), here it is torch.float16 (3,)"]),
+    ],
+)
+def test_another_model_is_named(tmp_path: Path, source: Any, target: Any, parts: list[str]) -> None:
+    other(model_class=source).save(tmp_path)
+    error = refused(other(model_class=target), tmp_path)
+    assert error.reason == "checkpoint_mismatch"
+    assert all(part in error.message for part in parts), error.message
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ({"hashing": recfx.HashConfig(dense_rows=0, buckets=4, seed=1)}, "wrong_bucket"),
+        ({"hashing": recfx.HashConfig(dense_rows=0, buckets=8)}, "wrong_bucket"),
+        ({"hashing": recfx.HashConfig(dense_rows=20, buckets=4)}, "dense_id"),
+        ({"hashing": recfx.HashConfig()}, "checkpoint_mismatch"),
+        ({"rows": 39}, "rows_mismatch"),
+        ({"rows": 44, "hashing": recfx.HashConfig(dense_rows=0, buckets=40)}, "bucket_too_small"),
+    ],
+)
+def test_an_index_of_another_table(saved: Path, target: dict[str, Any], reason: str) -> None:
+    training = Training.build(**{"kind": "adam", "rows": 40, "seed": 3, "model_class": OnePart, **target})
+    error = refused(training, saved, optimizer=None)
+    assert error.reason == reason
+
+
+def swap(index: recfx.HashIndex) -> None:
+    rows = torch.nonzero(index.row_state).squeeze(1)[[0, -1]]
+    index.row_ids[rows] = index.row_ids[rows.flip(0)]
+
+
+def repeat(index: recfx.HashIndex) -> None:
+    rows = torch.nonzero(index.row_state).squeeze(1)[:2]
+    index.row_ids[rows[1]] = index.row_ids[rows[0]]
+
+
+def unknown(index: recfx.HashIndex) -> None:
+    index.row_state[3] = 77
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"), [(swap, "wrong_bucket"), (repeat, "duplicate_id"), (unknown, "torn_state")]
+)
+def test_a_damaged_index_under_right_checksums(
+    tmp_path: Path, damage: Callable[[recfx.HashIndex], None], reason: str
+) -> None:
+    source = other(model_class=TwoPart)
+    damage(source.model.second.index("c"))
+    source.save(tmp_path)
+    error = refused(other(model_class=TwoPart), tmp_path)
+    assert (error.reason, error.module_path) == (reason, "c")
+
+
+def test_half_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = storage.write
+    key = "model.first.hash_indexes.a.row_state"
+    monkeypatch.setattr(
+        storage, "write", lambda folder, tensors: write(folder, {k: v for k, v in tensors.items() if k != key})
+    )
+    other().save(tmp_path)
+    error = refused(other(), tmp_path)
+    assert error.reason == "checkpoint_mismatch"
+    assert "lacks first.hash_indexes.a.row_state" in error.message
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ({"kind": "adagrad"}, "the saved optimizer is adam, this one adagrad"),
+        ({"kind": "sgd"}, "the saved optimizer is adam, this one sgd"),
+    ],
+)
+def test_another_optimizer_in_backward(saved: Path, target: dict[str, Any], message: str) -> None:
+    training = other(**target)
+    error = refused(training, saved)
+    assert (error.reason, error.module_path) == ("checkpoint_mismatch", "first.embedding_bags.a.weight")
+    assert message in error.message
+    recfx.load_checkpoint(training.model, saved, in_backward=False)
+
+
+def test_no_optimizer_in_backward_yet(saved: Path) -> None:
+    torch.manual_seed(3)
+    model = recfx.convert(OnePart(40), hashing=RAW)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(recfx.CheckpointError, match=r"has first\.embedding_bags\.a\.weight, which this model has not"):
+        recfx.load_checkpoint(model, saved)
+    assert_same(dict(model.state_dict()), before)
+    recfx.load_checkpoint(model, saved, in_backward=False)
+    assert len(model.first.index("a")) > 0
+    _apply_optimizer_in_backward(torch.optim.Adam, [model.first.weight("a")], {"lr": 0.1})
+    recfx.load_checkpoint(model, saved)
+    assert float(model.first.fused_optimizers()["a"].state["step"]) == 2
+
+
+def test_weight_decay_that_only_one_has(tmp_path: Path) -> None:
+    source = other()
+    source.model.first.fused_optimizers()["a"].group["weight_decay"] = 0.1
+    source.save(tmp_path)
+    assert "weight_decay" in refused(other(), tmp_path).message
+
+
+def test_another_ordinary_optimizer(saved: Path, tmp_path: Path) -> None:
+    training = other()
+    dense = list(training.model.after.parameters())
+    for wrong in (torch.optim.Adagrad(dense), torch.optim.Adam(dense[:1]), torch.optim.Adam(dense[::-1])):
+        error = refused(training, saved, optimizer=wrong)
+        assert (error.reason, error.module_path) == ("checkpoint_mismatch", "optimizer")
+    assert refused(training, saved, optimizer=object()).reason == "optimizer_not_supported"
+    recfx.save_checkpoint(training.model, tmp_path)
+    assert "saved without optimizer=" in refused(training, tmp_path).message
+
+
+def test_what_is_on_meta(saved: Path, tmp_path: Path) -> None:
+    training = other()
+    training.model.to("meta")
+    for call in (training.save, training.load):
+        with pytest.raises(recfx.CheckpointError) as caught:
+            call(tmp_path if call == training.save else saved)
+        assert caught.value.reason == "model_on_meta"
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_setting_that_is_no_plain_data(tmp_path: Path) -> None:
+    training = other()
+    training.optimizer.param_groups[0]["note"] = Path("x")
+    with pytest.raises(recfx.CheckpointError) as caught:
+        training.save(tmp_path)
+    assert caught.value.reason == "value_not_supported"
+    assert os.listdir(tmp_path) == []
+
+
+def test_refusals_when_everything_is_read_into_place(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_plan, "IN_PLACE_BYTES", 0)
+    source = other(model_class=TwoPart)
+    swap(source.model.second.index("c"))
+    source.save(tmp_path)
+    assert refused(other(model_class=TwoPart), tmp_path).reason == "wrong_bucket"
+    assert refused(other(kind="adagrad"), saved).reason == "checkpoint_mismatch"

@@ -1,0 +1,243 @@
+"""What comes back from a checkpoint: every model, every optimizer, in the tensors that were there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+
+import recfx
+from recfx.checkpoint import model_plan
+from tests.checkpoint.training import KINDS, RAW, OnePart, Training, TwoPart, assert_same, batch
+
+DERIVED = (".slots", ".counts")  # may be laid out in another order; counts start anew
+
+
+def without_derived(training: Training) -> dict[str, object]:
+    return {name: value for name, value in training.everything().items() if not name.endswith(DERIVED)}
+
+
+@pytest.mark.parametrize("bytes_in_place", [0, 1 << 20], ids=["in_place", "aside"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_state_comes_back(tmp_path: Path, kind: str, bytes_in_place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_plan, "IN_PLACE_BYTES", bytes_in_place)
+    source, target = Training.build(kind), Training.build(kind, seed=9)
+    source.steps(0, 3)
+    target.steps(7, 9)
+    source.save(tmp_path)
+    target.load(tmp_path)
+    assert_same(without_derived(target), without_derived(source))
+
+
+def test_two_saves_the_second_counts(tmp_path: Path) -> None:
+    source, target = Training.build(), Training.build(seed=9)
+    for begin in (0, 3):
+        source.steps(begin, begin + 3)
+        source.save(tmp_path)
+        assert len(os.listdir(tmp_path)) == 2
+    target.load(tmp_path)
+    assert_same(without_derived(target), without_derived(source))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_users_optimizers_share_their_state_with_the_fused_ones_as_before(tmp_path: Path, kind: str) -> None:
+    source, target = Training.build(kind), Training.build(kind, seed=9)
+    source.steps(0, 2)
+    source.save(tmp_path)
+    target.steps(0, 1)
+    fused = target.model.first.fused_optimizers()["a"]
+    tensors = dict(fused.state)
+    weight = target.model.first.weight("a")
+    target.load(tmp_path)
+    attached = target.user_optimizers["first.embedding_bags.a.weight"]
+    assert target.model.first.fused_optimizers()["a"] is fused
+    assert attached.state[weight] is fused.state
+    assert attached.param_groups[0] is fused.group
+    assert all(fused.state[name] is tensor for name, tensor in tensors.items())
+    target.steps(2, 3)
+    if kind != "sgd":
+        assert float(attached.state[weight]["step"]) == 3
+
+
+def test_settings_come_back_as_those_of_torch_optimizers_do(tmp_path: Path) -> None:
+    source, target = Training.build(), Training.build()
+    for attached in source.user_optimizers.values():
+        attached.param_groups[0]["lr"] = 0.025
+    source.optimizer.param_groups[0]["lr"] = 0.125
+    source.save(tmp_path)
+    target.load(tmp_path)
+    assert {attached.param_groups[0]["lr"] for attached in target.user_optimizers.values()} == {0.025}
+    assert target.optimizer.param_groups[0]["lr"] == 0.125
+
+
+def test_an_optimizer_that_had_made_no_step(tmp_path: Path) -> None:
+    source, target = Training.build("adam"), Training.build("adam", seed=9)
+    source.save(tmp_path)
+    target.steps(0, 2)
+    target.load(tmp_path)
+    assert target.steps(4, 6) == source.steps(4, 6)
+    assert_same(without_derived(target), without_derived(source))
+
+
+def test_optimizers_in_backward_without_a_fused_form(tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        model = recfx.convert(OnePart(200), hashing=RAW)
+        _apply_optimizer_in_backward(torch.optim.NAdam, model.parameters(), {"lr": 0.01})
+        return model
+
+    def steps(model: nn.Module, begin: int, end: int) -> list[float]:
+        losses = []
+        for number in range(begin, end):
+            loss = model(batch(number)).square().sum()
+            loss.backward()
+            losses.append(float(loss.detach()))
+        return losses
+
+    source, target = build(), build()
+    steps(source, 0, 2)
+    recfx.save_checkpoint(source, tmp_path)
+    recfx.load_checkpoint(target, tmp_path)
+    assert steps(target, 2, 5) == steps(source, 2, 5)
+    assert_same(dict(target.state_dict()), dict(source.state_dict()))
+
+
+def test_torchrec_wraps_ordinary_optimizers(tmp_path: Path) -> None:
+    def build() -> tuple[nn.Module, KeyedOptimizerWrapper]:
+        torch.manual_seed(0)
+        model = recfx.convert(OnePart(200), hashing=RAW)
+        named = dict(model.after.named_parameters())
+        return model, KeyedOptimizerWrapper(named, lambda parameters: torch.optim.Adam(parameters, lr=0.1))
+
+    (source, optimizer), (target, other) = build(), build()
+    source(batch(0)).sum().backward()
+    optimizer.step()
+    recfx.save_checkpoint(source, tmp_path, optimizer=optimizer)
+    recfx.load_checkpoint(target, tmp_path, optimizer=other)
+    left, right = optimizer.state_dict()["state"], other.state_dict()["state"]
+    assert left.keys() == right.keys() == {"weight", "bias"}
+    assert all(torch.equal(left[name][key], right[name][key]) for name in left for key in left[name])
+
+
+def test_half_precision_tables_keep_their_float_state(tmp_path: Path) -> None:
+    def build() -> Training:
+        torch.manual_seed(0)
+        model = recfx.convert(OnePart(200).bfloat16(), hashing=RAW)
+        _apply_optimizer_in_backward(torch.optim.Adagrad, [model.first.weight("a")], {"lr": 0.1})
+        dense = list(model.after.parameters())
+        return Training(model, torch.optim.Adam(dense), {})
+
+    def step(training: Training, number: int) -> None:
+        pooled = training.model.first(batch(number)).values()
+        pooled.square().sum().backward()
+
+    source, target = build(), build()
+    step(source, 0)
+    source.save(tmp_path)
+    target.load(tmp_path)
+    for training in (source, target):
+        step(training, 1)
+    state = [each.model.first.fused_optimizers()["a"].state["sum"] for each in (source, target)]
+    assert state[0].dtype == torch.float32
+    assert torch.equal(state[0], state[1])
+    assert_same(dict(target.model.state_dict()), dict(source.model.state_dict()))
+
+
+@pytest.mark.parametrize("wrapped", ["compiled", "whole_graph", "in_place"])
+def test_wrapped_models(tmp_path: Path, wrapped: str) -> None:
+    source = Training.build(model_class=OnePart)
+    source.steps(0, 2)
+    torch.manual_seed(9)
+    model: nn.Module = OnePart()
+    arguments = {"whole_graph": (batch(0),), "in_place": None, "compiled": None}[wrapped]
+    target = recfx.convert(
+        model, arguments, hashing=RAW, whole_graph=wrapped == "whole_graph", inplace=wrapped == "in_place"
+    )
+    whole = torch.compile(target, backend="eager") if wrapped == "compiled" else target
+    source.save(tmp_path)
+    recfx.load_checkpoint(whole, tmp_path, in_backward=False)
+    assert_same(dict(target.state_dict()), dict(source.model.state_dict()))
+    recfx.save_checkpoint(whole, tmp_path)
+    recfx.load_checkpoint(source.model, tmp_path, in_backward=False)
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_under_distributed_data_parallel(tmp_path: Path) -> None:
+    """The names are those of the model inside, so that either loads what the other has saved."""
+    source, target = Training.build("adam"), Training.build("adam", seed=9)
+    source.steps(0, 2)
+    recfx.save_checkpoint(nn.parallel.DistributedDataParallel(source.model), tmp_path, optimizer=source.optimizer)
+    target.load(tmp_path)
+    assert_same(without_derived(target), without_derived(source))
+    other = Training.build("adam", seed=10)
+    wrapped = nn.parallel.DistributedDataParallel(other.model)
+    recfx.load_checkpoint(wrapped, tmp_path, optimizer=other.optimizer)
+    assert_same(without_derived(other), without_derived(source))
+
+
+def test_a_plain_model_and_an_adopted_one(tmp_path: Path) -> None:
+    plain = TwoPart()
+    _apply_optimizer_in_backward(torch.optim.Adagrad, plain.first.parameters(), {"lr": 0.1})
+    features = batch(0)
+    features.values().remainder_(300)
+    plain(features).sum().backward()
+    recfx.save_checkpoint(plain, tmp_path)
+    adopted = TwoPart()
+    _apply_optimizer_in_backward(torch.optim.Adagrad, adopted.first.parameters(), {"lr": 0.1})
+    adopted = recfx.convert(adopted)
+    recfx.load_checkpoint(adopted, tmp_path)
+    for one in (plain, adopted):
+        one(features).sum().backward()
+    torch.testing.assert_close(dict(adopted.state_dict()), dict(plain.state_dict()), rtol=1e-5, atol=1e-6)
+
+
+class ExtraState(OnePart):
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
+        self.calls = {"count": 0}
+
+    def get_extra_state(self) -> dict[str, int]:
+        return dict(self.calls)
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.calls = dict(state)
+
+
+def test_extra_state_of_modules(tmp_path: Path) -> None:
+    source, target = (Training.build(model_class=ExtraState, rows=40) for _ in range(2))
+    source.model.calls["count"] = 5
+    source.save(tmp_path)
+    target.load(tmp_path)
+    assert target.model.calls == {"count": 5}
+
+
+def test_modules_under_two_names(tmp_path: Path) -> None:
+    class Twice(OnePart):
+        def __init__(self, rows: int) -> None:
+            super().__init__(rows)
+            self.again = self.first
+
+    source, target = (
+        Training.build("adam", rows=40, model_class=Twice),
+        Training.build("adam", rows=90, model_class=Twice),
+    )
+    source.steps(0, 2)
+    source.save(tmp_path)
+    recfx.load_checkpoint(target.model, tmp_path)
+    ids = source.model.first.index("a").items()[0]
+    assert torch.equal(*(each.model.eval()(batch(1)).detach() for each in (source, target)))
+    assert len(target.model.again.index("a")) == len(ids)

@@ -1,0 +1,152 @@
+"""Models that train on ids that keep arriving, and how the state of two of them is compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+import recfx
+from recfx.collection import converted_collections
+
+KINDS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.25}),
+    "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.1, "initial_accumulator_value": 0.25}),
+    "adam": (torch.optim.Adam, {"lr": 0.01}),
+}
+RAW = recfx.HashConfig(dense_rows=0, buckets=4)
+CONFIGS: dict[str, recfx.HashConfig] = {
+    "raw": RAW,
+    "share": recfx.HashConfig(dense_rows=0, buckets=4, on_full="share", unseen="share", seed=7),
+    "dense_and_raw": recfx.HashConfig(dense_rows=20, rows=400, buckets=2),
+}
+ROWS = 300
+
+
+class TwoPart(nn.Module):
+    """A dense part before and after the collections, so that some modules load before a torn index is met."""
+
+    def __init__(self, rows: int = ROWS) -> None:
+        super().__init__()
+        self.before = nn.Linear(8, 8)
+        self.first = collection(["a", "b"], rows)
+        self.second = collection(["c"], rows, PoolingType.MEAN)
+        self.after = nn.Linear(12, 1)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        self.seen += features.stride()
+        pooled = torch.cat([self.before(self.first(features).values()), self.second(features).values()], dim=1)
+        return self.after(pooled).squeeze(1)
+
+
+class OnePart(nn.Module):
+    """As little as there can be: a table and a dense layer."""
+
+    def __init__(self, rows: int = ROWS) -> None:
+        super().__init__()
+        self.first = collection(["a"], rows)
+        self.after = nn.Linear(4, 1)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.after(self.first(features).values()).squeeze(1)
+
+
+def collection(tables: list[str], rows: int, pooling: PoolingType = PoolingType.SUM) -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=4, feature_names=[name], pooling=pooling)
+            for name in tables
+        ]
+    )
+
+
+@dataclass
+class Training:
+    """A converted model with a fused optimizer on its tables and an ordinary one on the rest."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    user_optimizers: dict[str, torch.optim.Optimizer]
+
+    @classmethod
+    def build(
+        cls,
+        kind: str = "adagrad",
+        hashing: recfx.HashConfig | None = RAW,
+        rows: int = ROWS,
+        seed: int = 0,
+        model_class: type[nn.Module] = TwoPart,
+    ) -> Training:
+        torch.manual_seed(seed)
+        model = model_class(rows)
+        optimizer_class, settings = KINDS[kind]
+        tables = {name: each for name, each in model.named_parameters() if "embedding_bags" in name}
+        converted = recfx.convert(model, hashing=hashing)
+        _apply_optimizer_in_backward(optimizer_class, tables.values(), settings)
+        dense = [each for name, each in converted.named_parameters() if name not in tables]
+        optimizer = torch.optim.Adam(dense, lr=0.01)
+        attached = {name: each._in_backward_optimizers[0] for name, each in tables.items()}
+        return cls(converted, optimizer, attached)
+
+    def step(self, number: int) -> float:
+        """One step on batch ``number``; half of its ids are new."""
+        self.optimizer.zero_grad()
+        features = batch(number)
+        loss = (self.model(features) - 1).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.detach())
+
+    def steps(self, begin: int, end: int) -> list[float]:
+        return [self.step(number) for number in range(begin, end)]
+
+    def save(self, directory: Path) -> None:
+        recfx.save_checkpoint(self.model, directory, optimizer=self.optimizer)
+
+    def load(self, directory: Path) -> None:
+        recfx.load_checkpoint(self.model, directory, optimizer=self.optimizer)
+
+    def everything(self) -> dict[str, Any]:
+        """Copies of all state, also of what is derived and of what optimizers of the user's hold."""
+        found: dict[str, Any] = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        for path, each in converted_collections(self.model).items():
+            for table in each.hash_indexes:
+                index = each.index(table)
+                found.update({f"{path}.{table}.{name}": value for name, value in index._buffers.items()})
+            for table, fused in each.fused_optimizers().items():
+                found.update({f"fused.{path}.{table}.{name}": value for name, value in fused.state.items()})
+                found[f"fused.{path}.{table}"] = {k: v for k, v in fused.group.items() if k != "params"}
+        for name, attached in self.user_optimizers.items():
+            state = attached.state_dict()["state"].get(0, {})
+            found.update({f"user.{name}.{key}": value for key, value in state.items()})
+        for number, state in self.optimizer.state_dict()["state"].items():
+            found.update({f"optimizer.{number}.{key}": value for key, value in state.items()})
+        return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in found.items()}
+
+
+def batch(number: int) -> KeyedJaggedTensor:
+    """Eight samples of two ids a feature: some from a small pool, some that no batch before had."""
+    generator = torch.Generator().manual_seed(number)
+    old = torch.randint(0, 10, (24,), generator=generator)
+    new = 10**12 + 16 * number + torch.randint(0, 16, (24,), generator=generator)
+    values = torch.stack([old, new], dim=1).view(-1)
+    return KeyedJaggedTensor(["a", "b", "c"], values, lengths=torch.full((24,), 2))
+
+
+def assert_same(left: dict[str, Any], right: dict[str, Any]) -> None:
+    """To the bit."""
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == right[name].dtype, name
+            assert torch.equal(value, right[name]), name
+        else:
+            assert value == right[name], name

@@ -1,0 +1,133 @@
+"""Ids of a saved index in a table with more rows."""
+
+from __future__ import annotations
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import torch
+
+from recfx.errors import CheckpointError
+from recfx.hashing import HashConfig, HashIndex
+from recfx.hashing.row_move import check_saved_index, fit_rows
+from recfx.kernels.hash_index import bucket_begin, bucket_of
+
+
+def index_of(rows: int, buckets: int, dense_rows: int = 0, seed: int = 0) -> HashIndex:
+    return HashIndex(rows, config=HashConfig(buckets=buckets, dense_rows=dense_rows, seed=seed), name="t")
+
+
+@hypothesis.given(
+    dense_rows=st.integers(0, 5),
+    saved_rows=st.integers(8, 60),
+    more_rows=st.integers(1, 60),
+    buckets=st.tuples(st.integers(1, 8), st.integers(1, 8)),
+    ids=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60, unique=True),
+    seed=st.integers(-3, 3),
+)
+def test_every_id_takes_the_lowest_free_row_of_its_bucket_in_the_order_of_old_rows(
+    dense_rows: int, saved_rows: int, more_rows: int, buckets: tuple[int, int], ids: list[int], seed: int
+) -> None:
+    buckets = tuple(min(each, saved_rows - dense_rows) for each in buckets)
+    source = index_of(saved_rows, buckets[0], dense_rows, seed)
+    for id_ in ids:  # as many as go in, and holes between them
+        bucket = int(bucket_of(torch.tensor([id_]), buckets[0], seed))
+        if int(source.bucket_taken[bucket]) < source.bucket_rows(bucket):
+            source.insert(torch.tensor([id_]))
+    source.erase(torch.tensor(ids[::3], dtype=torch.int64))
+    saved = {name: value.clone() for name, value in source.state_dict().items()}
+    target = index_of(saved_rows + more_rows, buckets[1], dense_rows, seed)
+    config = target.config
+
+    held = [(row, id_) for row, id_ in enumerate(saved["row_ids"].tolist()) if saved["row_state"][row] == 1]
+    wanted: dict[int, int] = {}
+    taken = [0] * config.buckets
+    fits = True
+    for _, id_ in held:
+        bucket = int(bucket_of(torch.tensor([id_]), config.buckets, seed))
+        begin, end = (bucket_begin(b, config.rows, dense_rows, config.buckets) for b in (bucket, bucket + 1))
+        wanted[id_] = begin + taken[bucket]
+        taken[bucket] += 1
+        fits = fits and wanted[id_] < end
+    if not fits:
+        with pytest.raises(CheckpointError) as caught:
+            fit_rows(target, saved)
+        assert (caught.value.reason, caught.value.module_path) == ("bucket_too_small", "t")
+        return
+    state, move = fit_rows(target, saved)
+    assert move is not None
+    target.load_state_dict(state)
+    assert dict(zip(*(part.tolist() for part in target.items()), strict=True)) == wanted
+    old_of = {int(new): int(old) for old, new in zip(move.old_rows, move.new_rows, strict=True)}
+    assert all(old_of[row] == row for row in range(dense_rows))
+    assert {wanted[id_]: row for row, id_ in held} == {new: old for new, old in old_of.items() if new >= dense_rows}
+
+
+def test_a_table_with_as_many_rows_is_left_alone() -> None:
+    source = index_of(64, 4)
+    source.insert(torch.arange(100, 120))
+    saved = dict(source.state_dict())
+    state, move = fit_rows(index_of(64, 4), saved)
+    assert move is None
+    assert all(state[name] is value for name, value in saved.items())
+
+
+def test_candidates_and_scores_move_too_and_counters_do_not() -> None:
+    source, target = index_of(8, 2), index_of(32, 4)
+    for index in (source, target):
+        rows = index.config.rows
+        index._buffers.update(
+            row_scores=torch.zeros(rows, dtype=torch.int64),
+            candidate_ids=torch.full((rows,), -1),
+            candidate_counts=torch.zeros(rows, dtype=torch.int32),
+            candidate_order=torch.zeros(rows, dtype=torch.int64),
+            counters=torch.zeros(8, dtype=torch.int64),
+        )
+    source.insert(torch.arange(100, 104))
+    saved = {name: value.clone() for name, value in source.state_dict().items()}
+    saved["row_scores"].copy_(saved["row_ids"] * 10)
+    saved["candidate_ids"][[1, 4, 6]] = torch.tensor([-1, 900, 901])  # -1 is a legal id
+    saved["candidate_counts"][[1, 4, 6]] = torch.tensor([3, 1, 2], dtype=torch.int32)
+    saved["candidate_order"][[1, 4, 6]] = torch.tensor([50, 51, 52])
+    saved["counters"].copy_(torch.arange(8))
+    state, _ = fit_rows(target, saved)
+    assert {name: tuple(value.shape) for name, value in state.items()} == {
+        name: tuple(value.shape) for name, value in target.state_dict().items()
+    }
+    row_ids, scores = state["row_ids"], state["row_scores"]
+    assert torch.equal(scores, torch.where(state["row_state"] == 1, row_ids * 10, 0))
+    assert sorted(row_ids[state["row_state"] == 1].tolist()) == [100, 101, 102, 103]
+    counts = state["candidate_counts"]
+    rows = torch.nonzero(counts).squeeze(1)
+    found = {int(state["candidate_ids"][row]): (int(counts[row]), int(state["candidate_order"][row])) for row in rows}
+    assert found == {-1: (3, 50), 900: (1, 51), 901: (2, 52)}
+    for row in rows:
+        bucket = int(bucket_of(state["candidate_ids"][row].view(1), 4, 0))
+        assert bucket * 8 <= row < bucket * 8 + 8
+    assert torch.equal(state["counters"], torch.arange(8))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda saved: saved["row_ids"].__setitem__(1, saved["row_ids"][0].item()), "duplicate_id"),
+        (lambda saved: saved["row_state"].__setitem__(5, 7), "torn_state"),
+        (lambda saved: saved.update(row_state=saved["row_state"][:-1]), "torn_state"),
+        (lambda saved: saved.pop("row_ids"), "torn_state"),
+        (lambda saved: saved.update(row_ids=saved["row_ids"].int()), "torn_state"),
+        (lambda saved: saved["row_ids"].__setitem__(0, 2), "dense_id"),
+    ],
+)
+def test_damage_is_still_noticed(damage: object, reason: str) -> None:
+    source, target = index_of(64, 1), index_of(128, 4, dense_rows=0 if reason != "dense_id" else 3)
+    if reason == "dense_id":
+        source = index_of(64, 1, dense_rows=3)
+    source.insert(torch.arange(100, 130))
+    saved = {name: value.clone() for name, value in source.state_dict().items()}
+    if reason == "dense_id":
+        saved["row_ids"][10] = 2
+    else:
+        damage(saved)
+    with pytest.raises(CheckpointError) as caught:
+        check_saved_index(target, fit_rows(target, saved)[0])
+    assert caught.value.reason == reason

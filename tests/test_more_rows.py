@@ -1,0 +1,181 @@
+"""A state with fewer rows in a bigger table: ids keep their weights and their optimizer's state, wherever they go."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import recfx
+from tests.checkpoint.training import KINDS, OnePart, Training, assert_same, batch
+
+BIGGER: dict[str, dict[str, Any]] = {
+    "same_buckets": {"rows": 333},
+    "more_buckets": {"rows": 500, "hashing": recfx.HashConfig(dense_rows=0, buckets=11)},
+    "one_bucket": {"rows": 101, "hashing": recfx.HashConfig(dense_rows=0, buckets=1)},
+}
+
+
+def source_of(kind: str) -> Training:
+    training = Training.build(kind, rows=100, model_class=OnePart)
+    training.steps(0, 4)
+    assert 20 < len(training.model.first.index("a")) < 90
+    return training
+
+
+def by_id(training: Training, value: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    rows = training.model.first.index("a").find(ids)
+    assert bool((rows >= 0).all())
+    return value.detach()[rows]
+
+
+def assert_by_id(source: Training, target: Training, initial: torch.Tensor, start: float) -> None:
+    """Same weights and state for every id; rows without an id as in a new table."""
+    ids, _ = source.model.first.index("a").items()
+    found, rows = target.model.first.index("a").items()
+    assert sorted(found.tolist()) == sorted(ids.tolist())
+    weights = [each.model.first.weight("a") for each in (source, target)]
+    assert torch.equal(by_id(source, weights[0], ids), by_id(target, weights[1], ids))
+    others = torch.ones(initial.shape[0], dtype=torch.bool)
+    others[rows] = False
+    assert torch.equal(weights[1][others], initial[others])
+    states = [each.model.first.fused_optimizers()["a"].state for each in (source, target)]
+    for name, value in states[0].items():
+        if value.dim() > 0:
+            assert torch.equal(by_id(source, value, ids), by_id(target, states[1][name], ids)), name
+            assert bool((states[1][name][others] == start).all()), name
+
+
+def assert_trains_alike(source: Training, target: Training) -> None:
+    for number in range(1, 4):  # ids that both know: new ones start differently in tables of different sizes
+        left, right = source.model(batch(number)), target.model(batch(number))
+        assert torch.equal(left, right)
+        for one in (left, right):
+            one.square().sum().backward()
+
+
+@pytest.mark.parametrize("shape", BIGGER)
+@pytest.mark.parametrize("kind", KINDS)
+def test_load_checkpoint(tmp_path: Path, kind: str, shape: str) -> None:
+    source = source_of(kind)
+    source.save(tmp_path)
+    target = Training.build(kind, seed=4, model_class=OnePart, **BIGGER[shape])
+    target.steps(8, 10)
+    initial = target.model.first.weight("a").detach().clone()
+    target.load(tmp_path)
+    assert_by_id(source, target, initial, KINDS[kind][1].get("initial_accumulator_value", 0.0))
+    assert_trains_alike(source, target)
+
+
+@pytest.mark.parametrize("shape", BIGGER)
+@pytest.mark.parametrize("kind", KINDS)
+def test_load_state_dict_of_model_and_fused_optimizer(kind: str, shape: str) -> None:
+    source = source_of(kind)
+    target = Training.build(kind, seed=4, model_class=OnePart, **BIGGER[shape])
+    target.steps(8, 10)
+    initial = target.model.first.weight("a").detach().clone()
+    target.model.load_state_dict(copy.deepcopy(source.model.state_dict()))
+    state = copy.deepcopy(source.model.first.fused_optimizer.state_dict())
+    target.model.first.fused_optimizer.load_state_dict(state)
+    assert_by_id(source, target, initial, KINDS[kind][1].get("initial_accumulator_value", 0.0))
+
+
+def test_fused_state_alone_does_not_say_where_its_rows_are() -> None:
+    source = source_of("adagrad")
+    target = Training.build(seed=4, model_class=OnePart, rows=333)
+    state = copy.deepcopy(source.model.first.fused_optimizer.state_dict())
+    target.steps(0, 1)
+
+    def refused() -> None:
+        before = target.everything()
+        with pytest.raises(recfx.CheckpointError, match="load the model's state") as caught:
+            target.model.first.fused_optimizer.load_state_dict(state)
+        assert caught.value.reason == "rows_mismatch"
+        assert_same(target.everything(), before)
+
+    refused()
+    target.model.load_state_dict(copy.deepcopy(source.model.state_dict()))
+    target.model.eval()(batch(0))
+    target.model.first.fused_optimizer.load_state_dict(state)
+    target.model.train()(batch(0))  # training may give the rows to others
+    refused()
+
+
+def test_dense_rows_stay() -> None:
+    hashing = recfx.HashConfig(dense_rows=20, buckets=2)
+    source, target = (Training.build(rows=rows, hashing=hashing, model_class=OnePart) for rows in (60, 200))
+    source.steps(0, 1)
+    target.model.load_state_dict(source.model.state_dict())
+    weights = [each.model.first.weight("a") for each in (source, target)]
+    assert torch.equal(weights[0][:20], weights[1][:20])
+    assert torch.equal(source.model.eval()(batch(0)), target.model.eval()(batch(0)))
+
+
+@pytest.mark.parametrize("load", ["state_dict", "checkpoint"])
+def test_a_bucket_that_is_too_small_changes_nothing(tmp_path: Path, load: str) -> None:
+    source = source_of("adam")
+    source.save(tmp_path)
+    target = Training.build(
+        "adam", rows=101, seed=4, hashing=recfx.HashConfig(dense_rows=0, buckets=100), model_class=OnePart
+    )
+    before = target.everything()
+    actions: dict[str, Callable[[], object]] = {
+        "state_dict": lambda: target.model.load_state_dict(source.model.state_dict()),
+        "checkpoint": lambda: target.load(tmp_path),
+    }
+    with pytest.raises(recfx.CheckpointError, match=r"more rows or fewer buckets than 100") as caught:
+        actions[load]()
+    assert (caught.value.reason, caught.value.module_path) == ("bucket_too_small", "a")
+    assert_same(target.everything(), before)
+
+
+def test_a_state_without_an_index_fills_the_first_rows(tmp_path: Path) -> None:
+    plain = OnePart(30)
+    recfx.save_checkpoint(plain, tmp_path)
+    for load in (
+        lambda each: each.load_state_dict(plain.state_dict()),
+        lambda each: recfx.load_checkpoint(each, tmp_path),
+    ):
+        model = recfx.convert(OnePart(30), hashing=recfx.HashConfig(rows=90))
+        model(batch(0))
+        tail = model.first.weight("a")[30:].detach().clone()
+        load(model)
+        assert torch.equal(model.first.weight("a")[:30], plain.first.embedding_bags["a"].weight)
+        assert torch.equal(model.first.weight("a")[30:], tail)
+        assert len(model.first.index("a")) == 0
+
+
+def test_assign_takes_the_moved_rows() -> None:
+    source = source_of("sgd")
+    target = Training.build("sgd", rows=333, seed=4, model_class=OnePart)
+    target.model.load_state_dict(source.model.state_dict(), assign=True)
+    ids, _ = source.model.first.index("a").items()
+    weights = [each.model.first.weight("a") for each in (source, target)]
+    assert torch.equal(by_id(source, weights[0], ids), by_id(target, weights[1], ids))
+
+
+def test_a_table_on_meta_has_no_rows_to_put_between() -> None:
+    source = source_of("sgd")
+    target = Training.build("sgd", rows=333, model_class=OnePart).model.to("meta")
+    with pytest.raises(recfx.CheckpointError, match="meta") as caught:
+        target.load_state_dict(source.model.state_dict(), assign=True)
+    assert caught.value.reason == "rows_mismatch"
+
+
+def test_an_ordinary_optimizer_does_not_follow(tmp_path: Path) -> None:
+    source, target = (recfx.convert(OnePart(rows), hashing=recfx.HashConfig(dense_rows=0)) for rows in (100, 200))
+    optimizers = [torch.optim.Adam(each.parameters()) for each in (source, target)]
+    source(batch(0)).sum().backward()
+    optimizers[0].step()
+    recfx.save_checkpoint(source, tmp_path, optimizer=optimizers[0])
+    before = copy.deepcopy(dict(target.state_dict()))
+    with pytest.raises(recfx.CheckpointError, match="only fused optimizers follow") as caught:
+        recfx.load_checkpoint(target, tmp_path, optimizer=optimizers[1])
+    assert caught.value.reason == "checkpoint_mismatch"
+    assert_same(dict(target.state_dict()), before)
+    recfx.load_checkpoint(target, tmp_path)
+    assert torch.equal(source.eval()(batch(0)), target.eval()(batch(0)))
