@@ -17,11 +17,12 @@ from recfx.errors import CheckpointError
 from recfx.hashing import state
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.index import HashIndex
-from recfx.kernels import hash_index
+from recfx.kernels import buckets
+from recfx.kernels.index_buffers import FREED, NEVER_USED
 
 # How the buffers are called that have one value a row: of the id that has the row, and of the candidate at its place.
 _ROWS, _CANDIDATES = "row_", "candidate_"
-_NO_ROW = (0, 2)  # row_state: free and never used, free but used before
+_NO_ROW = (NEVER_USED, FREED)
 
 
 def saved_names(index: HashIndex) -> tuple[str, ...]:
@@ -40,7 +41,7 @@ def check_saved_index(index: HashIndex, saved: Mapping[str, object]) -> None:
     Raises:
         CheckpointError: as ``state.buffers_from_state``.
     """
-    state.buffers_from_state(index.config, index.name, saved.get(state.ROW_IDS), saved.get(state.ROW_STATE))
+    state.buffers_from_state(index.config, index.name, saved)
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
         CheckpointError: ``bucket_too_small``: a bucket of the bigger table has fewer rows than it has ids.
     """
     rows, config = index.config.rows, index.config
-    aligned = {name: saved.get(name) for name in row_aligned_names(index)}
-    ids, row_state = aligned[state.ROW_IDS], aligned[state.ROW_STATE]
+    aligned = {name: saved[name] for name in row_aligned_names(index) if saved.get(name) is not None}
+    ids, row_state = aligned.get("row_ids"), aligned.get("row_state")
     tensors = {name: value for name, value in aligned.items() if isinstance(value, Tensor) and _is_column(value)}
     if not isinstance(ids, Tensor) or not isinstance(row_state, Tensor) or len(tensors) != len(aligned):
         return dict(saved), None
@@ -97,13 +98,16 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
         taken &= row_state != free
     moves = {_ROWS: _move(ids, taken, config, index.name, "ids")}
     counts = aligned.get(_CANDIDATES + "counts")
-    if isinstance(counts, Tensor):
-        waiting = aligned[_CANDIDATES + "ids"]
-        assert isinstance(waiting, Tensor)
+    waiting = aligned.get(_CANDIDATES + "ids")
+    if isinstance(counts, Tensor) and isinstance(waiting, Tensor):
         moves[_CANDIDATES] = _move(waiting, counts != 0, config, index.name, "candidates")
     fitted = dict(saved)
     for name, value in tensors.items():
+        if name.startswith(_CANDIDATES) and _CANDIDATES not in moves:
+            continue  # half of them: check_saved_index says so
         target = value.new_full((rows,), -1 if name.endswith("_ids") else 0, device="cpu")
+        if name == "row_state":  # the weights of rows without an id stay, and with them what is known of these rows
+            target[index.row_state != NEVER_USED] = FREED
         fitted[name] = moves[_CANDIDATES if name.startswith(_CANDIDATES) else _ROWS].apply(value, target)
     return fitted, moves[_ROWS]
 
@@ -116,9 +120,9 @@ def _move(ids: Tensor, taken: Tensor, config: ResolvedHashConfig, name: str, wha
     ids, taken = ids.detach().cpu(), taken.cpu()
     dense = min(config.dense_rows, ids.numel())
     old = dense + torch.nonzero(taken[dense:]).squeeze(1)
-    bucket, order = torch.sort(hash_index.bucket_of(ids[old], config.buckets, config.seed), stable=True)
+    bucket, order = torch.sort(buckets.bucket_of(ids[old], config.buckets, config.seed), stable=True)
     borders = torch.arange(config.buckets + 1, device="cpu")
-    begins = hash_index.bucket_begins(borders, config.rows, config.dense_rows, config.buckets)
+    begins = buckets.bucket_begins(borders, config.rows, config.dense_rows, config.buckets)
     first = torch.searchsorted(bucket, borders[:-1])
     new = begins[bucket] + torch.arange(old.numel(), device="cpu") - first[bucket]
     beyond = torch.nonzero(new >= begins[bucket + 1]).squeeze(1)

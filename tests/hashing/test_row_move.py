@@ -10,7 +10,7 @@ import torch
 from recfx.errors import CheckpointError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.hashing.row_move import check_saved_index, fit_rows
-from recfx.kernels.hash_index import bucket_begin, bucket_of
+from recfx.kernels.buckets import bucket_begin, bucket_of
 
 
 def index_of(rows: int, buckets: int, dense_rows: int = 0, seed: int = 0) -> HashIndex:
