@@ -127,7 +127,7 @@ def _indexes(tables: list[TableReport]) -> Table:
     for one in shown:
         grid.add_row(*index_row(one, wording.count))
     if len(shown) < len(tables):
-        grid.add_row(f"... {len(tables) - len(shown):,} more, less full")
+        grid.add_row(f"... {len(tables) - len(shown):,} more")
     return grid
 
 
