@@ -1,7 +1,7 @@
 """Whether an index has rows enough, from what it has counted: forecasts, and how many rows would do.
 
-Everything counted is counted since the index was built, or since the state that it was loaded from was begun: what is
-said of a batch is the mean over all of them.
+Counted is all training since the index was built; a state brings the counts that were saved with it. What is said of
+a batch is the mean over all of them.
 """
 
 from __future__ import annotations

@@ -181,6 +181,7 @@ def test_the_rules_and_counts_of_an_index(large: Report) -> None:
     assert "index: 0 ids, 0.0%, evict lfu, admit after 3, unseen share" in page
     for name in (*INDEX_COLUMNS, "usable", "room", "batches until full", "suggested rows"):
         assert f"<th>{name}</th>" in page
+    assert "<td>100.0%</td><td>100</td><td></td><td></td>" in page
     names = [line.split("|")[0].strip() for line in str(large).splitlines() if line.count("|") == 10]
     assert names == ["table", "t0", "t1", "t2", "... 997 more"]
 
