@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -9,7 +10,9 @@ from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, BaseEmbedding
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 
 from recfx.collection import HashEmbeddingBagCollection
+from recfx.inspect import capacity
 from recfx.inspect.facts import TableFacts, table_facts
+from recfx.inspect.index_facts import IndexFacts
 from recfx.inspect.reasons import table_reasons, type_name
 from recfx.inspect.report import NodeReport, PassReport
 from recfx.inspect.table_report import HashingReport, TableReport
@@ -79,27 +82,42 @@ def _table(facts: TableFacts) -> TableReport:
 
 
 def _hashing(facts: TableFacts) -> HashingReport:
-    config, occupancy = facts.spec.hashing, facts.occupancy
+    config, index = facts.spec.hashing, facts.index_facts
     if config is None:
         return HashingReport("static")
     if facts.index is None:
         return HashingReport("adopted", rows=config.rows, dense_rows=config.dense_rows)
-    return HashingReport(
+    found = HashingReport(
         "index",
         rows=config.rows,
         dense_rows=config.dense_rows,
         buckets=config.buckets,
         on_full=config.on_full,
+        evict=config.evict if config.evicts else "",
+        admit_after=config.admit_after,
         unseen=config.unseen,
         seed=config.seed,
-        ids_held=None if occupancy is None else occupancy.taken,
-        occupancy=None if occupancy is None else occupancy.taken / occupancy.rows,
-        worst_bucket=None if occupancy is None else occupancy.worst_bucket,
-        worst_bucket_occupancy=(
-            None if occupancy is None else occupancy.worst_bucket_taken / occupancy.worst_bucket_rows
-        ),
-        counters=tuple(facts.counters.items()),
     )
+    return found if index is None else replace(found, **_index(index))
+
+
+def _index(index: IndexFacts) -> dict[str, Any]:
+    """The fields of a :class:`HashingReport` that an index with data fills."""
+    occupancy = index.occupancy
+    return {
+        "ids_held": occupancy.taken,
+        "occupancy": occupancy.taken / occupancy.rows,
+        "worst_bucket": occupancy.worst_bucket,
+        "worst_bucket_occupancy": occupancy.worst_bucket_taken / occupancy.worst_bucket_rows,
+        "counters": tuple(index.counters.items()),
+        "candidates": None if index.candidates is None else index.candidates.waiting,
+        "longest_probe": index.longest_probe,
+        "index_bytes": index.bytes,
+        "usable_share": index.usable_share,
+        "room": int(index.room),
+        "batches_until_full": capacity.batches_until_full(index),
+        "suggested_rows": capacity.suggested_rows(index),
+    }
 
 
 def _optimizer(facts: TableFacts) -> str:

@@ -10,7 +10,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
-from recfx.hashing.index import Occupancy
+from recfx.inspect.index_facts import IndexFacts
 from recfx.ir.tables import TableSpec
 from recfx.lowering.registry import Declined, select_backend
 from recfx.nodes import Lookup
@@ -44,7 +44,7 @@ class TableFacts:
         bag: what holds the weight.
         weight: the ``[rows, dim]`` parameter.
         index: None where ids are rows.
-        occupancy: how full the index is; None without one, and on meta.
+        index_facts: what the index shows of itself; None without one, and on meta.
         kernel: what serves its lookup.
         optimizer: fused, in backward but not fused, or None.
         existed: whether the table was there before recfx: converted, not built directly.
@@ -56,15 +56,10 @@ class TableFacts:
     bag: nn.EmbeddingBag
     weight: nn.Parameter
     index: HashIndex | None
-    occupancy: Occupancy | None
+    index_facts: IndexFacts | None
     kernel: Kernel
     optimizer: FusedOptimizer | NotFused | None
     existed: bool
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """Of the index; empty where there is none to read."""
-        return {} if self.index is None or self.occupancy is None else self.index.counters
 
 
 def table_facts(island: HashEmbeddingBagCollection, path: str, existed: bool) -> list[TableFacts]:
@@ -90,7 +85,7 @@ def table_facts(island: HashEmbeddingBagCollection, path: str, existed: bool) ->
                 bag=bag,
                 weight=island.weight(spec.name),
                 index=index,
-                occupancy=None if index is None or index.bucket_taken.is_meta else index.occupancy(),
+                index_facts=None if index is None else IndexFacts.of(index),
                 kernel=kernels[spec.name],
                 optimizer=_optimizer(island, spec.name, island.weight(spec.name)),
                 existed=existed,

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from html import escape
 
 from recfx.inspect import wording
+from recfx.inspect.index_columns import INDEX_COLUMNS, has_index, index_row
 from recfx.inspect.report import CollectionReport, Report
-from recfx.inspect.table_report import Reason
+from recfx.inspect.table_report import Reason, TableReport
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 84em; padding: 0 1em; color: #1c1c1c; }
@@ -24,6 +25,7 @@ _TABLE_COLUMNS = (
     "table", "features", "rows", "dim", "pooling", "type", "device", "size",
     "hashing", "kernel", "passed over", "optimizer", "reasons",
 )  # fmt: skip
+_FORECAST_COLUMNS = ("usable", "room", "batches until full", "suggested rows")
 _NODE_COLUMNS = ("node", "kind", "shape", "bytes", "type", "device", "kernel", "made by")
 
 
@@ -65,6 +67,11 @@ def _details(collection: CollectionReport) -> list[str]:
     parts = [f"<h2>{escape(wording.name_of(collection.path))}</h2>"]
     if collection.tables:
         parts.append(_table(_TABLE_COLUMNS, _table_rows(collection)))
+    if indexed := [table for table in collection.tables if has_index(table)]:
+        columns = (*INDEX_COLUMNS, *_FORECAST_COLUMNS)
+        parts.append(
+            _table(columns, ((*index_row(table, "{:,}".format), *_forecast_cells(table)) for table in indexed))
+        )
     if collection.nodes:
         rows = (
             (
@@ -104,6 +111,14 @@ def _table_rows(collection: CollectionReport) -> Iterable[tuple[str, ...]]:
             one.optimizer,
             ", ".join(reason.code for reason in one.reasons),
         )
+
+
+def _forecast_cells(table: TableReport) -> tuple[str, ...]:
+    found = table.hashing
+    assert found is not None
+    numbers = (found.room, found.batches_until_full, found.suggested_rows)
+    usable = "" if found.usable_share is None else wording.share(found.usable_share)
+    return usable, *("" if number is None else f"{number:,}" for number in numbers)
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

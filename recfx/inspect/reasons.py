@@ -1,4 +1,7 @@
-"""What is worth saying of a table: one small rule each, in one literal list. Nothing to say gives no line."""
+"""What is worth saying of a table: one small rule each, in one literal list. Nothing to say gives no line.
+
+What an index has to say stands in ``capacity_reasons.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,18 @@ from collections.abc import Callable
 
 from torchrec.modules.embedding_configs import data_type_to_dtype
 
+from recfx.inspect.capacity_reasons import index_reasons
 from recfx.inspect.facts import TableFacts
 from recfx.inspect.table_report import Reason
 from recfx.training.fused_optimizer import FusedOptimizer
 from recfx.training.in_backward import NotFused
-
-NEARLY_FULL = 0.9
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def table_reasons(table: TableFacts) -> tuple[Reason, ...]:
     """Every rule's answer for one table."""
-    return tuple(reason for rule in _RULES if (reason := rule(table)) is not None)
+    return tuple(reason for rule in _RULES if (reason := rule(table)) is not None) + index_reasons(table)
 
 
 def backend_unusable(table: TableFacts) -> Reason | None:
@@ -83,7 +85,8 @@ def init_fn_rows(table: TableFacts) -> Reason | None:
     return Reason(
         "init_fn_rows",
         table.module_path,
-        "the table has an init_fn of its own: a new id starts from what its row holds, so it depends on the row.",
+        "the table has an init_fn of its own: it fills the rows when the table is built, and again, rows together, "
+        "when they are re-used, so a new id's first weights depend on its row and on the order in which ids come.",
         "leave init_fn out to have initial weights that depend on the id alone.",
         "info",
     )
@@ -113,37 +116,6 @@ def table_hook_not_called(table: TableFacts) -> Reason | None:
     return Reason("table_hook_not_called", table.module_path, message, advice, "warning")
 
 
-def unseen_answers(table: TableFacts) -> Reason | None:
-    """Ids without a row were read in eval mode."""
-    count = table.counters.get("unseen_answers", 0)
-    if count == 0:
-        return None
-    message = f"{count:,} ids had no row in eval mode and read zeros ({table.counters['ids_seen']:,} ids seen in all)."
-    return Reason("unseen_answers", table.module_path, message, "train on them, or use unseen='share'.", "info")
-
-
-def shared_answers(table: TableFacts) -> Reason | None:
-    """Ids without a row were answered by a row that is not theirs alone."""
-    count = table.counters.get("shared_answers", 0)
-    if count == 0:
-        return None
-    message = f"{count:,} of {table.counters['ids_seen']:,} ids had no row of their own and read a shared one."
-    return Reason("shared_answers", table.module_path, message, "give the table more rows.", "info")
-
-
-def index_nearly_full(table: TableFacts) -> Reason | None:
-    """The fullest bucket has hardly a row left."""
-    found = table.occupancy
-    if found is None or table.index is None or found.worst_bucket_taken < NEARLY_FULL * found.worst_bucket_rows:
-        return None
-    message = (
-        f"bucket {found.worst_bucket} has {found.worst_bucket_taken:,} of {found.worst_bucket_rows:,} rows taken; "
-        f"in all {found.taken:,} of {found.rows:,}; on_full={table.index.config.on_full!r} comes next."
-    )
-    advice = f"convert with HashConfig(rows={table.spec.num_embeddings + found.rows:_}) or more."
-    return Reason("index_nearly_full", table.module_path, message, advice, "warning")
-
-
 def type_name(dtype: object) -> str:
     """``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
@@ -158,7 +130,4 @@ _RULES: tuple[Callable[[TableFacts], Reason | None], ...] = (
     init_fn_rows,
     data_type_not_honoured,
     table_hook_not_called,
-    unseen_answers,
-    shared_answers,
-    index_nearly_full,
 )

@@ -39,13 +39,23 @@ class HashingReport:
         dense_rows: ids below are their own row.
         buckets: pieces that the other rows are cut into.
         on_full: what a new id gets whose bucket is full.
-        unseen: what an id without a row reads in eval mode.
+        evict: who goes; ``""`` where nobody does.
+        admit_after: sightings before an id gets a row.
+        unseen: what an id without a row reads in eval mode, or before it is admitted.
         seed: of buckets, shared rows and initial rows.
         ids_held: ids that have a row in the index; None on meta.
         occupancy: share of the index's rows that are taken.
         worst_bucket: number of the fullest bucket.
         worst_bucket_occupancy: share of that bucket's rows that are taken.
-        counters: (name, count) since the index was built.
+        counters: (name, count), what has happened so far; see :attr:`HashIndex.counters`.
+        candidates: ids that were seen but not admitted; None with ``admit_after=1``.
+        longest_probe: slots that the slowest lookup looks at.
+        index_bytes: of the index, without the weight.
+        usable_share: of the index's rows, that are expected to be taken when the first id meets a full bucket.
+        room: new ids that are expected to fit before one meets a full bucket.
+        batches_until_full: batches until then at the mean pace so far: a lower estimate where fewer and fewer ids are
+            new, an upper one where more and more are. None before training, and with ``on_full="evict"``.
+        suggested_rows: for ``HashConfig.rows``, with the buckets that it has; None where nothing asks for more.
     """
 
     mode: str
@@ -53,6 +63,8 @@ class HashingReport:
     dense_rows: int | None = None
     buckets: int | None = None
     on_full: str = ""
+    evict: str = ""
+    admit_after: int | None = None
     unseen: str = ""
     seed: int | None = None
     ids_held: int | None = None
@@ -60,6 +72,13 @@ class HashingReport:
     worst_bucket: int | None = None
     worst_bucket_occupancy: float | None = None
     counters: tuple[tuple[str, int], ...] = ()
+    candidates: int | None = None
+    longest_probe: int | None = None
+    index_bytes: int | None = None
+    usable_share: float | None = None
+    room: int | None = None
+    batches_until_full: int | None = None
+    suggested_rows: int | None = None
 
 
 @dataclass(frozen=True)

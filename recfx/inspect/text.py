@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recfx.inspect import wording
+from recfx.inspect.index_columns import INDEX_COLUMNS, has_index, index_row
 from recfx.inspect.report import CollectionReport, Report
 from recfx.inspect.table_report import Reason, TableReport
 
@@ -87,6 +88,8 @@ def _details(collection: CollectionReport) -> list[RenderableType]:
         Text(f"\n{wording.name_of(collection.path)}: {collection.status}, {_totals(collection.tables)}"),
         _tables(collection.tables),
     ]
+    if indexed := [table for table in collection.tables if has_index(table)]:
+        parts += [Text("  indexes, with what they have counted so far"), _indexes(indexed)]
     if collection.nodes:
         sizes = _grid("node", "shape", "bytes", "kernel", "made by")
         for node in collection.nodes[: 2 * _FEW]:
@@ -115,6 +118,21 @@ def _tables(tables: tuple[TableReport, ...]) -> Table:
         others = [one for group in groups[_MOST_GROUPS:] for one in group]
         grid.add_row(f"... {len(others):,} others", *[""] * 5, wording.size(sum(one.bytes for one in others)))
     return grid
+
+
+def _indexes(tables: list[TableReport]) -> Table:
+    """The fullest ones, where there are many."""
+    grid = _grid(*INDEX_COLUMNS)
+    shown = tables if len(tables) <= _FEW else sorted(tables, key=_fullness, reverse=True)[:_EXAMPLES]
+    for one in shown:
+        grid.add_row(*index_row(one, wording.count))
+    if len(shown) < len(tables):
+        grid.add_row(f"... {len(tables) - len(shown):,} more")
+    return grid
+
+
+def _fullness(table: TableReport) -> float:
+    return 0.0 if table.hashing is None else table.hashing.worst_bucket_occupancy or 0.0
 
 
 def _examples(collections: list[CollectionReport]) -> list[CollectionReport]:
@@ -152,7 +170,7 @@ def _groups(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> list[li
 def _grid(*columns: str) -> Table:
     grid = Table(box=box.ASCII, padding=(0, 1), pad_edge=False, show_edge=False)
     for column in columns:
-        right = column in ("rows", "dim", "size", "tables")
+        right = column in ("rows", "dim", "size", "tables", *INDEX_COLUMNS[1:])
         grid.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=right)
     return grid
 

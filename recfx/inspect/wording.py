@@ -54,6 +54,18 @@ def size(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
 
 
+def count(number: int) -> str:
+    """``99,999``, then ``100k``, ``1.23M``: at most seven letters."""
+    if number < 100_000:
+        return f"{number:,}"
+    amount, unit = number / 1000, "k"
+    for larger in ("M", "G", "T"):
+        if amount < 999.5:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.0f}{unit}" if amount >= 99.95 else f"{amount:.3g}{unit}"
+
+
 def share(part: float) -> str:
     """``12.3%``."""
     return f"{100 * part:.1f}%"
@@ -67,8 +79,7 @@ def hashing(found: HashingReport | None) -> str:
     if found.ids_held is None or found.occupancy is None or found.worst_bucket_occupancy is None:
         return f"index{dense}, not allocated"
     worst = f", worst bucket {share(found.worst_bucket_occupancy)}" if (found.buckets or 1) > 1 else ""
-    policy = "" if found.on_full == "error" else f", {found.on_full}"
-    return f"index{dense}: {found.ids_held:,} ids, {share(found.occupancy)}{worst}{policy}"
+    return f"index{dense}: {found.ids_held:,} ids, {share(found.occupancy)}{worst}{_rules(found)}"
 
 
 def optimizer(table: TableReport) -> str:
@@ -94,6 +105,14 @@ def listed(names: tuple[str, ...], most: int = 3) -> str:
     """The first few of many names, and how many more."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _rules(found: HashingReport) -> str:
+    """``, evict lru, admit after 3, unseen share``: what differs from the defaults."""
+    full = "" if found.on_full == "error" else f", {found.on_full} {found.evict}".rstrip()
+    admits = f", admit after {found.admit_after}" if (found.admit_after or 1) > 1 else ""
+    unseen = "" if found.unseen == "zeros" else f", unseen {found.unseen}"
+    return full + admits + unseen
 
 
 _STATUS_ORDER = ("converted", "convertible", "kept", "refused")

@@ -72,20 +72,33 @@ def test_dlrm_after_conversion_with_an_index() -> None:
         dense_rows=0,
         buckets=1,
         on_full="error",
+        admit_after=1,
         unseen="zeros",
         seed=0,
         ids_held=4,
         occupancy=0.04,
         worst_bucket=0,
         worst_bucket_occupancy=0.04,
-        counters=(("ids_seen", 8), ("inserted", 4), ("shared_answers", 0), ("unseen_answers", 1)),
+        counters=(
+            ("batches", 1),
+            ("ids_seen", 8),
+            ("inserted", 4),
+            ("evicted", 0),
+            ("shared_answers", 0),
+            ("unseen_answers", 1),
+        ),
+        longest_probe=1,
+        index_bytes=5092,
+        usable_share=1.0,
+        room=96,
+        batches_until_full=24,
     )
     assert codes(report.reasons) == [
         ("warning", "weights_not_used", f"{DLRM_PATH}.embedding_bags.t0"),
         ("warning", "weights_not_used", f"{DLRM_PATH}.embedding_bags.t1"),
         ("info", "unseen_answers", f"{DLRM_PATH}.embedding_bags.t0"),
     ]
-    assert report.reasons[2].message == "1 ids had no row in eval mode and read zeros (8 ids seen in all)."
+    assert report.reasons[2].message == "1 of 4 (25.0%) ids seen in eval mode had no row and read zeros."
     assert report.ok
     nodes = [(node.kind, str(node.bytes), node.made_by, node.kernel) for node in found.nodes]
     assert nodes == [

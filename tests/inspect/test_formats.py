@@ -44,8 +44,10 @@ def test_json_is_complete_and_in_order() -> None:
     assert list(found["reasons"][0]) == fields(Reason)
     assert list(found["verification"]) == fields(Verification)
     assert one["tables"][0]["hashing"]["counters"] == {
+        "batches": 0,
         "ids_seen": 0,
         "inserted": 0,
+        "evicted": 0,
         "shared_answers": 0,
         "unseen_answers": 0,
     }

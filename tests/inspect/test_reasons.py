@@ -1,4 +1,7 @@
-"""One test a reason code: it appears where it should, with what it should say, and not where it should not."""
+"""One test a reason code: it appears where it should, with what it should say, and not where it should not.
+
+Those of an index are in ``test_capacity.py``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torchrec import EmbeddingBagCollection
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig, convert
+from recfx import HashConfig, convert
 from recfx.inspect import Reason, explain
 from tests.inspect.models import Wrapped, batch, collection, config
 
@@ -122,6 +125,8 @@ def test_weights_not_used_and_init_fn_rows() -> None:
         ("warning", "weights_not_used", "inner.embedding_bags.t0"),
         ("info", "init_fn_rows", "inner.embedding_bags.t1"),
     ]
+    (reason,) = only(converted, "init_fn_rows")
+    assert "again, rows together, when they are re-used" in reason.message
     assert [table.custom_init_fn for table in explain(converted).collections[0].tables] == [False, True, False]
 
 
@@ -151,51 +156,3 @@ def test_table_hook_not_called(register: str) -> None:
     assert found == ("table_hook_not_called", "warning", "inner.embedding_bags.t1")
     model(batch([1, 2, 3, 4]))
     assert called == []  # what the report says is so
-
-
-def indexed(**hashing: Any) -> Wrapped:
-    """Ten rows, all of them the index's."""
-    table = HashEmbeddingBagConfig(
-        name="t0", embedding_dim=8, num_embeddings=10, feature_names=["f0"], hashing=HashConfig(**hashing)
-    )
-    return Wrapped(HashEmbeddingBagCollection(tables=[table]))
-
-
-def test_unseen_answers() -> None:
-    model = indexed()
-    model(batch([1, 2], features=1))
-    assert explain(model).reasons == ()
-    model.eval()(batch([1, 3, 4, 5], features=1))
-    (reason,) = explain(model).reasons
-    assert (reason.code, reason.severity) == ("unseen_answers", "info")
-    assert reason.message.startswith("3 ids had no row in eval mode and read zeros (6 ids seen")
-
-
-def test_shared_answers_and_nearly_full() -> None:
-    model = indexed(on_full="share")
-    model(batch(list(range(20, 28)), features=1))
-    assert explain(model).reasons == ()  # 8 of 10
-    model(batch([28, 20], features=1))
-    (reason,) = explain(model).reasons
-    assert (reason.code, reason.severity) == ("index_nearly_full", "warning")
-    assert reason.message == "bucket 0 has 9 of 10 rows taken; in all 9 of 10; on_full='share' comes next."
-    assert reason.what_to_do == "convert with HashConfig(rows=20) or more."
-    model(batch([29, 30], features=1))
-    found = {reason.code: reason.message for reason in explain(model).reasons}
-    assert set(found) == {"index_nearly_full", "shared_answers"}
-    assert found["shared_answers"].startswith("1 of 12 ids")
-
-
-def test_worst_bucket_counts_not_the_mean() -> None:
-    model = indexed(buckets=2)
-    index = model.inner.hash_indexes["t0"]
-    buckets = [
-        [value for value in range(40) if int(index.shared_rows(torch.tensor([value]))) // 5 == b] for b in (0, 1)
-    ]
-    index.find_or_insert(torch.tensor(buckets[1][:5]))  # one bucket full, the other empty
-    (table,) = explain(model).collections[0].tables
-    assert table.hashing is not None
-    assert (table.hashing.occupancy, table.hashing.worst_bucket, table.hashing.worst_bucket_occupancy) == (0.5, 1, 1.0)
-    assert [reason.message for reason in table.reasons] == [
-        "bucket 1 has 5 of 5 rows taken; in all 5 of 10; on_full='error' comes next."
-    ]

@@ -11,7 +11,8 @@ from torchrec import EmbeddingBagCollection
 from torchrec.modules.embedding_configs import PoolingType
 
 from recfx import HashConfig, convert
-from recfx.inspect import Reason, Report, explain
+from recfx.inspect import Reason, Report, explain, wording
+from recfx.inspect.index_columns import INDEX_COLUMNS
 from recfx.inspect.text import WIDTH
 from tests.inspect.models import OwnForward, Wrapped, collection, config, towers
 
@@ -49,6 +50,10 @@ table | features | rows | dim | pooling | type    |    size | hashing           
 ------+----------+------+-----+---------+---------+---------+--------------------+--------+------------
 t0    | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB | adopted            | fbgemm | weight.grad
 t1    | f1       |  100 |   8 | SUM     | float32 | 3.1 KiB | index: 2 ids, 2.0% | fbgemm | weight.grad
+  indexes, with what they have counted so far
+table | batches | ids seen | inserted | evicted | shared | unseen | waiting | worst bucket | probe | bytes/row
+------+---------+----------+----------+---------+--------+--------+---------+--------------+-------+----------
+t1    |       2 |        4 |        2 |       0 |      0 |      0 |         |      0: 2.0% |     1 |      50.9
   sizes, in B (batch size) and L_f (mean number of ids a sample of feature f)
 node                 | shape             | bytes             | kernel | made by
 ---------------------+-------------------+-------------------+--------+------------------
@@ -167,6 +172,36 @@ def test_many_collections_are_summarised() -> None:
     assert "... and 57 more collections, 57 tables" in text
     assert "\n60: refused, 1 table" in text  # the odd one out is shown
     assert len(text.splitlines()) < 90
+
+
+def test_the_rules_and_counts_of_an_index(large: Report) -> None:
+    rules = HashConfig(dense_rows=0, on_full="evict", evict="lfu", admit_after=3, unseen="share")
+    model = convert(Wrapped(collection(1)), hashing=rules)
+    page = explain(model).to_html()
+    assert "index: 0 ids, 0.0%, evict lfu, admit after 3, unseen share" in page
+    for name in (*INDEX_COLUMNS, "usable", "room", "batches until full", "suggested rows"):
+        assert f"<th>{name}</th>" in page
+    assert "<td>100.0%</td><td>100</td><td></td><td></td>" in page
+    names = [line.split("|")[0].strip() for line in str(large).splitlines() if line.count("|") == 10]
+    assert names == ["table", "t0", "t1", "t2", "... 997 more"]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (99_999, "99,999"),
+        (100_000, "100k"),
+        (999_499, "999k"),
+        (999_500, "1M"),
+        (1_234_567, "1.23M"),
+        (12_345_678, "12.3M"),
+        (123_456_789_012, "123G"),
+        (5 * 10**15, "5000T"),
+    ],
+)
+def test_counts_stay_short(number: int, text: str) -> None:
+    assert wording.count(number) == text
 
 
 def test_many_different_messages_are_cut_after_a_few() -> None:

@@ -1,0 +1,83 @@
+"""Whether an index has rows enough, from what it has counted: forecasts, and how many rows would do.
+
+Counted is all training since the index was built; a state brings the counts that were saved with it. What is said of
+a batch is the mean over all of them.
+"""
+
+from __future__ import annotations
+
+from recfx.hashing.usable_share import rows_for
+from recfx.inspect.index_facts import IndexFacts
+
+NEARLY_FULL = 0.8  # of the ids that are expected to fit; ids that come at an equal pace leave a quarter of it all
+COMFORTABLE = 0.7  # share of the usable rows that may be taken in an index of the suggested size
+CHURN = 0.1  # share of sightings that took somebody else's row
+
+
+def suggested_rows(index: IndexFacts) -> int | None:
+    """Physical rows that the table should have, with the buckets that it has; never fewer than now. None: no more.
+
+    ``on_full="error"``, and ``"share"`` as long as nothing is shared: so that the ids held now, and as many again as
+    came at the mean pace, take 70 % of the usable rows: room for twice the batches so far, or more. ``"share"``: the
+    ids without a row are not counted, their sightings are; see ``_ids_sharing``. ``"evict"``: twice the rows.
+    """
+    config, taken = index.config, index.occupancy.taken
+    if churns(index):
+        wanted = 2 * config.index_rows
+    elif index.trained["shared_answers"] > 0:
+        wanted = rows_for(taken + _ids_sharing(index), config.buckets, COMFORTABLE)
+    elif nearly_full(index):
+        wanted = rows_for(taken + min(index.trained["inserted"], taken), config.buckets, COMFORTABLE)
+    else:
+        return None
+    return config.dense_rows + max(wanted, config.index_rows)
+
+
+def nearly_full(index: IndexFacts) -> bool:
+    """Whether most of the ids that are expected to fit are there. An index that evicts is meant to be full."""
+    taken = index.occupancy.taken
+    return not index.config.evicts and taken >= NEARLY_FULL * (taken + index.room)
+
+
+def new_ids_a_batch(index: IndexFacts) -> float:
+    """Mean number of ids that a batch of training has added so far; erased ids do not count. 0 before the first."""
+    added = min(index.trained["inserted"], index.occupancy.taken)
+    return added / max(index.trained["batches"], 1)
+
+
+def batches_until_full(index: IndexFacts) -> int | None:
+    """About how many more batches fit before an id meets a full bucket, at the mean pace so far.
+
+    A lower estimate where fewer and fewer ids are new, as is usual; an upper one where more and more are. None where
+    nothing was added yet, and where rows are evicted.
+    """
+    pace = new_ids_a_batch(index)
+    return None if index.config.evicts or pace == 0 else int(index.room / pace)
+
+
+def churns(index: IndexFacts) -> bool:
+    """Whether ids lose their rows about as fast as others get them.
+
+    Every row has changed hands once on average, so that it is not the filling that is seen, and of all sightings a
+    tenth or more evicted an id.
+    """
+    evicted = index.trained["evicted"]
+    return evicted >= index.config.index_rows and evicted >= CHURN * index.trained["ids_seen"]
+
+
+def batches_kept(index: IndexFacts) -> float:
+    """For how many batches an id keeps its row, on average: rows by evictions a batch.
+
+    J. D. C. Little, "A proof for the queuing formula L = lambda W", Operations Research 9 (1961), 383-387.
+    """
+    return index.config.index_rows * index.trained["batches"] / max(index.trained["evicted"], 1)
+
+
+def _ids_sharing(index: IndexFacts) -> int:
+    """About how many ids share rows: as many times the ids held as their sightings are those of the ids held.
+
+    A lower estimate, because rare ids come later than common ones; doubled at least, and at most one id a sighting.
+    """
+    shared, taken = index.trained["shared_answers"], index.occupancy.taken
+    alone = max(index.trained["ids_seen"] - shared, 1)
+    return min(shared, max(taken, taken * shared // alone))

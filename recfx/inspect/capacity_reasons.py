@@ -1,0 +1,138 @@
+"""What is worth saying of an index: that it fills, shares, evicts, forgets. One small rule each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from recfx.inspect import capacity
+from recfx.inspect.facts import TableFacts
+from recfx.inspect.index_facts import IndexFacts
+from recfx.inspect.table_report import Reason
+from recfx.training.fused_optimizer import FusedOptimizer
+
+MUCH_SHARED = 0.01  # of the sightings in training
+
+
+def index_reasons(table: TableFacts) -> tuple[Reason, ...]:
+    """Every rule's answer for one table; none without an index."""
+    index = table.index_facts
+    if index is None:
+        return ()
+    return tuple(reason for rule in _RULES if (reason := rule(table, index)) is not None)
+
+
+def evict_needs_fused_optimizer(table: TableFacts, index: IndexFacts) -> Reason | None:
+    """Training would raise this."""
+    if not index.config.evicts or not table.weight.requires_grad or isinstance(table.optimizer, FusedOptimizer):
+        return None
+    return Reason(
+        "evict_needs_fused_optimizer",
+        table.module_path,
+        "the table evicts ids, but no fused optimizer steps it: training will raise, because what another optimizer "
+        "holds for a row would go over to the row's next id.",
+        "attach SGD, Adagrad, RowWiseAdagrad or Adam to the table's parameter with torchrec's "
+        "apply_optimizer_in_backward; after the conversion will do.",
+        "warning",
+    )
+
+
+def index_nearly_full(table: TableFacts, index: IndexFacts) -> Reason | None:
+    """Soon an id will meet a bucket without a free row. Where that has happened, ``shared_answers`` says so."""
+    if not capacity.nearly_full(index) or index.trained["shared_answers"] > 0:
+        return None
+    found = index.occupancy
+    next_comes = "training stops" if index.config.on_full == "error" else "ids share rows"
+    message = (
+        f"{found.taken:,} of {found.rows:,} rows are taken, in bucket {found.worst_bucket} "
+        f"{found.worst_bucket_taken:,} of {found.worst_bucket_rows:,}. {_forecast(index)}; then {next_comes} "
+        f"(on_full={index.config.on_full!r})."
+    )
+    return Reason("index_nearly_full", table.module_path, message, f"{_more_rows(index)}.", "warning")
+
+
+def shared_answers(table: TableFacts, index: IndexFacts) -> Reason | None:
+    """Ids whose bucket is full train and read rows that are not theirs alone."""
+    shared, seen = index.trained["shared_answers"], index.trained["ids_seen"]
+    if shared == 0:
+        return None
+    message = f"{_part(shared, seen)} ids seen in training found their bucket full and read a row that others have too."
+    severity = "warning" if shared >= MUCH_SHARED * seen else "info"
+    return Reason("shared_answers", table.module_path, message, f"{_more_rows(index)}.", severity)
+
+
+def eviction_churn(table: TableFacts, index: IndexFacts) -> Reason | None:
+    """The table is too small for the ids that come."""
+    if not capacity.churns(index):
+        return None
+    inserted, evicted = index.trained["inserted"], index.trained["evicted"]
+    message = (
+        f"{_part(evicted, inserted)} ids that got a row took it from another one, "
+        f"{evicted / max(index.trained['batches'], 1):,.1f} a batch: an id keeps its row for about "
+        f"{capacity.batches_kept(index):,.1f} batches, and comes back to initial weights."
+    )
+    admit_after = 2 * index.config.admit_after
+    advice = f"{_more_rows(index)}; if most ids come once or twice, admit_after={admit_after} keeps them out instead."
+    return Reason("eviction_churn", table.module_path, message, advice, "warning")
+
+
+def unseen_answers(table: TableFacts, index: IndexFacts) -> Reason | None:
+    """Ids without a row were read in eval mode."""
+    zeros, shared = index.evaluated["unseen_answers"], index.evaluated["shared_answers"]
+    if zeros + shared == 0:
+        return None
+    read = "read zeros" if shared == 0 else "read a row that is not theirs"
+    message = f"{_part(zeros + shared, index.evaluated['ids_seen'])} ids seen in eval mode had no row and {read}."
+    advice = "train on them" + (", or use unseen='share'." if shared == 0 else ", or use unseen='zeros'.")
+    return Reason("unseen_answers", table.module_path, message, advice, "info")
+
+
+def candidates_dropped(table: TableFacts, index: IndexFacts) -> Reason | None:
+    """A bucket counts as many ids as it can: those seen seldom are forgotten before they are admitted."""
+    found = index.candidates
+    if found is None or found.full_bucket is None:
+        return None
+    message = (
+        f"{found.waiting:,} ids wait to be admitted, and bucket {found.full_bucket} can count no more: each new one "
+        f"makes it forget the oldest, so an id must come {index.config.admit_after} times within about "
+        f"{found.batches + 1:,} batches."
+    )
+    advice = "nothing if rarer ids may stay out; else a lower admit_after, or more rows."
+    return Reason("candidates_dropped", table.module_path, message, advice, "info")
+
+
+def _forecast(index: IndexFacts) -> str:
+    batches, pace = capacity.batches_until_full(index), capacity.new_ids_a_batch(index)
+    if index.room < 1:
+        return "The next new id is likely to meet a full bucket"
+    room = f"About {int(index.room):,} more ids fit before one meets a full bucket"
+    if batches is None:
+        return room
+    return (
+        f"{room}, {batches:,} batches at the mean pace so far ({pace:,.1f} new ids a batch; later if fewer and fewer "
+        "ids are new)"
+    )
+
+
+def _more_rows(index: IndexFacts) -> str:
+    """Which config, and what becomes of the rows trained so far."""
+    buckets = index.config.buckets
+    moves = (
+        "the state saved now loads into it"
+        if buckets == 1
+        else "a state saved now does not load into it, ids get other rows"
+    )
+    return f"build the table with HashConfig(rows={capacity.suggested_rows(index):_}, buckets={buckets}); {moves}"
+
+
+def _part(count: int, total: int) -> str:
+    return f"{count:,} of {total:,} ({100 * count / max(total, 1):.1f}%)"
+
+
+_RULES: tuple[Callable[[TableFacts, IndexFacts], Reason | None], ...] = (
+    evict_needs_fused_optimizer,
+    index_nearly_full,
+    shared_answers,
+    eviction_churn,
+    unseen_answers,
+    candidates_dropped,
+)

@@ -1,0 +1,91 @@
+"""What an index shows of itself: how full it is, what it has counted, how many ids wait. Read, never changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recfx.hashing import HashIndex, Occupancy, ResolvedHashConfig
+from recfx.hashing.storage import EVAL_COUNTERS
+from recfx.hashing.usable_share import expected_room, usable_share
+from recfx.kernels.buckets import bucket_begins
+from recfx.kernels.index_buffers import COUNTERS, IndexBuffers
+
+_ORDER_BITS = 31  # candidate_order is batch * 2 ** 31 + which of its new ids
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Ids that were seen but not admitted.
+
+    Args:
+        waiting: how many.
+        full_bucket: one that counts as many as it can: a new one there makes it forget the oldest. None: there is none.
+        batches: how many batches ago the oldest of that bucket was seen first; 0 without such a bucket.
+    """
+
+    waiting: int
+    full_bucket: int | None = None
+    batches: int = 0
+
+
+@dataclass(frozen=True)
+class IndexFacts:
+    """One index.
+
+    Args:
+        config: of it.
+        occupancy: how full it is.
+        counters: of training and eval together.
+        trained: the same counters, training alone.
+        evaluated: ``ids_seen``, ``shared_answers`` and ``unseen_answers`` in eval mode.
+        candidates: None with ``admit_after=1``.
+        longest_probe: slots that the slowest lookup looks at.
+        bytes: of all its tensors.
+        usable_share: of its rows, that are expected to be taken when the first id meets a full bucket.
+        room: new ids that are expected to fit from here on before one meets a full bucket.
+    """
+
+    config: ResolvedHashConfig
+    occupancy: Occupancy
+    counters: dict[str, int]
+    trained: dict[str, int]
+    evaluated: dict[str, int]
+    candidates: Candidates | None
+    longest_probe: int
+    bytes: int
+    usable_share: float
+    room: float
+
+    @classmethod
+    def of(cls, index: HashIndex) -> IndexFacts | None:
+        """None where the index is on the meta device and holds nothing."""
+        if index.bucket_taken.is_meta:
+            return None
+        config, buffers = index.config, index.index_buffers()
+        begins = bucket_begins(torch.arange(config.buckets + 1), config.rows, config.dense_rows, config.buckets)
+        return cls(
+            config=config,
+            occupancy=index.occupancy(),
+            counters=index.counters,
+            trained=dict(zip(COUNTERS, buffers.counts.tolist(), strict=True)),
+            evaluated=dict(zip(EVAL_COUNTERS, index.eval_counts, strict=True)),
+            candidates=_candidates(buffers, begins) if config.admits else None,
+            longest_probe=index.longest_probe(),
+            bytes=sum(tensor.numel() * tensor.element_size() for tensor in buffers),
+            usable_share=usable_share(config.index_rows, config.buckets),
+            room=expected_room(begins.diff() - buffers.bucket_taken),
+        )
+
+
+def _candidates(buffers: IndexBuffers, begins: Tensor) -> Candidates:
+    places = torch.nonzero(buffers.candidate_counts).squeeze(1)
+    bucket = torch.searchsorted(begins, places, right=True) - 1
+    waiting = torch.bincount(bucket, minlength=begins.numel() - 1)
+    full = torch.nonzero(waiting == begins.diff()).squeeze(1).tolist()
+    if not full:
+        return Candidates(places.numel())
+    first_seen = buffers.candidate_order[begins[full[0]] : begins[full[0] + 1]].min() >> _ORDER_BITS
+    return Candidates(places.numel(), full[0], int(buffers.counts[COUNTERS.index("batches")] - first_seen))

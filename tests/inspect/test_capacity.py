@@ -1,0 +1,309 @@
+"""Capacity advice: one test a reason code, and that the advice does what it says."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torchrec import KeyedJaggedTensor
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from recfx import (
+    CheckpointError,
+    ConversionError,
+    HashConfig,
+    HashEmbeddingBagCollection,
+    HashEmbeddingBagConfig,
+    HashIndex,
+    TableFullError,
+)
+from recfx.inspect import HashingReport, Reason, TableReport, explain
+
+
+def table(rows: int = 10, **hashing: Any) -> HashEmbeddingBagCollection:
+    """One frozen table with an index, in training mode: training it needs no optimizer."""
+    config = HashEmbeddingBagConfig(
+        name="t", embedding_dim=4, num_embeddings=rows, feature_names=["f"], hashing=HashConfig(**hashing)
+    )
+    return HashEmbeddingBagCollection([config]).requires_grad_(False)
+
+
+def index_of(collection: HashEmbeddingBagCollection) -> HashIndex:
+    index = collection.hash_indexes["t"]
+    assert isinstance(index, HashIndex)
+    return index
+
+
+def see(collection: HashEmbeddingBagCollection, ids: Tensor) -> None:
+    collection(KeyedJaggedTensor(["f"], ids, lengths=torch.tensor([ids.numel()])))
+
+
+def see_all(collection: HashEmbeddingBagCollection, batches: Iterator[Tensor]) -> None:
+    for ids in batches:
+        see(collection, ids)
+
+
+def report_of(collection: HashEmbeddingBagCollection) -> TableReport:
+    return explain(collection).collections[0].tables[0]
+
+
+def hashing_of(collection: HashEmbeddingBagCollection) -> HashingReport:
+    hashing = report_of(collection).hashing
+    assert hashing is not None
+    return hashing
+
+
+def only_reason(collection: HashEmbeddingBagCollection) -> Reason:
+    (reason,) = report_of(collection).reasons
+    assert reason.module_path == "embedding_bags.t"
+    assert reason in explain(collection).reasons
+    return reason
+
+
+def test_nearly_full_comes_before_the_error() -> None:
+    """At an even pace there is a warning from four fifths on, and it says when training stops."""
+    collection = table(6400, buckets=16)
+    batches = iter(torch.arange(2 * 6400).split(50))
+    while not report_of(collection).reasons:
+        see(collection, next(batches))
+    warned, forecast = index_of(collection).counters["batches"], hashing_of(collection).batches_until_full
+    assert forecast is not None
+    with pytest.raises(TableFullError):
+        see_all(collection, batches)
+    lasted = index_of(collection).counters["batches"]
+    assert warned < 0.85 * lasted
+    assert warned + forecast == pytest.approx(lasted, rel=0.1)
+
+
+def test_index_nearly_full() -> None:
+    collection = table(100)
+    for batch in range(7):
+        see(collection, torch.arange(10 * batch, 10 * (batch + 1)))
+    assert report_of(collection).reasons == ()
+    assert (hashing_of(collection).room, hashing_of(collection).batches_until_full) == (30, 3)
+    assert hashing_of(collection).suggested_rows is None
+    see(collection, torch.arange(70, 80))
+    reason = only_reason(collection)
+    assert (reason.code, reason.severity) == ("index_nearly_full", "warning")
+    assert reason.message == (
+        "80 of 100 rows are taken, in bucket 0 80 of 100. About 20 more ids fit before one meets a full bucket, 2 "
+        "batches at the mean pace so far (10.0 new ids a batch; later if fewer and fewer ids are new); then training "
+        "stops (on_full='error')."
+    )
+    assert reason.what_to_do == (
+        "build the table with HashConfig(rows=230, buckets=1); the state saved now loads into it."
+    )
+    assert hashing_of(collection).suggested_rows == 230  # as many ids again, at most 70 % of the rows
+
+
+def test_the_fullest_bucket_counts_not_the_mean() -> None:
+    collection = table(10, buckets=2)
+    index = index_of(collection)
+    second = [value for value in range(40) if int(index.shared_rows(torch.tensor([value]))) >= 5]
+    index.find_or_insert(torch.tensor(second[:5]))  # one bucket full, the other empty
+    hashing = hashing_of(collection)
+    assert (hashing.occupancy, hashing.worst_bucket, hashing.worst_bucket_occupancy) == (0.5, 1, 1.0)
+    message = only_reason(collection).message
+    assert message.startswith("5 of 10 rows are taken, in bucket 1 5 of 5. The next new id is likely to meet")
+
+
+@pytest.mark.parametrize("buckets", [1, 4])
+def test_the_suggestion_is_followed(buckets: int) -> None:
+    collection = table(400, buckets=buckets)
+    ids = torch.arange(1000, 1330)
+    see(collection, ids)
+    rows = hashing_of(collection).suggested_rows
+    assert rows is not None
+    assert f"HashConfig(rows={rows:_}, buckets={buckets})" in only_reason(collection).what_to_do
+    larger = table(rows, buckets=buckets)
+    if buckets == 1:
+        larger.load_state_dict(_grown(collection, larger))
+        assert torch.equal(index_of(larger).find(ids), index_of(collection).find(ids))
+    else:
+        with pytest.raises(CheckpointError) as caught:
+            larger.load_state_dict(_grown(collection, larger))
+        assert caught.value.reason == "rows_mismatch"
+        see(larger, ids)
+    assert report_of(larger).reasons == ()
+    see(larger, torch.arange(1330, 1660))  # as many again
+    assert report_of(larger).reasons == ()
+    assert index_of(larger).occupancy().taken <= 0.72 * rows
+
+
+def _grown(collection: HashEmbeddingBagCollection, larger: HashEmbeddingBagCollection) -> dict[str, Tensor]:
+    """The state of a table in one with more rows: its weights come first."""
+    state, own = dict(collection.state_dict()), larger.state_dict()
+    name = "embedding_bags.t.weight"
+    return state | {name: torch.cat([state[name], own[name][state[name].shape[0] :]])}
+
+
+def test_shared_answers() -> None:
+    collection = table(on_full="share")
+    see(collection, torch.arange(20, 29))
+    assert only_reason(collection).code == "index_nearly_full"
+    assert "; then ids share rows (on_full='share')" in only_reason(collection).message
+    see(collection, torch.arange(29, 33).repeat(2))
+    reason = only_reason(collection)
+    assert (reason.code, reason.severity) == ("shared_answers", "warning")
+    assert reason.message.startswith("6 of 17 (35.3%) ids seen in training found their bucket full")
+    assert "HashConfig(rows=23, buckets=1)" in reason.what_to_do
+    for _ in range(100):
+        see(collection, torch.arange(20, 29))
+    assert only_reason(collection).severity == "info"  # less than 1 % by now
+
+
+def test_suggestion_grows_with_the_share_of_shared_answers() -> None:
+    collection = table(100, on_full="share")
+    see(collection, torch.arange(1000))
+    assert hashing_of(collection).suggested_rows == 1500  # 1000 ids in 70 % of the rows
+
+
+def test_a_table_that_evicts_is_meant_to_be_full() -> None:
+    collection = table(on_full="evict")
+    see(collection, torch.arange(10))
+    for _ in range(20):
+        see(collection, torch.arange(10))
+    see(collection, torch.tensor([50]))
+    assert report_of(collection).reasons == ()
+    hashing = hashing_of(collection)
+    assert (hashing.evict, hashing.occupancy, hashing.batches_until_full, hashing.suggested_rows) == (
+        "lru",
+        1.0,
+        None,
+        None,
+    )
+
+
+def test_eviction_churn() -> None:
+    """Fifteen ids in turn through ten rows: each has just lost its row when it comes again."""
+    collection = table(on_full="evict")
+    for batch in range(30):
+        see(collection, torch.tensor([batch % 15]))
+    reason = only_reason(collection)
+    assert (reason.code, reason.severity) == ("eviction_churn", "warning")
+    assert reason.message == (
+        "20 of 30 (66.7%) ids that got a row took it from another one, 0.7 a batch: an id keeps its row for about "
+        "15.0 batches, and comes back to initial weights."
+    )
+    assert reason.what_to_do.startswith("build the table with HashConfig(rows=20, buckets=1)")
+    assert reason.what_to_do.endswith("if most ids come once or twice, admit_after=2 keeps them out instead.")
+    enough = table(hashing_of(collection).suggested_rows or 0, on_full="evict")
+    for batch in range(30):
+        see(enough, torch.tensor([batch % 15]))
+    assert report_of(enough).reasons == ()
+
+
+def test_evict_needs_fused_optimizer() -> None:
+    collection = table(on_full="evict").requires_grad_(True)
+    reason = only_reason(collection)
+    assert (reason.code, reason.severity) == ("evict_needs_fused_optimizer", "warning")
+    with pytest.raises(ConversionError) as caught:  # what the report says is so
+        see(collection, torch.tensor([1]))
+    assert caught.value.reason == reason.code
+    apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.1})
+    assert report_of(collection).reasons == ()
+    see(collection, torch.tensor([1]))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.RMSprop])
+def test_evict_needs_fused_optimizer_not_any(optimizer: type) -> None:
+    collection = table(on_full="evict").requires_grad_(True)
+    apply_optimizer_in_backward(optimizer, collection.parameters(), {"lr": 0.1})
+    codes = {reason.code for reason in report_of(collection).reasons}
+    expected = set() if optimizer is torch.optim.SGD else {"evict_needs_fused_optimizer", "optimizer_not_fused"}
+    assert codes == expected
+
+
+@pytest.mark.parametrize(
+    ("unseen", "message", "what_to_do"),
+    [
+        ("zeros", "3 of 4 (75.0%) ids seen in eval mode had no row and read zeros.", "unseen='share'."),
+        ("share", "3 of 4 (75.0%) ids seen in eval mode had no row and read a row that is not theirs.", "='zeros'."),
+    ],
+)
+def test_unseen_answers(unseen: str, message: str, what_to_do: str) -> None:
+    collection = table(unseen=unseen)
+    see(collection, torch.tensor([1, 2]))
+    assert report_of(collection).reasons == ()
+    see(collection.eval(), torch.tensor([1, 3, 4, 5]))
+    reason = only_reason(collection)
+    assert (reason.code, reason.severity, reason.message) == ("unseen_answers", "info", message)
+    assert reason.what_to_do.endswith(what_to_do)
+
+
+def test_candidates_dropped() -> None:
+    collection = table(10, admit_after=3)
+    for batch in range(5):
+        see(collection, torch.tensor([2 * batch]))
+        assert report_of(collection).reasons == ()
+    see(collection, torch.tensor([100, 101, 102, 103]))
+    assert report_of(collection).reasons == ()
+    assert hashing_of(collection).candidates == 9
+    see(collection, torch.tensor([104, 104]))
+    reason = only_reason(collection)
+    assert (reason.code, reason.severity) == ("candidates_dropped", "info")
+    assert reason.message == (
+        "10 ids wait to be admitted, and bucket 0 can count no more: each new one makes it forget the oldest, so an "
+        "id must come 3 times within about 7 batches."
+    )
+    see(collection, torch.tensor([200]))  # what the report says is so
+    assert 0 not in index_of(collection).candidates()[0].tolist()
+
+
+def test_candidates_dropped_names_the_bucket() -> None:
+    collection = table(10, admit_after=3, buckets=2)
+    index = index_of(collection)
+    second = [value for value in range(40) if int(index.shared_rows(torch.tensor([value]))) >= 5]
+    see(collection, torch.tensor(second[:5]))
+    assert "bucket 1 can count no more" in only_reason(collection).message
+
+
+def test_admission_is_not_counted_as_sharing() -> None:
+    collection = table(10, admit_after=5, unseen="share", on_full="share")
+    see(collection, torch.arange(5))
+    assert report_of(collection).reasons == ()
+
+
+def test_numbers_of_the_index() -> None:
+    collection = table(1000, buckets=4, admit_after=2, dense_rows=200)
+    see(collection, torch.arange(1000, 1050))
+    index, hashing = index_of(collection), hashing_of(collection)
+    assert hashing.candidates == 50
+    assert hashing.longest_probe == index.longest_probe() == 0
+    assert hashing.index_bytes == sum(tensor.numel() * tensor.element_size() for tensor in index.index_buffers())
+    assert hashing.usable_share is not None
+    assert 0.85 < hashing.usable_share < 0.95
+    assert hashing.room == int(800 * hashing.usable_share)
+    assert hashing.batches_until_full is None  # nothing was admitted yet
+    see(collection, torch.arange(1000, 1050))
+    assert hashing_of(collection).batches_until_full == int(hashing_of(collection).room or 0) // 25
+
+
+def test_dense_rows_stay_in_the_suggestion() -> None:
+    collection = table(1000, dense_rows=900)
+    see(collection, torch.arange(5000, 5090))
+    assert hashing_of(collection).suggested_rows == 900 + 260
+    assert "HashConfig(rows=1_160, buckets=1)" in only_reason(collection).what_to_do
+
+
+def test_an_index_on_meta_has_no_numbers() -> None:
+    config = HashEmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=10, feature_names=["f"])
+    hashing = hashing_of(HashEmbeddingBagCollection([config], device="meta"))
+    assert (hashing.mode, hashing.ids_held, hashing.room, hashing.suggested_rows) == ("index", None, None, None)
+
+
+def test_explaining_changes_no_index() -> None:
+    collection = table(20, on_full="evict", admit_after=2, buckets=2)
+    for batch in range(20):
+        see(collection, torch.arange(batch, batch + 8))
+    see(collection.eval(), torch.arange(50, 60))
+    index = index_of(collection)
+    before = copy.deepcopy((dict(index.named_buffers()), index.eval_counts))
+    explain(collection)
+    assert index.eval_counts == before[1]
+    for name, tensor in index.named_buffers():
+        assert torch.equal(tensor, before[0][name]), name
