@@ -159,7 +159,7 @@ def test_another_model_is_named(tmp_path: Path, source: Any, target: Any, parts:
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        ({"hashing": recfx.HashConfig(dense_rows=0, buckets=4, seed=1)}, "wrong_bucket"),
+        ({"hashing": recfx.HashConfig(dense_rows=0, buckets=4, seed=1)}, "wrong_seed"),
         ({"hashing": recfx.HashConfig(dense_rows=0, buckets=8)}, "wrong_bucket"),
         ({"hashing": recfx.HashConfig(dense_rows=20, buckets=4)}, "dense_id"),
         ({"hashing": recfx.HashConfig()}, "checkpoint_mismatch"),
@@ -176,15 +176,18 @@ def test_an_index_of_another_table(saved: Path, target: dict[str, Any], reason: 
 def swap(index: recfx.HashIndex) -> None:
     rows = torch.nonzero(index.row_state).squeeze(1)[[0, -1]]
     index.row_ids[rows] = index.row_ids[rows.flip(0)]
+    index.written()  # or saving would say so already
 
 
 def repeat(index: recfx.HashIndex) -> None:
     rows = torch.nonzero(index.row_state).squeeze(1)[:2]
     index.row_ids[rows[1]] = index.row_ids[rows[0]]
+    index.written()
 
 
 def unknown(index: recfx.HashIndex) -> None:
     index.row_state[3] = 77
+    index.written()
 
 
 @pytest.mark.parametrize(

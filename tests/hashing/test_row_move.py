@@ -73,23 +73,17 @@ def test_a_table_with_as_many_rows_is_left_alone() -> None:
 
 
 def test_candidates_and_scores_move_too_and_counters_do_not() -> None:
-    source, target = index_of(8, 2), index_of(32, 4)
-    for index in (source, target):
-        rows = index.config.rows
-        index._buffers.update(
-            row_scores=torch.zeros(rows, dtype=torch.int64),
-            candidate_ids=torch.full((rows,), -1),
-            candidate_counts=torch.zeros(rows, dtype=torch.int32),
-            candidate_order=torch.zeros(rows, dtype=torch.int64),
-            counters=torch.zeros(8, dtype=torch.int64),
-        )
-    source.insert(torch.arange(100, 104))
+    source, target = (
+        HashIndex(rows, config=HashConfig(buckets=buckets, on_full="evict", admit_after=4))
+        for rows, buckets in ((8, 2), (32, 4))
+    )
+    source.insert(torch.arange(100, 104).repeat(4))
     saved = {name: value.clone() for name, value in source.state_dict().items()}
     saved["row_scores"].copy_(saved["row_ids"] * 10)
     saved["candidate_ids"][[1, 4, 6]] = torch.tensor([-1, 900, 901])  # -1 is a legal id
     saved["candidate_counts"][[1, 4, 6]] = torch.tensor([3, 1, 2], dtype=torch.int32)
     saved["candidate_order"][[1, 4, 6]] = torch.tensor([50, 51, 52])
-    saved["counters"].copy_(torch.arange(8))
+    saved["counts"].copy_(torch.arange(6))
     state, _ = fit_rows(target, saved)
     assert {name: tuple(value.shape) for name, value in state.items()} == {
         name: tuple(value.shape) for name, value in target.state_dict().items()
@@ -104,7 +98,7 @@ def test_candidates_and_scores_move_too_and_counters_do_not() -> None:
     for row in rows:
         bucket = int(bucket_of(state["candidate_ids"][row].view(1), 4, 0))
         assert bucket * 8 <= row < bucket * 8 + 8
-    assert torch.equal(state["counters"], torch.arange(8))
+    assert torch.equal(state["counts"], torch.arange(6))
 
 
 @pytest.mark.parametrize(

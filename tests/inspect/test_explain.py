@@ -47,7 +47,7 @@ def test_dlrm_before_conversion() -> None:
     assert (first.bytes, second.bytes) == (100 * 8 * 4, 50 * 8 * 4)
     assert second.pooling == "MEAN"
     assert second.hashing == HashingReport("adopted", rows=50, dense_rows=50)
-    assert (first.kernel, first.kernels_passed_over) == ("fbgemm", ())
+    assert (first.kernel, first.kernels_passed_over) == ("cpu", ())
     assert first.optimizer == "none: gradients to weight.grad"
 
 
@@ -104,7 +104,7 @@ def test_dlrm_after_conversion_with_an_index() -> None:
     assert nodes == [
         ("select_features", "8*B*(L_f0 + L_f1)", "expand_collection", ""),
         ("hash_ids", "8*B*(L_f0 + L_f1)", "insert_hash", ""),
-        ("lookup", "64*B", "batch_lookups", "fbgemm"),
+        ("lookup", "64*B", "batch_lookups", "cpu"),
         ("mean_divide", "64*B", "batch_lookups", ""),
         ("keyed_tensor", "64*B", "batch_lookups", ""),
     ]
@@ -259,7 +259,7 @@ def test_wrappers_whole_graph_and_copies() -> None:
         (found,) = explain(other, sample).collections
         assert (found.paths, found.status, found.found) == ((path,), "converted", "traced")
         assert (found.kind, found.line > 0) == ("EmbeddingBagCollection", True)
-        assert found.tables[0].kernel == "fbgemm"
+        assert found.tables[0].kernel == "cpu"
 
 
 @pytest.fixture

@@ -48,8 +48,8 @@ Reasons
 user: converted, 2 tables, 6.2 KiB on cpu
 table | features | rows | dim | pooling | type    |    size | hashing            | kernel | optimizer
 ------+----------+------+-----+---------+---------+---------+--------------------+--------+------------
-t0    | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB | adopted            | fbgemm | weight.grad
-t1    | f1       |  100 |   8 | SUM     | float32 | 3.1 KiB | index: 2 ids, 2.0% | fbgemm | weight.grad
+t0    | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB | adopted            | cpu    | weight.grad
+t1    | f1       |  100 |   8 | SUM     | float32 | 3.1 KiB | index: 2 ids, 2.0% | cpu    | weight.grad
   indexes, with what they have counted so far
 table | batches | ids seen | inserted | evicted | shared | unseen | waiting | worst bucket | probe | bytes/row
 ------+---------+----------+----------+---------+--------+--------+---------+--------------+-------+----------
@@ -59,7 +59,7 @@ node                 | shape             | bytes             | kernel | made by
 ---------------------+-------------------+-------------------+--------+------------------
 user_select_features | [B*(L_f0 + L_f1)] | 8*B*(L_f0 + L_f1) |        | expand_collection
 user_hash_ids        | [B*(L_f0 + L_f1)] | 8*B*(L_f0 + L_f1) |        | insert_hash
-user_lookup          | [B, 16]           | 64*B              | fbgemm | batch_lookups
+user_lookup          | [B, 16]           | 64*B              | cpu    | batch_lookups
 user_keyed_tensor    | [B, 16]           | 64*B              |        | batch_lookups
 
 own: refused, 1 table, 3.1 KiB on cpu
@@ -70,12 +70,12 @@ t0    | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB |         |        |
 unused: converted, 1 table, 3.1 KiB on cpu
 table | features | rows | dim | pooling | type    |    size | hashing | kernel | optimizer
 ------+----------+------+-----+---------+---------+---------+---------+--------+------------
-t0    | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB | adopted | fbgemm | weight.grad
+t0    | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB | adopted | cpu    | weight.grad
   sizes, in B (batch size) and L_f (mean number of ids a sample of feature f)
 node                   | shape    | bytes    | kernel | made by
 -----------------------+----------+----------+--------+------------------
 unused_select_features | [B*L_f0] | 8*B*L_f0 |        | expand_collection
-unused_lookup          | [B, 8]   | 32*B     | fbgemm | expand_collection
+unused_lookup          | [B, 8]   | 32*B     | cpu    | expand_collection
 unused_keyed_tensor    | [B, 8]   | 32*B     |        | expand_collection
 
 sequence: kept, 1 table, 160 B on cpu
