@@ -146,11 +146,8 @@ def _plan(ids: Tensor, index: IndexBuffers, policy: IndexPolicy, oldest_in_fligh
     in_flight = min(oldest_in_flight, int(index.counts[BATCHES]) + 1)
     for new in plan.new_ids:
         if new.total < policy.admit_after:
-            if policy.unseen == 1:
-                new.answer = -_shared_row(new.id, index, policy) - 2
-                plan.shared_answers += new.sightings
-            else:
-                plan.unseen_answers += new.sightings
+            new.answer = -_shared_row(new.id, index, policy) - 2 if policy.unseen == 1 else -1
+            plan.unseen_answers += new.sightings
             continue
         if new.bucket not in free:
             free[new.bucket] = iter(_free_rows(new.bucket, index, policy))

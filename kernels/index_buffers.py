@@ -19,7 +19,7 @@ from .slot_table import slot_count
 NEVER_USED, TAKEN, FREED = range(3)
 
 # Places in `counts`: batches trained, ids in them, rows given out, rows taken from an id for another one, ids answered
-# with a shared row (their bucket was full, or they were not admitted), ids answered with zeros (not admitted).
+# with a shared row because their bucket was full, ids answered as `unseen` says because they were not admitted.
 COUNTERS = ("batches", "ids_seen", "inserted", "evicted", "shared_answers", "unseen_answers")
 BATCHES, IDS_SEEN, INSERTED, EVICTED, SHARED_ANSWERS, UNSEEN_ANSWERS = range(6)
 

@@ -85,7 +85,7 @@ class TableBatch {
         give_row(each);
       } else {
         each.answer = index_.policy.share_unseen ? untrained(index_.shared_row(each.id)) : kNoRow;
-        (index_.policy.share_unseen ? shared_answers_ : unseen_answers_) += each.sightings;
+        unseen_answers_ += each.sightings;
       }
     }
     if (full_bucket_ == kNone) {

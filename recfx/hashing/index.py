@@ -141,14 +141,10 @@ class HashIndex(IndexStorage):
             rows = torch.where(absent, self.shared_rows(ids.to(torch.int64)), rows)
         if torch.compiler.is_compiling():  # a number that depends on the ids would break the graph
             self.eval_counts[0] += ids.numel()
-            self.eval_counts[1 if self.config.unseen == "share" else 2] += absent.sum().to("cpu")
+            self.eval_counts[1] += absent.sum().to("cpu")
         else:
-            hash_index.add_counts([self.eval_counts], self.answer_counts(ids.numel(), int(absent.sum())))
+            hash_index.add_counts([self.eval_counts], [ids.numel(), int(absent.sum())])
         return rows
-
-    def answer_counts(self, ids_seen: int, absent: int) -> list[int]:
-        """What to add to ``eval_counts`` for so many ids that eval mode has answered, so many of them without a row."""
-        return [ids_seen, absent, 0] if self.config.unseen == "share" else [ids_seen, 0, absent]
 
     def erase(self, ids: Tensor) -> Tensor:
         """Forget these ids and free their rows. Ids without a row and dense ids are left alone.
@@ -187,8 +183,9 @@ class HashIndex(IndexStorage):
         """What has happened so far, training and eval together.
 
         ``batches`` (of training), ``ids_seen`` (occurrences), ``inserted`` (ids that got a row), ``evicted`` (ids that
-        lost it to another one), ``shared_answers`` and ``unseen_answers`` (occurrences that read a shared row, or
-        zeros, because the id had no row). What training counts is saved with the index.
+        lost it to another one), ``shared_answers`` (occurrences that trained a shared row because their bucket was
+        full), ``unseen_answers`` (occurrences that had no row, in eval or before they were admitted, and read what
+        ``config.unseen`` says). What training counts is saved with the index.
         """
         counters = dict(zip(COUNTERS, self.counts.tolist(), strict=True))
         for name, count in zip(EVAL_COUNTERS, self.eval_counts.tolist(), strict=True):

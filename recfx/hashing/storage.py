@@ -14,7 +14,7 @@ from recfx.hashing import state
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.kernels.index_buffers import IndexBuffers
 
-EVAL_COUNTERS = ("ids_seen", "shared_answers", "unseen_answers")
+EVAL_COUNTERS = ("ids_seen", "unseen_answers")
 _fresh_number = itertools.count(1)
 
 

@@ -77,12 +77,12 @@ def eviction_churn(table: TableFacts, index: IndexFacts) -> Reason | None:
 
 def unseen_answers(table: TableFacts, index: IndexFacts) -> Reason | None:
     """Ids without a row were read in eval mode."""
-    zeros, shared = index.evaluated["unseen_answers"], index.evaluated["shared_answers"]
-    if zeros + shared == 0:
+    unseen, shares = index.evaluated["unseen_answers"], index.config.unseen == "share"
+    if unseen == 0:
         return None
-    read = "read zeros" if shared == 0 else "read a row that is not theirs"
-    message = f"{_part(zeros + shared, index.evaluated['ids_seen'])} ids seen in eval mode had no row and {read}."
-    advice = "train on them" + (", or use unseen='share'." if shared == 0 else ", or use unseen='zeros'.")
+    read = "read a row that is not theirs" if shares else "read zeros"
+    message = f"{_part(unseen, index.evaluated['ids_seen'])} ids seen in eval mode had no row and {read}."
+    advice = "train on them" + (", or use unseen='zeros'." if shares else ", or use unseen='share'.")
     return Reason("unseen_answers", table.module_path, message, advice, "info")
 
 
@@ -115,13 +115,8 @@ def _forecast(index: IndexFacts) -> str:
 
 def _more_rows(index: IndexFacts) -> str:
     """Which config, and what becomes of the rows trained so far."""
-    buckets = index.config.buckets
-    moves = (
-        "the state saved now loads into it"
-        if buckets == 1
-        else "a state saved now does not load into it, ids get other rows"
-    )
-    return f"build the table with HashConfig(rows={capacity.suggested_rows(index):_}, buckets={buckets}); {moves}"
+    config = f"HashConfig(rows={capacity.suggested_rows(index):_}, buckets={index.config.buckets})"
+    return f"build the table with {config}; the state saved now loads into it, rows move with their ids"
 
 
 def _part(count: int, total: int) -> str:

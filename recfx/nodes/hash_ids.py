@@ -225,8 +225,8 @@ class HashIds(NodeModule):
         """Count what eval mode has answered, so many ids of each table without a row."""
         indexes = self._indexes(segments)
         amounts: list[int] = []
-        for index, segment, count in zip(indexes, segments, absent, strict=True):
-            amounts += index.answer_counts(segment.end - segment.begin, count)
+        for segment, count in zip(segments, absent, strict=True):
+            amounts += [segment.end - segment.begin, count]
         hash_index.add_counts([index.eval_counts for index in indexes], amounts)
 
     def _answer_absent(self, table: TableSpec, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

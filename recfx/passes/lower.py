@@ -51,10 +51,10 @@ class Lower:
         """Where one lookup takes all that ``hash_ids`` gives, and can find rows itself, the two are one kernel."""
         hash_ids = graph_module.get_submodule(str(node.target))
         users = [graph_module.get_submodule(str(user.target)) for user in node.users]
-        assert isinstance(hash_ids, HashIds)
-        hash_ids.inside_lookup = len(users) == 1 and isinstance(users[0], Lookup) and users[0].finds_ids
         meta = node_meta(node)
+        assert isinstance(hash_ids, HashIds)
         assert meta is not None
+        (lookup, *others) = users
+        hash_ids.inside_lookup = not others and isinstance(lookup, Lookup) and lookup.finds_ids
         if hash_ids.inside_lookup:
-            (lookup,) = node.users
-            annotate(node, replace(meta, kernel=f"inside {lookup.name}"))
+            annotate(node, replace(meta, kernel=lookup.choose_kernel().backend))

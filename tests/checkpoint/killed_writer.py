@@ -134,7 +134,7 @@ def main(directory: Path) -> None:
 
 
 def _is_compared(name: str) -> bool:
-    return not name.startswith("optimizer.") and not name.endswith((".slots", ".counts"))
+    return not name.startswith("optimizer.") and not name.endswith((".slots",))
 
 
 if __name__ == "__main__":

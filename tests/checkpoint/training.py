@@ -32,6 +32,8 @@ CONFIGS: dict[str, recfx.HashConfig] = {
     ),
 }
 ROWS = 300
+# Of an index, and the same for the same content; how full the queues of rows to evict are says nothing.
+_DERIVED = ("slots", "side_row", "free_rows", "bucket_taken")
 
 
 class TwoPart(nn.Module):
@@ -124,7 +126,7 @@ class Training:
         for path, each in converted_collections(self.model).items():
             for table in each.hash_indexes:
                 index = each.index(table)
-                found.update({f"{path}.{table}.{name}": value for name, value in index._buffers.items()})
+                found.update({f"{path}.{table}.{name}": index._buffers[name] for name in _DERIVED})
             for table, fused in each.fused_optimizers().items():
                 found.update({f"fused.{path}.{table}.{name}": value for name, value in fused.state.items()})
                 found[f"fused.{path}.{table}"] = {k: v for k, v in fused.group.items() if k != "params"}
