@@ -54,7 +54,7 @@ class Lower:
         meta = node_meta(node)
         assert isinstance(hash_ids, HashIds)
         assert meta is not None
-        (lookup, *others) = users
-        hash_ids.inside_lookup = not others and isinstance(lookup, Lookup) and lookup.finds_ids
+        lookups = [user for user in users if isinstance(user, Lookup) and user.finds_ids]
+        hash_ids.inside_lookup = len(users) == len(lookups) == 1
         if hash_ids.inside_lookup:
-            annotate(node, replace(meta, kernel=lookup.choose_kernel().backend))
+            annotate(node, replace(meta, kernel=lookups[0].choose_kernel().backend))
