@@ -85,7 +85,7 @@ def test_one_full_table_undoes_all_of_them() -> None:
     ids = torch.arange(96) % 23
     begins, ends = list(range(0, 96, 16)), list(range(16, 112, 16))
     for shift in range(4):
-        run((ids + shift) % 23, begins, ends, indexes[:5] + [empty(100)])
+        run((ids + shift) % 23, begins, ends, [*indexes[:5], empty(100)])
         insert((ids[:12] + shift) % 12, *indexes[5])
     before = [copy_of(buffers) for buffers, _ in indexes]
     got = run(torch.arange(96) * 5, begins, ends, indexes)
