@@ -98,6 +98,7 @@ class Dictionary:
             if total < config.admit_after:
                 waiting.append(id_)
                 answers[id_] = -self.shared(id_) - 2 if config.unseen == "share" else -1
+                shared += counts[id_] if config.unseen == "share" else 0
                 continue
             owners = {entry.row: owner for owner, entry in entries.items()}
             free = [row for row in self.bucket(id_) if row not in owners]
@@ -122,9 +123,8 @@ class Dictionary:
         self.entries = entries
         self.used.update(new_rows)
         self._count_candidates(waiting, counts)
-        seen = (1, len(ids), len(new_rows), len(evicted), shared)
-        unseen = sum(count for id_, count in counts.items() if answers.get(id_, 0) < 0)
-        for name, count in zip(COUNTERS, (*seen, unseen), strict=True):
+        zeros = sum(count for id_, count in counts.items() if answers.get(id_) == -1)
+        for name, count in zip(COUNTERS, (1, len(ids), len(new_rows), len(evicted), shared, zeros), strict=True):
             self.counters[name] += count
         return Inserted([answers.get(id_, self.find(id_)) for id_ in ids], new_rows, states_before, evicted)
 

@@ -115,7 +115,7 @@ def insert(index: HashIndex, model: Dictionary, ids: torch.Tensor, batches_in_fl
         assert_same_state(state_of(index), before)
 
 
-@pytest.mark.parametrize(("kind", "examples"), [("C++", 400), ("reference", 60)])
+@pytest.mark.parametrize(("kind", "examples"), [("C++", 300), ("reference", 50)])
 def test_index_is_a_dictionary(kind: str, examples: int) -> None:
     @settings(max_examples=examples)
     @given(configurations(), st.sampled_from([torch.int64, torch.int64, torch.int32]), STEPS)

@@ -40,7 +40,7 @@ def run(
     return hash_index.find_or_insert(ids, begins, ends, buffers, policies, [in_flight] * len(indexes))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.lists(STRETCHES, min_size=1, max_size=6))
 def test_several_tables_are_each_of_them_alone(batches: list[list[tuple[int, int, int]]]) -> None:
     together, alone = tables(), tables()
