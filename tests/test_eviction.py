@@ -217,6 +217,35 @@ def test_without_reentry_the_rows_wait_for_the_replay() -> None:
     assert held(model) > {5, 6, 7}
 
 
+@pytest.mark.parametrize("config", [LRU, HashConfig(dense_rows=0, on_full="evict", admit_after=2, unseen="share")])
+def test_compiled_models_evict_in_place(config: HashConfig) -> None:
+    """Nothing is copied that is as large as the table."""
+    torch._dynamo.reset()
+    rows, dim = 3000, 4
+    plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=dim, rows=rows)])
+    apply_optimizer_in_backward(torch.optim.Adagrad, plain.parameters(), {"lr": 0.1})
+    model = recfx.convert(plain, hashing=config)
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="aot_eager")
+    for model_or_twin in (compiled, twin):
+        run(model_or_twin, *(2 * tuple(range(-rows, 0)))).sum().backward()
+    for step in range(8):
+        ids = tuple(range(100 * step, 100 * step + 150)) * 2
+        outputs = []
+        for each in (compiled, twin):
+            pieces = [tensor.data_ptr() for tensor in model.state_dict().values()]
+            with torch.profiler.profile(profile_memory=True) as profile:
+                outputs.append(run(each, *ids))
+                outputs[-1].sum().backward()
+            assert [tensor.data_ptr() for tensor in model.state_dict().values()] == pieces
+            largest = max(event.self_cpu_memory_usage for event in profile.events())
+            assert 0 < largest < 6 * rows, "the rows' ids take 8 bytes, their weights 16, the slots more"
+        torch.testing.assert_close(*outputs)
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(value, twin.state_dict()[key])
+    assert model.index("t").counters["evicted"] > 700
+
+
 # What is refused, and what stays
 
 

@@ -260,6 +260,7 @@ USES: list[Callable[[HashIndex], object]] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("then_load_state_dict", [False, True])
 @pytest.mark.parametrize("config", [{}, FULL], ids=["share", "evict"])
 def test_distributed_checkpoint_loads_in_place(
