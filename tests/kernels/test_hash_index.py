@@ -144,6 +144,34 @@ def test_who_goes_next_is_the_same_after_a_batch_that_was_too_large(evict: str) 
     assert int(ours.counts[3]) > 50
 
 
+@pytest.mark.parametrize("buckets", [1, 3])
+@pytest.mark.parametrize("evict", ["lru", "lfu"])
+def test_who_goes_next_in_a_table_of_many_rows(evict: str, buckets: int) -> None:
+    """What a scan found lasts for many batches; meanwhile rows are used, erased, protected and free to go again."""
+    ours, policy = empty(400, on_full="evict", evict=evict, buckets=buckets)
+    theirs = copy_of(ours)
+    failed = 0
+    for step in range(60):
+        count = [30, 60, 5, 90][step % 4]
+        # Low ids often, high ones seldom; every now and then everything at once.
+        ids = (1200 * torch.rand(count if step % 15 != 14 else 1000) ** 2).long()
+        in_flight = step % 7
+        left = insert(ids, ours, policy, step + 1 - in_flight)
+        arguments = [0], [ids.numel()], [theirs], [policy], [step + 1 - in_flight]
+        right = reference.find_or_insert_reference(ids, *arguments)
+        failed += int(left.report[0, 1] >= 0)
+        for one, other in zip(left, right, strict=True):
+            assert torch.equal(one, other), step
+        if step % 5 == 0:
+            erased = ids[:7]
+            assert torch.equal(
+                hash_index.erase(erased, ours, policy), reference.erase_reference(erased, theirs, policy)
+            )
+        assert_same(ours, theirs)
+    assert int(ours.counts[3]) > 300
+    assert failed > 0
+
+
 @pytest.mark.parametrize("config", [{"on_full": "share"}, {"on_full": "evict", "evict": "lfu", "admit_after": 2}])
 def test_results_do_not_depend_on_threads(config: dict[str, Any]) -> None:
     ids = torch.randint(-(2**62), 2**62, (100_000,)) // 2**45  # about 2**18 different ones
