@@ -69,6 +69,43 @@ def test_training_goes_on_after_save_and_load() -> None:
         other.step()
 
 
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize(
+    "config", [HashConfig(dense_rows=0, unseen="share"), LRU, HashConfig(dense_rows=0, admit_after=2)]
+)
+def test_a_checkpoint_loaded_in_place_is_noticed_by_the_model(config: HashConfig, is_training: bool) -> None:
+    """As torch.distributed.checkpoint does it: into the tensors of ``state_dict()``, behind the model's back."""
+    models = []
+    for ids in ((1, 2, 2, 3, 3), (7, 7, 8, 8, 1, 1)):
+        plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=4, rows=10)])
+        apply_optimizer_in_backward(torch.optim.SGD, plain.parameters(), {"lr": 0.1})
+        models.append(recfx.convert(plain, hashing=config))
+        run(models[-1], *ids)
+        run(models[-1].eval(), *ids)
+    saved, written = models
+    state = written.state_dict()
+    for key, value in saved.state_dict().items():
+        state[key].copy_(value)
+    for model in models:
+        model.train(is_training)
+    assert torch.equal(run(written, 3, 7, 1, 2), run(saved, 3, 7, 1, 2))
+    assert torch.equal(run(written, 7, 8, 2), run(saved, 7, 8, 2))
+    for key, value in saved.state_dict().items():
+        assert torch.equal(written.state_dict()[key], value), key
+
+
+def test_a_row_that_is_taken_starts_at_the_optimizers_own_beginning() -> None:
+    plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=4, rows=4)])
+    apply_optimizer_in_backward(torch.optim.Adagrad, plain.parameters(), {"lr": 0.1, "initial_accumulator_value": 0.5})
+    model = recfx.convert(plain, hashing=LRU)
+    run(model, 1, 2, 3, 4).sum().backward()
+    run(model, 1, 2, 3).sum().backward()
+    run(model, 5)
+    state = model.fused_optimizers()["t"].state["sum"]
+    rows = model.index("t").find(torch.tensor([1, 5]))
+    assert state[rows, 0].tolist() == [2.5, 0.5]
+
+
 # Batches in flight
 
 
