@@ -144,6 +144,21 @@ def test_who_goes_next_is_the_same_after_a_batch_that_was_too_large(evict: str) 
     assert int(ours.counts[3]) > 50
 
 
+@pytest.mark.parametrize("has_library", [True, False])
+def test_sightings_stop_at_the_highest_number(has_library: bool) -> None:
+    buffers, policy = empty(3, on_full="evict", evict="lfu")
+    insert(torch.tensor([5, 6, 7]), buffers, policy)
+    most = 2**27 - 1
+    buffers.row_scores.copy_(torch.tensor([most - 1, most, 2]) * 2**36 + 1)
+    with mock.patch.object(library, "load", return_value=has_library):
+        insert(torch.tensor([5, 6, 6, 5, 5, 7]), buffers, policy)
+        assert buffers.row_scores.tolist() == [most * 2**36 + 2, most * 2**36 + 2, 3 * 2**36 + 2]
+        before = copy_of(buffers)
+        assert int(insert(torch.tensor([5, 6, 6, 7, 8, 9]), buffers, policy).report[0, 1]) == 0
+        assert torch.equal(buffers.row_scores, before.row_scores)
+        assert insert(torch.tensor([8]), buffers, policy).ids_before.tolist() == [7]
+
+
 @pytest.mark.parametrize("buckets", [1, 3])
 @pytest.mark.parametrize("evict", ["lru", "lfu"])
 def test_who_goes_next_in_a_table_of_many_rows(evict: str, buckets: int) -> None:
