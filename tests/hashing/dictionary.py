@@ -90,7 +90,7 @@ class Dictionary:
                 entries[id_].last_batch = batch
                 entries[id_].sightings += count
         waiting: list[int] = []
-        new_rows, states_before, evicted, answers, shared = [], [], [], {}, 0
+        new_rows, states_before, evicted, answers, shared, unseen = [], [], [], {}, 0, 0
         for id_ in dict.fromkeys(ids):
             if self.is_dense(id_) or id_ in entries:
                 continue
@@ -98,7 +98,7 @@ class Dictionary:
             if total < config.admit_after:
                 waiting.append(id_)
                 answers[id_] = -self.shared(id_) - 2 if config.unseen == "share" else -1
-                shared += counts[id_] if config.unseen == "share" else 0
+                unseen += counts[id_]
                 continue
             owners = {entry.row: owner for owner, entry in entries.items()}
             free = [row for row in self.bucket(id_) if row not in owners]
@@ -123,8 +123,7 @@ class Dictionary:
         self.entries = entries
         self.used.update(new_rows)
         self._count_candidates(waiting, counts)
-        zeros = sum(count for id_, count in counts.items() if answers.get(id_) == -1)
-        for name, count in zip(COUNTERS, (1, len(ids), len(new_rows), len(evicted), shared, zeros), strict=True):
+        for name, count in zip(COUNTERS, (1, len(ids), len(new_rows), len(evicted), shared, unseen), strict=True):
             self.counters[name] += count
         return Inserted([answers.get(id_, self.find(id_)) for id_ in ids], new_rows, states_before, evicted)
 

@@ -81,7 +81,7 @@ def test_counters_and_policies() -> None:
     assert rows[2] == rows[3] == index.shared_rows(torch.tensor([14]))[0]
     counters(index, batches=2, ids_seen=8, inserted=4, shared_answers=2)
     assert index.answer(torch.tensor([14, 10, 15])).tolist()[:2] == [int(rows[2]), 0]
-    counters(index, batches=2, ids_seen=11, inserted=4, shared_answers=4)
+    counters(index, batches=2, ids_seen=11, inserted=4, shared_answers=2, unseen_answers=2)
     index.find(torch.tensor([99]))
     assert index.counters["ids_seen"] == 11, "find counts nothing"
 
