@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -44,8 +44,6 @@ class Table:
         name, config, weight: of the table; ``weight`` as it is before the first batch (shared rows may be nobody's).
         optimizer: None for a table that is not trained.
         mean: MEAN pooling, else SUM.
-        initial: the first row of an id that gets row ``r`` as its ``n``-th owner, given (id, r, n); by default what the
-            design says.
     """
 
     def __init__(
@@ -55,16 +53,14 @@ class Table:
         weight: torch.Tensor,
         optimizer: Optimizer | None,
         mean: bool = False,
-        initial: Callable[[int, int, int], torch.Tensor] | None = None,
     ) -> None:
         self.name, self.config, self.optimizer, self.mean = name, config, optimizer, mean
         rows, dim = weight.shape
         self.ids = Dictionary(rows, config)
         self.rows = dict(enumerate(weight.detach().double()))
         self.states: dict[int, dict[str, torch.Tensor]] = {}
-        self._key, self._dim, self._initial = initialization_key(name, config.seed), dim, initial
+        self._key, self._dim = initialization_key(name, config.seed), dim
         self._bound = 1 / math.sqrt(rows)
-        self._owners = dict.fromkeys(range(rows), 0)
 
     def insert(self, bags: Bags, batches_in_flight: int = 0) -> list[int] | None:
         """The answers to one batch, see ``Dictionary``; rows that are new start anew."""
@@ -73,14 +69,11 @@ class Table:
             return None
         owners = self.ids.owners()
         for row in inserted.new_rows:
-            self._owners[row] += 1
-            self.rows[row] = self._first(owners[row], row)
+            self.rows[row] = self._first(owners[row])
             self.states.pop(row, None)
         return inserted.answers
 
-    def _first(self, id_: int, row: int) -> torch.Tensor:
-        if self._initial is not None:
-            return self._initial(id_, row, self._owners[row]).double()
+    def _first(self, id_: int) -> torch.Tensor:
         return initial_rows(torch.tensor([id_]), self._dim, self._key, -self._bound, self._bound)[0].double()
 
     def pool(self, bags: Bags, answers: Sequence[int], scales: Sequence[float]) -> torch.Tensor:
