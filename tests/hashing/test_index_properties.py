@@ -13,63 +13,33 @@ from hypothesis import strategies as st
 
 from recfx.errors import TableFullError
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels import library
+from recfx.kernels import hash_index, library
+from tests.hashing.dictionary import Dictionary
 
-IDS = st.one_of(
-    st.integers(-5, 60),
-    st.integers(-(2**63), 2**63 - 1),
-    st.sampled_from([-(2**63), 2**63 - 1, -1, 2**32]),
-)
-ACTIONS = st.sampled_from(["insert", "insert", "insert and undo", "find", "answer", "erase", "save and load"])
-STEPS = st.lists(st.tuples(ACTIONS, st.lists(IDS, max_size=50)), max_size=12)
-
-
-def mix64(value: int, seed: int = 0) -> int:
-    def finalizer(z: int) -> int:
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
-        return z ^ (z >> 31)
-
-    return finalizer(value % 2**64 ^ finalizer(seed % 2**64)) % 2**63
+EXTREMES = [-(2**63), 2**63 - 1, -1, 2**32, -2]
+IDS = st.one_of(st.integers(-5, 60), st.integers(-(2**63), 2**63 - 1), st.sampled_from(EXTREMES))
+# Few different ids, so that a table is full soon and its ids come back.
+CROWD = st.builds(
+    lambda first, count, stride: [(first + i * stride) % 60 - 5 for i in range(count)],
+    st.integers(0, 60), st.integers(4, 40), st.sampled_from([1, 7, 0, 3]),
+)  # fmt: skip
+ACTIONS = st.sampled_from(["insert", "insert", "insert", "in flight", "find", "answer", "erase", "save and load"])
+STEPS = st.lists(st.tuples(ACTIONS, st.one_of(st.lists(IDS, max_size=30), CROWD, CROWD)), min_size=8, max_size=20)
 
 
-class Model:
-    """What the design says, in the plainest Python."""
-
-    def __init__(self, rows: int, config: HashConfig) -> None:
-        self.rows, self.seed, self.share = rows, config.seed, config.on_full == "share"
-        self.dense_rows, self.buckets = config.dense_rows or 0, config.buckets or 1
-        self.row_of: dict[int, int] = {}
-
-    def bucket(self, id_: int) -> range:
-        begin, end = (
-            self.dense_rows + b * (self.rows - self.dense_rows) // self.buckets
-            for b in (mix64(id_, self.seed) % self.buckets, mix64(id_, self.seed) % self.buckets + 1)
-        )
-        return range(begin, end)
-
-    def find(self, id_: int) -> int:
-        return id_ if 0 <= id_ < self.dense_rows else self.row_of.get(id_, -1)
-
-    def shared(self, id_: int) -> int:
-        bucket = self.bucket(id_)
-        return bucket[mix64(id_, self.seed + 1) % len(bucket)]
-
-    def insert(self, ids: list[int]) -> tuple[list[int], list[int]] | None:
-        """None: a bucket is full, nothing changed."""
-        before = dict(self.row_of)
-        rows, new_rows = [], []
-        for id_ in ids:
-            if self.find(id_) < 0:
-                free = sorted(set(self.bucket(id_)) - set(self.row_of.values()))
-                if free:
-                    self.row_of[id_] = free[0]
-                    new_rows.append(free[0])
-                elif not self.share:
-                    self.row_of = before
-                    return None
-            rows.append(self.find(id_) if self.find(id_) >= 0 else self.shared(id_))
-        return rows, new_rows
+@st.composite
+def configurations(draw: st.DrawFn) -> tuple[int, HashConfig]:
+    index_rows, dense_rows = draw(st.one_of(st.integers(1, 12), st.integers(1, 60))), draw(st.sampled_from([0, 0, 3]))
+    config = HashConfig(
+        dense_rows=dense_rows,
+        buckets=min(draw(st.integers(1, 4)), index_rows),
+        on_full=draw(st.sampled_from(["error", "share", "evict", "evict"])),
+        evict=draw(st.sampled_from(["lru", "lfu"])),
+        admit_after=draw(st.sampled_from([1, 1, 1, 2, 3, 4])),
+        unseen=draw(st.sampled_from(["zeros", "share"])),
+        seed=draw(st.sampled_from([0, 1, 2**63 - 2, -(2**63)])),
+    )
+    return index_rows + dense_rows, config
 
 
 @contextmanager
@@ -82,85 +52,105 @@ def operators(kind: str) -> Iterator[None]:
             yield
 
 
-def assert_is(index: HashIndex, model: Model) -> None:
+def state_of(index: HashIndex) -> dict[str, torch.Tensor]:
+    return {key: value.clone() for key, value in index.state_dict().items()}
+
+
+def assert_same_state(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for key, tensor in left.items():
+        assert torch.equal(tensor, right[key]), key
+
+
+def assert_is(index: HashIndex, model: Dictionary) -> None:
+    """The index holds what the dictionary holds, and all that is derived from it fits."""
     ids, rows = index.items()
-    assert dict(zip(ids.tolist(), rows.tolist(), strict=True)) == model.row_of
+    assert dict(zip(rows.tolist(), ids.tolist(), strict=True)) == model.owners()
     assert rows.tolist() == sorted(rows.tolist())
-    assert len(index) == len(model.row_of)
+    assert len(index) == len(model.entries)
     assert torch.equal(index.find(ids), rows)
+    states = [1 if row in model.owners() else 2 if row in model.used else 0 for row in range(model.rows)]
+    assert index.row_state.tolist() == states
+    config = model.config
+    candidates, sightings = index.candidates()
+    # Whoever is admitted to a full bucket and shares is not counted on.
+    expected = {id_: min(count, config.admit_after) for id_, count in model.candidates.items()}
+    assert list(zip(candidates.tolist(), sightings.tolist(), strict=True)) == list(expected.items())
+    if config.on_full == "evict":
+        for id_, row in zip(ids.tolist(), rows.tolist(), strict=True):
+            entry = model.entries[id_]
+            score = entry.last_batch + (entry.sightings << 36 if config.evict == "lfu" else 0)
+            assert int(index.row_scores[row]) == score
+    assert dict(zip(model.counters, index.counts.tolist(), strict=True)) == model.counters
 
 
-@pytest.mark.parametrize("kind", ["C++", "reference"])
-@settings(max_examples=100)
-@given(
-    index_rows=st.integers(1, 60),
-    dense_rows=st.integers(0, 4),
-    buckets=st.integers(1, 4),
-    on_full=st.sampled_from(["error", "share"]),
-    unseen=st.sampled_from(["zeros", "share"]),
-    seed=st.sampled_from([0, 1, 2**63 - 2, -(2**63)]),
-    dtype=st.sampled_from([torch.int64, torch.int32]),
-    steps=STEPS,
-)
-def test_index_is_a_dictionary(
-    kind: str,
-    index_rows: int,
-    dense_rows: int,
-    buckets: int,
-    on_full: str,
-    unseen: str,
-    seed: int,
-    dtype: torch.dtype,
-    steps: list[tuple[str, list[int]]],
-) -> None:
-    rows = index_rows + dense_rows
-    config = HashConfig(
-        dense_rows=dense_rows,
-        buckets=min(buckets, index_rows),
-        on_full=on_full,  # type: ignore[arg-type]
-        unseen=unseen,  # type: ignore[arg-type]
-        seed=seed,
-    )
-    with operators(kind):
-        index, model = HashIndex(rows, config=config), Model(rows, config)
+def insert(index: HashIndex, model: Dictionary, ids: torch.Tensor, batches_in_flight: int) -> None:
+    before = state_of(index)
+    expected = model.insert(ids.tolist(), batches_in_flight)
+    if batches_in_flight == 0:
+        if expected is None:
+            with pytest.raises(TableFullError):
+                index.insert(ids)
+        else:
+            inserted = index.insert(ids)
+            assert inserted.rows.tolist() == expected.rows
+            assert inserted.new_rows.tolist() == expected.new_rows
+            assert inserted.evicted_ids.tolist() == expected.evicted_ids
+    else:
+        oldest = int(index.counts[0]) + 1 - batches_in_flight
+        ids = ids.long()
+        got = hash_index.find_or_insert(ids, [0], [ids.numel()], [index.index_buffers()], [index.policy], [oldest])
+        index.written()
+        if expected is None:
+            assert int(got.report[0, 1]) >= 0
+            assert got.rows.tolist() == [-1] * ids.numel()
+            assert got.new_rows.numel() == got.states_before.numel() == got.ids_before.numel() == 0
+        else:
+            assert got.report.tolist() == [[len(expected.new_rows), -1]]
+            assert got.rows.tolist() == expected.answers
+            assert got.new_rows.tolist() == expected.new_rows
+            assert got.states_before.tolist() == expected.states_before
+            assert got.ids_before[got.states_before == 1].tolist() == expected.evicted_ids
+    if expected is None:
+        assert_same_state(state_of(index), before)
+
+
+@pytest.mark.parametrize(("kind", "examples"), [("C++", 300), ("reference", 50)])
+def test_index_is_a_dictionary(kind: str, examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(configurations(), st.sampled_from([torch.int64, torch.int64, torch.int32]), STEPS)
+    def run(rows_and_config: tuple[int, HashConfig], dtype: torch.dtype, steps: list[tuple[str, list[int]]]) -> None:
+        rows, config = rows_and_config
+        index, model = HashIndex(rows, config=config), Dictionary(rows, config)
         for action, id_list in steps:
             if dtype == torch.int32:
                 id_list = [id_ for id_ in id_list if -(2**31) <= id_ < 2**31]
             ids = torch.tensor(id_list, dtype=dtype)
-            if action.startswith("insert"):
-                before = dict(model.row_of)
-                expected = model.insert(id_list)
-                if expected is None:
-                    with pytest.raises(TableFullError):
-                        index.insert(ids)
-                else:
-                    answer, new_rows = index.insert(ids)
-                    assert (answer.tolist(), new_rows.tolist()) == expected
-                    if action == "insert and undo":
-                        index.undo(new_rows)
-                        model.row_of = before
+            if action == "insert":
+                insert(index, model, ids, 0)
+            elif action == "in flight":
+                insert(index, model, ids, 1 + len(id_list) % 3)
             elif action == "find":
                 assert index.find(ids).tolist() == [model.find(id_) for id_ in id_list]
             elif action == "answer":
-                absent = model.shared if unseen == "share" else lambda id_: -1
-                found = [model.find(id_) for id_ in id_list]
-                expected_rows = [r if r >= 0 else absent(id_) for r, id_ in zip(found, id_list, strict=True)]
-                assert index.answer(ids).tolist() == expected_rows
+                assert index.answer(ids).tolist() == [model.answer(id_) for id_ in id_list]
             elif action == "erase":
-                expected_rows = [model.row_of.pop(id_, -1) for id_ in id_list]
-                assert index.erase(ids).tolist() == expected_rows
+                assert index.erase(ids).tolist() == model.erase(id_list)
             else:
                 loaded = HashIndex(rows, config=config)
-                loaded.load_state_dict({key: value.clone() for key, value in index.state_dict().items()})
+                loaded.load_state_dict(state_of(index))
                 index = loaded
             assert_is(index, model)
 
+    with operators(kind):
+        run()
 
-@pytest.mark.parametrize("on_full", ["error", "share"])
+
+@pytest.mark.parametrize("on_full", ["error", "share", "evict"])
 def test_every_row_of_a_bucket_is_usable(on_full: str) -> None:
     """As many ids as rows, all in the buckets that have room: all fit, and not one more."""
-    index = HashIndex(100, config=HashConfig(buckets=4, on_full=on_full))  # type: ignore[arg-type]
-    model = Model(100, HashConfig(buckets=4))
+    config = HashConfig(buckets=4, on_full=on_full)  # type: ignore[arg-type]
+    index, model = HashIndex(100, config=config), Dictionary(100, config)
     room = {bucket.start: 25 for bucket in (model.bucket(id_) for id_ in range(200))}
     chosen = []
     for id_ in range(1000):
@@ -174,9 +164,12 @@ def test_every_row_of_a_bucket_is_usable(on_full: str) -> None:
     if on_full == "error":
         with pytest.raises(TableFullError):
             index.find_or_insert(torch.tensor([2000]))
-    else:
+    elif on_full == "share":
         assert index.find_or_insert(torch.tensor([2000])).tolist() == [model.shared(2000)]
         assert index.find(torch.tensor([2000])).tolist() == [-1]
+    else:
+        assert index.find_or_insert(torch.tensor([2000])).item() in model.bucket(2000)
+        assert index.occupancy() == (100, 100, 0, 25, 25)
 
 
 def test_long_life_does_not_wear_out_the_index() -> None:
@@ -189,3 +182,23 @@ def test_long_life_does_not_wear_out_the_index() -> None:
     assert (index.slots == -1).all()
     assert index.occupancy().taken == 0
     assert index.find(torch.arange(-2, 1000)).unique().tolist() == [-1]
+
+
+@pytest.mark.parametrize("evict", ["lru", "lfu"])
+def test_long_life_of_an_index_that_evicts(evict: str) -> None:
+    """A thousand generations: the slots hold just the rows' ids, as densely as a new index's do."""
+    config = HashConfig(buckets=2, on_full="evict", evict=evict)  # type: ignore[arg-type]
+    index, model = HashIndex(40, config=config), Dictionary(40, config)
+    for generation in range(1000):
+        # Two ids of the last generation come back, so that the two rules differ.
+        ids = [generation * 1_000_003 - 977 * k for k in range(1, 10)] + [(generation - 1) * 1_000_003 - 977] * 2
+        expected = model.insert(ids)
+        assert expected is not None
+        assert index.insert(torch.tensor(ids))[0].tolist() == expected.rows
+    assert_is(index, model)
+    assert index.counters["evicted"] > 7000
+    assert int((index.slots[:, 0] != -1).sum()) == 40
+    new = HashIndex(40, config=config)
+    new.load_state_dict(index.state_dict())
+    assert index.longest_probe() <= new.longest_probe() + 4
+    assert index.longest_probe() < 20

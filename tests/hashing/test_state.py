@@ -23,12 +23,32 @@ def state_of(index: HashIndex) -> State:
     return {key: value.clone() for key, value in index.state_dict().items()}
 
 
-def test_state_is_the_row_aligned_part_only() -> None:
-    state = filled().state_dict()
-    assert {key: (value.dtype, tuple(value.shape)) for key, value in state.items()} == {
-        "row_ids": (torch.int64, (64,)),
-        "row_state": (torch.uint8, (64,)),
-    }
+ALWAYS = {
+    "row_ids": (torch.int64, (64,)),
+    "row_state": (torch.uint8, (64,)),
+    "counts": (torch.int64, (6,)),
+    "identity": (torch.int64, (2,)),
+}
+SCORES = {"row_scores": (torch.int64, (64,))}
+CANDIDATES = {
+    "candidate_ids": (torch.int64, (64,)),
+    "candidate_counts": (torch.int32, (64,)),
+    "candidate_order": (torch.int64, (64,)),
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [
+        ({}, ALWAYS),
+        ({"on_full": "evict"}, ALWAYS | SCORES),
+        ({"admit_after": 2}, ALWAYS | CANDIDATES),
+        ({"on_full": "evict", "evict": "lfu", "admit_after": 2}, ALWAYS | SCORES | CANDIDATES),
+    ],
+)
+def test_state_is_what_cannot_be_derived(config: dict[str, Any], keys: dict[str, Any]) -> None:
+    state = filled(**config).state_dict()
+    assert {key: (value.dtype, tuple(value.shape)) for key, value in state.items()} == keys
     assert (state["row_ids"][state["row_state"] == 0] == -1).all()
 
 
@@ -92,7 +112,7 @@ def replace(key: str, change: Callable[[Any], Any]) -> Callable[[State], None]:
         (replace("row_ids", lambda t: t.view(2, 32)), "torn_state", r"got torch\.int64 \[2, 32\] on cpu"),
         (replace("row_ids", lambda t: t.to("meta")), "torn_state", "on meta"),
         (replace("row_ids", lambda t: "x"), "torn_state", "got str"),
-        (set_value("row_state", 40, 7), "torn_state", "Row 40 has the state 7, which does not exist"),
+        (set_value("row_state", 40, 7), "torn_state", "Row 40 has the state 7, which cannot be"),
         (set_value("row_ids", 1, 1), "wrong_bucket", "Id 1 in row 1 is not in its bucket"),
         (swap_buckets, "wrong_bucket", "in row 0 is not in its bucket"),
         (lambda s: s["row_ids"].__setitem__(1, s["row_ids"][0].item()), "duplicate_id", "has row 1 and a row before"),
@@ -114,7 +134,8 @@ def test_damaged_state_changes_nothing(damage: Callable[[State], None], reason: 
 @pytest.mark.parametrize(
     ("config", "reason", "message"),
     [
-        ({"seed": 1}, "wrong_bucket", "seed, buckets and dense_rows that the state was saved with"),
+        ({"seed": 1}, "wrong_seed", "saved with seed 0, this one has seed 1"),
+        ({"buckets": 8}, "wrong_bucket", "seed, buckets and dense_rows that the state was saved with"),
         ({"buckets": 4}, "wrong_bucket", "is not in its bucket"),
         ({"dense_rows": 20}, "dense_id", "rows and ids below 20 are not the index's here"),
         ({"dense_rows": 0, "rows": 63}, "rows_mismatch", "The saved index has 64 rows, this one 63"),
@@ -132,32 +153,32 @@ def test_dense_id_in_an_index_row() -> None:
     state = state_of(filled(dense_rows=4, buckets=1))
     state["row_ids"][10] = 3
     with pytest.raises(CheckpointError, match="Row 10 belongs to id 3") as caught:
-        HashIndex(64, config=HashConfig(dense_rows=4, buckets=1)).load_state_dict(state)
+        HashIndex(64, config=HashConfig(dense_rows=4, buckets=1), name="t1").load_state_dict(state)
     assert caught.value.reason == "dense_id"
 
 
 def test_more_rows_take_the_first_where_borders_allow_it() -> None:
     source = filled(buckets=1)
-    target = HashIndex(100, config=HashConfig(buckets=1))
+    target = HashIndex(100, config=HashConfig(buckets=1), name="t1")
     target.load_state_dict(source.state_dict())
     for left, right in zip(source.items(), target.items(), strict=True):
         assert torch.equal(left, right)
     assert target.insert(torch.arange(1000, 1069))[1][-1] == 99
-    empty = HashIndex(100, config=HashConfig(buckets=4))
-    empty.load_state_dict(HashIndex(64, config=HashConfig(buckets=4)).state_dict())
+    empty = HashIndex(100, config=HashConfig(buckets=4), name="t1")
+    empty.load_state_dict(HashIndex(64, config=HashConfig(buckets=4), name="t1").state_dict())
     assert len(empty) == 0
 
 
 def test_garbage_in_free_rows_is_cleaned() -> None:
     state = state_of(filled())
     state["row_ids"][state["row_state"] == 0] = 12345
-    index = HashIndex(64, config=HashConfig(buckets=2))
+    index = HashIndex(64, config=HashConfig(buckets=2), name="t1")
     index.load_state_dict(state)
     assert torch.equal(index.row_ids, filled().row_ids)
 
 
 def test_meta_index_loads_with_assign_only() -> None:
-    index = HashIndex(64, config=HashConfig(buckets=2), device="meta")
+    index = HashIndex(64, config=HashConfig(buckets=2), name="t1", device="meta")
     with pytest.warns(UserWarning, match="no-op"):
         index.load_state_dict(filled().state_dict())
     assert index.slots.is_meta
@@ -167,7 +188,7 @@ def test_meta_index_loads_with_assign_only() -> None:
 
 
 def test_pre_hooks_run() -> None:
-    index = HashIndex(64, config=HashConfig(buckets=2))
+    index = HashIndex(64, config=HashConfig(buckets=2), name="t1")
 
     def rename(module: nn.Module, state: State, prefix: str, *rest: Any) -> None:
         state[prefix + "row_ids"] = state.pop(prefix + "old_ids")

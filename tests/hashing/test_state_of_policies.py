@@ -1,0 +1,324 @@
+"""Scores, candidates and counts in the state: saving, loading under another policy, loading in place, copies."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+from recfx.errors import CheckpointError
+from recfx.hashing import HashConfig, HashIndex
+
+State = dict[str, Any]
+FULL = {"on_full": "evict", "evict": "lfu", "admit_after": 3}
+
+
+def filled(rows: int = 20, name: str = "t1", **config: Any) -> HashIndex:
+    """Ids 100 to 111 have rows: 100 to 103 of the third batch, the others of the first; 200 to 204 wait."""
+    index = HashIndex(rows, config=HashConfig(**(config or FULL)), name=name)
+    index.insert(torch.arange(100, 112).repeat(3))
+    index.insert(torch.arange(200, 205))
+    index.insert(torch.arange(100, 104))
+    return index
+
+
+def state_of(index: HashIndex) -> State:
+    return {key: value.clone() for key, value in index.state_dict().items()}
+
+
+def assert_same(left: HashIndex, right: HashIndex) -> None:
+    for (key, one), (other_key, other) in zip(left.state_dict().items(), right.state_dict().items(), strict=True):
+        assert key == other_key
+        assert torch.equal(one, other), key
+    ids = torch.arange(90, 300)
+    assert torch.equal(left.find(ids), right.find(ids))
+    for one, other in zip(left.candidates(), right.candidates(), strict=True):
+        assert torch.equal(one, other)
+
+
+def assert_lives_on_alike(left: HashIndex, right: HashIndex) -> None:
+    """The next batches find, admit and evict the same."""
+    for step in range(8):
+        ids = torch.arange(98 + 3 * step, 106 + 3 * step) + torch.tensor([0, 90]).repeat(4)
+        for one, other in zip(left.insert(ids), right.insert(ids), strict=True):
+            assert torch.equal(one, other)
+    assert_same(left, right)
+
+
+def loaded(state: State, rows: int = 20, name: str = "t1", **config: Any) -> HashIndex:
+    index = HashIndex(rows, config=HashConfig(**config), name=name)
+    index.load_state_dict(state)
+    return index
+
+
+def change(key: str, value: Any) -> Callable[[State], None]:
+    def apply(state: State) -> None:
+        state[key] = value(state[key]) if callable(value) else value
+
+    return apply
+
+
+def put(key: str, place: int, value: int) -> Callable[[State], None]:
+    def apply(state: State) -> None:
+        state[key][place] = value
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason", "message"),
+    [
+        (change("identity", lambda t: t[:1]), "torn_state", "identity must be"),
+        (change("identity", lambda t: t.to("meta")), "torn_state", "identity must be"),
+        (put("identity", 0, 5), "wrong_table", "not that of table 't1'"),
+        (put("identity", 1, 5), "wrong_seed", "saved with seed 5, this one has seed 0"),
+        (change("counts", lambda t: t[:5]), "torn_state", "counts must have 6 numbers, got 5"),
+        (change("counts", lambda t: t.int()), "torn_state", "counts must be torch.int64"),
+        (change("row_scores", lambda t: t[:-1]), "torn_state", "row_ids has 20 rows and row_scores 19"),
+        (change("row_scores", lambda t: t.float()), "torn_state", "row_scores must be torch.int64"),
+        (put("row_scores", 3, -4), "torn_state", "Row 3 has the score -4"),
+        (put("row_scores", 3, (1 << 36) + 4), "torn_state", "of a batch that has not been"),
+        (put("counts", 0, 2), "torn_state", "of a batch that has not been"),
+        (lambda s: s.pop("candidate_order"), "torn_state", "candidate_order is missing"),
+        (lambda s: s.pop("candidate_ids"), "torn_state", "candidate_ids is missing"),
+        (change("candidate_counts", lambda t: t.long()), "torn_state", "candidate_counts must be torch.int32"),
+        (change("candidate_ids", lambda t: t[:4]), "torn_state", "row_ids has 20 rows and candidate_ids 4"),
+        (put("candidate_counts", 2, -1), "torn_state", "has the count -1"),
+        (put("candidate_order", 2, -1), "torn_state", "of a batch that has not been"),
+        (put("candidate_order", 2, 4 << 31), "torn_state", "of a batch that has not been"),
+        (put("candidate_ids", 1, 100), "duplicate_id", "Id 100 has the place of a candidate 1 and a row before it"),
+        (put("candidate_ids", 1, 200), "duplicate_id", "Id 200 has the place of a candidate 1"),
+        (lambda s: s.pop("row_state"), "torn_state", "row_state is missing"),
+    ],
+)
+def test_damaged_state_changes_nothing(damage: Callable[[State], None], reason: str, message: str) -> None:
+    index = filled()
+    index.insert(torch.arange(500, 504).repeat(3))
+    before = {key: tensor.clone() for key, tensor in index._buffers.items() if tensor is not None}
+    state = state_of(filled())
+    damage(state)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        nn.Sequential(index).load_state_dict({f"0.{key}": value for key, value in state.items()})
+    assert caught.value.reason == reason
+    assert caught.value.module_path == "t1"
+    for key, tensor in before.items():
+        assert torch.equal(tensor, index._buffers[key]), key  # type: ignore[arg-type]
+
+
+def test_a_candidate_must_be_in_its_bucket_and_not_dense() -> None:
+    config = {**FULL, "buckets": 2}
+    state = state_of(filled(**config))
+    places = torch.nonzero(state["candidate_counts"]).squeeze(1)
+    first, last = int(places[0]), int(places[-1])
+    assert first < 10 <= last, "all candidates are of one bucket"
+    state["candidate_ids"][[first, last]] = state["candidate_ids"][[last, first]]
+    with pytest.raises(CheckpointError) as caught:
+        loaded(state, **config)
+    assert caught.value.reason == "wrong_bucket"
+    config = {**FULL, "dense_rows": 4}
+    state = state_of(filled(**config))
+    state["candidate_ids"][4] = 3
+    with pytest.raises(CheckpointError) as caught:
+        loaded(state, **config)
+    assert caught.value.reason == "dense_id"
+
+
+def test_a_renamed_table_loads_without_the_identity() -> None:
+    state = state_of(filled())
+    with pytest.raises(CheckpointError) as caught:
+        loaded(state, name="t2", **FULL)
+    assert caught.value.reason == "wrong_table"
+    state.pop("identity")
+    index = loaded(state, name="t2", **FULL)
+    assert torch.equal(index.items()[0], filled().items()[0])
+    assert index.state_dict()["identity"].tolist() == HashIndex(3, name="t2").state_dict()["identity"].tolist()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        FULL,
+        {"on_full": "evict"},
+        {"on_full": "evict", "evict": "lfu", "buckets": 2, "dense_rows": 2},
+        {"on_full": "share", "admit_after": 2},
+    ],
+)
+def test_a_loaded_index_lives_on_as_the_saved_one(config: dict[str, Any]) -> None:
+    index = filled(**config)
+    index.erase(torch.tensor([105, 202]))
+    copies = [
+        loaded(state_of(index), **config),
+        copy.deepcopy(index),
+        pickle.loads(pickle.dumps(index)),
+        nn.Sequential(copy.deepcopy(index)).share_memory()[0],
+    ]
+    on_meta = HashIndex(20, config=HashConfig(**config), name="t1", device="meta")
+    on_meta.load_state_dict(state_of(index), assign=True)
+    file = io.BytesIO()
+    torch.save(index, file)
+    file.seek(0)
+    for other in (*copies, on_meta, torch.load(file, weights_only=False)):
+        assert_same(index, other)
+        assert_lives_on_alike(copy.deepcopy(index), other)
+
+
+def test_to_empty_forgets_scores_and_candidates() -> None:
+    for index in (filled(), HashIndex(20, config=HashConfig(**FULL), name="t1", device="meta")):
+        index.to_empty(device="cpu")
+        assert_same(index, HashIndex(20, config=HashConfig(**FULL), name="t1"))
+        assert_lives_on_alike(index, HashIndex(20, config=HashConfig(**FULL), name="t1"))
+
+
+# The state of one policy under another
+
+
+def evicted(index: HashIndex, count: int) -> set[int]:
+    """Who goes when so many new ids come to a full index."""
+    free = index.occupancy().rows - len(index)
+    times = index.config.admit_after
+    return set(index.insert(torch.arange(900, 900 + free + count).repeat(times)).evicted_ids.tolist())
+
+
+def test_lru_becomes_lfu_and_comes_back() -> None:
+    """Batches stay known; what was not counted starts with one sighting."""
+    lru = filled(on_full="evict")
+    as_lfu = loaded(state_of(lru), on_full="evict", evict="lfu")
+    rows = as_lfu.items()[1]
+    assert (as_lfu.row_scores[rows] >> 36).unique().tolist() == [1]
+    as_lfu.insert(torch.arange(104, 112))
+    assert evicted(copy.deepcopy(as_lfu), 9) == {100, 101, 102, 103, *range(200, 205)}
+    back = loaded(state_of(as_lfu), on_full="evict")
+    assert back.row_scores[back.find(torch.tensor([100, 104, 200]))].tolist() == [3, 4, 2]
+    assert evicted(back, 9) == {*range(200, 205), 100, 101, 102, 103}
+
+
+def test_evicting_state_in_an_index_that_does_not_evict_and_back() -> None:
+    source = filled()
+    plain = loaded(state_of(source))
+    assert set(plain.state_dict()) == {"row_ids", "row_state", "counts", "identity"}
+    assert torch.equal(plain.items()[0], source.items()[0])
+    plain.insert(torch.arange(300, 302))
+    for evict in ("lru", "lfu"):
+        back = loaded(state_of(plain), **{**FULL, "evict": evict})
+        assert torch.equal(back.items()[0], plain.items()[0])
+        assert back.candidates()[0].numel() == 0
+        assert back.counters["batches"] == 4, "the clock goes on"
+        back.insert(torch.arange(100, 112))
+        assert evicted(back, 2) == {300, 301}
+
+
+def test_a_clock_that_was_not_saved_is_read_off_the_scores() -> None:
+    for config in (FULL, {"on_full": "evict"}):
+        state = state_of(filled(**config))
+        state.pop("counts")
+        index = loaded(state, **config)
+        assert index.counters["batches"] == 3
+        assert index.counters["ids_seen"] == 0
+        index.insert(torch.arange(104, 108))
+        rows = index.find(torch.arange(104, 108))
+        assert (index.row_scores[rows] & (2**36 - 1) == 4).all()
+
+
+def test_lower_admission_takes_the_candidates_at_their_next_sighting() -> None:
+    source = HashIndex(20, config=HashConfig(admit_after=9), name="t1")
+    source.insert(torch.tensor([5, 5, 5, 6]))
+    target = loaded(state_of(source), admit_after=3)
+    assert target.insert(torch.tensor([6, 5])).rows.tolist() == [-1, 0]
+
+
+def test_more_rows_keep_scores_and_candidates() -> None:
+    source = filled()
+    target = loaded(state_of(source), rows=40, **FULL)
+    assert torch.equal(target.row_scores[:20], source.row_scores)
+    assert torch.equal(target.candidates()[0], source.candidates()[0])
+    assert evicted(target, 1) <= set(range(104, 112))
+
+
+# Loading in place: torch.distributed.checkpoint writes into the tensors of state_dict()
+
+
+class Model(nn.Module):
+    def __init__(self, index: HashIndex) -> None:
+        super().__init__()
+        self.index = index
+
+
+USES: list[Callable[[HashIndex], object]] = [
+    lambda index: index.find(torch.arange(3)),
+    lambda index: index.insert(torch.empty(0, dtype=torch.int64)),
+    lambda index: copy.deepcopy(index),
+    lambda index: index.answer(torch.arange(3)),
+    lambda index: len(index),
+]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("then_load_state_dict", [False, True])
+@pytest.mark.parametrize("config", [{}, FULL], ids=["share", "evict"])
+def test_distributed_checkpoint_loads_in_place(
+    tmp_path: Path, config: dict[str, Any], then_load_state_dict: bool
+) -> None:
+    source, target = filled(**(config or {"on_full": "share"})), filled(**(config or {"on_full": "share"}))
+    target.insert(torch.arange(700, 708).repeat(3))
+    dcp.save(Model(source).state_dict(), checkpoint_id=str(tmp_path), no_dist=True)
+    model = Model(target)
+    state = model.state_dict()
+    dcp.load(state, checkpoint_id=str(tmp_path), no_dist=True)
+    if then_load_state_dict:
+        model.load_state_dict(state)
+    ids = torch.arange(90, 800)
+    assert torch.equal(target.find(ids), source.find(ids))
+    assert_same(target, source)
+    assert len(target) == len(source)
+    assert target.occupancy() == source.occupancy()
+    if config:
+        assert_lives_on_alike(target, source)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_whoever_uses_it_first_notices_what_was_written(use: Callable[[HashIndex], object]) -> None:
+    source, target = filled(), filled()
+    target.insert(torch.arange(700, 708).repeat(3))
+    state = target.state_dict()
+    for key, value in source.state_dict().items():
+        state[key].copy_(value)
+    for other in (copy.deepcopy(target), pickle.loads(pickle.dumps(target))):
+        assert_lives_on_alike(other, copy.deepcopy(source))
+    used, expected = use(target), use(source)
+    if isinstance(used, HashIndex) and isinstance(expected, HashIndex):
+        assert_same(used, expected)
+    assert_same(target, source)
+
+
+def test_garbage_written_in_place_is_refused_at_the_next_use() -> None:
+    index = filled()
+    index.state_dict()["row_ids"][:2] = 100
+    for use in USES:
+        with pytest.raises(CheckpointError) as caught:
+            use(index)
+        assert caught.value.reason == "duplicate_id"
+    index.load_state_dict(filled().state_dict())
+    assert_same(index, filled())
+
+
+def test_the_index_does_not_mistake_its_own_writing_for_somebody_elses() -> None:
+    """Adopting a state costs as much as loading it."""
+    index = filled()
+    rebuilt = []
+    adopt = index._adopt_written_state
+    index._adopt_written_state = lambda: (rebuilt.append(1), adopt())  # type: ignore[method-assign, assignment]
+    for step in range(5):
+        index.insert(torch.arange(5 * step, 5 * step + 6).repeat(3)[:18])
+        index.erase(torch.arange(step, step + 3))
+        index.answer(torch.arange(10))
+        index.state_dict()
+        index.items()
+    assert rebuilt == []

@@ -1,0 +1,54 @@
+"""Indexes as the operators take them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from recfx.hashing import HashConfig
+from recfx.hashing.state import empty_buffers
+from recfx.kernels import hash_index, index_rebuild, library
+from recfx.kernels.index_buffers import STATE, TAKEN, IndexBuffers, IndexPolicy
+
+NOTHING_IN_FLIGHT = 2**62
+DERIVED = ("side_row", "free_rows", "bucket_taken", "candidate_side_row", "free_places")
+
+
+def empty(index_rows: int, dense_rows: int = 0, **config: Any) -> tuple[IndexBuffers, IndexPolicy]:
+    """An index that holds nothing, with so many rows to give out."""
+    assert library.load(), library.why_not()
+    resolved = HashConfig(dense_rows=dense_rows, **config).resolve(index_rows + dense_rows, False)
+    return empty_buffers(resolved), resolved.policy
+
+
+def copy_of(buffers: IndexBuffers) -> IndexBuffers:
+    return IndexBuffers(*(tensor.clone() for tensor in buffers))
+
+
+def insert(
+    ids: torch.Tensor, buffers: IndexBuffers, policy: IndexPolicy, oldest_in_flight: int = NOTHING_IN_FLIGHT
+) -> hash_index.Inserted:
+    """One batch for one table."""
+    return hash_index.find_or_insert(ids, [0], [ids.numel()], [buffers], [policy], [oldest_in_flight])
+
+
+def assert_same(left: IndexBuffers, right: IndexBuffers) -> None:
+    """Equal bit for bit, except for what nobody can see: the order of slots, and what the queues have in store."""
+    for name in (*STATE, *DERIVED):
+        assert torch.equal(getattr(left, name), getattr(right, name)), name
+    for slots in ("slots", "candidate_slots"):
+        assert sorted(getattr(left, slots).tolist()) == sorted(getattr(right, slots).tolist()), slots
+
+
+def assert_sound(buffers: IndexBuffers, policy: IndexPolicy) -> None:
+    """Nothing is wrong with the state, and what is derived from it anew is what has been kept up to date."""
+    rebuilt = copy_of(buffers)
+    assert index_rebuild.rebuild(rebuilt, policy) == (index_rebuild.NO_PROBLEM, -1, False)
+    assert_same(buffers, rebuilt)
+    ids, rows = buffers.row_ids[buffers.row_state == TAKEN], torch.nonzero(buffers.row_state == TAKEN).squeeze(1)
+    assert torch.equal(hash_index.find(ids, buffers.slots, buffers.side_row, policy.dense_rows), rows)
+    if policy.admits:
+        places = torch.nonzero(buffers.candidate_counts).squeeze(1)
+        slots = buffers.candidate_slots, buffers.candidate_side_row
+        assert torch.equal(hash_index.find(buffers.candidate_ids[places], *slots, 0), places)

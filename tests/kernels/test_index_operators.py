@@ -1,0 +1,180 @@
+"""The index's operators as operators: checked, traced, scripted, exported and compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from recfx.kernels import buckets
+from recfx.kernels import hash_index_reference as reference
+from recfx.kernels.index_buffers import IndexBuffers, flat
+from tests.kernels.indexes import NOTHING_IN_FLIGHT, copy_of, empty, insert
+
+KINDS: list[dict[str, Any]] = [
+    {"on_full": "share"},
+    {"on_full": "evict", "evict": "lru"},
+    {"on_full": "evict", "evict": "lfu", "admit_after": 2, "unseen": "share"},
+]
+
+
+@pytest.mark.parametrize("config", KINDS)
+def test_opcheck(config: dict[str, Any]) -> None:
+    index, policy = empty(64, dense_rows=4, buckets=2, **config)
+    other = copy_of(index)
+    ids = torch.tensor([5, 2, -1, 5, 2**63 - 1])
+    insert(ids, index, policy)
+    slots, side_rows, locks = [index.slots] * 2, [index.side_row] * 2, [index.lock] * 2
+    both, policies = flat([index, other]), flat([policy, policy])
+    cases: list[tuple[str, tuple[object, ...]]] = [
+        ("find", (ids, index.slots, index.side_row, 4)),
+        ("find", (ids, index.slots, index.side_row, 4, index.lock)),
+        ("find_tables", (ids, [1, 3], [3, 5], slots, side_rows, locks, [4, 0])),
+        ("find_or_insert", (ids, [0, 3], [3, 5], both, policies, [NOTHING_IN_FLIGHT, 1])),
+        ("add_counts", ([index.counts, other.counts], list(range(12)))),
+        ("erase", (ids[:2], list(index), list(policy))),
+        ("rebuild", (list(index), list(policy))),
+    ]
+    for name, arguments in cases:
+        torch.library.opcheck(getattr(torch.ops.recfx, name).default, arguments)
+
+
+def test_scriptable() -> None:
+    @torch.jit.script
+    def use(ids: torch.Tensor, slots: torch.Tensor, side_row: torch.Tensor, lock: torch.Tensor) -> torch.Tensor:
+        return torch.ops.recfx.find(ids, slots, side_row, 2, lock)
+
+    @torch.jit.script
+    def train(ids: torch.Tensor, buffers: list[torch.Tensor], policy: list[int], oldest: int) -> torch.Tensor:
+        answers = torch.ops.recfx.find_or_insert(ids, [0], [ids.numel()], buffers, policy, [oldest])
+        return answers[0]
+
+    index, policy = empty(6, dense_rows=2)
+    insert(torch.tensor([9, -1]), index, policy)
+    ids = torch.tensor([1, -1, 9, 10])
+    assert use(ids, index.slots, index.side_row, index.lock).tolist() == [1, 3, 2, -1]
+    assert train(ids, list(index), list(policy), NOTHING_IN_FLIGHT).tolist() == [1, 3, 2, 4]
+    scripted = torch.jit.script(reference.find_reference)
+    assert scripted(ids, index.slots, index.side_row, 2).tolist() == [1, 3, 2, 4]
+    assert torch.jit.script(buckets.shared_rows)(torch.tensor([5]), 8, 2, 2, 0).numel() == 1
+
+
+class Find(torch.nn.Module):
+    def __init__(self, index: IndexBuffers, dense_rows: int) -> None:
+        super().__init__()
+        self.register_buffer("slots", index.slots)
+        self.register_buffer("side_row", index.side_row)
+        self.dense_rows = dense_rows
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.ops.recfx.find(ids, self.slots, self.side_row, self.dense_rows) + 1
+
+
+def test_exportable() -> None:
+    index, policy = empty(6, dense_rows=2)
+    insert(torch.tensor([9, -1]), index, policy)
+    module = Find(index, policy.dense_rows)
+    length = torch.export.Dim("length", min=1, max=1000)
+    program = torch.export.export(module, (torch.tensor([1, 2, 3]),), dynamic_shapes=({0: length},))
+    assert program.module()(torch.tensor([1, -1, 9, 10])).tolist() == [2, 4, 3, 0]
+    assert program.module()(torch.tensor([9])).tolist() == [3]
+    assert "recfx.find.default" in program.graph_module.code
+
+
+class _Sizes(TorchDispatchMode):
+    """The number of elements of every tensor that an operator gives back, in a graph or outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {tensor.data_ptr() for tensor in torch.utils._pytree.tree_leaves(args) if torch.is_tensor(tensor)}
+        for tensor in torch.utils._pytree.tree_leaves(result):
+            if torch.is_tensor(tensor) and tensor.data_ptr() not in given:
+                self.made.append(tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("config", KINDS)
+def test_compiled_operators_change_the_table_in_place(backend: str, config: dict[str, Any]) -> None:
+    """Functionalization would copy every buffer that an operator changes: twice the table, twice a batch."""
+    index, policy = empty(5000, **config)
+    expected = copy_of(index)
+    addresses = [tensor.data_ptr() for tensor in index]
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        rows, *_ = torch.ops.recfx.find_or_insert(
+            ids * 3, [0], [ids.numel()], list(index), list(policy), [NOTHING_IN_FLIGHT]
+        )
+        return rows + torch.ops.recfx.find(ids, index.slots, index.side_row, 0, index.lock)
+
+    compiled = torch.compile(step, backend=backend)
+    compiled(torch.arange(10).repeat(2))
+    with _Sizes() as sizes:
+        rows = compiled(torch.arange(5, 15).repeat(2))
+    for first in (0, 5):
+        ids = torch.arange(first, first + 10).repeat(2)
+        wanted = insert(ids * 3, expected, policy).rows
+        wanted = wanted + torch.ops.recfx.find(ids, expected.slots, expected.side_row, 0)
+    assert torch.equal(rows, wanted)
+    assert torch.equal(index.row_ids, expected.row_ids)
+    assert [tensor.data_ptr() for tensor in index] == addresses
+    assert max(sizes.made, default=0) < 100
+    assert sizes.made or backend == "aot_eager", "nothing was watched"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ids": torch.zeros(2, 2, dtype=torch.int64)}, "ids must have 1 dimension"),
+        ({"ids": torch.zeros(2)}, "ids must be int64"),
+        ({"slots": torch.full((12, 2), -1)}, "power of two"),
+        ({"slots": torch.full((16, 3), -1)}, r"\[slots, 2\]"),
+        ({"row_state": torch.zeros(10, dtype=torch.int8)}, "row_state must be Byte"),
+        ({"row_state": torch.zeros(3, dtype=torch.uint8)}, "row_state must have 10 elements"),
+        ({"free_rows": torch.zeros(2, dtype=torch.int64)}, "free_rows must hold 1 words"),
+        ({"slots": torch.full((8, 2), -1)}, "more slots than rows"),
+        ({"counts": torch.zeros(5, dtype=torch.int64)}, "counts must have 6 elements"),
+        ({"lock": torch.zeros(0, dtype=torch.int64)}, r"lock must be \[1\]"),
+        ({"row_scores": torch.zeros(20, dtype=torch.int64)[::2]}, "row_scores must be Long, contiguous"),
+        ({"victims": torch.zeros(2, 3, dtype=torch.int64)[:0]}, "victims must have 3 elements"),
+        ({"victim_heads": torch.zeros(2, 3, dtype=torch.int64)}, "victim_heads|victims must have 3 elements"),
+        ({"candidate_counts": torch.zeros(10, dtype=torch.int64)}, "candidate_counts must be Int"),
+        ({"candidate_order": torch.zeros(9, dtype=torch.int64)}, "candidate_order must have 10 elements"),
+        ({"candidate_slots": torch.full((8, 2), -1)}, "more .*slots than rows"),
+    ],
+)
+def test_operators_check_what_they_are_given(change: dict[str, torch.Tensor], message: str) -> None:
+    index, policy = empty(10, on_full="evict", admit_after=2)
+    change = dict(change)
+    ids = change.pop("ids", torch.arange(2))
+    with pytest.raises(RuntimeError, match=message):
+        insert(ids, index._replace(**change), policy)
+    assert index.lock.item() == 0
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends"), [([0], [6]), ([3], [2]), ([-1], [2]), ([0, 1], [1]), ([0, 2], [1, 2]), ([2**62], [2**62 + 1])]
+)
+def test_stretches_that_do_not_fit_are_refused(begins: list[int], ends: list[int]) -> None:
+    index, policy = empty(8)
+    with pytest.raises(RuntimeError, match=r"find_tables|has ids"):
+        torch.ops.recfx.find_tables(torch.arange(5), begins, ends, [index.slots], [index.side_row], [index.lock], [0])
+    with pytest.raises(RuntimeError, match=r"find_or_insert|has ids|takes"):
+        torch.ops.recfx.find_or_insert(torch.arange(5), begins, ends, list(index), list(policy), [NOTHING_IN_FLIGHT])
+    assert index.lock.item() == 0
+    assert (index.row_state == 0).all()
+
+
+def test_too_few_numbers_or_tensors_are_refused() -> None:
+    index, policy = empty(8)
+    for buffers, numbers in ((list(index)[:-1], list(policy)), (list(index), list(policy)[:-1])):
+        with pytest.raises(RuntimeError, match=r"takes|one entry a table"):
+            torch.ops.recfx.find_or_insert(torch.arange(5), [0], [5], buffers, numbers, [NOTHING_IN_FLIGHT])
+        with pytest.raises(RuntimeError, match="takes"):
+            torch.ops.recfx.erase(torch.arange(5), buffers, numbers)

@@ -1,0 +1,143 @@
+"""``find_or_insert`` for several tables at once: each as if it were alone, and all of them or none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recfx.kernels import hash_index
+from recfx.kernels import hash_index_reference as reference
+from recfx.kernels.index_buffers import STATE, IndexBuffers, IndexPolicy
+from tests.kernels.indexes import NOTHING_IN_FLIGHT, assert_same, assert_sound, copy_of, empty, insert
+
+KINDS: list[dict[str, Any]] = [
+    {"on_full": "evict", "evict": "lru"},
+    {"on_full": "evict", "evict": "lfu", "admit_after": 2, "unseen": "share"},
+    {"on_full": "share", "admit_after": 2},
+    {"on_full": "share", "buckets": 3, "seed": 4},
+    {"on_full": "evict", "evict": "lfu", "dense_rows": 3, "buckets": 2},
+    {"on_full": "error"},
+]
+Indexes = list[tuple[IndexBuffers, IndexPolicy]]
+# Of each table: ids before its stretch that belong to nobody, and its own.
+STRETCHES = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(0, 70)), min_size=len(KINDS), max_size=len(KINDS)
+)
+
+
+def tables(rows: int = 16) -> Indexes:
+    return [empty(rows, **kind) for kind in KINDS]
+
+
+def run(
+    ids: torch.Tensor, begins: list[int], ends: list[int], indexes: Indexes, in_flight: int = NOTHING_IN_FLIGHT
+) -> hash_index.Inserted:
+    buffers, policies = [buffers for buffers, _ in indexes], [policy for _, policy in indexes]
+    return hash_index.find_or_insert(ids, begins, ends, buffers, policies, [in_flight] * len(indexes))
+
+
+@settings(max_examples=25)
+@given(st.lists(STRETCHES, min_size=1, max_size=6))
+def test_several_tables_are_each_of_them_alone(batches: list[list[tuple[int, int, int]]]) -> None:
+    together, alone = tables(), tables()
+    for stretches in batches:
+        pieces, begins, ends = [], [], []
+        position = 0
+        for gap, count, first in stretches:
+            pieces.append(torch.full((gap,), -77))
+            pieces.append((first + torch.arange(count) * 3) % 40)
+            begins.append(position + gap)
+            ends.append(position + gap + count)
+            position = ends[-1]
+        ids = torch.cat([*pieces, torch.tensor([-77])])
+        before = [copy_of(buffers) for buffers, _ in together]
+        got = run(ids, begins, ends, together)
+        again = reference.find_or_insert_reference(
+            ids, begins, ends, before, [policy for _, policy in together], [NOTHING_IN_FLIGHT] * len(together)
+        )
+        for left, right in zip(got, again, strict=True):
+            assert torch.equal(left, right)
+        trial = [insert(ids[b:e], copy_of(i[0]), i[1]) for b, e, i in zip(begins, ends, alone, strict=True)]
+        if any(int(each.report[0, 1]) >= 0 for each in trial):
+            assert (got.rows == -1).all()
+            assert got.report[:, 1].tolist() == [int(each.report[0, 1]) for each in trial]
+        else:
+            expected = [insert(ids[b:e], *index) for b, e, index in zip(begins, ends, alone, strict=True)]
+            for begin, end, each in zip(begins, ends, expected, strict=True):
+                assert torch.equal(got.rows[begin:end], each.rows)
+            for name in ("new_rows", "states_before", "ids_before", "report"):
+                assert torch.equal(getattr(got, name), torch.cat([getattr(each, name) for each in expected])), name
+            outside = torch.ones_like(ids, dtype=torch.bool)
+            for begin, end in zip(begins, ends, strict=True):
+                outside[begin:end] = False
+            assert (got.rows[outside] == -77).all()
+        for (ours, policy), (theirs, _) in zip(together, alone, strict=True):
+            assert_same(ours, theirs)
+            assert_sound(ours, policy)
+
+
+def test_one_full_table_undoes_all_of_them() -> None:
+    indexes = tables()
+    ids = torch.arange(96) % 23
+    begins, ends = list(range(0, 96, 16)), list(range(16, 112, 16))
+    for shift in range(4):
+        run((ids + shift) % 23, begins, ends, [*indexes[:5], empty(100)])
+        insert((ids[:12] + shift) % 12, *indexes[5])
+    before = [copy_of(buffers) for buffers, _ in indexes]
+    got = run(torch.arange(96) * 5, begins, ends, indexes)
+    assert got.report[:4, 1].tolist() == [-1] * 4
+    assert got.report[0, 0] > 0, "no row was given out: there is nothing to undo"
+    assert got.report[5, 1] == 0
+    assert got.new_rows.numel() == got.ids_before.numel() == got.states_before.numel() == 0
+    assert (got.rows == -1).all()
+    for (buffers, policy), old in zip(indexes, before, strict=True):
+        assert_same(buffers, old)
+        assert_sound(buffers, policy)
+    # And they go on as if nothing had been.
+    continued = [(old, policy) for old, (_, policy) in zip(before, indexes, strict=True)]
+    for step in range(4):
+        batch = (torch.arange(80) * 7 + 13 * step) % 41
+        left = run(batch, begins[:5], ends[:5], indexes[:5], in_flight=4 + step)
+        right = run(batch, begins[:5], ends[:5], continued[:5], in_flight=4 + step)
+        for one, other in zip(left, right, strict=True):
+            assert torch.equal(one, other)
+    for (ours, _), (theirs, _) in zip(indexes, continued, strict=True):
+        assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_several_tables_do_not_depend_on_threads(full: bool) -> None:
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 4):
+            torch.set_num_threads(count)
+            indexes = tables(3000)[:5]
+            for step in range(5):
+                ids = 500 * step + torch.randint(0, 2500, (40_000,), generator=torch.Generator().manual_seed(step))
+                got = run(ids, [0, 9000, 9000, 15_000, 30_000], [8000, 9000, 15_000, 30_000, 40_000], indexes)
+                assert (got.report[:, 1] == -1).all()
+            if full:
+                got = run(torch.arange(40_000), [0] * 5, [0, 0, 0, 0, 20_000], indexes)
+                assert got.report[:, 1].max() >= 0
+            state = [getattr(buffers, name) for buffers, _ in indexes for name in STATE]
+            results.append([*got, *state])
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        for left, right in zip(results[0], other, strict=True):
+            assert torch.equal(left, right)
+
+
+def test_no_tables_and_no_ids() -> None:
+    nothing = torch.empty(0, dtype=torch.int64)
+    assert [tensor.numel() for tensor in run(nothing, [], [], [])] == [0] * 5
+    assert run(torch.tensor([5]), [], [], []).rows.tolist() == [5]
+    indexes = tables()
+    got = run(nothing, [0] * len(indexes), [0] * len(indexes), indexes)
+    assert got.report.tolist() == [[0, -1]] * len(indexes)
+    assert [int(buffers.counts[0]) for buffers, _ in indexes] == [1] * len(indexes), "an empty batch is a batch"

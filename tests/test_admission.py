@@ -1,0 +1,126 @@
+"""Tables that admit an id after it has been seen often enough: what it reads and trains until then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import recfx
+from recfx.hashing import HashConfig
+from tests.lifecycle import OPTIMIZERS, pair
+from tests.models.data import table
+
+
+def admits(after: int, **options: Any) -> HashConfig:
+    return HashConfig(dense_rows=0, admit_after=after, **options)
+
+
+@pytest.mark.parametrize("attach", ["before", "after"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("unseen", ["zeros", "share"])
+def test_training_follows_the_ids(unseen: str, optimizer: str, attach: str) -> None:
+    configs = {
+        "t1": admits(2, unseen=unseen, on_full="evict"),
+        "t2": admits(3, unseen=unseen, on_full="evict", evict="lfu"),
+    }
+    both = pair(configs, optimizer, attach=attach)
+    for step in range(20):
+        both.step()
+        if step % 8 == 7:
+            both.evaluate(both.batch(universe=60))
+    assert min(each.ids.counters["unseen_answers"] for each in both.oracle.values()) > 20
+    assert both.total("evicted") > 0
+
+
+@pytest.mark.parametrize("unseen", ["zeros", "share"])
+@pytest.mark.parametrize(("mean", "is_weighted"), [(True, False), (False, True)])
+def test_an_id_without_a_row_counts_in_the_mean_and_has_a_weight(unseen: str, mean: bool, is_weighted: bool) -> None:
+    configs = {"t1": admits(2, unseen=unseen), "t2": admits(2, unseen=unseen, on_full="share")}
+    both = pair(configs, "adagrad", mean=mean, is_weighted=is_weighted)
+    for _ in range(15):
+        both.step(both.batch(universe=25))
+    both.evaluate(both.batch(universe=60))
+    assert both.total("inserted") > 30
+
+
+def test_rows_in_flight_with_admission() -> None:
+    config = admits(2, on_full="evict", unseen="share")
+    both = pair({"t1": config, "t2": config}, "adagrad")
+    waiting = both.forward(both.batch(universe=20, longest=2))
+    for _ in range(12):
+        following = both.forward(both.batch(universe=20, longest=2), batches_in_flight=1)
+        both.backward(waiting)
+        waiting = following
+    both.backward(waiting)
+
+
+def features(ids: list[int], weights: torch.Tensor | None = None) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["f"], torch.tensor(ids), weights, lengths=torch.tensor([len(ids)]))
+
+
+def model_of(config: HashConfig, *, pooling: PoolingType = PoolingType.SUM, is_weighted: bool = False) -> Any:
+    plain = EmbeddingBagCollection([table("t", ["f"], dim=4, rows=10, pooling=pooling)], is_weighted=is_weighted)
+    return recfx.convert(plain, hashing=config)
+
+
+def test_a_dense_gradient_reaches_admitted_ids_alone() -> None:
+    """Without a fused optimizer: ``weight.grad``."""
+    for unseen in ("zeros", "share"):
+        model = model_of(admits(2, unseen=unseen))
+        model(features([5, 6, 6, 7])).values().sum().backward()
+        row = int(model.index("t").find(torch.tensor([6])))
+        expected = torch.zeros(10, 4)
+        expected[row] = 2
+        assert torch.equal(model.weight("t").grad, expected)
+
+
+def test_a_whole_batch_is_counted_before_anybody_is_admitted() -> None:
+    model = model_of(admits(3))
+    output = model(features([5, 6, 5, 5])).values()
+    row = model.weight("t").detach()[model.index("t").find(torch.tensor([5]))]
+    torch.testing.assert_close(output.detach(), 3 * row)
+    ids, sightings = model.index("t").candidates()
+    assert (ids.tolist(), sightings.tolist()) == ([6], [1])
+
+
+def test_the_weight_of_an_id_that_is_not_admitted_gets_its_gradient() -> None:
+    """Of zeros none; of a shared row that is read, what it reads."""
+    for unseen in ("zeros", "share"):
+        model = model_of(admits(2, unseen=unseen), is_weighted=True)
+        weights = torch.tensor([2.0, 3.0, 4.0], requires_grad=True)
+        model(features([5, 6, 6], weights)).values().sum().backward()
+        index, rows = model.index("t"), model.weight("t").detach().sum(1)
+        own = rows[index.find(torch.tensor([6]))].repeat(2)
+        shared = rows[index.shared_rows(torch.tensor([5]))] if unseen == "share" else torch.zeros(1)
+        torch.testing.assert_close(weights.grad, torch.cat([shared, own]))
+
+
+def test_eval_counts_no_sightings() -> None:
+    model = model_of(admits(2))
+    model(features([5]))
+    model.eval()
+    for _ in range(5):
+        assert (model(features([5, 6])).values() == 0).all()
+    model.train()
+    model(features([6]))
+    ids, sightings = model.index("t").candidates()
+    assert (ids.tolist(), sightings.tolist()) == ([5, 6], [1, 1])
+
+
+@pytest.mark.parametrize("unseen", ["zeros", "share"])
+@pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
+def test_conversion_with_a_sample(unseen: str, pooling: PoolingType) -> None:
+    plain = EmbeddingBagCollection([table("t", ["f"], dim=4, rows=10, pooling=pooling)])
+    original = EmbeddingBagCollection([table("t", ["f"], dim=4, rows=10, pooling=pooling)])
+    original.load_state_dict(plain.state_dict())
+    sample = (features([5, 6, 6, 7]),)
+    model = recfx.convert(plain, sample=sample, hashing=admits(2, unseen=unseen))
+    report = recfx.verify(original, model, sample)
+    assert report.ok, report
+    assert len(model.index("t")) == 0
+    assert model.index("t").candidates()[0].numel() == 0

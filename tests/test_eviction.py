@@ -1,0 +1,374 @@
+"""Tables that evict, trained: every id has its own weights and optimizer state, for as long as it has a row."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import recfx
+from recfx.errors import ConversionError, InputError, TableFullError
+from recfx.hashing import HashConfig
+from tests.lifecycle import BATCH, OPTIMIZERS, Batch, Pair, pair
+from tests.models.data import table
+
+LRU = HashConfig(dense_rows=0, on_full="evict")
+LFU = HashConfig(dense_rows=0, on_full="evict", evict="lfu", seed=3)
+
+
+@pytest.mark.parametrize("attach", ["before", "after"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_training_follows_the_ids(optimizer: str, attach: str) -> None:
+    both = pair({"t1": LRU, "t2": LFU}, optimizer, attach=attach)
+    for step in range(25):
+        both.step()
+        if step % 8 == 7:
+            both.evaluate(both.batch(universe=60))
+    assert min(each.ids.counters["evicted"] for each in both.oracle.values()) > 20
+
+
+@pytest.mark.parametrize(("mean", "is_weighted"), [(True, False), (False, True)])
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adam"])
+def test_training_follows_the_ids_in_means_and_weighted_sums(optimizer: str, mean: bool, is_weighted: bool) -> None:
+    both = pair({"t1": LFU, "t2": LRU}, optimizer, mean=mean, is_weighted=is_weighted)
+    for _ in range(15):
+        both.step()
+    both.evaluate(both.batch(universe=60))
+    assert both.total("evicted") > 20
+
+
+def test_evicting_beside_tables_that_do_not() -> None:
+    both = pair({"t1": LRU, "t2": HashConfig(dense_rows=0, on_full="share")}, "adagrad")
+    for _ in range(15):
+        both.step()
+    assert both.oracle["t1"].ids.counters["evicted"] > 10
+    assert both.oracle["t2"].ids.counters["shared_answers"] > 10
+
+
+def test_training_goes_on_after_save_and_load() -> None:
+    both = pair({"t1": LRU, "t2": LFU}, "adagrad")
+    for _ in range(8):
+        both.step()
+    state = copy.deepcopy(both.model.state_dict())
+    other = pair({"t1": LRU, "t2": LFU}, "adagrad", attach="after")
+    for _ in range(3):
+        other.step()
+    other.model.load_state_dict(state)
+    for name, optimizer in other.model.fused_optimizers().items():
+        for key, value in both.model.fused_optimizers()[name].state.items():
+            optimizer.state[key].copy_(value)
+    other.oracle = both.oracle
+    for _ in range(8):
+        other.step()
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize(
+    "config", [HashConfig(dense_rows=0, unseen="share"), LRU, HashConfig(dense_rows=0, admit_after=2)]
+)
+def test_a_checkpoint_loaded_in_place_is_noticed_by_the_model(config: HashConfig, is_training: bool) -> None:
+    """As torch.distributed.checkpoint does it: into the tensors of ``state_dict()``, behind the model's back."""
+    models = []
+    for ids in ((1, 2, 2, 3, 3), (7, 7, 8, 8, 1, 1)):
+        plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=4, rows=10)])
+        apply_optimizer_in_backward(torch.optim.SGD, plain.parameters(), {"lr": 0.1})
+        models.append(recfx.convert(plain, hashing=config))
+        run(models[-1], *ids)
+        run(models[-1].eval(), *ids)
+    saved, written = models
+    state = written.state_dict()
+    for key, value in saved.state_dict().items():
+        state[key].copy_(value)
+    for model in models:
+        model.train(is_training)
+    assert torch.equal(run(written, 3, 7, 1, 2), run(saved, 3, 7, 1, 2))
+    assert torch.equal(run(written, 7, 8, 2), run(saved, 7, 8, 2))
+    for key, value in saved.state_dict().items():
+        assert torch.equal(written.state_dict()[key], value), key
+
+
+def test_a_row_that_is_taken_starts_at_the_optimizers_own_beginning() -> None:
+    plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=4, rows=4)])
+    apply_optimizer_in_backward(torch.optim.Adagrad, plain.parameters(), {"lr": 0.1, "initial_accumulator_value": 0.5})
+    model = recfx.convert(plain, hashing=LRU)
+    run(model, 1, 2, 3, 4).sum().backward()
+    run(model, 1, 2, 3).sum().backward()
+    run(model, 5)
+    state = model.fused_optimizers()["t"].state["sum"]
+    rows = model.index("t").find(torch.tensor([1, 5]))
+    assert state[rows, 0].tolist() == [2.5, 0.5]
+
+
+# Batches in flight
+
+
+def small(rows: int = 4, optimizer: str = "sgd", **config: Any) -> recfx.HashEmbeddingBagCollection:
+    plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=4, rows=rows)])
+    kind, settings = OPTIMIZERS[optimizer]
+    model = recfx.convert(plain, hashing=HashConfig(dense_rows=0, on_full="evict", **config))
+    apply_optimizer_in_backward(kind, model.parameters(), settings)
+    assert isinstance(model, recfx.HashEmbeddingBagCollection)
+    return model
+
+
+def run(model: torch.nn.Module, *ids: int) -> torch.Tensor:
+    lengths = torch.tensor([len(ids)])
+    return model(features_of(ids, lengths)).values()
+
+
+def features_of(ids: tuple[int, ...], lengths: torch.Tensor) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["f"], torch.tensor(ids, dtype=torch.int64), lengths=lengths)
+
+
+def held(model: recfx.HashEmbeddingBagCollection) -> set[int]:
+    return set(model.index("t").items()[0].tolist())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_two_forwards_before_the_first_backward(optimizer: str) -> None:
+    """As a pipeline does; the rows of both batches stay until their own backward."""
+    both: Pair = pair({"t1": LRU, "t2": LFU}, optimizer)
+    waiting = both.forward(both.batch(longest=1))
+    for _ in range(12):
+        following = both.forward(both.batch(longest=1), batches_in_flight=1)
+        both.backward(waiting)
+        waiting = following
+    both.backward(waiting)
+    both.step()
+    assert both.total("evicted") > 0
+
+
+def test_everything_is_in_flight() -> None:
+    model = small()
+    first, second = run(model, 1, 2), run(model, 3, 4)
+    before = copy.deepcopy(model.state_dict())
+    for _ in range(2):
+        with pytest.raises(TableFullError, match="backward has not run yet"):
+            run(model, 5)
+        for key, value in model.state_dict().items():
+            assert torch.equal(value, before[key]), key
+    assert run(model, 1, 4).shape == (1, 4), "ids that have rows need no others"
+    second.sum().backward()
+    first.sum().backward()
+    run(model, 5, 6, 7, 8)
+    assert held(model) == {5, 6, 7, 8}
+
+
+def test_a_batch_is_over_with_its_backward_or_its_graph() -> None:
+    gc.disable()  # nothing waits for the garbage collector
+    try:
+        model = small()
+        first, second = run(model, 1, 2), run(model, 3, 4)
+        first.sum().backward()
+        third = run(model, 5, 6)
+        assert held(model) == {3, 4, 5, 6}
+        with pytest.raises(TableFullError):
+            run(model, 7)
+        del second
+        run(model, 7, 8).sum().backward()
+        assert held(model) == {5, 6, 7, 8}
+        third.sum().backward()
+        with torch.no_grad():
+            run(model, 9, 10)
+        run(model, 11, 12)
+        run(model, 13, 14)
+        assert held(model) == {11, 12, 13, 14}, "without a graph nothing is in flight"
+    finally:
+        gc.enable()
+
+
+def test_an_error_that_is_kept_protects_nothing() -> None:
+    model = small()
+    with pytest.raises(TableFullError) as kept:
+        run(model, *range(10))
+    for step in range(5):
+        run(model, 2 * step, 2 * step + 1).sum().backward()
+    assert kept.value.reason == "table_full"
+    assert held(model) == {6, 7, 8, 9}
+
+
+def test_a_second_backward_does_not_train_the_next_owner() -> None:
+    model = small()
+    output = run(model, 1, 2).sum()
+    output.backward(retain_graph=True)
+    output.backward(retain_graph=True)
+    run(model, 3, 4, 5, 6).sum().backward()
+    before = model.weight("t").detach().clone()
+    with pytest.raises(InputError) as caught:
+        output.backward()
+    assert caught.value.reason == "backward_after_eviction"
+    assert torch.equal(model.weight("t"), before)
+
+
+# Activation checkpointing
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("admit_after", [1, 2])
+def test_checkpointing_counts_once(use_reentrant: bool, admit_after: int) -> None:
+    model, plain = small(admit_after=admit_after), small(admit_after=admit_after)
+    plain.load_state_dict(model.state_dict())
+    for ids in ((1, 2, 2), (1, 1, 3), (4, 4, 5), (6, 6, 1, 7), (8, 8, 9)):
+        scale = torch.ones(1, requires_grad=True)
+        again = checkpoint(lambda s, ids=ids: run(model, *ids) * s, scale, use_reentrant=use_reentrant)
+        once = run(plain, *ids) * torch.ones(1)
+        torch.testing.assert_close(again, once)
+        again.sum().backward()
+        once.sum().backward()
+        torch.testing.assert_close(scale.grad, once.detach().sum().view(1))
+        for key, value in plain.state_dict().items():
+            torch.testing.assert_close(model.state_dict()[key], value)
+    assert model.index("t").counters == plain.index("t").counters
+
+
+@pytest.mark.parametrize("admit_after", [1, 2])
+def test_a_replay_does_not_read_what_has_gone(admit_after: int) -> None:
+    """Reentrant checkpointing drops the first graph, and with it what protects the rows."""
+    model = small(rows=2, admit_after=admit_after)
+    run(model, 1, 1).sum().backward()
+    scale = torch.ones(1, requires_grad=True)
+    output = checkpoint(lambda s: run(model, 1, 1) * s, scale, use_reentrant=True)
+    run(model, 5, 5, 6, 6).sum().backward()
+    with pytest.raises(InputError) as caught:
+        output.sum().backward()
+    assert caught.value.reason == "replayed_ids_evicted"
+
+
+def test_without_reentry_the_rows_wait_for_the_replay() -> None:
+    model = small()
+    scale = torch.ones(1, requires_grad=True)
+    output = checkpoint(lambda s: run(model, 1, 2) * s, scale, use_reentrant=False)
+    run(model, 3, 4).sum().backward()
+    with pytest.raises(TableFullError):
+        run(model, 5, 6, 7)
+    output.sum().backward()
+    torch.testing.assert_close(scale.grad, output.detach().sum().view(1))
+    run(model, 5, 6, 7)
+    assert held(model) > {5, 6, 7}
+
+
+@pytest.mark.parametrize("config", [LRU, HashConfig(dense_rows=0, on_full="evict", admit_after=2, unseen="share")])
+def test_compiled_models_evict_in_place(config: HashConfig) -> None:
+    """Nothing is copied that is as large as the table."""
+    torch._dynamo.reset()
+    rows, dim = 3000, 4
+    plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=dim, rows=rows)])
+    apply_optimizer_in_backward(torch.optim.Adagrad, plain.parameters(), {"lr": 0.1})
+    model = recfx.convert(plain, hashing=config)
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="aot_eager")
+    for model_or_twin in (compiled, twin):
+        run(model_or_twin, *(2 * tuple(range(-rows, 0)))).sum().backward()
+    for step in range(8):
+        ids = tuple(range(100 * step, 100 * step + 150)) * 2
+        outputs = []
+        for each in (compiled, twin):
+            pieces = [tensor.data_ptr() for tensor in model.state_dict().values()]
+            with torch.profiler.profile(profile_memory=True) as profile:
+                outputs.append(run(each, *ids))
+                outputs[-1].sum().backward()
+            assert [tensor.data_ptr() for tensor in model.state_dict().values()] == pieces
+            largest = max(event.self_cpu_memory_usage for event in profile.events())
+            assert 0 < largest < 6 * rows, "the rows' ids take 8 bytes, their weights 16, the slots more"
+        torch.testing.assert_close(*outputs)
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(value, twin.state_dict()[key])
+    assert model.index("t").counters["evicted"] > 700
+
+
+# What is refused, and what stays
+
+
+def test_evicting_needs_a_fused_optimizer() -> None:
+    plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=4, rows=4)])
+    model = recfx.convert(torch.nn.ModuleDict({"ebc": plain}), hashing=LRU)["ebc"]
+    with pytest.raises(ConversionError) as caught:
+        run(model, 1)
+    assert caught.value.reason == "evict_needs_fused_optimizer"
+    assert caught.value.module_path == "ebc"
+    assert len(model.index("t")) == 0
+    with torch.no_grad():
+        run(model, *range(4))
+        run(model, 7)
+    model.eval()
+    run(model, 7).sum().backward()
+    model.train()
+    model.weight("t").requires_grad_(False)
+    run(model, 8)
+    assert {7, 8} < held(model)
+    model.weight("t").requires_grad_(True).grad = None
+    apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    run(model, 9).sum().backward()
+    assert model.weight("t").grad is None
+
+
+@pytest.mark.parametrize("attach", [False, True])
+def test_conversion_with_a_sample(attach: bool) -> None:
+    """The optimizer may come later."""
+    plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=4, rows=8)])
+    original = copy.deepcopy(plain)
+    for each in (plain, original) if attach else ():
+        apply_optimizer_in_backward(torch.optim.SGD, each.parameters(), {"lr": 0.1})
+    sample = features_of((1, 2, 2, 3), torch.tensor([3, 1]))
+    model = recfx.convert(plain, sample=(sample,), hashing=LRU)
+    report = recfx.verify(original, model, (sample,))
+    assert report.ok, report
+    assert len(model.index("t")) == 0
+
+
+def test_a_full_table_leaves_the_whole_collection_as_it_was() -> None:
+    both = pair({"t1": LRU, "t2": LFU}, "adam")
+    for _ in range(6):
+        both.step()
+    before = copy.deepcopy(both.model.state_dict())
+    states = {name: copy.deepcopy(each.state) for name, each in both.model.fused_optimizers().items()}
+    new = iter(range(10**6, 2 * 10**6))
+    for t1, t2 in ((2, 20), (30, 2)):
+        bags = {"t1": [[next(new) for _ in range(t1)], *[[] for _ in range(2 * BATCH - 1)]]}
+        bags["t2"] = [[next(new) for _ in range(t2)], *[[] for _ in range(BATCH - 1)]]
+        too_large = Batch(bags, {"t1": [1.0] * t1, "t2": [1.0] * t2}, False)
+        with pytest.raises(TableFullError, match=f"table 't{2 if t2 == 20 else 1}' is full"):
+            both.model(too_large.features)
+        for key, value in both.model.state_dict().items():
+            assert torch.equal(value, before[key]), key
+        for name, state in states.items():
+            for key, value in both.model.fused_optimizers()[name].state.items():
+                assert torch.equal(value, state[key]), (name, key)
+    for _ in range(6):
+        both.step()
+
+
+def test_rows_of_a_table_with_its_own_init_fn_are_filled_again() -> None:
+    filled = iter(range(1, 1000))
+
+    def init_fn(weight: torch.Tensor) -> None:
+        with torch.no_grad():
+            weight.fill_(next(filled))
+
+    plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=4, rows=4, init_fn=init_fn)])
+    model = recfx.convert(plain, hashing=LRU)
+    apply_optimizer_in_backward(torch.optim.Adagrad, model.parameters(), {"lr": 0.5})
+    start = float(model.weight("t").detach()[0, 0])
+    assert run(model, 1, 2).detach()[0, 0] == 2 * start, "rows that were never used are filled already"
+    run(model, 1, 2, 3).sum().backward()
+    run(model, 3, 4).sum().backward()
+    state = model.fused_optimizers()["t"].state["sum"]
+    assert (state > 0).all()
+    fresh = run(model, 5, 6)  # 1 and 2 go: one filling for both rows
+    number = float(fresh.detach()[0, 0]) / 2
+    assert number == int(number) > start
+    assert held(model) == {3, 4, 5, 6}
+    rows = model.index("t").find(torch.tensor([5, 6]))
+    assert (model.weight("t")[rows] == number).all()
+    assert (state[rows] == 0).all()
+    fresh.sum().backward()
+    model.index("t").erase(torch.tensor([3]))
+    again = run(model, 9)
+    assert float(again.detach()[0, 0]) == number + 1
