@@ -22,6 +22,32 @@ from . import hash_index_reference as reference
 from . import library
 from .index_buffers import IndexBuffers, IndexPolicy, flat
 
+_LATER_THAN_ANY = 2**62  # number of a batch
+
+
+class InFlight(NamedTuple):
+    """Rows of one table that must keep their ids.
+
+    Args:
+        oldest: all rows that batches from this number on use.
+        rows: int64, rows of earlier batches, one by one; any order, repeats and negative numbers allowed.
+        oldest_listed: number of the oldest batch among those.
+    """
+
+    oldest: int
+    rows: Tensor
+    oldest_listed: int
+
+    @classmethod
+    def since(cls, oldest: int) -> InFlight:
+        """All rows that batches from number ``oldest`` on use."""
+        return cls(oldest, torch.empty(0, dtype=torch.int64, device="cpu"), _LATER_THAN_ANY)
+
+    @classmethod
+    def nothing(cls) -> InFlight:
+        """Only the rows of the batch itself stay."""
+        return cls.since(_LATER_THAN_ANY)
+
 
 class Inserted(NamedTuple):
     """What ``find_or_insert`` gives back."""
@@ -81,7 +107,7 @@ def find_or_insert(
     ends: list[int],
     buffers: list[IndexBuffers],
     policies: list[IndexPolicy],
-    oldest_in_flight: list[int],
+    in_flight: list[InFlight],
 ) -> Inserted:
     """One batch of training for several tables, each on its own stretch of ``ids``: all of them, or none.
 
@@ -96,7 +122,7 @@ def find_or_insert(
         ids: int64 ``[n]``.
         begins, ends: where the ids of each table begin and end; ids outside every stretch come back as they are.
         buffers, policies: of each table.
-        oldest_in_flight: of each table, the number of the oldest batch whose rows must stay; rows of this batch do.
+        in_flight: of each table; rows of this batch stay in any case.
 
     Returns:
         rows: int64 ``[n]``; -1 for an id that is not admitted and reads zeros, ``-row - 2`` for one that reads a shared
@@ -106,11 +132,11 @@ def find_or_insert(
         ids_before: int64, as long: whose it was, if it was evicted.
         report: int64 ``[tables, 2]``: how many rows each table gave out, and its bucket that is full, -1 if none is.
     """
+    oldest, listed, oldest_listed = map(list, zip(*in_flight, strict=True)) if in_flight else ([], [], [])
     if library.load():
-        return Inserted(
-            *torch.ops.recfx.find_or_insert(ids, begins, ends, flat(buffers), flat(policies), oldest_in_flight)
-        )
-    return Inserted(*reference.find_or_insert_reference(ids, begins, ends, buffers, policies, oldest_in_flight))
+        arguments = (flat(buffers), flat(policies), oldest, listed, oldest_listed)
+        return Inserted(*torch.ops.recfx.find_or_insert(ids, begins, ends, *arguments))
+    return Inserted(*reference.find_or_insert_reference(ids, begins, ends, buffers, policies, oldest, listed))
 
 
 def add_counts(counts: list[Tensor], amounts: list[int]) -> None:

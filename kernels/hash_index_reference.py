@@ -100,11 +100,16 @@ def find_or_insert_reference(
     buffers: list[IndexBuffers],
     policies: list[IndexPolicy],
     oldest_in_flight: list[int],
+    rows_in_flight: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``find_or_insert``."""
+    if rows_in_flight is None:
+        rows_in_flight = [ids.new_empty(0)] * len(begins)
     plans = [
-        _plan(ids[begin:end], index, policy, oldest)
-        for begin, end, index, policy, oldest in zip(begins, ends, buffers, policies, oldest_in_flight, strict=True)
+        _plan(ids[begin:end], index, policy, oldest, rows)
+        for begin, end, index, policy, oldest, rows in zip(
+            begins, ends, buffers, policies, oldest_in_flight, rows_in_flight, strict=True
+        )
     ]
     report = torch.tensor(
         [[sum(new.row >= 0 for new in plan.new_ids), plan.full_bucket] for plan in plans], dtype=torch.int64
@@ -131,7 +136,9 @@ def find_or_insert_reference(
     )
 
 
-def _plan(ids: Tensor, index: IndexBuffers, policy: IndexPolicy, oldest_in_flight: int) -> _Plan:
+def _plan(
+    ids: Tensor, index: IndexBuffers, policy: IndexPolicy, oldest_in_flight: int, rows_in_flight: Tensor
+) -> _Plan:
     rows = find_reference(ids, index.slots, index.side_row, policy.dense_rows)
     candidates = _candidates(index, policy)
     by_id: dict[int, _NewId] = {}
@@ -154,7 +161,9 @@ def _plan(ids: Tensor, index: IndexBuffers, policy: IndexPolicy, oldest_in_fligh
         new.row = next(free[new.bucket], -1)
         if new.row < 0 and policy.evicts:
             if new.bucket not in victims:
-                victims[new.bucket] = iter(_victims(new.bucket, index, policy, plan.found, in_flight))
+                victims[new.bucket] = iter(
+                    _victims(new.bucket, index, policy, torch.cat([plan.found, rows_in_flight]), in_flight)
+                )
             new.row = next(victims[new.bucket], -1)
             if new.row >= 0:
                 plan.evicted[new.row] = int(index.row_ids[new.row])
@@ -200,14 +209,14 @@ def _free_rows(bucket: int, index: IndexBuffers, policy: IndexPolicy) -> list[in
     return free
 
 
-def _victims(bucket: int, index: IndexBuffers, policy: IndexPolicy, found: Tensor, in_flight: int) -> list[int]:
+def _victims(bucket: int, index: IndexBuffers, policy: IndexPolicy, kept: Tensor, in_flight: int) -> list[int]:
     """Rows of the bucket that may be evicted, in the order in which they go."""
     begin, end = _rows_of(bucket, index, policy)
     scores, is_lfu = index.row_scores[begin:end], policy.evict == 1
     last_batch = scores & (2**BATCH_BITS - 1) if is_lfu else scores
     may_go = (index.row_state[begin:end] == TAKEN) & (last_batch < in_flight)
     rows = begin + torch.nonzero(may_go).squeeze(1)
-    rows = rows[~torch.isin(rows, found)]
+    rows = rows[~torch.isin(rows, kept)]
     scores = index.row_scores[rows] >> BATCH_BITS if is_lfu else index.row_scores[rows]
     order = sorted(zip(scores.tolist(), mix64(index.row_ids[rows]).tolist(), rows.tolist(), strict=True))
     return [row for _, _, row in order]

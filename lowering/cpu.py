@@ -87,8 +87,6 @@ class CpuLookup:
     ) -> LookedUp:
         training, tables = ids_to_rows.training, self._table_of_feature
         views = [view or self._no_index for view in ids_to_rows.find_views()]
-        if training:  # the index says who shares, once it knows which ids get no row
-            views = [view._replace(share_buckets=0) for view in views]
         pooled, rows, absent = find_and_pool(ids, offsets, weights, tables, views, scale)
         absent_per_table: list[int] = absent.tolist()
         if not training:

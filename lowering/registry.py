@@ -66,7 +66,10 @@ class IdsToRows(Protocol):
     training: bool
 
     def find_views(self) -> Sequence[IndexView | None]:
-        """The index of each table of the lookup, in its order; None: the table's ids are rows."""
+        """The index of each table of the lookup, in its order; None: the table's ids are rows.
+
+        In training they share no rows: ``insert`` says who does.
+        """
 
     def insert(self, ids: torch.Tensor, rows: torch.Tensor, absent_per_table: list[int]) -> torch.Tensor | None:
         """Give rows to ids that have none, in training; may raise, and then nothing has changed but ``rows``.
@@ -140,7 +143,7 @@ class Backend:
         return kernel
 
 
-# In order of preference.
+# In order of preference for tables with an index.
 BACKENDS: tuple[Backend, ...] = (
     Backend("cpu", "recfx.lowering.cpu"),
     Backend("fbgemm", "recfx.lowering.fbgemm"),
@@ -174,6 +177,16 @@ class Choice:
         return _facts(weights) != self.facts
 
 
+def in_order_of_preference(spec: LookupSpec) -> list[Backend]:
+    """``BACKENDS``; for tables without an index FBGEMM's kernel comes first.
+
+    There ``cpu`` has nothing to find and only the row sums to offer: faster on several threads, slower on one.
+    """
+    if any(table.has_index for table in spec.tables):
+        return list(BACKENDS)
+    return sorted(BACKENDS, key=lambda backend: backend.name != "fbgemm")
+
+
 def _facts(weights: list[torch.Tensor]) -> list[Fact]:
     return [(weight.device, weight.dtype, weight.shape, weight.is_contiguous()) for weight in weights]
 
@@ -198,7 +211,7 @@ def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
             what_to_do=f"use 'auto' or one of {names}.",
         )
     declined: list[Declined] = []
-    for candidate in BACKENDS:
+    for candidate in in_order_of_preference(spec):
         if backend not in ("auto", candidate.name):
             continue
         refusal = candidate.decline(spec)

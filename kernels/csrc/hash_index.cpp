@@ -121,13 +121,17 @@ std::tuple<at::Tensor, at::Tensor> find_tables(const at::Tensor& ids, at::IntArr
 // -> rows, new_rows, their states before, their ids before, report [tables, 2] = (new rows, bucket that is full or -1)
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_insert(
     const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRef ends, at::TensorList buffers,
-    at::IntArrayRef policies, at::IntArrayRef oldest_in_flight) {
+    at::IntArrayRef policies, at::IntArrayRef oldest_in_flight,
+    const std::optional<std::vector<at::Tensor>>& rows_in_flight, at::OptionalIntArrayRef oldest_listed) {
   const at::Tensor contiguous = ids.contiguous();
   const int64_t* data = int64_data(contiguous, "ids");
   const int64_t tables = static_cast<int64_t>(begins.size());
   TORCH_CHECK(ends.size() == begins.size() && oldest_in_flight.size() == begins.size() &&
                   buffers.size() == begins.size() * kBuffers,
               "recfx: find_or_insert needs one entry a table in every list");
+  TORCH_CHECK(!rows_in_flight || (rows_in_flight->size() == begins.size() && oldest_listed.has_value() &&
+                                  oldest_listed->size() == begins.size()),
+              "recfx: find_or_insert needs the rows in flight, and the oldest batch among them, of every table");
   std::vector<Task> tasks = tasks_of(ids.numel(), begins, ends);
   at::Tensor rows = contiguous.clone();
   int64_t* row_data = mutable_int64(rows);
@@ -140,7 +144,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
   });
   std::deque<TableBatch> batches;
   for (int64_t t = 0; t < tables; ++t) {
-    batches.emplace_back(indexes[t], data + begins[t], row_data + begins[t], ends[t] - begins[t], oldest_in_flight[t]);
+    RowsInFlight listed;
+    if (rows_in_flight) {
+      const at::Tensor& listed_rows = (*rows_in_flight)[t];
+      listed = {int64_data(listed_rows, "rows_in_flight"), listed_rows.numel(), (*oldest_listed)[t]};
+    }
+    batches.emplace_back(indexes[t], data + begins[t], row_data + begins[t], ends[t] - begins[t], oldest_in_flight[t],
+                         listed);
   }
   if (std::any_of(indexes.begin(), indexes.end(), [](const Index& index) { return index.policy.evict; })) {
     run(tasks, [&](Task& task) {
@@ -230,7 +240,8 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
       "int[] dense_rows) -> (Tensor, Tensor)");
   library.def(
       "find_or_insert(Tensor ids, int[] begins, int[] ends, Tensor(a!)[] buffers, int[] policies, "
-      "int[] oldest_in_flight) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "int[] oldest_in_flight, Tensor[]? rows_in_flight=None, int[]? oldest_listed=None) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def("add_counts(Tensor(a!)[] counts, int[] amounts) -> ()");
   library.def("erase(Tensor ids, Tensor(a!)[] buffers, int[] policy) -> Tensor");
 }

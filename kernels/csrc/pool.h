@@ -12,6 +12,10 @@ namespace recfx {
 
 constexpr int64_t kLineBytes = 64;
 
+// Rows of so many bytes are fetched line by line, spread over the additions: a burst of many lines would wait for itself.
+// Narrower ones are fetched at once, which takes fewer instructions.
+constexpr int64_t kSpreadBytes = 256;
+
 // One feature's bags, and where their sums go.
 template <typename weight_t>
 struct Bags {
@@ -24,10 +28,12 @@ struct Bags {
   float* sums;  // of bag 0
   int64_t sum_stride;
 
-  // How many ids ahead a row is fetched: about 4 KiB.
+  RECFX_INLINE int64_t row_bytes() const {
+    return dim * static_cast<int64_t>(sizeof(weight_t));
+  }
+  // How many ids ahead a row is fetched.
   RECFX_INLINE int64_t rows_ahead() const {
-    const int64_t bytes = dim * static_cast<int64_t>(sizeof(weight_t));
-    return std::clamp<int64_t>(4096 / std::max<int64_t>(bytes, 1), 2, 32);
+    return row_bytes() >= kSpreadBytes ? 16 : 32;
   }
 };
 
@@ -40,10 +46,11 @@ RECFX_INLINE void fetch_row(const weight_t* row, int64_t dim) {
   }
 }
 
-// Adds `parts` times `width` columns of some rows to sum, in the order of the rows.
-template <int parts, int width, bool scaled, typename weight_t>
-RECFX_INLINE void add_columns(const weight_t* const* rows, const float* scale, int64_t count, int64_t column, bool first,
-                              float* sum) {
+// Adds `parts` times `width` columns of some rows to sum, in the order of the rows. With `spread`, the same columns of
+// the coming rows are fetched along.
+template <int parts, int width, bool scaled, bool spread, typename weight_t>
+RECFX_INLINE void add_columns(const weight_t* const* rows, const weight_t* const* coming, const float* scale,
+                              int64_t count, int64_t column, bool first, float* sum) {
   using Floats = typename Vectors<width>::Floats;
   Floats totals[parts];  // in registers: every loop over it is unrolled
 #pragma GCC unroll 4
@@ -58,6 +65,9 @@ RECFX_INLINE void add_columns(const weight_t* const* rows, const float* scale, i
     for (int part = 0; part < parts; ++part) {
       Floats values;
       load<width>(rows[i] + column + part * width, values);
+      if constexpr (spread) {
+        __builtin_prefetch(coming[i] + column + part * width);
+      }
       totals[part] += scaled ? values * scale[i] : values;
     }
   }
@@ -67,29 +77,30 @@ RECFX_INLINE void add_columns(const weight_t* const* rows, const float* scale, i
   }
 }
 
-template <bool scaled, typename weight_t>
-RECFX_INLINE void add_rows(const weight_t* const* rows, const float* scale, int64_t count, int64_t dim, bool first,
-                           float* sum) {
+template <bool scaled, bool spread, typename weight_t>
+RECFX_INLINE void add_rows(const weight_t* const* rows, const weight_t* const* coming, const float* scale, int64_t count,
+                           int64_t dim, bool first, float* sum) {
   int64_t column = 0;
   for (; column + 64 <= dim; column += 64) {
-    add_columns<4, 16, scaled>(rows, scale, count, column, first, sum);
+    add_columns<4, 16, scaled, spread>(rows, coming, scale, count, column, first, sum);
   }
   for (; column + 16 <= dim; column += 16) {
-    add_columns<1, 16, scaled>(rows, scale, count, column, first, sum);
+    add_columns<1, 16, scaled, spread>(rows, coming, scale, count, column, first, sum);
   }
   for (; column + 4 <= dim; column += 4) {
-    add_columns<1, 4, scaled>(rows, scale, count, column, first, sum);
+    add_columns<1, 4, scaled, spread>(rows, coming, scale, count, column, first, sum);
   }
   for (; column < dim; ++column) {
-    add_columns<1, 1, scaled>(rows, scale, count, column, first, sum);
+    add_columns<1, 1, scaled, spread>(rows, coming, scale, count, column, first, sum);
   }
 }
 
 // Pools one bag. rows[0, known) may be read to fetch ahead.
-template <bool scaled, typename weight_t>
+template <bool scaled, bool spread, typename weight_t>
 RECFX_INLINE void pool_bag(const Bags<weight_t>& bags, int64_t bag, int64_t known, int64_t rows_ahead) {
   constexpr int64_t kPiece = 32;
   const weight_t* present[kPiece];
+  const weight_t* coming[kPiece];
   float scale[kPiece];
   const int64_t begin = bags.offsets[bag];
   const int64_t end = bags.offsets[bag + 1];
@@ -98,8 +109,11 @@ RECFX_INLINE void pool_bag(const Bags<weight_t>& bags, int64_t bag, int64_t know
     const int64_t piece_end = std::min(piece + kPiece, end);
     int64_t count = 0;
     for (int64_t i = piece; i < piece_end; ++i) {
-      if (i + rows_ahead < known) {
-        fetch_row(bags.weight + bags.rows[i + rows_ahead] * bags.dim, bags.dim);
+      const weight_t* ahead = bags.weight + bags.rows[std::min(i + rows_ahead, known - 1)] * bags.dim;
+      if constexpr (spread) {
+        coming[count] = ahead;
+      } else {
+        fetch_row(ahead, bags.dim);
       }
       present[count] = bags.weight + bags.rows[i] * bags.dim;
       if constexpr (scaled) {
@@ -107,7 +121,7 @@ RECFX_INLINE void pool_bag(const Bags<weight_t>& bags, int64_t bag, int64_t know
       }
       count += bags.rows[i] >= 0;
     }
-    add_rows<scaled>(present, scale, count, bags.dim, piece == begin, sum);
+    add_rows<scaled, spread>(present, coming, scale, count, bags.dim, piece == begin, sum);
   }
   if (bags.mean && end - begin > 1) {
     const float length = static_cast<float>(end - begin);
@@ -117,19 +131,23 @@ RECFX_INLINE void pool_bag(const Bags<weight_t>& bags, int64_t bag, int64_t know
   }
 }
 
+template <bool scaled, bool spread, typename weight_t>
+RECFX_INLINE void pool_bags(const Bags<weight_t>& bags, int64_t first, int64_t last) {
+  const int64_t rows_ahead = bags.rows_ahead();
+  const int64_t known = bags.offsets[last];
+  for (int64_t bag = first; bag < last; ++bag) {
+    pool_bag<scaled, spread>(bags, bag, known, rows_ahead);
+  }
+}
+
 // Pools bags [first, last), all rows of which are known.
 template <typename weight_t>
 RECFX_INLINE void pool_known(const Bags<weight_t>& bags, int64_t first, int64_t last) {
-  const int64_t rows_ahead = bags.rows_ahead();
-  const int64_t known = bags.offsets[last];
+  const bool spread = bags.row_bytes() >= kSpreadBytes;
   if (bags.scale == nullptr) {
-    for (int64_t bag = first; bag < last; ++bag) {
-      pool_bag<false>(bags, bag, known, rows_ahead);
-    }
+    spread ? pool_bags<false, true>(bags, first, last) : pool_bags<false, false>(bags, first, last);
   } else {
-    for (int64_t bag = first; bag < last; ++bag) {
-      pool_bag<true>(bags, bag, known, rows_ahead);
-    }
+    spread ? pool_bags<true, true>(bags, first, last) : pool_bags<true, false>(bags, first, last);
   }
 }
 

@@ -19,6 +19,31 @@ inline int64_t untrained(int64_t row) {
   return -row - 2;
 }
 
+// Rows of batches in flight, one by one: rows of later batches may go. Sorted only when somebody asks.
+class RowsInFlight {
+ public:
+  RowsInFlight() = default;
+  // `rows` in any order, repeats and negative numbers allowed; no batch of them is older than number `oldest`.
+  RowsInFlight(const int64_t* rows, int64_t count, int64_t oldest) : rows_(rows), count_(count), oldest_(oldest) {}
+
+  bool contains(int64_t row, int64_t last_batch) {
+    if (count_ == 0 || last_batch < oldest_) {
+      return false;
+    }
+    if (sorted_.empty()) {
+      sorted_.assign(rows_, rows_ + count_);
+      std::sort(sorted_.begin(), sorted_.end());
+    }
+    return std::binary_search(sorted_.begin(), sorted_.end(), row);
+  }
+
+ private:
+  const int64_t* rows_ = nullptr;
+  int64_t count_ = 0;
+  int64_t oldest_ = 0;
+  std::vector<int64_t> sorted_;
+};
+
 class TableBatch {
  public:
   // A row that was given out, and what it was before.
@@ -30,14 +55,17 @@ class TableBatch {
   };
   static constexpr int64_t kNone = -1;
 
-  // `rows` holds what was found, -1 elsewhere. Rows that a batch from number `oldest_in_flight` on uses stay.
-  TableBatch(Index& index, const int64_t* ids, int64_t* rows, int64_t count, int64_t oldest_in_flight)
+  // `rows` holds what was found, -1 elsewhere. Rows that a batch from number `oldest_in_flight` on uses stay, and so do
+  // those of earlier batches that `listed` names.
+  TableBatch(Index& index, const int64_t* ids, int64_t* rows, int64_t count, int64_t oldest_in_flight,
+             RowsInFlight listed)
       : index_(index),
         ids_(ids),
         rows_(rows),
         count_(count),
         batch_(index.counts[kBatches] + 1),
         oldest_in_flight_(std::min(oldest_in_flight, batch_)),
+        listed_(listed),
         scores_before_(index.policy.evict ? count : 0, kNone) {}
 
   const std::vector<Given>& given() const {
@@ -171,7 +199,10 @@ class TableBatch {
   int64_t victim(int64_t bucket, int64_t begin, int64_t end) {
     return index_.victims->take(
         bucket, begin, end, index_.policy.dense_rows, [&](int64_t row) { return index_.eviction_key(row); },
-        [&](int64_t row) { return index_.score_rule().last_batch(index_.row_scores[row]) >= oldest_in_flight_; },
+        [&](int64_t row) {
+          const int64_t last_batch = index_.score_rule().last_batch(index_.row_scores[row]);
+          return last_batch >= oldest_in_flight_ || listed_.contains(row, last_batch);
+        },
         blocked_);
   }
 
@@ -247,6 +278,7 @@ class TableBatch {
   int64_t count_;
   int64_t batch_;
   int64_t oldest_in_flight_;
+  RowsInFlight listed_;
   NewIds new_ids_;
   std::vector<int64_t> scores_before_;  // of found rows, kNone elsewhere
   std::vector<Given> given_;

@@ -11,12 +11,12 @@ from recfx.errors import ConversionError, IdTypeError, InputError, TableFullErro
 from recfx.hashing.config import HashConfig, ResolvedHashConfig
 from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage
 from recfx.kernels import buckets, hash_index
+from recfx.kernels.hash_index import InFlight
 from recfx.kernels.index_buffers import COUNTERS, TAKEN
 from recfx.kernels.pooled_lookup import IndexView
 from recfx.kernels.slot_table import longest_probe
 
 _DEFAULT_CONFIG = HashConfig()
-NOTHING_IN_FLIGHT = 2**62  # later than any batch
 
 
 class Occupancy(NamedTuple):
@@ -81,6 +81,7 @@ class HashIndex(IndexStorage):
         resolved = config if isinstance(config, ResolvedHashConfig) else config.resolve(rows, False, name)
         _check_supported(resolved, rows, name)
         super().__init__(resolved, name, device)
+        self._views: tuple[IndexView, IndexView] | None = None
 
     # Looking up and inserting
 
@@ -113,7 +114,7 @@ class HashIndex(IndexStorage):
             nothing = ids.new_empty(0, dtype=torch.int64)
             return Inserted(torch.empty_like(ids, dtype=torch.int64), nothing, nothing)
         inserted = hash_index.find_or_insert(
-            ids.to("cpu", torch.int64), [0], [ids.numel()], [self.index_buffers()], [self.policy], [NOTHING_IN_FLIGHT]
+            ids.to("cpu", torch.int64), [0], [ids.numel()], [self.index_buffers()], [self.policy], [InFlight.nothing()]
         )
         self.written()
         full_bucket = int(inserted.report[0, 1])
@@ -217,13 +218,20 @@ class HashIndex(IndexStorage):
         )
         return end - begin
 
-    @property
-    def view(self) -> IndexView:
-        """What a lookup needs that finds rows itself, in eval mode: see ``recfx.kernels.pooled_lookup``."""
+    def view(self, training: bool = False) -> IndexView:
+        """What a lookup needs that finds rows itself: see ``recfx.kernels.pooled_lookup``.
+
+        Args:
+            training: ids without a row get one afterwards: they share none meanwhile.
+        """
         self.refresh()
-        config = self.config
-        share_buckets = config.buckets if config.unseen == "share" else 0
-        return IndexView(self.slots, self.side_row, config.dense_rows, share_buckets, config.seed, self.lock)
+        slots, views = self._buffers["slots"], self._views
+        if views is None or views[0].slots is not slots:
+            config = self.config
+            share_buckets = config.buckets if config.unseen == "share" else 0
+            answering = IndexView(self.slots, self.side_row, config.dense_rows, share_buckets, config.seed, self.lock)
+            views = self._views = (answering, answering._replace(share_buckets=0))
+        return views[training]
 
     def slot_table(self) -> tuple[Tensor, Tensor]:
         """The slot table int64 ``[slots, 2]`` of (id, row), and the row of id -1, int64 ``[1]``: views, not copies.

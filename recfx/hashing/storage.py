@@ -139,7 +139,7 @@ class IndexStorage(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         if not self.slots.is_meta:
             self.index_buffers()  # a state that was written from outside is checked before it goes on
-        return self.__dict__.copy()
+        return {**self.__dict__, "_views": None}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         super().__setstate__(saved)

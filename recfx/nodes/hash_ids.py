@@ -55,13 +55,23 @@ class HashIds(NodeModule):
         super().__init__()
         self.collection = collection
         self.tables = tables
-        self.hashed = hashed
         self._store = store
+        self.hashed = hashed
         self.inside_lookup = False
         self._new_rows = NewRows(store)
         self._in_flight = BatchesInFlight()
         evicts_or_admits = [table.hashing.evicts or table.hashing.admits for table in tables if table.hashing]
         self._needs_every_id = any(evicts_or_admits)  # to score or to count it
+        self._evicting = [table for table in tables if _evicts(table)]
+
+    @property
+    def hashed(self) -> tuple[str, ...]:
+        """Names of the tables whose ids go through an index."""
+        return self._hashed
+
+    @hashed.setter
+    def hashed(self, names: tuple[str, ...]) -> None:
+        self._hashed, self._is_hashed = names, frozenset(names)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor | RawIds:
         """``features``: raw ids, keys in the collection's order. Returns rows in the same bags.
@@ -103,7 +113,7 @@ class HashIds(NodeModule):
 
     def segments(self, features: KeyedJaggedTensor) -> list[Segment]:
         """Where the ids of each hashed table begin and end."""
-        borders, hashed = features.offset_per_key(), set(self.hashed)
+        borders, hashed = features.offset_per_key(), self._is_hashed
         segments, key = [], 0
         for table in self.tables:
             first, key = key, key + len(table.embedding_names)
@@ -113,8 +123,10 @@ class HashIds(NodeModule):
 
     def find_views(self) -> list[IndexView | None]:
         """The index of each table of the collection, None for tables without."""
-        hashed = set(self.hashed)
-        return [self._store.index(table.name).view if table.name in hashed else None for table in self.tables]
+        return [
+            self._store.index(table.name).view(self.training) if table.name in self._is_hashed else None
+            for table in self.tables
+        ]
 
     def _indexes(self, segments: list[Segment]) -> list[HashIndex]:
         return [self._store.index(segment.table.name) for segment in segments]
@@ -132,7 +144,7 @@ class HashIds(NodeModule):
             [segment.end for segment in segments],
             [index.index_buffers() for index in indexes],
             [index.policy for index in indexes],
-            [self._in_flight.oldest(segment.table.name) for segment in segments],
+            [self._in_flight.of_table(segment.table.name) for segment in segments],
         )
         for index in indexes:
             index.written()
@@ -144,6 +156,8 @@ class HashIds(NodeModule):
                 error = index.full_error(full_bucket)
                 error.module_path = self.collection
                 raise error
+        if in_flight is not None:
+            in_flight.rows = {table: inserted.rows[begin:end] for (table, begin, end) in _named(segments)}
         begin = 0
         for segment, (count, _) in zip(segments, report, strict=True):
             if count > 0:
@@ -169,10 +183,9 @@ class HashIds(NodeModule):
 
     def _check_training(self) -> None:
         self._refuse_replicas()
-        for table in self.tables:
+        for table in self._evicting:
             if (
-                _evicts(table)
-                and torch.is_grad_enabled()
+                torch.is_grad_enabled()
                 and table.name not in self._store.optimizers
                 and self._store.weight(table.name).requires_grad
             ):
@@ -256,6 +269,10 @@ class HashIds(NodeModule):
                 module_path=self.collection,
                 what_to_do="use torch.utils.checkpoint with use_reentrant=False, or leave the collection out of it.",
             )
+
+
+def _named(segments: list[Segment]) -> list[tuple[str, int, int]]:
+    return [(segment.table.name, segment.begin, segment.end) for segment in segments]
 
 
 def _is_replay() -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from recfx.errors import InputError
-from recfx.hashing.index import NOTHING_IN_FLIGHT
+from recfx.kernels.hash_index import InFlight
 
 Fingerprint = tuple[int, ...]
 
@@ -28,6 +28,7 @@ class BatchInFlight:
 
     def __init__(self, numbers: dict[str, int], fingerprint: Fingerprint, evictions: Callable[[], int]) -> None:
         self.numbers = numbers
+        self.rows: dict[str, torch.Tensor] | None = None  # by table, once they are known
         self.fingerprint = fingerprint
         self.is_over = False
         self._evictions = evictions
@@ -76,10 +77,16 @@ class BatchesInFlight:
         self._last = batch.fingerprint
         return batch
 
-    def oldest(self, table: str) -> int:
-        """Number of the table's oldest batch in flight; a number later than any if there is none."""
-        started = [batch.numbers[table] for batch in self._batches if not batch.is_over and table in batch.numbers]
-        return min(started, default=NOTHING_IN_FLIGHT)
+    def of_table(self, table: str) -> InFlight:
+        """What must stay as it is in one table."""
+        nothing = InFlight.nothing()
+        batches = [batch for batch in self._batches if not batch.is_over and table in batch.numbers]
+        listed = [batch for batch in batches if batch.rows is not None]
+        return InFlight(
+            oldest=min((each.numbers[table] for each in batches if each.rows is None), default=nothing.oldest),
+            rows=torch.cat([each.rows[table] for each in listed if each.rows is not None]) if listed else nothing.rows,
+            oldest_listed=min((each.numbers[table] for each in listed), default=nothing.oldest_listed),
+        )
 
     def holds_rows_of(self, ids: torch.Tensor) -> bool:
         """Whether the batch with these ids still has its rows: it is in flight, or the last one that was hashed."""

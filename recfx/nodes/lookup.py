@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,8 +10,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.errors import ConversionError
 from recfx.ir.tables import TableSpec
+from recfx.lowering import reference
 from recfx.lowering.registry import Choice, LookupBatch, LookupSpec, select_backend
-from recfx.nodes.bags import keep_ids, permute_features, with_values
+from recfx.nodes.bags import keep_ids, permute_features
 from recfx.nodes.base import NodeModule
 from recfx.nodes.in_flight import BatchInFlight
 from recfx.nodes.raw_ids import RawIds
@@ -138,11 +140,12 @@ class Lookup(NodeModule):
         )
 
     def _pool_partly_trained(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """Values below -1 are rows that are read without being trained."""
-        values = features.values()
-        untrained = values < -1
-        with torch.no_grad():
-            read = self._pool(keep_ids(with_values(features, -values - 2, _detached(features)), -values - 2, untrained))
+        """Values below -1 are rows that are read without being trained; per-sample weights get their gradients."""
+        values, untrained = features.values(), features.values() < -1
+        spec = self.spec()
+        untouched = [weight.detach() for weight in spec.weights]
+        read_only = reference.build(replace(spec, weights=untouched, optimizers=[None] * len(untouched)))
+        read = read_only(untouched, self._batch(keep_ids(features, -values - 2, untrained)))
         return self._pool(keep_ids(features, values, ~untrained)) + read
 
     def __getstate__(self) -> dict[str, object]:
@@ -153,8 +156,3 @@ class Lookup(NodeModule):
 def _may_read_untrained(table: TableSpec) -> bool:
     config = table.hashing
     return table.has_index and config is not None and config.admits and config.unseen == "share"
-
-
-def _detached(features: KeyedJaggedTensor) -> torch.Tensor | None:
-    weights = features.weights_or_none()
-    return None if weights is None else weights.detach()

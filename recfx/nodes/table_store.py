@@ -44,8 +44,7 @@ class TableStore:
 
     def index(self, table: str) -> HashIndex:
         """The table's index."""
-        if table not in self.indexes:
+        index = self.indexes._modules.get(table)
+        if not isinstance(index, HashIndex):
             raise KeyError(f"table {table!r} has no index: {'its ids are rows' if table in self.bags else 'unknown'}")
-        index = self.indexes[table]
-        assert isinstance(index, HashIndex)
         return index

@@ -99,7 +99,9 @@ def insert(index: HashIndex, model: Dictionary, ids: torch.Tensor, batches_in_fl
     else:
         oldest = int(index.counts[0]) + 1 - batches_in_flight
         ids = ids.long()
-        got = hash_index.find_or_insert(ids, [0], [ids.numel()], [index.index_buffers()], [index.policy], [oldest])
+        got = hash_index.find_or_insert(
+            ids, [0], [ids.numel()], [index.index_buffers()], [index.policy], [hash_index.InFlight.since(oldest)]
+        )
         index.written()
         if expected is None:
             assert int(got.report[0, 1]) >= 0

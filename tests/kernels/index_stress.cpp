@@ -117,7 +117,7 @@ void train(Index& index, const std::vector<int64_t>& ids, int threads, bool take
   on_threads(threads, kBatchSize, [&](int64_t begin, int64_t end) {
     find_range(ids.data(), rows.data(), begin, end, index.table, 0);
   });
-  TableBatch batch(index, ids.data(), rows.data(), kBatchSize, std::numeric_limits<int64_t>::max());
+  TableBatch batch(index, ids.data(), rows.data(), kBatchSize, std::numeric_limits<int64_t>::max(), {});
   on_threads(threads, kBatchSize, [&](int64_t begin, int64_t end) { batch.touch(begin, end); });
   batch.plan();
   batch.allocate();

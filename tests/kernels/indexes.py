@@ -30,7 +30,9 @@ def insert(
     ids: torch.Tensor, buffers: IndexBuffers, policy: IndexPolicy, oldest_in_flight: int = NOTHING_IN_FLIGHT
 ) -> hash_index.Inserted:
     """One batch for one table."""
-    return hash_index.find_or_insert(ids, [0], [ids.numel()], [buffers], [policy], [oldest_in_flight])
+    return hash_index.find_or_insert(
+        ids, [0], [ids.numel()], [buffers], [policy], [hash_index.InFlight.since(oldest_in_flight)]
+    )
 
 
 def assert_same(left: IndexBuffers, right: IndexBuffers) -> None:

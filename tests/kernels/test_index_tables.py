@@ -37,7 +37,9 @@ def run(
     ids: torch.Tensor, begins: list[int], ends: list[int], indexes: Indexes, in_flight: int = NOTHING_IN_FLIGHT
 ) -> hash_index.Inserted:
     buffers, policies = [buffers for buffers, _ in indexes], [policy for _, policy in indexes]
-    return hash_index.find_or_insert(ids, begins, ends, buffers, policies, [in_flight] * len(indexes))
+    return hash_index.find_or_insert(
+        ids, begins, ends, buffers, policies, [hash_index.InFlight.since(in_flight)] * len(indexes)
+    )
 
 
 @settings(max_examples=25)

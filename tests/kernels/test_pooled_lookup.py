@@ -33,7 +33,7 @@ class Case:
         return find_and_pool(self.ids, self.offsets, self.weights, self.table_of_feature, self.indexes, self.scale)
 
     def wanted(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        columns = [list(column) for column in zip(*self.indexes, strict=True)]
+        *columns, _ = (list(column) for column in zip(*self.indexes, strict=True))
         return pooled_lookup_reference.find_and_pool(
             self.ids, self.offsets, self.weights, self.table_of_feature, *columns, self.scale
         )
@@ -186,7 +186,7 @@ def test_opcheck() -> None:
     for name, arguments in (
         ("pooled_lookup", (rows, offsets, weights, tables, False, scale)),
         ("pooled_lookup", (rows, offsets, weights, tables, True, None)),
-        ("find_and_pool", (ids, offsets, weights, tables, slots, sides, [0, 0], [1, 0], [0, 0], scale)),
+        ("find_and_pool", (ids, offsets, weights, tables, slots, sides, [0, 0], [1, 0], [0, 0], [index.lock], scale)),
         ("pool_again_", (torch.zeros(2, 13), rows, changed, offsets, weights, tables, scale)),
     ):
         torch.library.opcheck(getattr(torch.ops.recfx, name).default, arguments)

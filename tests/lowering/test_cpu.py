@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ class Indexes:
     def find_views(self) -> list[IndexView | None]:
         views: list[IndexView | None] = [None] * len(ROWS)
         for table, index in self.indexes.items():
-            views[table] = IndexView(index.slots, index.side_row, 0, 2 if self.share else 0, 0)
+            views[table] = IndexView(index.slots, index.side_row, 0, 2 if self.share and not self.training else 0, 0)
         return views
 
     def insert(self, ids: torch.Tensor, rows: torch.Tensor, absent_per_table: list[int]) -> torch.Tensor | None:
@@ -145,9 +145,21 @@ def copy_new_rows(built: Case) -> None:
         other.data.copy_(mine.data)
 
 
-def test_cpu_is_the_first_choice() -> None:
-    spec = LookupSpec(tables(), "SUM", False, case({"training": False}).ours, [None] * 3)
-    assert select_backend(spec, "auto", "").backend == "cpu"
+def indexed_tables() -> tuple[TableSpec, ...]:
+    hashing = HashConfig(dense_rows=0)
+    return tuple(
+        replace(table, hashing=hashing.resolve(table.num_embeddings, adopt=False)) if number in HASHED else table
+        for number, table in enumerate(tables())
+    )
+
+
+def test_cpu_is_the_first_choice_for_tables_with_an_index() -> None:
+    weights = case({"training": False}).ours
+    choice = select_backend(LookupSpec(indexed_tables(), "SUM", False, weights, [None] * 3), "auto", "")
+    assert (choice.backend, choice.declined, choice.finds_ids) == ("cpu", (), True)
+    choice = select_backend(LookupSpec(tables(), "SUM", False, weights, [None] * 3), "auto", "")
+    assert (choice.backend, choice.declined, choice.finds_ids) == ("fbgemm", (), False)
+    assert select_backend(LookupSpec(tables(), "SUM", False, weights, [None] * 3), "cpu", "").backend == "cpu"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -236,13 +248,6 @@ def test_ids_that_read_without_gradient() -> None:
     assert torch.equal(built.ours[2].grad[:, 0], counts.float())
 
 
-def test_training_finds_without_the_shared_answers_of_eval() -> None:
-    built = case({"training": True, "share": True})
-    kernel(built.ours, [None] * 3, False).from_ids(built.ours, built.ids, built.indexes)
-    assert built.indexes.inserts == 1
-    assert int(built.indexes.indexes[0].find(torch.tensor([121]))) >= 0
-
-
 def test_what_insert_raises_comes_through() -> None:
     built = case({"training": True, "full": True})
     before = [weight.detach().clone() for weight in built.ours]
@@ -276,7 +281,7 @@ def test_means_are_divided_elsewhere() -> None:
 def test_without_the_library_cpu_declines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "load", lambda: False)
     monkeypatch.setattr(library, "why_not", lambda: "no C++ compiler found")
-    spec = LookupSpec(tables(), "SUM", False, case({"training": False}).ours, [None] * 3)
+    spec = LookupSpec(indexed_tables(), "SUM", False, case({"training": False}).ours, [None] * 3)
     choice = select_backend(spec, "auto", "")
     assert choice.backend == "fbgemm"
     (declined,) = choice.declined
