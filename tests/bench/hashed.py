@@ -6,8 +6,10 @@ The index holds every id already: this is the steady state of training, where a 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
+from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.collection import HashEmbeddingBagCollection
@@ -22,11 +24,12 @@ from tests.bench.workload import (
     check_close,
     output_gradients,
     standard_collection,
+    table_batched,
     table_weights,
     with_optimizer,
 )
 
-OURS, ADOPTED = "raw ids, indexed", "dense ids, adopted"
+OURS, ADOPTED, TABLE_BATCHED = "raw ids, indexed", "dense ids, adopted", "FBGEMM table-batched, dense ids"
 TAKEN = 0.75
 """Share of the rows that have an id; more, and a bucket might be full."""
 OPTIMIZER = OPTIMIZERS[2]
@@ -34,17 +37,43 @@ OPTIMIZER = OPTIMIZERS[2]
 
 def run(setup: Setup) -> Iterator[Result]:
     """Forward in eval mode (find only), and a step of row-wise Adagrad in training mode (find or insert)."""
-    universe = int(setup.rows * TAKEN)
     for distribution in DISTRIBUTIONS:
-        dense = Ids(setup, distribution, universe)
-        raw = Ids(setup, distribution, universe, raw=mix64)
-        initial = with_optimizer(standard_collection(setup), OPTIMIZER)
-        adopted = recfx.convert(with_optimizer(initial, OPTIMIZER), verify=False)
-        indexed = recfx.convert(initial, hashing=HashConfig(dense_rows=0), verify=False)
-        assert isinstance(indexed, HashEmbeddingBagCollection)
-        _fill(indexed, adopted, universe)
-        yield from _forward(setup, distribution, indexed, raw, adopted, dense)
-        yield from _step(setup, distribution, indexed, raw, adopted, dense)
+        yield from _many_tables(setup, distribution)
+    for distribution in DISTRIBUTIONS:
+        yield from _one_table(replace(setup, tables=1, rows=setup.one_table_rows), distribution)
+
+
+def _many_tables(setup: Setup, distribution: str) -> Iterator[Result]:
+    """Two models with weights of their own, which must stay equal."""
+    universe = int(setup.rows * TAKEN)
+    dense = Ids(setup, distribution, universe)
+    raw = Ids(setup, distribution, universe, raw=mix64)
+    initial = with_optimizer(standard_collection(setup), OPTIMIZER)
+    adopted = recfx.convert(with_optimizer(initial, OPTIMIZER), verify=False)
+    indexed = recfx.convert(initial, hashing=HashConfig(dense_rows=0), verify=False)
+    assert isinstance(indexed, HashEmbeddingBagCollection)
+    _fill(indexed, adopted, universe)
+    peer = table_batched(setup, adopted, OPTIMIZER)
+    yield from _forward(setup, distribution, indexed, raw.batches(), adopted, dense.batches(), peer)
+    del peer
+    _check_steps(setup, indexed, raw.batches()[-1], adopted, dense.batches()[-1])
+    yield from _step(setup, distribution, indexed, raw.batches(), adopted, dense.batches())
+
+
+def _one_table(setup: Setup, distribution: str) -> Iterator[Result]:
+    """Two models on the same weights: the adopted one is given the rows that the other one finds."""
+    universe = int(setup.rows * TAKEN)
+    raw = Ids(setup, distribution, universe, raw=mix64)
+    collection = with_optimizer(standard_collection(setup), OPTIMIZER)
+    adopted = recfx.convert(collection, verify=False)
+    indexed = recfx.convert(collection, hashing=HashConfig(dense_rows=0), verify=False)
+    assert isinstance(indexed, HashEmbeddingBagCollection)
+    (index,) = (indexed.index(table.name) for table in indexed.tables)
+    for begin in range(0, universe, 2**20):
+        index.find_or_insert(mix64(torch.arange(begin, min(begin + 2**20, universe))))
+    rows = Ids(setup, distribution, universe, raw=lambda dense: index.find(mix64(dense)))
+    yield from _forward(setup, distribution, indexed, raw.batches(), adopted, rows.batches(), None)
+    yield from _step(setup, distribution, indexed, raw.batches(), adopted, rows.batches())
 
 
 def _fill(indexed: HashEmbeddingBagCollection, adopted: torch.nn.Module, universe: int) -> None:
@@ -63,45 +92,65 @@ def _forward(
     setup: Setup,
     distribution: str,
     indexed: HashEmbeddingBagCollection,
-    raw: Ids,
+    raw: list[KeyedJaggedTensor],
     adopted: torch.nn.Module,
-    dense: Ids,
+    dense: list[KeyedJaggedTensor],
+    peer: torch.nn.Module | None,
 ) -> Iterator[Result]:
-    raw_batches, dense_batches = raw.batches(), dense.batches()
     indexed.eval()
     contestants = [
-        Contestant(OURS, lambda i: indexed(raw_batches[i]).values()),
-        Contestant(ADOPTED, lambda i: adopted(dense_batches[i]).values()),
+        Contestant(OURS, lambda i: indexed(raw[i]).values()),
+        Contestant(ADOPTED, lambda i: adopted(dense[i]).values()),
     ]
+    if peer is not None:
+        offsets = dense[-1].offsets()
+        contestants.append(Contestant(TABLE_BATCHED, lambda i: peer(dense[i].values(), offsets)))
     with torch.no_grad():
-        check_close("forward", contestants[1].run(-1), contestants[0].run(-1))
+        for contestant in contestants[1:]:
+            check_close("forward", contestant.run(-1), contestants[0].run(-1))
         times = take_turns(contestants, setup.iterations, setup.warm_up)
     facts = {**setup.facts(distribution), "ids_in_index": int(setup.rows * TAKEN)}
-    yield compare(f"hashed/forward_eval/{distribution.replace(' ', '_')}", times, OURS, ADOPTED, facts)
+    for contestant in contestants[1:]:
+        yield compare(_case("forward_eval", setup, distribution), times, OURS, contestant.name, facts)
+
+
+def _check_steps(
+    setup: Setup,
+    indexed: HashEmbeddingBagCollection,
+    raw: KeyedJaggedTensor,
+    adopted: torch.nn.Module,
+    dense: KeyedJaggedTensor,
+) -> None:
+    """One step of each: the same weights by id."""
+    (gradient,) = output_gradients(setup, 1)
+    indexed.train()(raw).values().backward(gradient)
+    adopted(dense).values().backward(gradient)
+    every_id = torch.arange(int(setup.rows * TAKEN))
+    for index, ours, theirs in zip(
+        indexed.hash_indexes.values(), table_weights(indexed), table_weights(adopted), strict=True
+    ):
+        check_close("step", theirs[every_id], ours[index.find(mix64(every_id))])
 
 
 def _step(
     setup: Setup,
     distribution: str,
     indexed: HashEmbeddingBagCollection,
-    raw: Ids,
+    raw: list[KeyedJaggedTensor],
     adopted: torch.nn.Module,
-    dense: Ids,
+    dense: list[KeyedJaggedTensor],
 ) -> Iterator[Result]:
-    raw_batches, dense_batches = raw.batches(), dense.batches()
     gradients = output_gradients(setup, 4)
     indexed.train()
     contestants = [
-        Contestant(OURS, lambda i: indexed(raw_batches[i]).values().backward(gradients[i % 4])),
-        Contestant(ADOPTED, lambda i: adopted(dense_batches[i]).values().backward(gradients[i % 4])),
+        Contestant(OURS, lambda i: indexed(raw[i]).values().backward(gradients[i % 4])),
+        Contestant(ADOPTED, lambda i: adopted(dense[i]).values().backward(gradients[i % 4])),
     ]
-    for contestant in contestants:
-        contestant.run(-1)
-    every_id = torch.arange(int(setup.rows * TAKEN))
-    for index, ours, theirs in zip(
-        indexed.hash_indexes.values(), table_weights(indexed), table_weights(adopted), strict=True
-    ):
-        check_close("step", theirs[every_id], ours[index.find(mix64(every_id))])
     times = take_turns(contestants, setup.iterations, setup.warm_up)
-    facts = {**setup.facts(distribution), "ids_in_index": len(every_id), "optimizer": OPTIMIZER.name}
-    yield compare(f"hashed/train_step/{distribution.replace(' ', '_')}", times, OURS, ADOPTED, facts)
+    ids = int(setup.rows * TAKEN)
+    facts = {**setup.facts(distribution), "ids_in_index": ids, "optimizer": OPTIMIZER.name}
+    yield compare(_case("train_step", setup, distribution), times, OURS, ADOPTED, facts)
+
+
+def _case(what: str, setup: Setup, distribution: str) -> str:
+    return f"hashed/{what}/{setup.tables}_tables/{distribution.replace(' ', '_')}"

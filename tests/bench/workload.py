@@ -35,6 +35,7 @@ class Setup:
         iterations: timed ones.
         warm_up: iterations before those.
         model_sizes: tables of the models that ``convert_time`` converts.
+        one_table_rows: of the single big table of ``hashed``.
         index_sizes: ids in the indexes of ``hash_index``, ascending.
         generations: how often ``hash_index`` fills a table anew.
     """
@@ -48,6 +49,7 @@ class Setup:
     iterations: int = 40
     warm_up: int = 4
     model_sizes: tuple[int, ...] = (125, 250, 500, 1000)
+    one_table_rows: int = 20_000_000
     index_sizes: tuple[int, ...] = (500_000, 10_000_000, 20_000_000)
     generations: int = 1000
 
@@ -66,7 +68,7 @@ class Setup:
 
 QUICK = Setup(
     tables=4, rows=500, dim=16, batch=32, bag_length=3, iterations=3, warm_up=1, model_sizes=(2, 4, 8, 16),
-    index_sizes=(2000, 4000), generations=20,
+    one_table_rows=2000, index_sizes=(2000, 4000), generations=20,
 )  # fmt: skip
 DISTRIBUTIONS = ("uniform", "power law")
 
