@@ -5,6 +5,7 @@ The index holds every id already: this is the steady state of training, where a 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from tests.bench.workload import (
     OPTIMIZERS,
     Ids,
     Setup,
+    attach,
     check_close,
     output_gradients,
     standard_collection,
@@ -62,9 +64,11 @@ def _many_tables(setup: Setup, distribution: str) -> Iterator[Result]:
 
 def _one_table(setup: Setup, distribution: str) -> Iterator[Result]:
     """Two models on the same weights: the adopted one is given the rows that the other one finds."""
+    gc.collect()  # graphs are full of cycles, and the table before this one was as big
     universe = int(setup.rows * TAKEN)
     raw = Ids(setup, distribution, universe, raw=mix64)
-    collection = with_optimizer(standard_collection(setup), OPTIMIZER)
+    collection = standard_collection(setup)
+    attach(collection, OPTIMIZER)
     adopted = recfx.convert(collection, verify=False)
     indexed = recfx.convert(collection, hashing=HashConfig(dense_rows=0), verify=False)
     assert isinstance(indexed, HashEmbeddingBagCollection)

@@ -166,8 +166,13 @@ OPTIMIZERS = (
 def with_optimizer(collection: EmbeddingBagCollection, optimizer: Optimizer) -> EmbeddingBagCollection:
     """A copy of the collection whose tables are updated in backward."""
     duplicate = copy.deepcopy(collection)
-    apply_optimizer_in_backward(optimizer.standard, duplicate.parameters(), dict(optimizer.arguments))
+    attach(duplicate, optimizer)
     return duplicate
+
+
+def attach(collection: EmbeddingBagCollection, optimizer: Optimizer) -> None:
+    """Have the tables of the collection updated in backward."""
+    apply_optimizer_in_backward(optimizer.standard, collection.parameters(), dict(optimizer.arguments))
 
 
 def table_batched(
