@@ -76,8 +76,9 @@ class Batches:
     def filled(self, rows: int, **config: Any) -> HashIndex:
         """An index that holds the resident ids."""
         index = HashIndex(rows, config=HashConfig(**config))
-        for begin in range(0, self.size, 2**20):
-            index.find_or_insert(mix64(torch.arange(begin, min(begin + 2**20, self.size))))
+        piece = max(1, min(2**18, rows // 8))  # a batch evicts none of its own ids: it must not fill a bucket by itself
+        for begin in range(0, self.size, piece):
+            index.find_or_insert(mix64(torch.arange(begin, min(begin + piece, self.size))))
         return index
 
 
