@@ -106,8 +106,7 @@ class MappedCollection(EmbeddingBagCollection):
 
 
 def _reads_copies(table: TableSpec) -> bool:
-    config = table.hashing
-    return table.has_index and config is not None and config.admits and config.unseen == "share"
+    return table.admits and table.hashing is not None and table.hashing.unseen == "share"
 
 
 def oracle_of(original: nn.Module, converted: nn.Module) -> nn.Module:

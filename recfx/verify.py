@@ -141,20 +141,15 @@ class _Comparison:
         return hashed, None
 
     def _admits_between_calls(self) -> bool:
-        return any(
-            table.hashing is not None and table.has_index and table.hashing.admits and island.calls > 1
-            for island in self.islands.values()
-            for table in island.tables
-        )
+        return any(table.admits and island.calls > 1 for island in self.islands.values() for table in island.tables)
 
     def _attach_missing(self, model: nn.Module) -> None:
         """A table that evicts cannot train without an optimizer in backward: where there is none yet, SGD stands in."""
         for path, island in self.islands.items():
             for table in island.tables:
                 name = weight_name(path, table.name)
-                evicts = table.hashing is not None and table.has_index and table.hashing.evicts
                 weight = model.get_parameter(name)
-                if evicts and name not in self.fused and weight.requires_grad and not _has_optimizer(weight):
+                if table.evicts and name not in self.fused and weight.requires_grad and not _has_optimizer(weight):
                     distributed_optim._apply_optimizer_in_backward(  # type: ignore[attr-defined]
                         torch.optim.SGD, [weight], {"lr": LEARNING_RATE}
                     )

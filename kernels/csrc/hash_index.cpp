@@ -48,6 +48,7 @@ struct Task {
   int64_t begin;
   int64_t end;
   int64_t absent = 0;
+  std::vector<int64_t> missing = {};  // positions in the table's stretch
 };
 
 std::vector<Task> tasks_of(int64_t ids, at::IntArrayRef begins, at::IntArrayRef ends) {
@@ -60,6 +61,15 @@ std::vector<Task> tasks_of(int64_t ids, at::IntArrayRef begins, at::IntArrayRef 
     }
   }
   return tasks;
+}
+
+// Room for an answer to every id. Ids outside all stretches come back as they are.
+at::Tensor rows_of(const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRef ends) {
+  int64_t answered = 0;
+  for (size_t t = 0; t < begins.size(); ++t) {
+    answered += ends[t] - begins[t];
+  }
+  return answered == ids.numel() ? at::empty(ids.sizes(), int64_options()) : ids.clone();
 }
 
 template <typename Work>
@@ -102,7 +112,7 @@ std::tuple<at::Tensor, at::Tensor> find_tables(const at::Tensor& ids, at::IntArr
     views.push_back(slot_table(slots[t], side_rows[t]));
     index_locks.push_back(index_lock(locks[t]));
   }
-  at::Tensor rows = contiguous.clone();
+  at::Tensor rows = rows_of(contiguous, begins, ends);
   int64_t* row_data = mutable_int64(rows);
   at::Tensor absent = at::zeros({static_cast<int64_t>(tables)}, int64_options());
   {
@@ -133,7 +143,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
                                   oldest_listed->size() == begins.size()),
               "recfx: find_or_insert needs the rows in flight, and the oldest batch among them, of every table");
   std::vector<Task> tasks = tasks_of(ids.numel(), begins, ends);
-  at::Tensor rows = contiguous.clone();
+  at::Tensor rows = rows_of(contiguous, begins, ends);
   int64_t* row_data = mutable_int64(rows);
 
   const Locked locked = write_lock(buffers);
@@ -141,7 +151,16 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
   run(tasks, [&](Task& task) {
     const Index& index = indexes[task.table];
     find_range(data, row_data, task.begin, task.end, index.table, index.policy.dense_rows);
+    for (int64_t i = task.begin; i < task.end; ++i) {
+      if (row_data[i] == kNoRow) {
+        task.missing.push_back(i - begins[task.table]);
+      }
+    }
   });
+  std::vector<std::vector<int64_t>> missing(tables);
+  for (const Task& task : tasks) {
+    missing[task.table].insert(missing[task.table].end(), task.missing.begin(), task.missing.end());
+  }
   std::deque<TableBatch> batches;
   for (int64_t t = 0; t < tables; ++t) {
     RowsInFlight listed;
@@ -161,7 +180,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
   }
   at::parallel_for(0, tables, 1, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
-      batches[t].plan();
+      batches[t].plan(std::move(missing[t]));
       batches[t].allocate();
     }
   });

@@ -49,8 +49,18 @@ struct Candidates {
   FreeRows free_places;
   LowestRows oldest;
 
-  std::optional<Key> age(int64_t place) const {
-    return counts[place] == 0 ? std::nullopt : std::optional<Key>({order[place], 0});
+  // For LowestRows: the oldest candidate is the lowest.
+  int64_t score(int64_t place) const {
+    return counts[place] == 0 ? LowestRows::kNoScore : order[place];
+  }
+  int64_t key_score(int64_t score) const {
+    return score;
+  }
+  Key key(int64_t, int64_t score) const {
+    return {score, 0};
+  }
+  bool blocked(int64_t, int64_t) const {
+    return false;
   }
 };
 
@@ -88,21 +98,6 @@ struct Index {
   ScoreRule score_rule() const {
     return ScoreRule(policy.lfu);
   }
-  std::optional<Key> eviction_key(int64_t row) const {
-    if (row_state[row] != kTaken) {
-      return std::nullopt;
-    }
-    return score_rule().key(row_scores[row], row_ids[row]);
-  }
-
-  void put(int64_t id, int64_t row, int64_t bucket) {
-    table.insert(id, row);
-    row_ids[row] = id;
-    row_state[row] = kTaken;
-    free_rows.take(row);
-    ++bucket_taken[bucket];
-  }
-
   // The row that the id had, or -1.
   int64_t remove(int64_t id) {
     const int64_t row = table.erase(id);
@@ -116,13 +111,6 @@ struct Index {
       --bucket_taken[bucket_of(id)];
     }
     return row;
-  }
-
-  // The row goes from the id that has it to another one of its bucket.
-  void hand_over(int64_t row, int64_t id) {
-    table.erase(row_ids[row]);
-    table.insert(id, row);
-    row_ids[row] = id;
   }
 
   void remove_candidate(int64_t id) {

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <optional>
 #include <vector>
 
 #include "scores.h"
@@ -29,6 +28,7 @@ class LowestRows {
     Key bound;
   };
   static constexpr int64_t kUnknown = -1;
+  static constexpr int64_t kNoScore = -1;
 
   LowestRows(Entry* entries, Head* heads) : entries_(entries), heads_(heads) {}
 
@@ -43,9 +43,9 @@ class LowestRows {
 
   // The lowest row that is not blocked, -1 if there is none. Blocked ones that were met are appended to `aside`: they
   // must be given to `add` when they may no longer be blocked.
-  // key_of(row) -> std::optional<Key>, empty for a row without an owner; blocked(row) -> bool
-  template <typename KeyOf, typename Blocked>
-  int64_t take(int64_t bucket, int64_t begin, int64_t end, int64_t dense_rows, KeyOf key_of, Blocked blocked,
+  // rows: score(row) -> kNoScore for a row without an owner; key(row, score); blocked(row, score)
+  template <typename Rows>
+  int64_t take(int64_t bucket, int64_t begin, int64_t end, int64_t dense_rows, const Rows& rows,
                std::vector<int64_t>& aside) {
     Head& head = heads_[bucket];
     Entry* heap = entries_ + entries_before(begin - dense_rows, bucket);
@@ -54,13 +54,14 @@ class LowestRows {
       while (head.size > 0) {
         std::pop_heap(heap, heap + head.size, later);
         const Entry entry = heap[--head.size];
-        const std::optional<Key> key = key_of(entry.row);
-        if (!key) {
+        const int64_t score = rows.score(entry.row);
+        if (score == kNoScore) {
           continue;
         }
-        if (*key != entry.key) {
-          add_entry(head, heap, capacity, {*key, entry.row});
-        } else if (blocked(entry.row)) {
+        const Key key = rows.key(entry.row, score);
+        if (key != entry.key) {
+          add_entry(head, heap, capacity, {key, entry.row});
+        } else if (rows.blocked(entry.row, score)) {
           aside.push_back(entry.row);
         } else {
           return entry.row;
@@ -69,7 +70,7 @@ class LowestRows {
       if (scanned) {
         return -1;
       }
-      scan(head, heap, (capacity + 1) / 2, begin, end, key_of, blocked, aside);
+      scan(head, heap, (capacity + 1) / 2, begin, end, rows, aside);
     }
   }
 
@@ -100,23 +101,28 @@ class LowestRows {
     std::push_heap(heap, heap + head.size, later);
   }
 
-  template <typename KeyOf, typename Blocked>
-  static void scan(Head& head, Entry* heap, int64_t wanted, int64_t begin, int64_t end, KeyOf key_of, Blocked blocked,
+  template <typename Rows>
+  static void scan(Head& head, Entry* heap, int64_t wanted, int64_t begin, int64_t end, const Rows& rows,
                    std::vector<int64_t>& aside) {
     int64_t size = 0;
     for (int64_t row = begin; row < end; ++row) {
-      const std::optional<Key> key = key_of(row);
-      if (!key) {
+      const int64_t score = rows.score(row);
+      // Most rows are too high by their score alone: nothing else of them is looked at.
+      if (score == kNoScore || (size == wanted && rows.key_score(score) > heap[0].key.score)) {
         continue;
       }
-      if (blocked(row)) {
+      const Key key = rows.key(row, score);
+      if (size == wanted && key > heap[0].key) {
+        continue;
+      }
+      if (rows.blocked(row, score)) {
         aside.push_back(row);
       } else if (size < wanted) {
-        heap[size++] = {*key, row};
+        heap[size++] = {key, row};
         std::push_heap(heap, heap + size, earlier);
-      } else if (*key < heap[0].key) {
+      } else {
         std::pop_heap(heap, heap + size, earlier);
-        heap[size - 1] = {*key, row};
+        heap[size - 1] = {key, row};
         std::push_heap(heap, heap + size, earlier);
       }
     }

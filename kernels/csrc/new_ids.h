@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "slot_table.h"
@@ -19,13 +20,9 @@ struct NewId {
 
 class NewIds {
  public:
-  // Reads ids where rows is -1.
-  void collect(const int64_t* ids, const int64_t* rows, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-      if (rows[i] == kNoRow) {
-        positions_.push_back(i);
-      }
-    }
+  // `positions` of the ids, ascending.
+  void collect(const int64_t* ids, std::vector<int64_t> positions) {
+    positions_ = std::move(positions);
     if (positions_.empty()) {
       return;
     }

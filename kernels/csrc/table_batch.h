@@ -89,9 +89,9 @@ class TableBatch {
     }
   }
 
-  // Which ids are new, and how often each has been seen.
-  void plan() {
-    new_ids_.collect(ids_, rows_, count_);
+  // Which ids are new, and how often each has been seen. `missing`: where rows are -1, ascending.
+  void plan(std::vector<int64_t> missing) {
+    new_ids_.collect(ids_, std::move(missing));
     if (!index_.candidates) {
       return;
     }
@@ -105,9 +105,6 @@ class TableBatch {
   void allocate() {
     std::vector<NewId>& distinct = new_ids_.distinct();
     for (size_t i = 0; i < distinct.size() && full_bucket_ == kNone; ++i) {
-      if (i + kLookahead < distinct.size()) {
-        index_.table.prefetch(index_.table.home(distinct[i + kLookahead].id));
-      }
       NewId& each = distinct[i];
       if (is_admitted(each)) {
         give_row(each);
@@ -117,18 +114,26 @@ class TableBatch {
       }
     }
     if (full_bucket_ == kNone) {
+      write_slots();
       new_ids_.answer(rows_);
     }
   }
 
   void undo() {
     for (auto each = given_.rbegin(); each != given_.rend(); ++each) {
-      if (each->state_before == kTaken) {
-        index_.hand_over(each->row, each->id_before);
-      } else {
-        index_.remove(index_.row_ids[each->row]);
-        index_.row_state[each->row] = each->state_before;
+      if (slots_written_) {
+        index_.table.erase(index_.row_ids[each->row]);
       }
+      if (each->state_before == kTaken) {
+        if (slots_written_) {
+          index_.table.insert(each->id_before, each->row);
+        }
+      } else {
+        --index_.bucket_taken[index_.bucket_of(index_.row_ids[each->row])];
+        index_.free_rows.give_back(each->row);
+      }
+      index_.row_ids[each->row] = each->id_before;
+      index_.row_state[each->row] = each->state_before;
       if (index_.policy.evict) {
         index_.row_scores[each->row] = each->score_before;
       }
@@ -160,6 +165,26 @@ class TableBatch {
   }
 
  private:
+  // For LowestRows: rows of the table as they may be evicted.
+  struct Evictable {
+    TableBatch& batch;
+    ScoreRule rule;
+
+    int64_t score(int64_t row) const {
+      return batch.index_.row_state[row] == kTaken ? batch.index_.row_scores[row] : LowestRows::kNoScore;
+    }
+    int64_t key_score(int64_t score) const {
+      return rule.key_score(score);
+    }
+    Key key(int64_t row, int64_t score) const {
+      return rule.key(score, batch.index_.row_ids[row]);
+    }
+    bool blocked(int64_t row, int64_t score) const {
+      const int64_t last_batch = rule.last_batch(score);
+      return last_batch >= batch.oldest_in_flight_ || batch.listed_.contains(row, last_batch);
+    }
+  };
+
   bool is_admitted(const NewId& each) const {
     return each.seen_before + each.sightings >= index_.policy.admit_after;
   }
@@ -171,7 +196,8 @@ class TableBatch {
     int64_t row = index_.free_rows.lowest(begin, end);
     if (row != kNoRow) {
       given_.push_back({row, index_.row_state[row], kEmptyId, index_.policy.evict ? index_.row_scores[row] : 0});
-      index_.put(each.id, row, bucket);
+      index_.free_rows.take(row);
+      ++index_.bucket_taken[bucket];
     } else if (index_.policy.evict) {
       row = victim(bucket, begin, end);
       if (row == kNoRow) {
@@ -179,7 +205,6 @@ class TableBatch {
         return;
       }
       given_.push_back({row, kTaken, index_.row_ids[row], index_.row_scores[row]});
-      index_.hand_over(row, each.id);
       ++evicted_;
     } else if (index_.policy.share) {
       each.answer = index_.shared_row(each.id);
@@ -189,6 +214,8 @@ class TableBatch {
       full_bucket_ = bucket;
       return;
     }
+    index_.row_ids[row] = each.id;
+    index_.row_state[row] = kTaken;
     if (index_.policy.evict) {
       index_.row_scores[row] = index_.score_rule().initial(each.seen_before + each.sightings, batch_);
     }
@@ -196,22 +223,35 @@ class TableBatch {
     each.has_row = true;
   }
 
+  // The slots of all rows given, in one go: they are fetched ahead.
+  void write_slots() {
+    constexpr size_t kAhead = 16;
+    for (size_t i = 0; i < given_.size(); ++i) {
+      if (i + kAhead < given_.size()) {
+        const Given& ahead = given_[i + kAhead];
+        index_.table.prefetch(index_.table.home(index_.row_ids[ahead.row]));
+        index_.table.prefetch(index_.table.home(ahead.id_before));
+      }
+      if (given_[i].state_before == kTaken) {
+        index_.table.erase(given_[i].id_before);
+      }
+      index_.table.insert(index_.row_ids[given_[i].row], given_[i].row);
+    }
+    slots_written_ = true;
+  }
+
   int64_t victim(int64_t bucket, int64_t begin, int64_t end) {
-    return index_.victims->take(
-        bucket, begin, end, index_.policy.dense_rows, [&](int64_t row) { return index_.eviction_key(row); },
-        [&](int64_t row) {
-          const int64_t last_batch = index_.score_rule().last_batch(index_.row_scores[row]);
-          return last_batch >= oldest_in_flight_ || listed_.contains(row, last_batch);
-        },
-        blocked_);
+    return index_.victims->take(bucket, begin, end, index_.policy.dense_rows, Evictable{*this, index_.score_rule()},
+                                blocked_);
   }
 
   // The row may be lower than others that the search for victims knows of.
   void offer(int64_t row) {
-    if (const std::optional<Key> key = index_.eviction_key(row)) {
+    if (index_.row_state[row] == kTaken) {
       const int64_t bucket = index_.bucket_of(index_.row_ids[row]);
+      const Key key = index_.score_rule().key(index_.row_scores[row], index_.row_ids[row]);
       index_.victims->add(bucket, index_.bucket_begin(bucket), index_.bucket_begin(bucket + 1),
-                          index_.policy.dense_rows, *key, row);
+                          index_.policy.dense_rows, key, row);
     }
   }
 
@@ -259,9 +299,8 @@ class TableBatch {
     int64_t place = candidates.free_places.lowest(begin, end);
     if (place == kNoRow) {
       std::vector<int64_t> blocked;
-      const int64_t oldest = candidates.oldest.take(
-          bucket, begin, end, index_.policy.dense_rows, [&](int64_t at) { return candidates.age(at); },
-          [](int64_t) { return false; }, blocked);
+      const int64_t oldest =
+          candidates.oldest.take(bucket, begin, end, index_.policy.dense_rows, candidates, blocked);
       index_.remove_candidate(candidates.ids[oldest]);
       place = oldest;
     }
@@ -283,6 +322,7 @@ class TableBatch {
   std::vector<int64_t> scores_before_;  // of found rows, kNone elsewhere
   std::vector<Given> given_;
   std::vector<int64_t> blocked_;  // rows in flight that the search for victims met
+  bool slots_written_ = false;
   int64_t full_bucket_ = kNone;
   int64_t evicted_ = 0;
   int64_t shared_answers_ = 0;

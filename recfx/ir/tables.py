@@ -46,6 +46,16 @@ class TableSpec:
         return self.hashing is not None and self.hashing.has_index
 
     @property
+    def evicts(self) -> bool:
+        """Whether ids lose their rows to new ones."""
+        return self.has_index and self.hashing is not None and self.hashing.evicts
+
+    @property
+    def admits(self) -> bool:
+        """Whether ids are counted before they get a row."""
+        return self.has_index and self.hashing is not None and self.hashing.admits
+
+    @property
     def checked_rows(self) -> int:
         """Ids must be below this; -1 where they are not checked (an index takes any id)."""
         if self.hashing is None or self.has_index:

@@ -9,21 +9,22 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.distributed
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.errors import ConversionError, InputError
+from recfx.errors import InputError
 from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels import hash_index
 from recfx.kernels.index_buffers import BATCHES, EVICTED
 from recfx.kernels.pooled_lookup import IndexView
+from recfx.nodes.answers import answer_replayed, answer_unseen
 from recfx.nodes.bags import keep_ids, with_values
 from recfx.nodes.base import NodeModule
 from recfx.nodes.in_flight import BatchesInFlight, BatchInFlight
 from recfx.nodes.new_rows import NewRows
 from recfx.nodes.raw_ids import RawIds, add_found
 from recfx.nodes.table_store import TableStore
+from recfx.nodes.training_checks import check_fused, refuse_replicas
 
 _NO_BACKWARD = -1  # torch's number of the running backward, when there is none
 
@@ -60,9 +61,8 @@ class HashIds(NodeModule):
         self.inside_lookup = False
         self._new_rows = NewRows(store)
         self._in_flight = BatchesInFlight()
-        evicts_or_admits = [table.hashing.evicts or table.hashing.admits for table in tables if table.hashing]
-        self._needs_every_id = any(evicts_or_admits)  # to score or to count it
-        self._evicting = [table for table in tables if _evicts(table)]
+        self._evicting = [table for table in tables if table.evicts]
+        self._needs_every_id = any(table.evicts or table.admits for table in tables)  # to score or to count it
 
     @property
     def hashed(self) -> tuple[str, ...]:
@@ -85,7 +85,8 @@ class HashIds(NodeModule):
             InputError: ``replayed_ids_evicted``, in a forward that activation checkpointing runs again.
         """
         if self.training:
-            self._check_training()
+            refuse_replicas(self.collection, self.hashed)
+            check_fused(self.collection, self._evicting, self._store)
         if features.values().is_meta:
             return features
         if self.inside_lookup and not (self.training and (self._needs_every_id or _is_replay())):
@@ -98,7 +99,7 @@ class HashIds(NodeModule):
         ids = features.values().to("cpu", torch.int64)
         in_flight = None
         if self.training and not _is_replay():
-            in_flight = self._start(ids, segments)
+            in_flight = self._start(ids)
             rows = self.find_or_insert(ids, segments, in_flight)
         else:
             rows = self._find(ids, segments)
@@ -170,44 +171,14 @@ class HashIds(NodeModule):
         """Count ids of a training batch, by table, that had their rows already."""
         add_found([index.counts for index in self._indexes(segments)], found, batches)
 
-    def _start(self, ids: torch.Tensor, segments: list[Segment]) -> BatchInFlight | None:
+    def _start(self, ids: torch.Tensor) -> BatchInFlight | None:
         """From here on later batches leave this one's rows alone."""
-        evicting = {
-            segment.table.name: self._store.index(segment.table.name) for segment in segments if _evicts(segment.table)
-        }
+        evicting = {table.name: self._store.index(table.name) for table in self._evicting}
         if not evicting:
             return None
         numbers = {table: int(index.counts[BATCHES]) + 1 for table, index in evicting.items()}
         counts = [index.counts for index in evicting.values()]
         return self._in_flight.start(numbers, ids, lambda: sum(int(each[EVICTED]) for each in counts))
-
-    def _check_training(self) -> None:
-        self._refuse_replicas()
-        for table in self._evicting:
-            if (
-                torch.is_grad_enabled()
-                and table.name not in self._store.optimizers
-                and self._store.weight(table.name).requires_grad
-            ):
-                raise ConversionError(
-                    f"table {table.name!r} evicts ids, but its optimizer does not run in the lookup's backward: what "
-                    "it holds for a row would go over to the row's next id.",
-                    reason="evict_needs_fused_optimizer",
-                    module_path=self.collection,
-                    what_to_do="call torch.distributed.optim._apply_optimizer_in_backward with SGD, Adagrad, "
-                    "RowWiseAdagrad or Adam on the table's parameter; for a whole graph, before it is traced.",
-                )
-
-    def _refuse_replicas(self) -> None:
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            raise ConversionError(
-                f"tables {list(self.hashed)} have an index and train unsharded on {distributed.get_world_size()} "
-                "ranks: each rank would give the same id another row, and the replicas would diverge.",
-                reason="unsharded_hash_table",
-                module_path=self.collection,
-                what_to_do="shard the collection, or adopt the tables (HashConfig() with dense ids).",
-            )
 
     # Eval, and forwards that are run again
 
@@ -226,10 +197,11 @@ class HashIds(NodeModule):
         counts = absent.tolist()
         if self.training:
             self._check_replay(ids, [segment.table for segment, count in zip(segments, counts, strict=True) if count])
+        answer = answer_replayed if self.training else answer_unseen
         for segment, count in zip(segments, counts, strict=True):
             if count > 0:
                 stretch = slice(segment.begin, segment.end)
-                rows[stretch] = self._answer_absent(segment.table, ids[stretch], rows[stretch])
+                rows[stretch] = answer(self._store.index(segment.table.name), ids[stretch], rows[stretch])
         if not self.training:
             self.count_answers(segments, counts)
         return rows
@@ -242,25 +214,9 @@ class HashIds(NodeModule):
             amounts += [segment.end - segment.begin, count]
         hash_index.add_counts([index.eval_counts for index in indexes], amounts)
 
-    def _answer_absent(self, table: TableSpec, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        config, index = table.hashing, self._store.index(table.name)
-        assert config is not None
-        if not self.training:
-            return torch.where(rows < 0, index.shared_rows(ids), rows) if config.unseen == "share" else rows
-        # A forward that is run again: these ids had no row the first time either.
-        shared = index.shared_rows(ids)
-        if not config.admits:
-            return torch.where(rows < 0, shared, rows)
-        unseen = -shared - 2 if config.unseen == "share" else torch.full_like(rows, -1)
-        if config.on_full == "share":
-            candidates, sightings = index.candidates()
-            admitted = torch.isin(ids, candidates[sightings >= config.admit_after])
-            unseen = torch.where(admitted, shared, unseen)
-        return torch.where(rows < 0, unseen, rows)
-
     def _check_replay(self, ids: torch.Tensor, missing: list[TableSpec]) -> None:
         """A forward that activation checkpointing runs again must find the rows that it had the first time."""
-        evicting = [table.name for table in missing if _evicts(table)]
+        evicting = [table.name for table in missing if table.evicts]
         if evicting and not self._in_flight.holds_rows_of(ids):
             raise InputError(
                 f"activation checkpointing runs a forward again, but ids of table {evicting[0]!r} may have lost their "
@@ -280,11 +236,7 @@ def _is_replay() -> bool:
     return torch._C._current_graph_task_id() != _NO_BACKWARD
 
 
-def _evicts(table: TableSpec) -> bool:
-    return table.has_index and table.hashing is not None and table.hashing.evicts
-
-
 def _answers_are_rows(table: TableSpec, training: bool) -> bool:
     """Whether every id of the table reads some row, so that none is taken out of its bag."""
     assert table.hashing is not None
-    return table.hashing.unseen == "share" or (training and not table.hashing.admits)
+    return table.hashing.unseen == "share" or (training and not table.admits)

@@ -154,5 +154,4 @@ class Lookup(NodeModule):
 
 
 def _may_read_untrained(table: TableSpec) -> bool:
-    config = table.hashing
-    return table.has_index and config is not None and config.admits and config.unseen == "share"
+    return table.admits and table.hashing is not None and table.hashing.unseen == "share"

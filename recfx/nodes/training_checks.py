@@ -1,0 +1,39 @@
+"""What a collection with indexes must not be trained without."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed
+
+from recfx.errors import ConversionError
+from recfx.ir.tables import TableSpec
+from recfx.nodes.table_store import TableStore
+
+
+def refuse_replicas(collection: str, hashed: tuple[str, ...]) -> None:
+    """Raises a ``ConversionError``, ``unsharded_hash_table``, where several ranks train indexes of their own."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise ConversionError(
+            f"tables {list(hashed)} have an index and train unsharded on {distributed.get_world_size()} "
+            "ranks: each rank would give the same id another row, and the replicas would diverge.",
+            reason="unsharded_hash_table",
+            module_path=collection,
+            what_to_do="shard the collection, or adopt the tables (HashConfig() with dense ids).",
+        )
+
+
+def check_fused(collection: str, evicting: list[TableSpec], store: TableStore) -> None:
+    """Raises a ``ConversionError``, ``evict_needs_fused_optimizer``, where only gradients would reach these tables."""
+    if not torch.is_grad_enabled():
+        return
+    for table in evicting:
+        if table.name not in store.optimizers and store.weight(table.name).requires_grad:
+            raise ConversionError(
+                f"table {table.name!r} evicts ids, but its optimizer does not run in the lookup's backward: what "
+                "it holds for a row would go over to the row's next id.",
+                reason="evict_needs_fused_optimizer",
+                module_path=collection,
+                what_to_do="call torch.distributed.optim._apply_optimizer_in_backward with SGD, Adagrad, "
+                "RowWiseAdagrad or Adam on the table's parameter; for a whole graph, before it is traced.",
+            )
