@@ -119,7 +119,13 @@ void train(Index& index, const std::vector<int64_t>& ids, int threads, bool take
   });
   TableBatch batch(index, ids.data(), rows.data(), kBatchSize, std::numeric_limits<int64_t>::max(), {});
   on_threads(threads, kBatchSize, [&](int64_t begin, int64_t end) { batch.touch(begin, end); });
-  batch.plan();
+  std::vector<int64_t> missing;
+  for (int64_t i = 0; i < kBatchSize; ++i) {
+    if (rows[i] == kNoRow) {
+      missing.push_back(i);
+    }
+  }
+  batch.plan(std::move(missing));
   batch.allocate();
   take_back || batch.full_bucket() != TableBatch::kNone ? batch.undo() : batch.commit();
 }
