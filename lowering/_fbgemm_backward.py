@@ -99,7 +99,7 @@ class _TableBatchedLookup(torch.autograd.Function):
         if ctx.needs_input_grad[_SCALE]:  # reads the rows, so before they are updated
             scale_gradient = _scale_gradient(batch, layout, grad_output)
             if present is not None:
-                scale_gradient = torch.zeros(present.shape).masked_scatter_(present, scale_gradient)
+                scale_gradient = scale_gradient.new_zeros(present.shape).masked_scatter_(present, scale_gradient)
             scale_gradient = scale_gradient.to(ctx.scale_dtype)
         if layout.optimizers[0] is None:
             gradients = _weight_gradients(batch, layout, grad_output, ctx.needs_input_grad[_SCALE + 1 :])

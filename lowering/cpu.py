@@ -19,6 +19,8 @@ from recfx.lowering.registry import Declined, IdsToRows, LookupBatch, LookupKern
 def decline(spec: LookupSpec) -> Declined | None:
     """None where ``fbgemm`` has the backward and recfx's C++ library is there."""
     declined = _fbgemm_limits.decline("cpu", spec)
+    if declined is None and all(table.hashing is None for table in spec.tables):
+        return Declined(by="cpu", reason="static_tables", message="ids of static tables are not checked before it.")
     if declined is None and not library.load():
         return Declined(by="cpu", reason="no_library", message=f"the C++ operators are not there: {library.why_not()}")
     return declined

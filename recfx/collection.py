@@ -115,6 +115,9 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         nn.Module.__init__(self)
         self.requested, self.calls = dict(requested), calls
         self._assemble(configs, specs, bags, is_weighted, device, collection, backend, source)
+        for table in specs:
+            if table.custom_init_fn and table.has_index and not self.weight(table.name).is_meta:
+                self.index(table.name).mark_used()  # the rows may be trained
         return self
 
     def _assemble(

@@ -16,7 +16,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recfx.collection import HashEmbeddingBagCollection, converted_collections
+from recfx.collection import HashEmbeddingBagCollection, converted_collections, weight_name
 from recfx.ir.tables import TableSpec
 from recfx.shells import copy_shells
 
@@ -144,19 +144,35 @@ def attach_optimizers(source: nn.Module, duplicate: nn.Module, skip: set[str]) -
             _copy_optimizer(theirs, ours, parameter, target)
 
 
+def copy_fused_state(hashed: nn.Module, oracle: nn.Module) -> None:
+    """Give the optimizers in backward of ``oracle`` the state of the fused ones of ``hashed``.
+
+    Hashing a batch resets the state of rows that go to new ids, so that of the original model is not the same.
+    """
+    for path, island in converted_collections(hashed).items():
+        for table, fused in island.fused_optimizers().items():
+            weight: Any = oracle.get_parameter(weight_name(path, table))
+            for optimizer in getattr(weight, "_in_backward_optimizers", []):
+                if fused.state and hasattr(optimizer, "state"):
+                    optimizer.state[weight] = {key: _fitted(value, weight) for key, value in fused.state.items()}
+
+
+def _fitted(value: Any, weight: torch.Tensor) -> Any:
+    """A copy with as many rows as ``weight``, if it has rows."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    copied = value.detach().clone()
+    if copied.dim() > 0 and copied.shape[0] < weight.shape[0]:  # what a mapped table has after its rows
+        copied = torch.cat([copied, copied.new_ones(weight.shape[0] - copied.shape[0], *copied.shape[1:])])
+    return copied
+
+
 def _copy_optimizer(source: Any, duplicate: Any, parameter: nn.Parameter, target: nn.Parameter) -> None:
     for key, value in source.param_groups[0].items():
         if key != "params":
             duplicate.param_groups[0][key] = value
     state = {}
     for key, value in source.state.get(parameter, {}).items():
-        if not isinstance(value, torch.Tensor):
-            state[key] = value
-            continue
-        copied = value.detach().clone()
-        if copied.dim() > 0 and copied.shape[0] < target.shape[0]:  # what a mapped table has after its rows
-            more = target.shape[0] - copied.shape[0]
-            copied = torch.cat([copied, copied.new_ones(more, *copied.shape[1:])])
-        state[key] = copied
+        state[key] = _fitted(value, target)
     if state:
         duplicate.state[target] = state

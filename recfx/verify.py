@@ -14,7 +14,7 @@ from torch.distributed import optim as distributed_optim
 from recfx.collection import converted_collections, weight_name
 from recfx.discovery import unwrap
 from recfx.errors import RecfxError
-from recfx.oracle import attach_optimizers, oracle_of
+from recfx.oracle import attach_optimizers, copy_fused_state, oracle_of
 from recfx.parity import compare_tensors, largest_difference
 from recfx.randomness import fixed_randomness
 from recfx.run_step import LEARNING_RATE, Run, run_step
@@ -172,6 +172,8 @@ class _Comparison:
         oracle = oracle_of(self.original, subject)
         attach_optimizers(self.original, oracle, skip=set())
         self._attach_missing(oracle)
+        if self._has_index():
+            copy_fused_state(subject, oracle)
         return run_step(oracle, call, training)
 
     def _compare_runs(self, mode: str, batch: str, wanted: Run, found: Run, repeat: Callable[[], Run]) -> None:

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -156,15 +157,20 @@ class TableBatch {
         offer(row);
       }
     }
-    ++index_.counts[kBatches];
-    index_.counts[kIdsSeen] += count_;
-    index_.counts[kInserted] += static_cast<int64_t>(given_.size());
-    index_.counts[kEvicted] += evicted_;
-    index_.counts[kSharedAnswers] += shared_answers_;
-    index_.counts[kUnseenAnswers] += unseen_answers_;
+    count(kBatches, 1);
+    count(kIdsSeen, count_);
+    count(kInserted, static_cast<int64_t>(given_.size()));
+    count(kEvicted, evicted_);
+    count(kSharedAnswers, shared_answers_);
+    count(kUnseenAnswers, unseen_answers_);
   }
 
  private:
+  // Batches that need no row count without the lock.
+  void count(Counter which, int64_t amount) {
+    std::atomic_ref<int64_t>(index_.counts[which]).fetch_add(amount, std::memory_order_relaxed);
+  }
+
   // For LowestRows: rows of the table as they may be evicted.
   struct Evictable {
     TableBatch& batch;

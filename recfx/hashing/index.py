@@ -12,7 +12,7 @@ from recfx.hashing.config import HashConfig, ResolvedHashConfig
 from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage
 from recfx.kernels import buckets, hash_index
 from recfx.kernels.hash_index import InFlight
-from recfx.kernels.index_buffers import COUNTERS, TAKEN
+from recfx.kernels.index_buffers import COUNTERS, FREED, NEVER_USED, TAKEN
 from recfx.kernels.pooled_lookup import IndexView
 from recfx.kernels.slot_table import longest_probe
 
@@ -82,6 +82,7 @@ class HashIndex(IndexStorage):
         _check_supported(resolved, rows, name)
         super().__init__(resolved, name, device)
         self._views: tuple[IndexView, IndexView] | None = None
+        self.removals = 0  # how often ids have lost their rows by erase() or insert(), for who waits for a backward
 
     # Looking up and inserting
 
@@ -121,6 +122,7 @@ class HashIndex(IndexStorage):
         if full_bucket >= 0:
             raise self.full_error(full_bucket)
         evicted = inserted.ids_before[inserted.states_before == TAKEN]
+        self.removals += evicted.numel() > 0
         rows = (
             torch.where(inserted.rows < -1, -inserted.rows - 2, inserted.rows) if self.config.admits else inserted.rows
         )
@@ -150,6 +152,9 @@ class HashIndex(IndexStorage):
     def erase(self, ids: Tensor) -> Tensor:
         """Forget these ids and free their rows. Ids without a row and dense ids are left alone.
 
+        Not between a batch's forward and its backward: its gradients would train whose rows these are by then. Tables
+        that evict raise an error in such a backward.
+
         Returns:
             int64 ``[n]``: the row that each id had, -1 where it had none, or stands in ``ids`` before.
         """
@@ -157,6 +162,7 @@ class HashIndex(IndexStorage):
         if self._is_meta(ids):
             return torch.empty_like(ids, dtype=torch.int64)
         rows = hash_index.erase(ids.to("cpu", torch.int64), self.index_buffers(), self.policy)
+        self.removals += 1
         self.written()
         return rows.to(ids.device)
 
@@ -233,6 +239,12 @@ class HashIndex(IndexStorage):
             views = self._views = (answering, answering._replace(share_buckets=0))
         return views[training]
 
+    def mark_used(self) -> None:
+        """Note that free rows hold weights of others: an ``init_fn`` must fill them before ids get them."""
+        free = self.row_state[self.config.dense_rows :]
+        free[free == NEVER_USED] = FREED
+        self.written()
+
     def slot_table(self) -> tuple[Tensor, Tensor]:
         """The slot table int64 ``[slots, 2]`` of (id, row), and the row of id -1, int64 ``[1]``: views, not copies.
 
@@ -282,7 +294,8 @@ class HashIndex(IndexStorage):
                 "in use by this batch, or by batches whose backward has not run yet, and none can be evicted.",
                 reason="table_full",
                 module_path=self.name,
-                what_to_do="Give the table more rows (HashConfig.rows), or take smaller batches.",
+                what_to_do="Give the table more rows (HashConfig.rows), or take smaller batches; and let go of outputs "
+                "of training forwards whose backward never runs (use eval mode or torch.no_grad for evaluation).",
             )
         return TableFullError(
             f"bucket {bucket} of {self.config.buckets} of table {self.name!r} is full: all its {capacity} rows are "

@@ -128,7 +128,8 @@ class IndexStorage(nn.Module):
     def _fill(self, buffers: IndexBuffers) -> None:
         # In place: other modules may share these tensors.
         for key, tensor in buffers._asdict().items():
-            getattr(self, key).copy_(tensor)
+            if key != "lock":
+                getattr(self, key).copy_(tensor)
         self.identity.copy_(state.identity(self.config, self.name))
         self.eval_counts.zero_()
         self._note_versions()
@@ -143,11 +144,13 @@ class IndexStorage(nn.Module):
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         super().__setstate__(saved)
+        self._buffers = dict(self._buffers)  # copy.copy shares the dict
         for key, tensor in self._buffers.items():  # torch.load(map_location=...) may have moved them
             if tensor is not None and not tensor.is_meta:
                 self._buffers[key] = tensor.cpu()
-        if not self.lock.is_meta:
-            self.lock.zero_()  # a copy that was made while somebody held the lock
+        if not self.lock.is_meta and not self.lock.is_shared():
+            # A new one: the original may be held, or is this very tensor (copy.copy), and somebody will let it go.
+            self._buffers["lock"] = torch.zeros_like(self.lock)
         self._note_versions()
 
     # Saving and loading

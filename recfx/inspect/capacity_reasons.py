@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from recfx.hashing import HashConfig
 from recfx.inspect import capacity
 from recfx.inspect.facts import TableFacts
 from recfx.inspect.index_facts import IndexFacts
@@ -115,8 +116,19 @@ def _forecast(index: IndexFacts) -> str:
 
 def _more_rows(index: IndexFacts) -> str:
     """Which config, and what becomes of the rows trained so far."""
-    config = f"HashConfig(rows={capacity.suggested_rows(index):_}, buckets={index.config.buckets})"
+    config = _config(index, capacity.suggested_rows(index) or index.config.rows)
     return f"build the table with {config}; the state saved now loads into it, rows move with their ids"
+
+
+def _config(index: IndexFacts, rows: int) -> str:
+    """The index's config with other rows, as it is written: everything that is not at its default."""
+    resolved, default = index.config, HashConfig()
+    fields = [f"rows={rows:_}", f"dense_rows={resolved.dense_rows}", f"buckets={resolved.buckets}"]
+    for name in ("on_full", "evict", "admit_after", "unseen", "seed"):
+        value = getattr(resolved, name)
+        if value != getattr(default, name):
+            fields.append(f"{name}={value!r}")
+    return f"HashConfig({', '.join(fields)})"
 
 
 def _part(count: int, total: int) -> str:

@@ -21,7 +21,7 @@ from recfx.nodes.answers import answer_replayed, answer_unseen
 from recfx.nodes.bags import keep_ids, with_values
 from recfx.nodes.base import NodeModule
 from recfx.nodes.in_flight import BatchesInFlight, BatchInFlight
-from recfx.nodes.new_rows import NewRows
+from recfx.nodes.new_rows import GivenRows, NewRows
 from recfx.nodes.raw_ids import RawIds, add_found
 from recfx.nodes.table_store import TableStore
 from recfx.nodes.training_checks import check_fused, refuse_replicas
@@ -89,9 +89,15 @@ class HashIds(NodeModule):
             check_fused(self.collection, self._evicting, self._store)
         if features.values().is_meta:
             return features
-        if self.inside_lookup and not (self.training and (self._needs_every_id or _is_replay())):
+        if self.inside_lookup and not self._must_hash_now():
             return RawIds(features, self)
         return self.hash(features)
+
+    def _must_hash_now(self) -> bool:
+        """Whether finding rows is not all that is to be done: ids are counted, or rows must stay for a backward."""
+        if self.training:
+            return self._needs_every_id or _is_replay()
+        return bool(self._evicting) and torch.is_grad_enabled()
 
     def hash(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """``forward``, here and now."""
@@ -100,9 +106,17 @@ class HashIds(NodeModule):
         in_flight = None
         if self.training and not _is_replay():
             in_flight = self._start(ids)
-            rows = self.find_or_insert(ids, segments, in_flight)
+            try:
+                rows = self.find_or_insert(ids, segments, in_flight)
+            except BaseException:  # whoever keeps the traceback keeps the batch: it must not hold rows for ever
+                if in_flight is not None:
+                    in_flight.end()
+                raise
         else:
             rows = self._find(ids, segments)
+            if not self.training and torch.is_grad_enabled():  # its backward trains these rows all the same
+                in_flight = self._start(ids)
+                _list_rows(in_flight, segments, rows)
         rows = rows.to(features.values().device)
         if all(_answers_are_rows(segment.table, self.training) for segment in segments):
             hashed = with_values(features, rows, features.weights_or_none())
@@ -152,19 +166,24 @@ class HashIds(NodeModule):
         report = inserted.report.tolist()
         for index, (_, full_bucket) in zip(indexes, report, strict=True):
             if full_bucket >= 0:
-                if in_flight is not None:
-                    in_flight.end()
                 error = index.full_error(full_bucket)
                 error.module_path = self.collection
                 raise error
-        if in_flight is not None:
-            in_flight.rows = {table: inserted.rows[begin:end] for (table, begin, end) in _named(segments)}
-        begin = 0
-        for segment, (count, _) in zip(segments, report, strict=True):
-            if count > 0:
-                given = slice(begin, begin + count)
-                self._new_rows.initialize(segment.table, inserted.new_rows[given], inserted.states_before[given])
-            begin += count
+        _list_rows(in_flight, segments, inserted.rows)
+        given = [
+            GivenRows(segment.table, rows, states)
+            for segment, rows, states in zip(
+                segments,
+                inserted.new_rows.split([count for count, _ in report]),
+                inserted.states_before.split([count for count, _ in report]),
+                strict=True,
+            )
+        ]
+        try:
+            self._new_rows.initialize(given)
+        except InputError as error:
+            error.module_path = self.collection
+            raise
         return inserted.rows
 
     def count_found(self, segments: list[Segment], found: list[int], batches: int) -> None:
@@ -176,9 +195,14 @@ class HashIds(NodeModule):
         evicting = {table.name: self._store.index(table.name) for table in self._evicting}
         if not evicting:
             return None
-        numbers = {table: int(index.counts[BATCHES]) + 1 for table, index in evicting.items()}
-        counts = [index.counts for index in evicting.values()]
-        return self._in_flight.start(numbers, ids, lambda: sum(int(each[EVICTED]) for each in counts))
+        numbers = {table: int(index.counts[BATCHES]) + 1 if self.training else 0 for table, index in evicting.items()}
+        indexes = list(evicting.values())
+        return self._in_flight.start(
+            numbers,
+            ids,
+            evictions=lambda: sum(int(index.counts[EVICTED]) for index in indexes),
+            removals=lambda: sum(index.removals for index in indexes),
+        )
 
     # Eval, and forwards that are run again
 
@@ -216,6 +240,15 @@ class HashIds(NodeModule):
 
     def _check_replay(self, ids: torch.Tensor, missing: list[TableSpec]) -> None:
         """A forward that activation checkpointing runs again must find the rows that it had the first time."""
+        for table in missing:
+            if table.hashing is not None and table.hashing.on_full == "error" and not table.admits:
+                raise InputError(
+                    f"a forward inside a backward meets ids of table {table.name!r} that have no row.",
+                    reason="replayed_ids_absent",
+                    module_path=self.collection,
+                    what_to_do="such a forward is taken for activation checkpointing, which meets no new id. Run "
+                    "forwards of new batches outside of backwards; erase no ids between a forward and its backward.",
+                )
         evicting = [table.name for table in missing if table.evicts]
         if evicting and not self._in_flight.holds_rows_of(ids):
             raise InputError(
@@ -227,8 +260,9 @@ class HashIds(NodeModule):
             )
 
 
-def _named(segments: list[Segment]) -> list[tuple[str, int, int]]:
-    return [(segment.table.name, segment.begin, segment.end) for segment in segments]
+def _list_rows(in_flight: BatchInFlight | None, segments: list[Segment], rows: torch.Tensor) -> None:
+    if in_flight is not None:
+        in_flight.rows = {segment.table.name: rows[segment.begin : segment.end] for segment in segments}
 
 
 def _is_replay() -> bool:

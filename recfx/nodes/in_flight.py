@@ -15,51 +15,64 @@ Fingerprint = tuple[int, ...]
 
 
 class BatchInFlight:
-    """One batch of training.
+    """One batch whose gradients may still come.
 
     It is over when every lookup of it has run its backward, or when nothing is left that could: the bags of rows and
     the autograd graph hold this object, nothing else does.
 
     Args:
-        numbers: of the batch, by table.
+        numbers: of the batch, by table; 0 where it is not one of training.
         fingerprint: of its ids.
         evictions: how many ids these tables have evicted so far.
+        removals: how often ids were taken out of them past this collection: by ``erase``, or by an ``insert`` into the
+            index itself.
     """
 
-    def __init__(self, numbers: dict[str, int], fingerprint: Fingerprint, evictions: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        numbers: dict[str, int],
+        fingerprint: Fingerprint,
+        evictions: Callable[[], int],
+        removals: Callable[[], int],
+    ) -> None:
         self.numbers = numbers
-        self.rows: dict[str, torch.Tensor] | None = None  # by table, once they are known
         self.fingerprint = fingerprint
+        self.rows: dict[str, torch.Tensor] | None = None  # by table, once they are known
         self.is_over = False
-        self._evictions = evictions
-        self._evictions_when_over = 0
-        self._lookups = 0
+        self._evictions, self._removals = evictions, removals
+        self._removals_at_first, self._evictions_when_over = removals(), 0
+        self._watched = 0
+        self._waiting: set[int] = set()  # lookups whose backward has not run
 
     def watch(self, output: torch.Tensor) -> None:
         """A lookup of this batch gave ``output``; the batch is in flight until its backward has run."""
         if output.grad_fn is None:
             return
-        self._lookups += 1
+        lookup = self._watched
+        self._watched += 1
+        self._waiting.add(lookup)
         output.grad_fn.register_prehook(self._before_backward)
-        output.grad_fn.register_hook(self._after_backward)
+        output.grad_fn.register_hook(lambda *gradients: self._after_backward(lookup))
 
     def end(self) -> None:
         """The batch needs its rows no more."""
-        self.is_over = True
+        self.is_over, self.rows = True, None
         self._evictions_when_over = self._evictions()
 
     def _before_backward(self, *gradients: Any) -> None:
-        if self.is_over and self._evictions() != self._evictions_when_over:
+        evicted = self.is_over and self._evictions() != self._evictions_when_over
+        if evicted or self._removals() != self._removals_at_first:
+            what = "a second backward through a batch" if evicted else "the backward of a batch"
             raise InputError(
-                f"a second backward through a batch of tables {sorted(self.numbers)}: rows that it used have gone to "
-                "other ids since the first one.",
+                f"{what} of tables {sorted(self.numbers)}: rows that it used may have gone to other ids since.",
                 reason="backward_after_eviction",
-                what_to_do="run all backwards of a batch before the next batch's forward.",
+                what_to_do="run all backwards of a batch before the next batch's forward, and before HashIndex.erase "
+                "or HashIndex.insert.",
             )
 
-    def _after_backward(self, *gradients: Any) -> None:
-        self._lookups -= 1
-        if self._lookups <= 0:
+    def _after_backward(self, lookup: int) -> None:
+        self._waiting.discard(lookup)
+        if not self._waiting and not self.is_over:
             self.end()
 
 
@@ -70,9 +83,15 @@ class BatchesInFlight:
         self._batches: weakref.WeakSet[BatchInFlight] = weakref.WeakSet()
         self._last: Fingerprint = ()
 
-    def start(self, numbers: dict[str, int], ids: torch.Tensor, evictions: Callable[[], int]) -> BatchInFlight:
+    def start(
+        self,
+        numbers: dict[str, int],
+        ids: torch.Tensor,
+        evictions: Callable[[], int],
+        removals: Callable[[], int],
+    ) -> BatchInFlight:
         """A batch is hashed now."""
-        batch = BatchInFlight(numbers, fingerprint(ids), evictions)
+        batch = BatchInFlight(numbers, fingerprint(ids), evictions, removals)
         self._batches.add(batch)
         self._last = batch.fingerprint
         return batch

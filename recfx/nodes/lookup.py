@@ -142,6 +142,11 @@ class Lookup(NodeModule):
     def _pool_partly_trained(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """Values below -1 are rows that are read without being trained; per-sample weights get their gradients."""
         values, untrained = features.values(), features.values() < -1
+        weights = features.weights_or_none()
+        if weights is None or not (weights.requires_grad and torch.is_grad_enabled()):
+            with torch.no_grad():
+                read = self._pool(keep_ids(features, -values - 2, untrained))
+            return self._pool(keep_ids(features, values, ~untrained)) + read
         spec = self.spec()
         untouched = [weight.detach() for weight in spec.weights]
         read_only = reference.build(replace(spec, weights=untouched, optimizers=[None] * len(untouched)))

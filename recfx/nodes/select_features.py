@@ -36,7 +36,13 @@ class SelectFeatures(NodeModule):
         self.is_weighted = is_weighted
         self.feature_names = [feature for table in tables for feature in table.feature_names]
         self.keys = [name for table in tables for name in table.embedding_names]
-        rows = [table.checked_rows for table in tables for _ in table.feature_names]
+        # Beside an index no kernel checks ids: static tables are checked here then, as the standard collection does it.
+        self._has_index = any(table.has_index for table in tables)
+        rows = [
+            table.num_embeddings if self._has_index and not table.has_index else table.checked_rows
+            for table in tables
+            for _ in table.feature_names
+        ]
         self._checked_rows = torch.tensor(rows, dtype=torch.int64, device="cpu")
         self._checks_range = any(limit >= 0 for limit in rows)
         self._positions: dict[tuple[str, ...], list[int]] = {}
@@ -47,7 +53,8 @@ class SelectFeatures(NodeModule):
         Raises:
             MissingFeatureError: a key is absent.
             IdTypeError: ids are not int32 or int64.
-            InputError: weights are missing, or a variable batch comes without ``inverse_indices``.
+            InputError: weights are missing, a variable batch comes without ``inverse_indices``, or lengths do not add up
+                to the ids.
             IdRangeError: an id of an adopted table is not one of its rows.
         """
         if not isinstance(features, KeyedJaggedTensor):
@@ -55,6 +62,8 @@ class SelectFeatures(NodeModule):
         self._check_values(features)
         positions = self._positions_of(features.keys())
         selected = self._select(features, positions)
+        if self._has_index:
+            self._check_lengths(selected)
         if self._checks_range:
             self._check_range(selected)
         return selected
@@ -141,6 +150,21 @@ class SelectFeatures(NodeModule):
         bags = (inverse + first_bag.unsqueeze(1)).reshape(-1)
         values, lengths, offsets, weights = select_bags(features, bags, weights)
         return KeyedJaggedTensor(self.keys, values, weights, lengths=lengths, offsets=offsets, stride=inverse.size(1))
+
+    def _check_lengths(self, selected: KeyedJaggedTensor) -> None:
+        """Before ids get rows: a batch that no lookup can pool must not change an index."""
+        lengths, ids = selected.lengths(), selected.values().numel()
+        if lengths.is_meta or lengths.numel() == 0:
+            return
+        shortest, total = int(lengths.min()), int(lengths.sum())
+        if shortest < 0 or total != ids:
+            what = f"a bag has length {shortest}" if shortest < 0 else f"lengths add up to {total}"
+            raise InputError(
+                f"{what}, and there are {ids} ids.",
+                reason="bad_lengths",
+                module_path=self.collection,
+                what_to_do="build the KeyedJaggedTensor with lengths that add up to its values.",
+            )
 
     def _check_range(self, selected: KeyedJaggedTensor) -> None:
         values = selected.values()

@@ -1,0 +1,180 @@
+"""Hashed collections and everything around them that can go wrong: said clearly, with nothing half changed."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+import recfx
+from recfx import HashConfig, HashEmbeddingBagCollection
+from recfx.errors import IdRangeError, InputError
+
+EVICT = HashConfig(dense_rows=0, on_full="evict", buckets=1)
+
+
+def collection(tables: int = 1, rows: int = 4, **config: object) -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(
+                name=f"t{table}", num_embeddings=rows, embedding_dim=4, feature_names=[f"f{table}"], **config
+            )
+            for table in range(tables)
+        ]
+    )
+
+
+def batch(*ids: list[int]) -> KeyedJaggedTensor:
+    """One sample; one list of ids a table."""
+    values = torch.tensor([id_ for each in ids for id_ in each])
+    keys = [f"f{table}" for table in range(len(ids))]
+    return KeyedJaggedTensor(keys, values, lengths=torch.tensor([len(each) for each in ids]))
+
+
+def evicting(**config: object) -> HashEmbeddingBagCollection:
+    plain = collection(**config)  # type: ignore[arg-type]
+    apply_optimizer_in_backward(torch.optim.SGD, plain.parameters(), {"lr": 1.0})
+    converted = recfx.convert(plain, hashing=EVICT)
+    assert isinstance(converted, HashEmbeddingBagCollection)
+    return converted
+
+
+@pytest.mark.parametrize("hashing", [HashConfig(dense_rows=0), HashConfig(dense_rows=0, admit_after=2, unseen="share")])
+@pytest.mark.parametrize("backend", ["auto", "fbgemm", "reference"])
+@pytest.mark.parametrize("wrong", [8, 10**9, -1, -5])
+def test_ids_of_a_static_table_beside_an_index_are_checked(hashing: HashConfig, backend: str, wrong: int) -> None:
+    hashings = {"t0": hashing, "t1": None}
+    converted = recfx.convert(collection(2, rows=8), hashing=hashings, backend=backend)
+    for training in (True, False):
+        converted.train(training)
+        with pytest.raises(IdRangeError, match="table 't1', whose rows are 0 to 7"):
+            converted(batch([10**12], [wrong]))
+    assert len(converted.index("t0")) == 0
+
+
+def test_backend_cpu_leaves_static_tables_to_others() -> None:
+    with pytest.raises(recfx.ConversionError, match="not checked"):
+        recfx.convert(collection(), hashing=None, backend="cpu")
+
+
+@pytest.mark.parametrize("lengths", [[5, -1], [1, 1], [2, 5]])
+def test_lengths_that_do_not_fit_change_nothing(lengths: list[int]) -> None:
+    converted = recfx.convert(collection(2, rows=8), hashing=HashConfig(dense_rows=0))
+    before = {name: value.clone() for name, value in converted.state_dict().items()}
+    features = KeyedJaggedTensor(["f0", "f1"], torch.arange(4) + 100, lengths=torch.tensor(lengths))
+    with pytest.raises(InputError) as raised:
+        converted(features)
+    assert raised.value.reason == "bad_lengths"
+    assert all(torch.equal(value, before[name]) for name, value in converted.state_dict().items())
+
+
+def test_an_init_fn_that_fails_leaves_no_id_with_weights_of_another() -> None:
+    plain = EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(
+                name="t0", num_embeddings=4, embedding_dim=4, feature_names=["f0"],
+                init_fn=lambda weight: weight.data.copy_(torch.zeros(4, 4)),
+            ),
+            EmbeddingBagConfig(name="t1", num_embeddings=4, embedding_dim=4, feature_names=["f1"]),
+        ]
+    )  # fmt: skip
+    apply_optimizer_in_backward(torch.optim.SGD, plain.parameters(), {"lr": 1.0})
+    with torch.no_grad():
+        for weight in plain.parameters():
+            weight.fill_(7.0)
+    converted = recfx.convert(plain, hashing=EVICT)
+    with pytest.raises(InputError) as raised:
+        converted(batch([5], [6]))
+    assert raised.value.reason == "init_fn_failed"
+    assert "'t0'" in str(raised.value)
+    assert converted.index("t0").find(torch.tensor([5])).tolist() == [-1]
+    row = int(converted.index("t1").find(torch.tensor([6])))
+    assert bool((converted.weight("t1")[row].abs() <= 0.5).all()), "the other table's new row is initialised"
+
+
+def test_trained_rows_of_an_init_fn_are_filled_again_when_ids_get_them() -> None:
+    plain = collection(init_fn=partial(nn.init.constant_, val=0.5))
+    with torch.no_grad():
+        plain.embedding_bags["t0"].weight.fill_(7.0)
+    converted = recfx.convert(plain, hashing=HashConfig(dense_rows=0))
+    assert converted(batch([123])).values().unique().tolist() == [0.5]
+
+
+@pytest.mark.parametrize("how", ["erase", "insert"])
+def test_a_backward_whose_rows_were_taken_away_says_so(how: str) -> None:
+    converted = evicting()
+    output = converted(batch([1, 2, 3, 4])).values().sum()
+    if how == "erase":
+        converted.index("t0").erase(torch.tensor([1]))
+    else:
+        converted.index("t0").insert(torch.tensor([50]))
+    before = converted.weight("t0").clone()
+    with pytest.raises(InputError) as raised:
+        output.backward()
+    assert raised.value.reason == "backward_after_eviction"
+    assert torch.equal(converted.weight("t0"), before)
+
+
+def test_rows_read_in_eval_mode_with_gradients_stay() -> None:
+    converted = evicting()
+    converted(batch([1, 2, 3, 4])).values().sum().backward()
+    output = converted.eval()(batch([1, 2])).values().sum()
+    converted.train()(batch([5, 6])).values().sum().backward()
+    assert sorted(converted.index("t0").items()[0].tolist()) == [1, 2, 5, 6]
+    output.backward()
+
+
+def test_a_batch_in_a_backward_must_not_bring_new_ids() -> None:
+    converted = recfx.convert(collection(), hashing=HashConfig(dense_rows=0))
+    converted(batch([1, 2]))
+    trigger = torch.zeros(1, requires_grad=True)
+    doubled = trigger * 2
+    doubled.register_hook(lambda gradient: converted(batch([100])).values().sum().detach() * gradient)
+    with pytest.raises(InputError) as raised:
+        doubled.sum().backward()
+    assert raised.value.reason == "replayed_ids_absent"
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad, torch.optim.Adam])
+def test_verify_of_a_full_evicting_table(optimizer: type[torch.optim.Optimizer]) -> None:
+    plain = collection(rows=16)
+    apply_optimizer_in_backward(optimizer, plain.parameters(), {"lr": 0.1})
+    converted = recfx.convert(plain, hashing=EVICT)
+    for step in range(6):
+        converted(batch(list(range(8 * step, 8 * step + 8)))).values().square().sum().backward()
+    assert converted.index("t0").counters["evicted"] > 0
+    report = recfx.verify(plain, converted, (batch(list(range(1000, 1008))),))
+    assert report.ok, str(report)
+
+
+def test_a_copy_does_not_let_go_of_a_lock_that_is_held() -> None:
+    index = recfx.HashIndex(10)
+    index.find_or_insert(torch.tensor([5]))
+    index.lock.fill_(1)  # a reader is inside
+    other = copy.copy(index)
+    assert index.lock.item() == 1
+    assert other.find(torch.tensor([5])).tolist() == [0]
+    index.lock.zero_()
+
+
+def test_weights_of_ids_get_float32_gradients_whatever_the_default_is() -> None:
+    plain = EmbeddingBagCollection(
+        [EmbeddingBagConfig(name="t0", num_embeddings=4, embedding_dim=4, feature_names=["f0"])], is_weighted=True
+    )
+    converted = recfx.convert(plain, hashing=HashConfig(dense_rows=0))
+    converted(KeyedJaggedTensor(["f0"], torch.tensor([1]), torch.ones(1), lengths=torch.tensor([1])))
+    weights = torch.ones(2, dtype=torch.float32, requires_grad=True)
+    features = KeyedJaggedTensor(["f0"], torch.tensor([1, 99]), weights, lengths=torch.tensor([2]))
+    torch.set_default_dtype(torch.float64)
+    try:
+        converted.eval()(features).values().sum().backward()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert weights.grad is not None
+    assert weights.grad[1] == 0
