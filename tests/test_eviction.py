@@ -352,8 +352,10 @@ def test_rows_of_a_table_with_its_own_init_fn_are_filled_again() -> None:
         with torch.no_grad():
             weight.fill_(next(filled))
 
-    plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=4, rows=4, init_fn=init_fn)])
-    model = recfx.convert(plain, hashing=LRU)
+    config = recfx.HashEmbeddingBagConfig(
+        name="t", feature_names=["f"], embedding_dim=4, num_embeddings=4, init_fn=init_fn, hashing=LRU
+    )
+    model = recfx.HashEmbeddingBagCollection([config])
     apply_optimizer_in_backward(torch.optim.Adagrad, model.parameters(), {"lr": 0.5})
     start = float(model.weight("t").detach()[0, 0])
     assert run(model, 1, 2).detach()[0, 0] == 2 * start, "rows that were never used are filled already"

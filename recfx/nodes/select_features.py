@@ -53,8 +53,8 @@ class SelectFeatures(NodeModule):
         Raises:
             MissingFeatureError: a key is absent.
             IdTypeError: ids are not int32 or int64.
-            InputError: weights are missing, a variable batch comes without ``inverse_indices``, or lengths do not add up
-                to the ids.
+            InputError: weights are missing, a variable batch comes without ``inverse_indices``, or lengths do not fit
+                the ids.
             IdRangeError: an id of an adopted table is not one of its rows.
         """
         if not isinstance(features, KeyedJaggedTensor):

@@ -94,7 +94,7 @@ def test_index_nearly_full() -> None:
         "stops (on_full='error')."
     )
     assert reason.what_to_do == (
-        "build the table with HashConfig(rows=230, buckets=1); the state saved now loads into it, "
+        "build the table with HashConfig(rows=230, dense_rows=0, buckets=1); the state saved now loads into it, "
         "rows move with their ids."
     )
     assert hashing_of(collection).suggested_rows == 230  # as many ids again, at most 70 % of the rows
@@ -118,7 +118,7 @@ def test_the_suggestion_is_followed(buckets: int) -> None:
     see(collection, ids)
     rows = hashing_of(collection).suggested_rows
     assert rows is not None
-    assert f"HashConfig(rows={rows:_}, buckets={buckets})" in only_reason(collection).what_to_do
+    assert f"HashConfig(rows={rows:_}, dense_rows=0, buckets={buckets})" in only_reason(collection).what_to_do
     larger = table(rows, buckets=buckets)
     larger.load_state_dict(collection.state_dict())
     rows_before, rows_after = index_of(collection).find(ids), index_of(larger).find(ids)
@@ -138,7 +138,7 @@ def test_shared_answers() -> None:
     reason = only_reason(collection)
     assert (reason.code, reason.severity) == ("shared_answers", "warning")
     assert reason.message.startswith("6 of 17 (35.3%) ids seen in training found their bucket full")
-    assert "HashConfig(rows=23, buckets=1)" in reason.what_to_do
+    assert "HashConfig(rows=23, dense_rows=0, buckets=1, on_full='share')" in reason.what_to_do
     for _ in range(100):
         see(collection, torch.arange(20, 29))
     assert only_reason(collection).severity == "info"  # less than 1 % by now
@@ -177,7 +177,9 @@ def test_eviction_churn() -> None:
         "20 of 30 (66.7%) ids that got a row took it from another one, 0.7 a batch: an id keeps its row for about "
         "15.0 batches, and comes back to initial weights."
     )
-    assert reason.what_to_do.startswith("build the table with HashConfig(rows=20, buckets=1)")
+    assert reason.what_to_do.startswith(
+        "build the table with HashConfig(rows=20, dense_rows=0, buckets=1, on_full='evict')"
+    )
     assert reason.what_to_do.endswith("if most ids come once or twice, admit_after=2 keeps them out instead.")
     enough = table(hashing_of(collection).suggested_rows or 0, on_full="evict")
     for batch in range(30):
@@ -275,7 +277,7 @@ def test_dense_rows_stay_in_the_suggestion() -> None:
     collection = table(1000, dense_rows=900)
     see(collection, torch.arange(5000, 5090))
     assert hashing_of(collection).suggested_rows == 900 + 260
-    assert "HashConfig(rows=1_160, buckets=1)" in only_reason(collection).what_to_do
+    assert "HashConfig(rows=1_160, dense_rows=900, buckets=1)" in only_reason(collection).what_to_do
 
 
 def test_an_index_on_meta_has_no_numbers() -> None:

@@ -28,7 +28,17 @@ SETTINGS = {
 
 def tables() -> tuple[TableSpec, ...]:
     return tuple(
-        TableSpec(f"t{number}", (f"f{number}",), (f"f{number}",), rows, dim, "SUM", None, 0.0, 0.0)
+        TableSpec(
+            f"t{number}",
+            (f"f{number}",),
+            (f"f{number}",),
+            rows,
+            dim,
+            "SUM",
+            HashConfig().resolve(rows, adopt=True),
+            0.0,
+            0.0,
+        )
         for number, (rows, dim) in enumerate(zip(ROWS, DIMS, strict=True))
     )
 

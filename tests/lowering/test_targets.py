@@ -10,6 +10,7 @@ import torchrec
 from torch import nn
 
 from recfx.errors import ConversionError
+from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
 from recfx.lowering import LookupBatch, LookupSpec, cpu, fbgemm, reference
 from recfx.training.fused_optimizer import FusedOptimizer
@@ -33,7 +34,7 @@ DENSE = {
 
 def tables(pooling: str) -> tuple[TableSpec, ...]:
     return tuple(
-        TableSpec(f"t{number}", names, names, rows, dim, pooling, None, 0.0, 0.0)
+        TableSpec(f"t{number}", names, names, rows, dim, pooling, HashConfig().resolve(rows, adopt=True), 0.0, 0.0)
         for number, (names, rows, dim) in enumerate(zip(FEATURES, ROWS, DIMS, strict=True))
     )
 
