@@ -78,6 +78,24 @@ def weights_not_used(table: TableFacts) -> Reason | None:
     )
 
 
+def index_settings_not_used(table: TableFacts) -> Reason | None:
+    """Settings for new ids on a table that takes none."""
+    config = table.spec.hashing
+    if config is None or config.has_index:
+        return None
+    settings = {
+        "on_full": (config.on_full, "error"),
+        "admit_after": (config.admit_after, 1),
+        "unseen": (config.unseen, "zeros"),
+    }
+    unused = [f"{name}={value!r}" for name, (value, default) in settings.items() if value != default]
+    if not unused:
+        return None
+    message = f"{', '.join(unused)} does nothing: every row is dense, so there is no index and no id is new."
+    advice = "for raw ids give dense_rows=0, or rows= beyond the table's."
+    return Reason("index_settings_not_used", table.module_path, message, advice, "warning")
+
+
 def init_fn_rows(table: TableFacts) -> Reason | None:
     """An indexed table with an ``init_fn`` of its own."""
     if table.index is None or not table.spec.custom_init_fn:
@@ -127,6 +145,7 @@ _RULES: tuple[Callable[[TableFacts], Reason | None], ...] = (
     optimizer_not_fused,
     only_touched_rows,
     weights_not_used,
+    index_settings_not_used,
     init_fn_rows,
     data_type_not_honoured,
     table_hook_not_called,

@@ -156,3 +156,12 @@ def test_table_hook_not_called(register: str) -> None:
     assert found == ("table_hook_not_called", "warning", "inner.embedding_bags.t1")
     model(batch([1, 2, 3, 4]))
     assert called == []  # what the report says is so
+
+
+def test_settings_of_an_index_that_there_is_none_of() -> None:
+    plain = Wrapped(collection(1))
+    (reason,) = only(convert(plain, hashing=HashConfig(on_full="evict", admit_after=3)), "index_settings_not_used")
+    assert reason.message.startswith("on_full='evict', admit_after=3 does nothing")
+    assert "dense_rows=0" in reason.what_to_do
+    assert only(convert(plain), "index_settings_not_used") == ()
+    assert only(convert(plain, hashing=HashConfig(dense_rows=0, on_full="share")), "index_settings_not_used") == ()
