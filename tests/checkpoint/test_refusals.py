@@ -161,7 +161,8 @@ def test_another_model_is_named(tmp_path: Path, source: Any, target: Any, parts:
     [
         ({"hashing": recfx.HashConfig(dense_rows=0, buckets=4, seed=1)}, "wrong_seed"),
         ({"hashing": recfx.HashConfig(dense_rows=0, buckets=8)}, "wrong_bucket"),
-        ({"hashing": recfx.HashConfig(dense_rows=20, buckets=4)}, "dense_id"),
+        ({"hashing": recfx.HashConfig(dense_rows=20, buckets=4)}, "dense_rows_mismatch"),
+        ({"rows": 80, "hashing": recfx.HashConfig(dense_rows=20, buckets=4)}, "dense_rows_mismatch"),
         ({"hashing": recfx.HashConfig()}, "checkpoint_mismatch"),
         ({"rows": 39}, "rows_mismatch"),
         ({"rows": 44, "hashing": recfx.HashConfig(dense_rows=0, buckets=40)}, "bucket_too_small"),
