@@ -27,6 +27,9 @@ from recfx.kernels.row_initialization import initialization_key
 IDENTITY = "identity"
 EVERY_NAME = (*STATE, IDENTITY)
 """What any index may have saved."""
+ABSENT = "_recfx_absent"
+"""Key by which a collection tells an index what to do (``KEEP`` or ``FORGET``) if the state has nothing for it."""
+KEEP, FORGET = "keep", "forget"
 
 _DTYPES = {"row_state": torch.uint8, "candidate_counts": torch.int32}
 _CANDIDATES = ("candidate_ids", "candidate_counts", "candidate_order")
@@ -36,6 +39,11 @@ def state_names(config: ResolvedHashConfig) -> tuple[str, ...]:
     """The buffers that an index of this kind saves. All but ``counts`` and ``identity`` have one entry a row."""
     unused = (() if config.evicts else ("row_scores",)) + (() if config.admits else _CANDIDATES)
     return (*(name for name in STATE if name not in unused), IDENTITY)
+
+
+def has_index(saved: Mapping[str, object]) -> bool:
+    """Whether anything of an index was saved, by buffer name. Its ``identity`` alone is nothing."""
+    return any(saved.get(key) is not None for key in STATE)
 
 
 def identity(config: ResolvedHashConfig, name: str) -> Tensor:
@@ -76,7 +84,7 @@ def buffers_from_state(config: ResolvedHashConfig, name: str, saved: Mapping[str
             ``rows_mismatch`` (saved with more rows, or with fewer that end up in other buckets here), ``wrong_table``,
             ``wrong_seed``, ``dense_rows_mismatch``, ``duplicate_id``, ``wrong_bucket``, ``dense_id``.
     """
-    if all(saved.get(key) is None for key in STATE):
+    if not has_index(saved):
         return empty_buffers(config)
     check_identity(config, name, saved.get(IDENTITY))
     tensors = _checked_tensors(config, name, saved)
