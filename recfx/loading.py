@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from recfx.errors import CheckpointError
+from recfx.hashing import state
 from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows, saved_names
 
 if TYPE_CHECKING:
@@ -26,11 +28,12 @@ def fit_state(
         hooked: also look at indexes with load hooks, which may still rename keys; such an index checks itself.
 
     Returns:
-        index state that takes the place of the saved one, by key; and where the rows of the tables move, by table name,
-        for tables that have more rows now.
+        index state that takes the place of the saved one, by key (``state.ABSENT`` for what an index without any is to
+        do); and where the rows of the tables move, by table name, for tables that have more rows now.
 
     Raises:
-        CheckpointError: what is wrong with an index, or ``torn_state`` where it does not fit its table's weight.
+        CheckpointError: what is wrong with an index, or ``torn_state`` where its table's weight is missing or does not
+            fit it.
     """
     fitted: dict[str, object] = {}
     moves: dict[str, RowMove] = {}
@@ -38,20 +41,28 @@ def fit_state(
         if not table.has_index:
             continue
         index = collection.index(table.name)
-        if index._load_state_dict_pre_hooks and not hooked:
-            continue
         keys = {name: f"{prefix}hash_indexes.{table.name}.{name}" for name in saved_names(index)}
         found = {name: saved[key] for name, key in keys.items() if key in saved}
         weight = saved.get(f"{prefix}embedding_bags.{table.name}.weight")
-        if found:
-            _check_weight(index.name, found.get("row_ids"), weight, collection.weight(table.name))
-        state, move = fit_rows(index, found)
-        check_saved_index(index, state)
+        has_weight = weight is not None or _may_have_weight(collection, table.name, saved, prefix)
+        if not state.has_index(found):
+            what = state.KEEP if not has_weight or (index.holds_ids() and not _is_strict()) else state.FORGET
+            fitted[f"{prefix}hash_indexes.{table.name}.{state.ABSENT}"] = what
+        if index._load_state_dict_pre_hooks and not hooked:
+            continue
+        if not state.has_index(found):
+            fits = isinstance(weight, Tensor) and _fits_first_rows(weight, collection.weight(table.name))
+            if isinstance(weight, Tensor) and fits and what == state.FORGET:
+                moves[table.name] = RowMove.keep_first(weight.shape[0])  # of the table before it grew
+            continue
+        if not has_weight:
+            raise _without_weight(index.name)
+        _check_weight(index.name, found.get("row_ids"), weight, collection.weight(table.name))
+        fitted_index, move = fit_rows(index, found)
+        check_saved_index(index, fitted_index)
         if move is not None:
-            fitted.update({keys[name]: value for name, value in state.items()})
+            fitted.update({keys[name]: value for name, value in fitted_index.items()})
             moves[table.name] = move
-        elif not found and isinstance(weight, Tensor) and _fits_first_rows(weight, collection.weight(table.name)):
-            moves[table.name] = RowMove.keep_first(weight.shape[0])  # of the table before it grew
     return fitted, moves
 
 
@@ -69,6 +80,35 @@ def moved_weight(saved: Tensor, weight: Tensor, move: RowMove, path: str) -> Ten
             what_to_do="Call to_empty() and reset_parameters() first.",
         )
     return move.apply(saved, weight.detach().to(saved.device, saved.dtype, copy=True))
+
+
+def _may_have_weight(
+    collection: HashEmbeddingBagCollection, table: str, saved: Mapping[str, object], prefix: str
+) -> bool:
+    """Whether a state may have the weight under another name: of a parametrization, or for a user's hook."""
+    bag = collection.embedding_bags[table]
+    if bag._load_state_dict_pre_hooks or collection.embedding_bags._load_state_dict_pre_hooks:
+        return True
+    return any(key.startswith(f"{prefix}embedding_bags.{table}.") for key in saved)
+
+
+def _is_strict() -> bool:
+    """What the ``load_state_dict`` that is running was called with: torch does not tell the modules."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is nn.Module.load_state_dict.__code__:
+            return bool(frame.f_locals["strict"])
+        frame = frame.f_back
+    return True
+
+
+def _without_weight(name: str) -> CheckpointError:
+    return CheckpointError(
+        "The state has the index, but not the weight of its table: ids would find rows of others.",
+        reason="torn_state",
+        module_path=name,
+        what_to_do="Load the index together with the weight, or leave the keys of both out.",
+    )
 
 
 def _check_weight(name: str, row_ids: object, saved: object, weight: Tensor) -> None:

@@ -136,17 +136,21 @@ def test_a_bucket_that_is_too_small_changes_nothing(tmp_path: Path, load: str) -
 def test_a_state_without_an_index_fills_the_first_rows(tmp_path: Path) -> None:
     plain = OnePart(30)
     recfx.save_checkpoint(plain, tmp_path)
-    for load in (
-        lambda each: each.load_state_dict(plain.state_dict()),
-        lambda each: recfx.load_checkpoint(each, tmp_path),
-    ):
-        model = recfx.convert(OnePart(30), hashing=recfx.HashConfig(rows=90))
-        model(batch(0))
-        tail = model.first.weight("a")[30:].detach().clone()
-        load(model)
-        assert torch.equal(model.first.weight("a")[:30], plain.first.embedding_bags["a"].weight)
-        assert torch.equal(model.first.weight("a")[30:], tail)
-        assert len(model.first.index("a")) == 0
+    model = recfx.convert(OnePart(30), hashing=recfx.HashConfig(rows=90))
+    model(batch(0))
+    before = copy.deepcopy(dict(model.state_dict()))
+    with pytest.raises(recfx.CheckpointError, match="table 'a' was saved without an index") as caught:
+        recfx.load_checkpoint(model, tmp_path)
+    assert caught.value.reason == "checkpoint_mismatch"
+    with pytest.raises(RuntimeError, match="size mismatch"):  # ids keep their index, so rows must not move
+        model.load_state_dict(plain.state_dict(), strict=False)
+    assert torch.equal(model.first.weight("a"), before["first.embedding_bags.a.weight"])
+    assert len(model.first.index("a")) > 0
+    with pytest.warns(UserWarning, match="forgets its"):
+        model.load_state_dict(plain.state_dict())
+    assert torch.equal(model.first.weight("a")[:30], plain.first.embedding_bags["a"].weight)
+    assert torch.equal(model.first.weight("a")[30:], before["first.embedding_bags.a.weight"][30:])
+    assert len(model.first.index("a")) == 0
 
 
 def test_assign_takes_the_moved_rows() -> None:

@@ -37,6 +37,13 @@ def make_directory(directory: Path) -> None:
         sync_directory(directory.parent)
 
 
+def check_writable(directory: Path, name: str) -> None:
+    """Raise what the disk says to a small new file, before much is written."""
+    with open(directory / name, "xb") as file:
+        file.write(b"probe")
+    (directory / name).unlink()
+
+
 def sync_directory(directory: Path) -> None:
     """Write the names in a directory to the disk."""
     descriptor = os.open(directory, os.O_RDONLY)

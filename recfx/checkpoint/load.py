@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from recfx.checkpoint import storage
 from recfx.checkpoint.directory import locked
+from recfx.checkpoint.disk_errors import told_as
 from recfx.checkpoint.in_backward_plan import plan_in_backward
 from recfx.checkpoint.manifest import Manifest, missing
 from recfx.checkpoint.model_plan import plan_model
@@ -31,8 +32,9 @@ def load_checkpoint(
     """Load what ``save_checkpoint`` saved: training goes on as if it had never stopped, to the bit.
 
     Files, names, shapes, dtypes and indexes are checked first: after an error the model, its indexes and its optimizers
-    are as they were. Only a disk that fails between the check and the reading of big weights, or a load hook of the
-    user's that raises, can leave a mixture.
+    are as they were. Only a disk that fails between the check and the reading of big weights (the message says so), a
+    load hook of the user's that raises, or interrupting this while big weights are read (Ctrl-C) can leave a mixture
+    of old and new: load again then.
 
     Args:
         model: built, converted, and given its optimizers in backward as when saving. Tables with an index may have more
@@ -43,10 +45,21 @@ def load_checkpoint(
 
     Raises:
         CheckpointError: ``checkpoint_missing``, ``checkpoint_torn``, ``checkpoint_version``, ``checkpoint_busy``,
-            ``checkpoint_mismatch`` (another model, naming what differs), ``model_on_meta``,
+            ``checkpoint_unreadable`` (what the disk says), ``checkpoint_mismatch`` (another model, naming what
+            differs, or a table that has an index on one side only), ``model_on_meta``,
             ``optimizer_not_supported``, ``bucket_too_small``, or what is wrong with an index.
     """
-    root, path = unwrap(model), Path(directory)
+    path = Path(directory)
+    consequence = ["Nothing was loaded."]
+    what_to_do = "see that the files can be read, and load again, or use another checkpoint."
+    with told_as("checkpoint_unreadable", path, lambda: consequence[-1], what_to_do):
+        _load(unwrap(model), path, optimizer, in_backward, consequence)
+
+
+def _load(
+    root: nn.Module, path: Path, optimizer: torch.optim.Optimizer | None, in_backward: bool, consequence: list[str]
+) -> None:
+    """``consequence`` gets what is true of the model if the disk fails from here on."""
     if not path.is_dir():
         raise missing(path)
     with locked(path, shared=True):
@@ -60,6 +73,7 @@ def load_checkpoint(
             rebuilt = _ordinary(root, optimizer, folder, described, settings["optimizer"], plan.moves)
         for each in backward:
             each.prepare()
+        consequence.append("The model may hold a mixture of old and new.")
         if optimizer is not None and rebuilt is not None:
             load_state(optimizer, rebuilt)
         with torch.no_grad():

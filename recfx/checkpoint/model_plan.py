@@ -14,10 +14,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from recfx.checkpoint import storage
+from recfx.checkpoint.index_keys import (
+    check_same_tables_have_indexes,
+    collections_by_prefix,
+    optional_keys,
+    table_prefixes,
+    without_unused,
+)
 from recfx.checkpoint.names import MODEL, check_names, mismatch, with_prefix
-from recfx.collection import HashEmbeddingBagCollection, weight_name
+from recfx.collection import weight_name
 from recfx.errors import CheckpointError
-from recfx.hashing.row_move import RowMove, saved_names
+from recfx.hashing.row_move import RowMove
 from recfx.loading import fit_state
 
 IN_PLACE_BYTES = 1 << 20  # smaller tensors are read aside: nothing is lost if reading fails
@@ -65,11 +72,13 @@ def plan_model(
     saved = with_prefix(described, MODEL)
     state: dict[str, Any] = model.state_dict()
     _refuse_meta(state)
-    indexes = _index_keys(model)
-    absent = {key for keys in indexes for key in keys if not saved.keys() & keys}  # of a table that had no index
+    tables = table_prefixes(model)
+    check_same_tables_have_indexes(tables, state, saved)
+    saved = without_unused(tables, saved)
+    index_keys = set().union(*tables.values())
+    absent = optional_keys(tables) & state.keys() - saved.keys()  # what an index of another policy had not
     wanted = [name for name in state if name not in absent]
     check_names("model", wanted, [*saved, *extra_state], _BUILD_AS_SAVED)
-    index_keys = set().union(*indexes)
     index_state = _read_aside(folder, saved, sorted(index_keys & saved.keys()))
     fitted, moves = _fit_indexes(model, {**saved, **index_state})
     index_state.update(fitted)
@@ -98,24 +107,10 @@ def _refuse_meta(state: Mapping[str, Any]) -> None:
         )
 
 
-def _collections(model: nn.Module) -> list[tuple[str, HashEmbeddingBagCollection]]:
-    """Under every name: a state has the keys of a shared module once a name."""
-    modules = model.named_modules(remove_duplicate=False)
-    return [(f"{path}." * bool(path), each) for path, each in modules if isinstance(each, HashEmbeddingBagCollection)]
-
-
-def _index_keys(model: nn.Module) -> list[set[str]]:
-    return [
-        {f"{prefix}hash_indexes.{table}.{name}" for name in saved_names(collection.index(table))}
-        for prefix, collection in _collections(model)
-        for table in collection.hash_indexes
-    ]
-
-
 def _fit_indexes(model: nn.Module, saved: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, RowMove]]:
     fitted: dict[str, Any] = {}
     moves: dict[str, RowMove] = {}
-    for prefix, collection in _collections(model):
+    for prefix, collection in collections_by_prefix(model):
         state, moved = fit_state(collection, saved, prefix, hooked=True)
         fitted.update(state)
         moves.update({prefix + weight_name("", table): move for table, move in moved.items()})

@@ -40,8 +40,19 @@ def load_state(optimizer: Any, state: dict[str, Any]) -> None:
 
 
 def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What ``optimizer.state_dict()`` says: its tensors by ``<parameter>.<state>``, and everything else."""
+    """What ``optimizer.state_dict()`` says: its tensors by ``<parameter>.<state>``, and everything else.
+
+    Raises:
+        CheckpointError: ``optimizer_not_supported``: it steps parameters that are not in ``model``.
+    """
     names = _names(optimizer, model)
+    foreign = [number for number, name in enumerate(names) if name == f"#{number}"]
+    if foreign:
+        raise CheckpointError(
+            f"optimizer= steps {len(foreign)} parameters that the model has not; the first is its number {foreign[0]}.",
+            reason="optimizer_not_supported",
+            what_to_do="pass an optimizer of parameters of this model; save that of others with torch.save.",
+        )
     saved = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     values: dict[str, dict[str, Any]] = {}

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from recfx.checkpoint import storage
-from recfx.checkpoint.directory import locked, make_directory, new_names, remove_leftovers
+from recfx.checkpoint.directory import check_writable, locked, make_directory, new_names, remove_leftovers
+from recfx.checkpoint.disk_errors import told_as
 from recfx.checkpoint.in_backward import optimizers_in_backward
 from recfx.checkpoint.manifest import Manifest
 from recfx.checkpoint.names import IN_BACKWARD, MODEL, OPTIMIZER, SETTINGS
@@ -36,15 +37,30 @@ def save_checkpoint(
         optimizer: an ordinary optimizer, saved as well.
 
     Raises:
-        CheckpointError: ``checkpoint_busy``, ``model_on_meta``, ``optimizer_not_supported``, ``value_not_supported``.
+        CheckpointError: ``checkpoint_not_written`` (the disk is full, say, or the directory is not ours to write:
+            the checkpoint that was there before is as it was), ``checkpoint_busy``, ``model_on_meta``,
+            ``optimizer_not_supported`` (also one that steps parameters outside the model), ``value_not_supported``.
     """
     path = Path(directory)
     tensors = _contents(unwrap(model), optimizer)
+    data, temporary = new_names()
+
+    def consequence() -> str:
+        if _counts(path, data):
+            return "The new checkpoint is complete, but may not survive a crash, and the old one may still be there."
+        return "The old checkpoint, if there was one, is as it was."
+
+    what_to_do = "make room on the disk, or make the directory one that can be written, and save again."
+    with told_as("checkpoint_not_written", path, consequence, what_to_do):
+        _write(path, tensors, data, temporary)
+
+
+def _write(path: Path, tensors: dict[str, Tensor], data: str, temporary: str) -> None:
     make_directory(path)
     with locked(path, shared=False):
         _remove_leftovers(path)
-        data, temporary = new_names()
         try:
+            check_writable(path, temporary)
             storage.write(path / data, tensors)
             Manifest.of_folder(path / data).switch(path, temporary)
         except BaseException:
@@ -74,17 +90,12 @@ def _contents(model: nn.Module, optimizer: Any) -> dict[str, Tensor]:
             "values": found.values(),
             "tensors": list(found.tensors()),
         }
+    _refuse_meta(tensors)
     described = None
     if optimizer is not None:
         state, described = describe_optimizer(unwrap_optimizer(optimizer), model)
         tensors.update({OPTIMIZER + name: tensor for name, tensor in state.items()})
-    on_meta = [name for name, tensor in tensors.items() if tensor.is_meta]
-    if on_meta:
-        raise CheckpointError(
-            f"{on_meta[0]} is on the meta device: there is nothing to save.",
-            reason="model_on_meta",
-            what_to_do="call to_empty() and initialise the model first.",
-        )
+    _refuse_meta(tensors)
     settings = {"extra_state": extra_state, "in_backward": in_backward, "optimizer": described}
     try:
         tensors[SETTINGS] = storage.pack(settings)
@@ -95,6 +106,16 @@ def _contents(model: nn.Module, optimizer: Any) -> dict[str, Tensor]:
             what_to_do="use numbers, strings, tensors, and lists and dicts of them.",
         ) from error
     return tensors
+
+
+def _refuse_meta(tensors: dict[str, Tensor]) -> None:
+    on_meta = [name for name, tensor in tensors.items() if tensor.is_meta]
+    if on_meta:
+        raise CheckpointError(
+            f"{on_meta[0]} is on the meta device: there is nothing to save.",
+            reason="model_on_meta",
+            what_to_do="call to_empty() and initialise the model first.",
+        )
 
 
 def _remove_leftovers(path: Path) -> None:
@@ -112,5 +133,5 @@ def _counts(path: Path, data: str) -> bool:
     """Whether the manifest was switched to ``data`` already, when something went wrong after."""
     try:
         return Manifest.read(path).data == data
-    except CheckpointError:
+    except (CheckpointError, OSError):
         return False

@@ -82,7 +82,8 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
         the state, and the move of the table's rows; None where no row moves.
 
     Raises:
-        CheckpointError: ``bucket_too_small``: a bucket of the bigger table has fewer rows than it has ids.
+        CheckpointError: ``bucket_too_small``: a bucket of the bigger table has fewer rows than it has ids; or what
+            ``state.check_identity`` says, as rows move by the seed and the ``dense_rows`` of ``index``.
     """
     rows, config = index.config.rows, index.config
     aligned = {name: saved[name] for name in row_aligned_names(index) if saved.get(name) is not None}
@@ -90,6 +91,7 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
     tensors = {name: value for name, value in aligned.items() if isinstance(value, Tensor) and _is_column(value)}
     if not isinstance(ids, Tensor) or not isinstance(row_state, Tensor) or len(tensors) != len(aligned):
         return dict(saved), None
+    state.check_identity(config, index.name, saved.get(state.IDENTITY))
     saved_rows = ids.numel()
     if saved_rows >= rows or any(value.numel() != saved_rows for value in tensors.values()):
         return dict(saved), None

@@ -27,6 +27,9 @@ from recfx.kernels.row_initialization import initialization_key
 IDENTITY = "identity"
 EVERY_NAME = (*STATE, IDENTITY)
 """What any index may have saved."""
+ABSENT = "_recfx_absent"
+"""Key by which a collection tells an index what to do (``KEEP`` or ``FORGET``) if the state has nothing for it."""
+KEEP, FORGET = "keep", "forget"
 
 _DTYPES = {"row_state": torch.uint8, "candidate_counts": torch.int32}
 _CANDIDATES = ("candidate_ids", "candidate_counts", "candidate_order")
@@ -38,9 +41,15 @@ def state_names(config: ResolvedHashConfig) -> tuple[str, ...]:
     return (*(name for name in STATE if name not in unused), IDENTITY)
 
 
+def has_index(saved: Mapping[str, object]) -> bool:
+    """Whether anything of an index was saved, by buffer name. Its ``identity`` alone is nothing."""
+    return any(saved.get(key) is not None for key in STATE)
+
+
 def identity(config: ResolvedHashConfig, name: str) -> Tensor:
-    """What a state must not be loaded without: int64 ``[2]``, a digest of the table's name and the seed."""
-    return torch.tensor([initialization_key(name, 0), config.seed], dtype=torch.int64, device="cpu")
+    """Whose state it is: int64 ``[3]``, a digest of the table's name, the seed and ``dense_rows``."""
+    numbers = [initialization_key(name, 0), config.seed, config.dense_rows]
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def allocate(config: ResolvedHashConfig, device: str) -> IndexBuffers:
@@ -73,11 +82,11 @@ def buffers_from_state(config: ResolvedHashConfig, name: str, saved: Mapping[str
     Raises:
         CheckpointError: ``torn_state`` (something is missing, or does not fit the rest, or holds what cannot be),
             ``rows_mismatch`` (saved with more rows, or with fewer that end up in other buckets here), ``wrong_table``,
-            ``wrong_seed``, ``duplicate_id``, ``wrong_bucket``, ``dense_id``.
+            ``wrong_seed``, ``dense_rows_mismatch``, ``duplicate_id``, ``wrong_bucket``, ``dense_id``.
     """
-    if all(saved.get(key) is None for key in STATE):
+    if not has_index(saved):
         return empty_buffers(config)
-    _check_identity(config, name, saved.get(IDENTITY))
+    check_identity(config, name, saved.get(IDENTITY))
     tensors = _checked_tensors(config, name, saved)
     saved_rows = tensors["row_ids"].numel()
     if saved_rows > config.rows:
@@ -92,8 +101,8 @@ def buffers_from_state(config: ResolvedHashConfig, name: str, saved: Mapping[str
     for key, tensor in tensors.items():
         getattr(buffers, key)[: tensor.numel()] = tensor
     buffers.row_ids.masked_fill_(buffers.row_state != TAKEN, -1)
-    if config.evicts and bool((buffers.row_scores >= 0).all()):  # or rebuild says where not
-        _adapt_scores(buffers, config)
+    if config.evicts:
+        _adapt_scores(buffers, config, name)
     if "counts" not in tensors:
         buffers.counts[BATCHES] = _last_batch(buffers, config)
     rebuilt = index_rebuild.rebuild(buffers, config.policy)
@@ -107,12 +116,18 @@ def _clear(buffers: IndexBuffers) -> None:
         getattr(buffers, key).fill_(-1 if key in ("row_ids", "candidate_ids") else 0)
 
 
-def _check_identity(config: ResolvedHashConfig, name: str, saved: object) -> None:
+def check_identity(config: ResolvedHashConfig, name: str, saved: object) -> None:
+    """Whether a saved ``identity`` is that of this table; None: nobody knows.
+
+    Raises:
+        CheckpointError: ``torn_state``, ``wrong_table``, ``wrong_seed``, ``dense_rows_mismatch``.
+    """
     if saved is None:
         return
-    if not isinstance(saved, Tensor) or saved.is_meta or saved.dtype != torch.int64 or saved.shape != (2,):
-        raise _torn(f"{IDENTITY} must be torch.int64 [2] with data.", name)
-    (saved_name, saved_seed), (own_name, own_seed) = saved.tolist(), identity(config, name).tolist()
+    if not isinstance(saved, Tensor) or saved.is_meta or saved.dtype != torch.int64 or saved.shape != (3,):
+        raise _torn(f"{IDENTITY} must be torch.int64 [3] with data.", name)
+    saved_name, saved_seed, saved_dense = saved.tolist()
+    own_name, own_seed, own_dense = identity(config, name).tolist()
     if saved_name != own_name:
         raise CheckpointError(
             f"The saved index is not that of table {name!r}.",
@@ -126,6 +141,13 @@ def _check_identity(config: ResolvedHashConfig, name: str, saved: object) -> Non
             reason="wrong_seed",
             module_path=name,
             what_to_do=f"Build the table with HashConfig(seed={saved_seed}).",
+        )
+    if saved_dense != own_dense:
+        raise CheckpointError(
+            f"The index was saved with dense_rows={saved_dense}, this one has dense_rows={own_dense}.",
+            reason="dense_rows_mismatch",
+            module_path=name,
+            what_to_do=f"Build the table with HashConfig(dense_rows={saved_dense}).",
         )
 
 
@@ -152,13 +174,30 @@ def _checked_tensors(config: ResolvedHashConfig, name: str, saved: Mapping[str, 
             raise _torn(f"counts must have {len(COUNTERS)} numbers, got {tensor.numel()}.", name)
         if key != "counts" and tensor.numel() != rows:
             raise _torn(f"row_ids has {rows} rows and {key} {tensor.numel()}.", name)
+    if "counts" in tensors:
+        _check_counts(tensors["counts"].tolist(), name)
     return tensors
 
 
-def _adapt_scores(buffers: IndexBuffers, config: ResolvedHashConfig) -> None:
+def _check_counts(counts: list[int], name: str) -> None:
+    for counter, count in zip(COUNTERS, counts, strict=True):
+        if count < 0:
+            raise _torn(f"counts says {count} {counter}, which cannot be.", name)
+    if counts[BATCHES] >= 1 << BATCH_BITS:
+        raise _torn(f"counts says {counts[BATCHES]} batches, more than an index can count.", name)
+
+
+def _adapt_scores(buffers: IndexBuffers, config: ResolvedHashConfig, name: str) -> None:
     """Scores of the other rule become what they can say under this one."""
     scores, taken = buffers.row_scores, buffers.row_state == TAKEN
+    if bool((scores[taken] < 0).any()):
+        return  # rebuild says where
     counted = scores >> BATCH_BITS
+    if config.evict == "lru":
+        wrong = torch.nonzero(taken & (counted > 0)).squeeze(1)
+        if 0 < wrong.numel() < int(taken.sum()):  # all: they are scores of the other rule
+            row = int(wrong[0])
+            raise _torn(f"Row {row} has the score {int(scores[row])}, of a batch that has not been.", name)
     if config.evict == "lfu":
         scores.copy_(torch.where(taken & (counted == 0), scores + (1 << BATCH_BITS), scores))
     else:
@@ -169,7 +208,8 @@ def _last_batch(buffers: IndexBuffers, config: ResolvedHashConfig) -> int:
     """A clock that was not saved, read off the scores and the candidates."""
     batch = 0
     if config.evicts:
-        batch = int((buffers.row_scores & ((1 << BATCH_BITS) - 1)).max())
+        scores = buffers.row_scores.masked_fill(buffers.row_state != TAKEN, 0)
+        batch = int((scores & ((1 << BATCH_BITS) - 1)).max())
     if config.admits:
         batch = max(batch, int(buffers.candidate_order.max()) >> NEW_ID_BITS)
     return batch

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recfx.hashing import state
 from recfx.hashing.config import ResolvedHashConfig
-from recfx.kernels.index_buffers import IndexBuffers
+from recfx.kernels.index_buffers import TAKEN, IndexBuffers
 
 EVAL_COUNTERS = ("ids_seen", "unseen_answers")
 _fresh_number = itertools.count(1)
@@ -69,6 +69,13 @@ class IndexStorage(nn.Module):
         if not torch.compiler.is_compiling() and self._versions != self._current_versions():
             self._adopt_written_state()
 
+    def holds_ids(self) -> bool:
+        """Whether any id has a row or is counted; also of a state that was written from outside, and wrong."""
+        if self.slots.is_meta:
+            return False
+        candidate_counts: Any = self._buffers["candidate_counts"]
+        return bool((self.row_state == TAKEN).any()) or bool(candidate_counts.any())
+
     def reset(self) -> None:
         """Forget all ids and all counts."""
         self._fill(state.empty_buffers(self.config))
@@ -93,6 +100,14 @@ class IndexStorage(nn.Module):
     def _adopt_written_state(self) -> None:
         own = {key: self._buffers[key] for key in state.state_names(self.config)}
         self._fill(state.buffers_from_state(self.config, self.name, own))
+
+    def _warn_of_forgetting(self) -> None:
+        warnings.warn(
+            f"table {self.name!r}: the state has the table's weight, but no index, so the index forgets its "
+            f"{int((self.row_state == TAKEN).sum())} ids. Load a state with the index's keys, or, if this is meant, "
+            "call the index's reset() first. To keep the index, load with strict=False.",
+            stacklevel=3,
+        )
 
     # Moving and copying
 
@@ -172,12 +187,20 @@ class IndexStorage(nn.Module):
     ) -> None:
         """Load, or raise a ``CheckpointError`` with this index as it was (torch passes what is raised on).
 
-        A state without any index is that of a plain table: it makes this index empty.
+        A state without any index is that of a plain table: it makes this index empty, unless the collection around it
+        says otherwise (``state.ABSENT``).
         """
         for hook in self._load_state_dict_pre_hooks.values():
             hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         saved = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+        if_absent = saved.pop(state.ABSENT, None)
         unexpected_keys.extend(prefix + key for key in saved if key not in state.EVERY_NAME)
+        if not state.has_index(saved):
+            if if_absent == state.KEEP:
+                missing_keys.extend(prefix + key for key in state.state_names(self.config))
+                return
+            if if_absent == state.FORGET and self.holds_ids():
+                self._warn_of_forgetting()
         buffers = state.buffers_from_state(self.config, self.name, saved)
         if not self.slots.is_meta:
             self._fill(buffers)

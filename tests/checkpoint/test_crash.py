@@ -84,8 +84,9 @@ def test_a_failing_writer_cleans_up_and_leaves_the_old_checkpoint(
     training.save(tmp_path)
     before = sorted(os.listdir(tmp_path))
     monkeypatch.setattr(Manifest, "switch", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(recfx.CheckpointError, match=r"no space left\. The old checkpoint.*is as it was") as caught:
         training.save(tmp_path)
+    assert caught.value.reason == "checkpoint_not_written"
     assert sorted(os.listdir(tmp_path)) == before
     Training.build().load(tmp_path)
 

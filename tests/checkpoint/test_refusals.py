@@ -161,7 +161,8 @@ def test_another_model_is_named(tmp_path: Path, source: Any, target: Any, parts:
     [
         ({"hashing": recfx.HashConfig(dense_rows=0, buckets=4, seed=1)}, "wrong_seed"),
         ({"hashing": recfx.HashConfig(dense_rows=0, buckets=8)}, "wrong_bucket"),
-        ({"hashing": recfx.HashConfig(dense_rows=20, buckets=4)}, "dense_id"),
+        ({"hashing": recfx.HashConfig(dense_rows=20, buckets=4)}, "dense_rows_mismatch"),
+        ({"rows": 80, "hashing": recfx.HashConfig(dense_rows=20, buckets=4)}, "dense_rows_mismatch"),
         ({"hashing": recfx.HashConfig()}, "checkpoint_mismatch"),
         ({"rows": 39}, "rows_mismatch"),
         ({"rows": 44, "hashing": recfx.HashConfig(dense_rows=0, buckets=40)}, "bucket_too_small"),
@@ -290,3 +291,27 @@ def test_refusals_when_everything_is_read_into_place(
     source.save(tmp_path)
     assert refused(other(model_class=TwoPart), tmp_path).reason == "wrong_bucket"
     assert refused(other(kind="adagrad"), saved).reason == "checkpoint_mismatch"
+
+
+def test_an_index_on_one_side_only(saved: Path, tmp_path: Path) -> None:
+    error = refused(Training.build("adam", rows=40, hashing=recfx.HashConfig(), model_class=OnePart), saved)
+    assert (error.reason, error.module_path) == ("checkpoint_mismatch", "first")
+    assert "the checkpoint has an index for table 'a'" in error.message
+    assert "HashConfig(dense_rows=0, ...)" in error.what_to_do
+    plain = OnePart(40)
+    with pytest.raises(recfx.CheckpointError, match="has an index for table 'a'"):
+        recfx.load_checkpoint(plain, saved)
+    Training.build("adam", rows=40, hashing=recfx.HashConfig(), model_class=OnePart).save(tmp_path)
+    error = refused(other(), tmp_path)
+    assert (error.reason, error.module_path) == ("checkpoint_mismatch", "first")
+    assert "table 'a' was saved without an index" in error.message
+    assert "hashing=HashConfig()" in error.what_to_do
+
+
+def test_an_optimizer_of_parameters_that_are_not_in_the_model(tmp_path: Path) -> None:
+    training = other()
+    optimizer = torch.optim.Adam([*training.model.after.parameters(), nn.Parameter(torch.zeros(2))])
+    with pytest.raises(recfx.CheckpointError, match="its number 2") as caught:
+        recfx.save_checkpoint(training.model, tmp_path / "d", optimizer=optimizer)
+    assert caught.value.reason == "optimizer_not_supported"
+    assert not (tmp_path / "d").exists()

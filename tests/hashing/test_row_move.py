@@ -125,3 +125,11 @@ def test_damage_is_still_noticed(damage: object, reason: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         check_saved_index(target, fit_rows(target, saved)[0])
     assert caught.value.reason == reason
+
+
+def test_rows_do_not_move_by_other_dense_rows() -> None:
+    source, target = index_of(64, 1), index_of(128, 4, dense_rows=3)
+    source.insert(torch.arange(100, 130))
+    with pytest.raises(CheckpointError, match="dense_rows=0, this one has dense_rows=3") as caught:
+        fit_rows(target, source.state_dict())
+    assert caught.value.reason == "dense_rows_mismatch"

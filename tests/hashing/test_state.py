@@ -27,7 +27,7 @@ ALWAYS = {
     "row_ids": (torch.int64, (64,)),
     "row_state": (torch.uint8, (64,)),
     "counts": (torch.int64, (6,)),
-    "identity": (torch.int64, (2,)),
+    "identity": (torch.int64, (3,)),
 }
 SCORES = {"row_scores": (torch.int64, (64,))}
 CANDIDATES = {
@@ -137,7 +137,9 @@ def test_damaged_state_changes_nothing(damage: Callable[[State], None], reason: 
         ({"seed": 1}, "wrong_seed", "saved with seed 0, this one has seed 1"),
         ({"buckets": 8}, "wrong_bucket", "seed, buckets and dense_rows that the state was saved with"),
         ({"buckets": 4}, "wrong_bucket", "is not in its bucket"),
-        ({"dense_rows": 20}, "dense_id", "rows and ids below 20 are not the index's here"),
+        ({"dense_rows": 20}, "dense_rows_mismatch", "saved with dense_rows=0, this one has dense_rows=20"),
+        ({"dense_rows": 20, "rows": 128}, "dense_rows_mismatch", r"HashConfig\(dense_rows=0\)"),
+        ({"dense_rows": 20, "rows": 40}, "dense_rows_mismatch", "saved with dense_rows=0"),
         ({"dense_rows": 0, "rows": 63}, "rows_mismatch", "The saved index has 64 rows, this one 63"),
         ({"rows": 128}, "rows_mismatch", "bucket borders differ"),
     ],
@@ -147,6 +149,14 @@ def test_state_of_another_index(config: dict[str, Any], reason: str, message: st
     with pytest.raises(CheckpointError, match=message) as caught:
         index.load_state_dict(filled().state_dict())
     assert caught.value.reason == reason
+
+
+def test_other_dense_rows_without_an_identity() -> None:
+    state = state_of(filled())
+    state.pop("identity")
+    with pytest.raises(CheckpointError, match="rows and ids below 20 are not the index's here") as caught:
+        HashIndex(64, config=HashConfig(dense_rows=20, buckets=2), name="t1").load_state_dict(state)
+    assert caught.value.reason == "dense_id"
 
 
 def test_dense_id_in_an_index_row() -> None:

@@ -80,6 +80,9 @@ def put(key: str, place: int, value: int) -> Callable[[State], None]:
         (change("identity", lambda t: t.to("meta")), "torn_state", "identity must be"),
         (put("identity", 0, 5), "wrong_table", "not that of table 't1'"),
         (put("identity", 1, 5), "wrong_seed", "saved with seed 5, this one has seed 0"),
+        (put("identity", 2, 4), "dense_rows_mismatch", "saved with dense_rows=4, this one has dense_rows=0"),
+        (put("counts", 0, 1 << 36), "torn_state", "68719476736 batches, more than an index can count"),
+        (put("counts", 3, -1), "torn_state", "counts says -1 evicted"),
         (change("counts", lambda t: t[:5]), "torn_state", "counts must have 6 numbers, got 5"),
         (change("counts", lambda t: t.int()), "torn_state", "counts must be torch.int64"),
         (change("row_scores", lambda t: t[:-1]), "torn_state", "row_ids has 20 rows and row_scores 19"),
@@ -111,6 +114,16 @@ def test_damaged_state_changes_nothing(damage: Callable[[State], None], reason: 
     assert caught.value.module_path == "t1"
     for key, tensor in before.items():
         assert torch.equal(tensor, index._buffers[key]), key  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("score", [4, (1 << 36) + 1, -1])
+def test_scores_of_lru_that_cannot_be(score: int) -> None:
+    state = state_of(filled(on_full="evict"))
+    assert int(state["counts"][0]) == 3
+    state["row_scores"][2] = score
+    with pytest.raises(CheckpointError, match=f"Row 2 has the score {score}") as caught:
+        loaded(state, on_full="evict")
+    assert caught.value.reason == "torn_state"
 
 
 def test_a_candidate_must_be_in_its_bucket_and_not_dense() -> None:

@@ -1,0 +1,40 @@
+"""What a disk says, as a ``CheckpointError``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch.distributed.checkpoint.api import CheckpointException
+
+from recfx.errors import CheckpointError
+
+
+@contextmanager
+def told_as(reason: str, path: Path, consequence: Callable[[], str], what_to_do: str) -> Iterator[None]:
+    """Turn errors of the disk, and those that DCP wraps, into a ``CheckpointError``.
+
+    Args:
+        reason: its code.
+        path: of the checkpoint, for the message.
+        consequence: what state things are in now; asked when something has failed.
+        what_to_do: the user.
+    """
+    try:
+        yield
+    except (OSError, CheckpointException) as error:
+        cause = _cause(error)
+        if not isinstance(cause, Exception):  # DCP wraps Ctrl-C as well
+            raise cause from None
+        text = str(cause) or type(cause).__name__
+        message = f"{path}: {text}. {consequence()}"
+        raise CheckpointError(message, reason=reason, what_to_do=what_to_do) from cause
+
+
+def _cause(error: BaseException) -> BaseException:
+    if isinstance(error, CheckpointException):
+        for failure, _ in error.failures.values():
+            return _cause(failure)
+        return RuntimeError(str(error))
+    return error

@@ -1,0 +1,75 @@
+"""The names of indexes in a checkpoint: which a table must have, which it may have, and which tables have none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from torch import Tensor, nn
+
+from recfx.checkpoint.names import mismatch
+from recfx.collection import HashEmbeddingBagCollection, weight_name
+from recfx.hashing.row_move import saved_names
+from recfx.hashing.state import EVERY_NAME, IDENTITY
+
+_NEEDED = ("row_ids", "row_state", IDENTITY)
+_OPTIONAL = tuple(name for name in EVERY_NAME if name not in _NEEDED)
+_INDEX_KEY = re.compile(rf"(?P<collection>(?:.*\.)?)hash_indexes\.(?P<table>.+)\.(?:{'|'.join(EVERY_NAME)})")
+
+
+def collections_by_prefix(model: nn.Module) -> list[tuple[str, HashEmbeddingBagCollection]]:
+    """Under every name: a state has the keys of a shared module once a name."""
+    modules = model.named_modules(remove_duplicate=False)
+    return [(f"{path}." * bool(path), each) for path, each in modules if isinstance(each, HashEmbeddingBagCollection)]
+
+
+def table_prefixes(model: nn.Module) -> dict[tuple[str, str], set[str]]:
+    """The keys of every index, by prefix of its collection and name of its table."""
+    return {
+        (prefix, table): {f"{prefix}hash_indexes.{table}.{name}" for name in saved_names(collection.index(table))}
+        for prefix, collection in collections_by_prefix(model)
+        for table in collection.hash_indexes
+    }
+
+
+def optional_keys(tables: Collection[tuple[str, str]]) -> set[str]:
+    """What only some policies need: an index loads without it, as ``state.buffers_from_state`` says."""
+    return {f"{prefix}hash_indexes.{table}.{name}" for prefix, table in tables for name in _OPTIONAL}
+
+
+def without_unused(tables: Mapping[tuple[str, str], set[str]], saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What was saved, without what the indexes here have no use for."""
+    unused = optional_keys(tables).difference(*tables.values())
+    return {name: tensor for name, tensor in saved.items() if name not in unused}
+
+
+def check_same_tables_have_indexes(
+    tables: Collection[tuple[str, str]], state: Collection[str], saved: Collection[str]
+) -> None:
+    """Rows of ids mean nothing in a table without an index, and the other way round.
+
+    Args:
+        tables: of this model that have an index.
+        state: names in this model.
+        saved: names in the checkpoint.
+
+    Raises:
+        CheckpointError: ``checkpoint_mismatch``.
+    """
+    found = [match for match in map(_INDEX_KEY.fullmatch, saved) if match]
+    with_index = {(match["collection"], match["table"]): None for match in found}
+    for prefix, table in tables:
+        if (prefix, table) not in with_index and prefix + weight_name("", table) in saved:
+            raise mismatch(
+                f"table {table!r} was saved without an index, and has one here.",
+                module_path=prefix.rstrip("."),
+                what_to_do="convert with hashing=HashConfig() as when saving, or load the plain state with "
+                "load_state_dict, which empties the index.",
+            )
+    for prefix, table in with_index:
+        if (prefix, table) not in tables and prefix + weight_name("", table) in state:
+            raise mismatch(
+                f"the checkpoint has an index for table {table!r}, which has none here.",
+                module_path=prefix.rstrip("."),
+                what_to_do="convert with hashing=HashConfig(dense_rows=0, ...) as when saving.",
+            )
