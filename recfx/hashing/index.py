@@ -52,7 +52,7 @@ class HashIndex(IndexStorage):
 
     State, in the ``state_dict``; everything else is rebuilt from it: ``row_ids`` int64 ``[rows]`` (-1 where free),
     ``row_state`` uint8 ``[rows]`` (0 never used, 1 taken, 2 free, but used before), ``counts`` int64 ``[6]`` (see
-    ``counters``), ``identity`` int64 ``[2]`` (of the table and the seed); with ``on_full="evict"`` ``row_scores``
+    ``counters``), ``identity`` int64 ``[3]`` (of table, seed and dense_rows); with ``on_full="evict"`` ``row_scores``
     int64 ``[rows]``; with ``admit_after > 1`` ``candidate_ids`` int64, ``candidate_counts`` int32 and
     ``candidate_order`` int64, each ``[rows]``.
 
