@@ -28,6 +28,8 @@ def decline(by: str, spec: LookupSpec) -> Declined | None:
         return refuse("dtype", f"FBGEMM's CPU kernels take float32 or float16 tables, not {dtypes}.")
     if any(not weight.is_contiguous() for weight in spec.weights):
         return refuse("not_contiguous", "a table's rows are not contiguous.")
+    if any(weight.shape[0] == 0 for weight in spec.weights):
+        return refuse("empty_table", "a table has no rows; FBGEMM's backward does not survive that.")
     for optimizer in spec.optimizers:
         if optimizer is None:
             continue

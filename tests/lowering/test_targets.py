@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import ModuleType
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
-from recfx.lowering import LookupBatch, LookupSpec, cpu, fbgemm, reference
+from recfx.lowering import LookupBatch, LookupSpec, cpu, fbgemm, reference, select_backend
 from recfx.training.fused_optimizer import FusedOptimizer
 
 ROWS, DIMS = (30, 20, 10), (8, 12, 4)
@@ -269,3 +270,20 @@ def test_weight_decay_that_is_switched_on_later_is_an_error() -> None:
         output.sum().backward()
     assert caught.value.reason == "optimizer_setting_changed"
     assert all(torch.equal(weight, start) for weight, start in zip(ours, before, strict=True))
+
+
+@pytest.mark.parametrize("backend", [cpu, fbgemm])
+def test_tables_without_rows_are_declined(backend: ModuleType) -> None:
+    specs = tuple(
+        TableSpec(name, (name,), (name,), rows, 4, "SUM", HashConfig().resolve(max(rows, 1), adopt=True), 0.0, 0.0)
+        for name, rows in (("empty", 0), ("t", 3))
+    )
+    weights = [nn.Parameter(torch.ones(0, 4)), nn.Parameter(torch.ones(3, 4))]
+    optimizers = [FusedOptimizer("sgd", {"lr": 1.0}) for _ in specs]
+    declined = backend.decline(LookupSpec(specs, "SUM", False, weights, optimizers))
+    assert declined is not None
+    assert declined.reason == "empty_table"
+    choice = select_backend(LookupSpec(specs, "SUM", False, weights, optimizers), "auto", "")
+    batch = LookupBatch(torch.tensor([2, 2]), torch.tensor([0, 0, 2]), None, 1)
+    choice.kernel(weights, batch).sum().backward()
+    assert weights[1][2].tolist() == [-1.0] * 4
