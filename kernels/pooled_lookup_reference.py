@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 import torch
 from torch import Tensor
 
@@ -17,7 +15,7 @@ def pooled_lookup(
     weights: list[Tensor],
     table_of_feature: list[int],
     mean: bool,
-    per_sample_weights: Optional[Tensor],  # noqa: UP045  (TorchScript reads it)
+    per_sample_weights: Tensor | None,
 ) -> Tensor:
     """Rows to pooled ``[B, sum of the features' dims]``."""
     batch_size = (offsets.numel() - 1) // len(table_of_feature)
@@ -47,7 +45,7 @@ def find_and_pool(
     dense_rows: list[int],
     share_buckets: list[int],
     seeds: list[int],
-    per_sample_weights: Optional[Tensor],  # noqa: UP045
+    per_sample_weights: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Ids to pooled, rows and absent ids a table."""
     batch_size = (offsets.numel() - 1) // len(table_of_feature)
@@ -75,7 +73,7 @@ def pool_again_(
     offsets: Tensor,
     weights: list[Tensor],
     table_of_feature: list[int],
-    per_sample_weights: Optional[Tensor],  # noqa: UP045
+    per_sample_weights: Tensor | None,
 ) -> None:
     """Replace the sums of the bags that hold a changed row."""
     now = pooled_lookup(rows, offsets, weights, table_of_feature, False, per_sample_weights)

@@ -98,7 +98,6 @@ class CpuLookup:
             ids_to_rows.answered(absent_per_table)
             return LookedUp(pooled, rows)
         was_absent = rows < 0
-        untrained = ids_to_rows.insert(ids, rows, absent_per_table)
+        ids_to_rows.insert(ids, rows, absent_per_table)
         pool_again_(pooled, rows, was_absent, offsets, weights, tables, scale)
-        trained = rows if untrained is None else rows.masked_fill(untrained, -1)
-        return LookedUp(pooled, trained, has_absent=True)
+        return LookedUp(pooled, rows, has_absent=True)

@@ -71,7 +71,7 @@ class IdsToRows(Protocol):
         In training they share no rows: ``insert`` says who does.
         """
 
-    def insert(self, ids: torch.Tensor, rows: torch.Tensor, absent_per_table: list[int]) -> torch.Tensor | None:
+    def insert(self, ids: torch.Tensor, rows: torch.Tensor, absent_per_table: list[int]) -> None:
         """Give rows to ids that have none, in training; may raise, and then nothing has changed but ``rows``.
 
         Args:
@@ -79,9 +79,6 @@ class IdsToRows(Protocol):
             rows: ``[n]`` int64, -1 where an id has no row; filled in, and the weights of new rows initialised. Stays
                 -1 where the answer is zeros: such an id adds nothing and gets no gradient.
             absent_per_table: how many ids without a row each table of the lookup has; not all are 0.
-
-        Returns:
-            bool ``[n]``: ids whose row is read but gets no gradient; or None, if there are none.
         """
 
     def answered(self, absent_per_table: list[int]) -> None:

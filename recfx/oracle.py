@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed import optim as distributed_optim
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
@@ -19,6 +18,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from recfx.collection import HashEmbeddingBagCollection, converted_collections, weight_name
 from recfx.ir.tables import TableSpec
 from recfx.shells import copy_shells
+from recfx.training.in_backward import run_in_backward
 
 
 class MappedCollection(EmbeddingBagCollection):
@@ -139,7 +139,7 @@ def attach_optimizers(source: nn.Module, duplicate: nn.Module, skip: set[str]) -
             continue
         target = parameters[name]
         for kind, settings in zip(parameter._optimizer_classes, parameter._optimizer_kwargs, strict=True):
-            distributed_optim._apply_optimizer_in_backward(kind, [target], dict(settings))  # type: ignore[attr-defined]
+            run_in_backward(kind, target, dict(settings))
         for ours, theirs in zip(target._in_backward_optimizers, optimizers, strict=True):
             _copy_optimizer(theirs, ours, parameter, target)
 

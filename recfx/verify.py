@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed import optim as distributed_optim
 
 from recfx.collection import converted_collections, weight_name
 from recfx.discovery import unwrap
@@ -19,6 +18,7 @@ from recfx.parity import compare_tensors, largest_difference
 from recfx.randomness import fixed_randomness
 from recfx.run_step import LEARNING_RATE, Run, run_step
 from recfx.sample import Sample
+from recfx.training.in_backward import run_in_backward
 from recfx.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, REFUSED_SAMPLE, SKIPPED, Check, VerifyReport
 
 # Tables below float32 are pooled in another precision by the standard collection (design, section 8).
@@ -150,9 +150,7 @@ class _Comparison:
                 name = weight_name(path, table.name)
                 weight = model.get_parameter(name)
                 if table.evicts and name not in self.fused and weight.requires_grad and not _has_optimizer(weight):
-                    distributed_optim._apply_optimizer_in_backward(  # type: ignore[attr-defined]
-                        torch.optim.SGD, [weight], {"lr": LEARNING_RATE}
-                    )
+                    run_in_backward(torch.optim.SGD, weight, {"lr": LEARNING_RATE})
 
     def _advice(self, subject: nn.Module, call: Sample, training: bool) -> str:
         """What the converted model says where the original fails: it knows what to do about a wrong batch."""

@@ -59,8 +59,9 @@ def test_ids_of_a_static_table_beside_an_index_are_checked(hashing: HashConfig, 
 
 
 def test_backend_cpu_leaves_static_tables_to_others() -> None:
-    with pytest.raises(recfx.ConversionError, match="not checked"):
+    with pytest.raises(recfx.ConversionError, match="not checked") as raised:
         recfx.convert(collection(), hashing=None, backend="cpu")
+    assert raised.value.reason == "backend_unusable"
 
 
 @pytest.mark.parametrize("lengths", [[5, -1], [1, 1], [2, 5]])
@@ -106,18 +107,35 @@ def test_trained_rows_of_an_init_fn_are_filled_again_when_ids_get_them() -> None
     assert converted(batch([123])).values().unique().tolist() == [0.5]
 
 
-@pytest.mark.parametrize("how", ["erase", "insert"])
-def test_a_backward_whose_rows_were_taken_away_says_so(how: str) -> None:
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_backward_after_erase_says_so(fused: bool, training: bool) -> None:
+    plain = collection()
+    if fused:
+        apply_optimizer_in_backward(torch.optim.SGD, plain.parameters(), {"lr": 1.0})
+    converted = recfx.convert(plain, hashing=HashConfig(dense_rows=0))
+    converted(batch([1, 2, 3]))
+    output = converted.train(training)(batch([1, 2])).values().sum()
+    converted.index("t0").erase(torch.tensor([99]))  # has no row: nothing is taken away
+    output.backward(retain_graph=True)
+    converted.index("t0").erase(torch.tensor([1]))
+    before, weight = converted.weight("t0").detach().clone(), converted.weight("t0")
+    weight.grad = None
+    with pytest.raises(InputError) as raised:
+        output.backward()
+    assert raised.value.reason == "backward_after_removal"
+    assert torch.equal(weight, before)
+    assert weight.grad is None
+
+
+def test_a_backward_after_an_insert_that_evicts_says_so() -> None:
     converted = evicting()
     output = converted(batch([1, 2, 3, 4])).values().sum()
-    if how == "erase":
-        converted.index("t0").erase(torch.tensor([1]))
-    else:
-        converted.index("t0").insert(torch.tensor([50]))
+    converted.index("t0").insert(torch.tensor([50]))
     before = converted.weight("t0").clone()
     with pytest.raises(InputError) as raised:
         output.backward()
-    assert raised.value.reason == "backward_after_eviction"
+    assert raised.value.reason == "backward_after_removal"
     assert torch.equal(converted.weight("t0"), before)
 
 

@@ -82,7 +82,7 @@ class HashIndex(IndexStorage):
         _check_supported(resolved, rows, name)
         super().__init__(resolved, name, device)
         self._views: tuple[IndexView, IndexView] | None = None
-        self.removals = 0  # how often ids have lost their rows by erase() or insert(), for who waits for a backward
+        self.removals = 0  # how often ids have lost rows by erase() or insert(): see recfx/nodes/removed_rows.py
 
     # Looking up and inserting
 
@@ -152,8 +152,8 @@ class HashIndex(IndexStorage):
     def erase(self, ids: Tensor) -> Tensor:
         """Forget these ids and free their rows. Ids without a row and dense ids are left alone.
 
-        Not between a batch's forward and its backward: its gradients would train whose rows these are by then. Tables
-        that evict raise an error in such a backward.
+        Not between a batch's forward and its backward, which raises an error then: its gradients might train whose rows
+        these are by that time.
 
         Returns:
             int64 ``[n]``: the row that each id had, -1 where it had none, or stands in ``ids`` before.
@@ -162,7 +162,7 @@ class HashIndex(IndexStorage):
         if self._is_meta(ids):
             return torch.empty_like(ids, dtype=torch.int64)
         rows = hash_index.erase(ids.to("cpu", torch.int64), self.index_buffers(), self.policy)
-        self.removals += 1
+        self.removals += bool((rows >= 0).any())
         self.written()
         return rows.to(ids.device)
 

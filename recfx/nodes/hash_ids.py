@@ -82,7 +82,8 @@ class HashIds(NodeModule):
             TableFullError: a bucket has no row left; no table has changed.
             ConversionError: training without sharding on several ranks (``unsharded_hash_table``), or training a table
                 that evicts without a fused optimizer (``evict_needs_fused_optimizer``).
-            InputError: ``replayed_ids_evicted``, in a forward that activation checkpointing runs again.
+            InputError: ``replayed_ids_evicted`` or ``replayed_ids_absent``, in a forward that activation checkpointing
+                runs again; ``init_fn_failed``, where a table's own ``init_fn`` cannot fill rows again.
         """
         if self.training:
             refuse_replicas(self.collection, self.hashed)
@@ -200,15 +201,16 @@ class HashIds(NodeModule):
         return self._in_flight.start(
             numbers,
             ids,
-            evictions=lambda: sum(int(index.counts[EVICTED]) for index in indexes),
-            removals=lambda: sum(index.removals for index in indexes),
+            lambda: sum(int(index.counts[EVICTED]) for index in indexes),
+            training=self.training,
         )
 
     # Eval, and forwards that are run again
 
     def _find(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
         """Rows of all tables; what has none is answered as the policy says. Nothing is inserted."""
-        buffers = [index.index_buffers() for index in self._indexes(segments)]
+        indexes = self._indexes(segments)
+        buffers = [index.index_buffers() for index in indexes]
         rows, absent = hash_index.find_tables(
             ids,
             [segment.begin for segment in segments],
@@ -216,7 +218,7 @@ class HashIds(NodeModule):
             [each.slots for each in buffers],
             [each.side_row for each in buffers],
             [each.lock for each in buffers],
-            [segment.table.hashing.dense_rows for segment in segments],  # type: ignore[union-attr]
+            [index.config.dense_rows for index in indexes],
         )
         counts = absent.tolist()
         if self.training:

@@ -24,23 +24,15 @@ class BatchInFlight:
         numbers: of the batch, by table; 0 where it is not one of training.
         fingerprint: of its ids.
         evictions: how many ids these tables have evicted so far.
-        removals: how often ids were taken out of them past this collection: by ``erase``, or by an ``insert`` into the
-            index itself.
     """
 
-    def __init__(
-        self,
-        numbers: dict[str, int],
-        fingerprint: Fingerprint,
-        evictions: Callable[[], int],
-        removals: Callable[[], int],
-    ) -> None:
+    def __init__(self, numbers: dict[str, int], fingerprint: Fingerprint, evictions: Callable[[], int]) -> None:
         self.numbers = numbers
         self.fingerprint = fingerprint
         self.rows: dict[str, torch.Tensor] | None = None  # by table, once they are known
         self.is_over = False
-        self._evictions, self._removals = evictions, removals
-        self._removals_at_first, self._evictions_when_over = removals(), 0
+        self._evictions = evictions
+        self._evictions_when_over = 0
         self._watched = 0
         self._waiting: set[int] = set()  # lookups whose backward has not run
 
@@ -60,14 +52,12 @@ class BatchInFlight:
         self._evictions_when_over = self._evictions()
 
     def _before_backward(self, *gradients: Any) -> None:
-        evicted = self.is_over and self._evictions() != self._evictions_when_over
-        if evicted or self._removals() != self._removals_at_first:
-            what = "a second backward through a batch" if evicted else "the backward of a batch"
+        if self.is_over and self._evictions() != self._evictions_when_over:
             raise InputError(
-                f"{what} of tables {sorted(self.numbers)}: rows that it used may have gone to other ids since.",
+                f"a second backward through a batch of tables {sorted(self.numbers)}: rows that it used have gone to "
+                "other ids since the first one.",
                 reason="backward_after_eviction",
-                what_to_do="run all backwards of a batch before the next batch's forward, and before HashIndex.erase "
-                "or HashIndex.insert.",
+                what_to_do="run all backwards of a batch before the next batch's forward.",
             )
 
     def _after_backward(self, lookup: int) -> None:
@@ -84,16 +74,13 @@ class BatchesInFlight:
         self._last: Fingerprint = ()
 
     def start(
-        self,
-        numbers: dict[str, int],
-        ids: torch.Tensor,
-        evictions: Callable[[], int],
-        removals: Callable[[], int],
+        self, numbers: dict[str, int], ids: torch.Tensor, evictions: Callable[[], int], *, training: bool
     ) -> BatchInFlight:
         """A batch is hashed now."""
-        batch = BatchInFlight(numbers, fingerprint(ids), evictions, removals)
+        batch = BatchInFlight(numbers, fingerprint(ids), evictions)
         self._batches.add(batch)
-        self._last = batch.fingerprint
+        if training:
+            self._last = batch.fingerprint
         return batch
 
     def of_table(self, table: str) -> InFlight:
@@ -108,7 +95,7 @@ class BatchesInFlight:
         )
 
     def holds_rows_of(self, ids: torch.Tensor) -> bool:
-        """Whether the batch with these ids still has its rows: it is in flight, or the last one that was hashed."""
+        """Whether the batch with these ids still has its rows: it is in flight, or the last one of training."""
         wanted = fingerprint(ids)
         return wanted == self._last or any(batch.fingerprint == wanted and not batch.is_over for batch in self._batches)
 

@@ -16,6 +16,7 @@ from recfx.nodes.bags import keep_ids, permute_features
 from recfx.nodes.base import NodeModule
 from recfx.nodes.in_flight import BatchInFlight
 from recfx.nodes.raw_ids import RawIds
+from recfx.nodes.removed_rows import guard_backward
 from recfx.nodes.table_store import TableStore
 
 
@@ -53,6 +54,7 @@ class Lookup(NodeModule):
         wanted = [name for table in tables for name in table.embedding_names]
         self._keys = wanted
         self._positions = None if tuple(wanted) == features else [features.index(name) for name in wanted]
+        self._indexed = [table.name for table in tables if table.has_index]
         self._may_read_untrained = any(_may_read_untrained(table) for table in tables)
         self._choice: Choice | None = None
 
@@ -94,8 +96,11 @@ class Lookup(NodeModule):
         Returns:
             ``[B, sum D]`` float32.
         """
-        if isinstance(features, RawIds):
-            return self._find_and_pool(features)
+        output = self._find_and_pool(features) if isinstance(features, RawIds) else self._pool_rows(features)
+        guard_backward(output, [self.store.index(name) for name in self._indexed], self.collection)
+        return output
+
+    def _pool_rows(self, features: KeyedJaggedTensor) -> torch.Tensor:
         in_flight: BatchInFlight | None = getattr(features, "batch_in_flight", None)
         if self._positions is not None:
             features = permute_features(features, self._positions, self._keys)
@@ -119,7 +124,7 @@ class Lookup(NodeModule):
     def _find_and_pool(self, raw: RawIds) -> torch.Tensor:
         weights, choice = self._kernel()
         if not self.finds_ids:
-            return self.forward(raw.hashed())
+            return self._pool_rows(raw.hashed())
         kernel: Any = choice.kernel
         pooled: torch.Tensor = kernel.from_ids(weights, self._batch(raw.features), raw)
         return pooled

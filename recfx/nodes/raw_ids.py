@@ -47,7 +47,7 @@ class RawIds:
         """The index of each table, None for tables without."""
         return self._hash_ids.find_views()
 
-    def insert(self, ids: torch.Tensor, rows: torch.Tensor, absent_per_table: list[int]) -> torch.Tensor | None:
+    def insert(self, ids: torch.Tensor, rows: torch.Tensor, absent_per_table: list[int]) -> None:
         """Give rows to the ids that have none, and fill them in."""
         hash_ids = self._hash_ids
         segments = hash_ids.segments(self.features)
@@ -63,7 +63,6 @@ class RawIds:
             (segment.end - segment.begin) - (new.end - new.begin) for segment, new in zip(segments, found, strict=True)
         ]
         hash_ids.count_found(segments, resident, batches=0)
-        return None
 
     def answered(self, absent_per_table: list[int]) -> None:
         """Count what needed no insertion."""

@@ -108,6 +108,11 @@ _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 
+def run_in_backward(optimizer_class: type, weight: nn.Parameter, settings: dict[str, Any]) -> None:
+    """Hang an optimizer on ``weight`` that steps in its backward; torch's own function, which is not public yet."""
+    distributed_optim._apply_optimizer_in_backward(optimizer_class, [weight], settings)  # type: ignore[attr-defined]
+
+
 def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
     """Hang the dense form of a fused optimizer on ``weight``, with its settings and state, unless it has one already.
 
@@ -120,7 +125,7 @@ def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
             state.update({name: _like(value, state.get(name)) for name, value in fused.state.items()})
         return
     settings = {key: fused.group[key] for key in SUPPORTED[fused.kind] if key in fused.group}
-    distributed_optim._apply_optimizer_in_backward(_CLASSES[fused.kind], [weight], settings)  # type: ignore[attr-defined]
+    run_in_backward(_CLASSES[fused.kind], weight, settings)
     (optimizer,) = weight._in_backward_optimizers  # type: ignore[attr-defined]
     if fused.state:
         optimizer.state[weight] = fused.state

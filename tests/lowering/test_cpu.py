@@ -51,7 +51,6 @@ class Indexes:
         training: as in ``IdsToRows``.
         share: eval answers absent ids with shared rows.
         never: ids that training gives no row: they read zeros.
-        untrained: ids whose row is read without gradient.
         full: training raises instead of inserting.
     """
 
@@ -59,7 +58,6 @@ class Indexes:
     weights: list[torch.Tensor]
     share: bool = False
     never: tuple[int, ...] = ()
-    untrained: tuple[int, ...] = ()
     full: bool = False
     indexes: dict[int, HashIndex] = field(default_factory=dict)
     told: list[list[int]] = field(default_factory=list)
@@ -76,7 +74,7 @@ class Indexes:
             views[table] = IndexView(index.slots, index.side_row, 0, 2 if self.share and not self.training else 0, 0)
         return views
 
-    def insert(self, ids: torch.Tensor, rows: torch.Tensor, absent_per_table: list[int]) -> torch.Tensor | None:
+    def insert(self, ids: torch.Tensor, rows: torch.Tensor, absent_per_table: list[int]) -> None:
         self.told.append(absent_per_table)
         if self.full:
             raise ConversionError("full", reason="table_full")
@@ -89,7 +87,6 @@ class Indexes:
             new = (mine < 0) & ~torch.isin(ids[begin:end], torch.tensor(self.never, dtype=torch.int64))
             mine[new] = self.indexes[table].find_or_insert(ids[begin:end][new])
             self.weights[table].data[mine[new]] = 0.5
-        return torch.isin(ids, torch.tensor(self.untrained)) if self.untrained else None
 
     def answered(self, absent_per_table: list[int]) -> None:
         self.told.append(absent_per_table)
@@ -241,21 +238,6 @@ def test_new_rows_give_the_bits_of_rows_that_were_there_before() -> None:
     second = ours.from_ids(built.ours, built.ids, built.indexes)
     assert built.indexes.inserts == 1
     assert torch.equal(first, second)
-
-
-def test_ids_that_read_without_gradient() -> None:
-    built = case({"training": True, "untrained": (124,)})
-    begin, end = built.indexes.borders[2]
-    found = kernel(built.ours, [None] * 3, False).from_ids(built.ours, built.ids, built.indexes)
-    copy_new_rows(built)
-    torch.testing.assert_close(found, wanted(built, [None] * 3, None), rtol=1e-5, atol=1e-6)
-    found.sum().backward()
-    index = built.indexes.indexes[2]
-    counts = torch.bincount(index.find(built.ids.values[begin:end]), minlength=ROWS[2])
-    row = int(index.find(torch.tensor([124])))
-    assert counts[row] > 0
-    counts[row] = 0
-    assert torch.equal(built.ours[2].grad[:, 0], counts.float())
 
 
 def test_what_insert_raises_comes_through() -> None:
