@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from recfx.checkpoint.names import mismatch
 from recfx.collection import HashEmbeddingBagCollection, weight_name
+from recfx.hashing.identity import IDENTITY
 from recfx.hashing.row_move import saved_names
-from recfx.hashing.state import EVERY_NAME, IDENTITY
+from recfx.hashing.state import EVERY_NAME
 
 _NEEDED = ("row_ids", "row_state", IDENTITY)
 _OPTIONAL = tuple(name for name in EVERY_NAME if name not in _NEEDED)

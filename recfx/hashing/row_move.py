@@ -16,6 +16,7 @@ from torch import Tensor
 from recfx.errors import CheckpointError
 from recfx.hashing import state
 from recfx.hashing.config import ResolvedHashConfig
+from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.index import HashIndex
 from recfx.kernels import buckets
 from recfx.kernels.index_buffers import FREED, NEVER_USED
@@ -83,7 +84,7 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
 
     Raises:
         CheckpointError: ``bucket_too_small``: a bucket of the bigger table has fewer rows than it has ids; or what
-            ``state.check_identity`` says, as rows move by the seed and the ``dense_rows`` of ``index``.
+            ``check_identity`` says, as rows move by the seed and the ``dense_rows`` of ``index``.
     """
     rows, config = index.config.rows, index.config
     aligned = {name: saved[name] for name in row_aligned_names(index) if saved.get(name) is not None}
@@ -91,7 +92,7 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
     tensors = {name: value for name, value in aligned.items() if isinstance(value, Tensor) and _is_column(value)}
     if not isinstance(ids, Tensor) or not isinstance(row_state, Tensor) or len(tensors) != len(aligned):
         return dict(saved), None
-    state.check_identity(config, index.name, saved.get(state.IDENTITY))
+    check_identity(config, index.name, saved.get(IDENTITY))
     saved_rows = ids.numel()
     if saved_rows >= rows or any(value.numel() != saved_rows for value in tensors.values()):
         return dict(saved), None

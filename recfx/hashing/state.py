@@ -9,6 +9,8 @@ from torch import Tensor
 
 from recfx.errors import CheckpointError
 from recfx.hashing.config import ResolvedHashConfig
+from recfx.hashing.identity import IDENTITY, check_identity
+from recfx.hashing.state_errors import problem_error, torn
 from recfx.kernels import index_rebuild
 from recfx.kernels.huge_pages import advise_huge_pages
 from recfx.kernels.index_buffers import (
@@ -21,10 +23,7 @@ from recfx.kernels.index_buffers import (
     IndexBuffers,
     allocate_buffers,
 )
-from recfx.kernels.index_rebuild import Rebuilt
-from recfx.kernels.row_initialization import initialization_key
 
-IDENTITY = "identity"
 EVERY_NAME = (*STATE, IDENTITY)
 """What any index may have saved."""
 ABSENT = "_recfx_absent"
@@ -44,12 +43,6 @@ def state_names(config: ResolvedHashConfig) -> tuple[str, ...]:
 def has_index(saved: Mapping[str, object]) -> bool:
     """Whether anything of an index was saved, by buffer name. Its ``identity`` alone is nothing."""
     return any(saved.get(key) is not None for key in STATE)
-
-
-def identity(config: ResolvedHashConfig, name: str) -> Tensor:
-    """Whose state it is: int64 ``[3]``, a digest of the table's name, the seed and ``dense_rows``."""
-    numbers = [initialization_key(name, 0), config.seed, config.dense_rows]
-    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def allocate(config: ResolvedHashConfig, device: str) -> IndexBuffers:
@@ -107,48 +100,13 @@ def buffers_from_state(config: ResolvedHashConfig, name: str, saved: Mapping[str
         buffers.counts[BATCHES] = _last_batch(buffers, config)
     rebuilt = index_rebuild.rebuild(buffers, config.policy)
     if rebuilt.problem != index_rebuild.NO_PROBLEM:
-        raise _problem_error(rebuilt, saved_rows, buffers, config, name)
+        raise problem_error(rebuilt, saved_rows, buffers, config, name)
     return buffers
 
 
 def _clear(buffers: IndexBuffers) -> None:
     for key in STATE:
         getattr(buffers, key).fill_(-1 if key in ("row_ids", "candidate_ids") else 0)
-
-
-def check_identity(config: ResolvedHashConfig, name: str, saved: object) -> None:
-    """Whether a saved ``identity`` is that of this table; None: nobody knows.
-
-    Raises:
-        CheckpointError: ``torn_state``, ``wrong_table``, ``wrong_seed``, ``dense_rows_mismatch``.
-    """
-    if saved is None:
-        return
-    if not isinstance(saved, Tensor) or saved.is_meta or saved.dtype != torch.int64 or saved.shape != (3,):
-        raise _torn(f"{IDENTITY} must be torch.int64 [3] with data.", name)
-    saved_name, saved_seed, saved_dense = saved.tolist()
-    own_name, own_seed, own_dense = identity(config, name).tolist()
-    if saved_name != own_name:
-        raise CheckpointError(
-            f"The saved index is not that of table {name!r}.",
-            reason="wrong_table",
-            module_path=name,
-            what_to_do=f"Load the table's own state. If it was only renamed, leave {IDENTITY} out of the state.",
-        )
-    if saved_seed != own_seed:
-        raise CheckpointError(
-            f"The index was saved with seed {saved_seed}, this one has seed {own_seed}.",
-            reason="wrong_seed",
-            module_path=name,
-            what_to_do=f"Build the table with HashConfig(seed={saved_seed}).",
-        )
-    if saved_dense != own_dense:
-        raise CheckpointError(
-            f"The index was saved with dense_rows={saved_dense}, this one has dense_rows={own_dense}.",
-            reason="dense_rows_mismatch",
-            module_path=name,
-            what_to_do=f"Build the table with HashConfig(dense_rows={saved_dense}).",
-        )
 
 
 def _checked_tensors(config: ResolvedHashConfig, name: str, saved: Mapping[str, object]) -> dict[str, Tensor]:
@@ -158,7 +116,7 @@ def _checked_tensors(config: ResolvedHashConfig, name: str, saved: Mapping[str, 
     for key in STATE:
         value = saved.get(key)
         if value is None and key in needed:
-            raise _torn(f"{key} is missing, while other parts of the index are there.", name)
+            raise torn(f"{key} is missing, while other parts of the index are there.", name)
         if value is None or key not in state_names(config):
             continue
         dtype = _DTYPES.get(key, torch.int64)
@@ -166,14 +124,14 @@ def _checked_tensors(config: ResolvedHashConfig, name: str, saved: Mapping[str, 
             found = type(value).__name__
             if isinstance(value, Tensor):
                 found = f"{value.dtype} {list(value.shape)} on {value.device}"
-            raise _torn(f"{key} must be {dtype} [rows] with data, got {found}.", name)
+            raise torn(f"{key} must be {dtype} [rows] with data, got {found}.", name)
         tensors[key] = value.detach().cpu()
     rows = tensors["row_ids"].numel()
     for key, tensor in tensors.items():
         if key == "counts" and tensor.numel() != len(COUNTERS):
-            raise _torn(f"counts must have {len(COUNTERS)} numbers, got {tensor.numel()}.", name)
+            raise torn(f"counts must have {len(COUNTERS)} numbers, got {tensor.numel()}.", name)
         if key != "counts" and tensor.numel() != rows:
-            raise _torn(f"row_ids has {rows} rows and {key} {tensor.numel()}.", name)
+            raise torn(f"row_ids has {rows} rows and {key} {tensor.numel()}.", name)
     if "counts" in tensors:
         _check_counts(tensors["counts"].tolist(), name)
     return tensors
@@ -182,9 +140,9 @@ def _checked_tensors(config: ResolvedHashConfig, name: str, saved: Mapping[str, 
 def _check_counts(counts: list[int], name: str) -> None:
     for counter, count in zip(COUNTERS, counts, strict=True):
         if count < 0:
-            raise _torn(f"counts says {count} {counter}, which cannot be.", name)
+            raise torn(f"counts says {count} {counter}, which cannot be.", name)
     if counts[BATCHES] >= 1 << BATCH_BITS:
-        raise _torn(f"counts says {counts[BATCHES]} batches, more than an index can count.", name)
+        raise torn(f"counts says {counts[BATCHES]} batches, more than an index can count.", name)
 
 
 def _adapt_scores(buffers: IndexBuffers, config: ResolvedHashConfig, name: str) -> None:
@@ -197,7 +155,7 @@ def _adapt_scores(buffers: IndexBuffers, config: ResolvedHashConfig, name: str) 
         wrong = torch.nonzero(taken & (counted > 0)).squeeze(1)
         if 0 < wrong.numel() < int(taken.sum()):  # all: they are scores of the other rule
             row = int(wrong[0])
-            raise _torn(f"Row {row} has the score {int(scores[row])}, of a batch that has not been.", name)
+            raise torn(f"Row {row} has the score {int(scores[row])}, of a batch that has not been.", name)
     if config.evict == "lfu":
         scores.copy_(torch.where(taken & (counted == 0), scores + (1 << BATCH_BITS), scores))
     else:
@@ -213,52 +171,3 @@ def _last_batch(buffers: IndexBuffers, config: ResolvedHashConfig) -> int:
     if config.admits:
         batch = max(batch, int(buffers.candidate_order.max()) >> NEW_ID_BITS)
     return batch
-
-
-def _torn(message: str, name: str) -> CheckpointError:
-    return CheckpointError(
-        message, reason="torn_state", module_path=name, what_to_do="The saved state is damaged: use another one."
-    )
-
-
-def _problem_error(
-    rebuilt: Rebuilt, saved_rows: int, buffers: IndexBuffers, config: ResolvedHashConfig, name: str
-) -> CheckpointError:
-    problem, row = rebuilt.problem, rebuilt.row
-    ids, states = buffers.row_ids, buffers.row_state
-    what = "row"
-    if rebuilt.is_candidate:
-        ids, states, what = buffers.candidate_ids, buffers.candidate_counts, "the place of a candidate"
-    id_, state = int(ids[row]), int(states[row])
-    if problem == index_rebuild.UNKNOWN_STATE:
-        return _torn(
-            f"Row {row} has the {'count' if rebuilt.is_candidate else 'state'} {state}, which cannot be.", name
-        )
-    if problem == index_rebuild.BAD_SCORE:
-        scores = buffers.candidate_order if rebuilt.is_candidate else buffers.row_scores
-        return _torn(f"{what.capitalize()} {row} has the score {int(scores[row])}, of a batch that has not been.", name)
-    if problem == index_rebuild.DUPLICATE_ID:
-        return CheckpointError(
-            f"Id {id_} has {what} {row} and a row before it.",
-            reason="duplicate_id",
-            module_path=name,
-            what_to_do="The saved state is damaged: use another one.",
-        )
-    if problem in (index_rebuild.DENSE_ROW, index_rebuild.DENSE_ID):
-        message = f"Row {row} belongs to id {id_}, but rows and ids below {config.dense_rows} are not the index's here."
-        advice = "Load with the dense_rows that the state was saved with."
-        return CheckpointError(message, reason="dense_id", module_path=name, what_to_do=advice)
-    if saved_rows < config.rows:
-        return CheckpointError(
-            f"The saved index has {saved_rows} rows, this one {config.rows}: bucket borders differ, and id {id_} in "
-            f"row {row} would be in another bucket's rows.",
-            reason="rows_mismatch",
-            module_path=name,
-            what_to_do=f"Build the table with {saved_rows} rows, or with buckets=1.",
-        )
-    return CheckpointError(
-        f"Id {id_} in row {row} is not in its bucket.",
-        reason="wrong_bucket",
-        module_path=name,
-        what_to_do="Load with the seed, buckets and dense_rows that the state was saved with.",
-    )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from recfx.hashing import state
 from recfx.hashing.config import ResolvedHashConfig
+from recfx.hashing.identity import IDENTITY, identity
 from recfx.kernels.index_buffers import TAKEN, IndexBuffers
 
 EVAL_COUNTERS = ("ids_seen", "unseen_answers")
@@ -49,7 +50,7 @@ class IndexStorage(nn.Module):
         saved = state.state_names(config)
         for key, tensor in buffers._asdict().items():
             self.register_buffer(key, tensor, persistent=key in saved)
-        self.register_buffer(state.IDENTITY, state.identity(config, name).to(buffers.slots.device))
+        self.register_buffer(IDENTITY, identity(config, name).to(buffers.slots.device))
         self.register_buffer("eval_counts", self._zero_eval_counts(), persistent=False)
         self._note_versions()
 
@@ -136,7 +137,7 @@ class IndexStorage(nn.Module):
     def _replace(self, buffers: IndexBuffers) -> None:
         for key, tensor in buffers._asdict().items():
             self._buffers[key] = tensor
-        self._buffers[state.IDENTITY] = state.identity(self.config, self.name).to(buffers.slots.device)
+        self._buffers[IDENTITY] = identity(self.config, self.name).to(buffers.slots.device)
         self._buffers["eval_counts"] = self._zero_eval_counts()
         self._note_versions()
 
@@ -145,7 +146,7 @@ class IndexStorage(nn.Module):
         for key, tensor in buffers._asdict().items():
             if key != "lock":
                 getattr(self, key).copy_(tensor)
-        self.identity.copy_(state.identity(self.config, self.name))
+        self.identity.copy_(identity(self.config, self.name))
         self.eval_counts.zero_()
         self._note_versions()
 

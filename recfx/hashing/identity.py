@@ -1,0 +1,54 @@
+"""Whose saved index it is: what tells one table's from another's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recfx.errors import CheckpointError
+from recfx.hashing.config import ResolvedHashConfig
+from recfx.hashing.state_errors import torn
+from recfx.kernels.row_initialization import initialization_key
+
+IDENTITY = "identity"
+
+
+def identity(config: ResolvedHashConfig, name: str) -> Tensor:
+    """Whose state it is: int64 ``[3]``, a digest of the table's name, the seed and ``dense_rows``."""
+    numbers = [initialization_key(name, 0), config.seed, config.dense_rows]
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+
+def check_identity(config: ResolvedHashConfig, name: str, saved: object) -> None:
+    """Whether a saved ``identity`` is that of this table; None: nobody knows.
+
+    Raises:
+        CheckpointError: ``torn_state``, ``wrong_table``, ``wrong_seed``, ``dense_rows_mismatch``.
+    """
+    if saved is None:
+        return
+    if not isinstance(saved, Tensor) or saved.is_meta or saved.dtype != torch.int64 or saved.shape != (3,):
+        raise torn(f"{IDENTITY} must be torch.int64 [3] with data.", name)
+    saved_name, saved_seed, saved_dense = saved.tolist()
+    own_name, own_seed, own_dense = identity(config, name).tolist()
+    if saved_name != own_name:
+        raise CheckpointError(
+            f"The saved index is not that of table {name!r}.",
+            reason="wrong_table",
+            module_path=name,
+            what_to_do=f"Load the table's own state. If it was only renamed, leave {IDENTITY} out of the state.",
+        )
+    if saved_seed != own_seed:
+        raise CheckpointError(
+            f"The index was saved with seed {saved_seed}, this one has seed {own_seed}.",
+            reason="wrong_seed",
+            module_path=name,
+            what_to_do=f"Build the table with HashConfig(seed={saved_seed}).",
+        )
+    if saved_dense != own_dense:
+        raise CheckpointError(
+            f"The index was saved with dense_rows={saved_dense}, this one has dense_rows={own_dense}.",
+            reason="dense_rows_mismatch",
+            module_path=name,
+            what_to_do=f"Build the table with HashConfig(dense_rows={saved_dense}).",
+        )
