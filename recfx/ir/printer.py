@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from torch import fx
 
 from recfx.ir.meta import node_meta
@@ -36,6 +38,8 @@ def _format_node(node: fx.Node) -> str:
     )
     if node.op == "get_attr":
         return f"{node.name} = {node.target}"
+    if node.target is operator.getitem:
+        return f"{node.name} = {_format_argument(node.args[0])}[{_format_argument(node.args[1])}]"
     meta = node_meta(node)
     target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     called = meta.kind if meta is not None else f"{node.op}[{target}]"

@@ -24,6 +24,10 @@ class TableSpec:
         weight_init_min: lower end of a new row's uniform initial weights.
         weight_init_max: upper end.
         custom_init_fn: the table brings its own ``init_fn``; new rows keep what it filled in.
+        shard_of: name of the table that this is a shard of; ``""`` for a whole table. ``name`` tells shards on one rank
+            apart, ``num_embeddings`` and ``embedding_dim`` are the shard's, ``hashing`` is the table's.
+        first_row: of the table, in a shard.
+        first_column: of the table, in a shard.
     """
 
     name: str
@@ -36,6 +40,14 @@ class TableSpec:
     weight_init_min: float
     weight_init_max: float
     custom_init_fn: bool = False
+    shard_of: str = ""
+    first_row: int = 0
+    first_column: int = 0
+
+    @property
+    def table_name(self) -> str:
+        """Name of the table, also for a shard."""
+        return self.shard_of or self.name
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableSpec:
         return self  # frozen: copies of a model share it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from torch import fx, nn
 
 from recfx.ir.meta import node_meta
@@ -14,7 +16,7 @@ _FED_BY: dict[str, set[str]] = {
     "input_dist_wait": {"input_dist_start"},
     "hash_ids": {"select_features", "input_dist_wait"},
     "lookup": {"select_features", "input_dist_wait", "hash_ids"},
-    "output_dist_start": {"lookup"},
+    "output_dist_start": {"lookup", "input_dist_wait", "output_dist_wait"},
     "output_dist_wait": {"output_dist_start"},
     "mean_divide": {"lookup", "output_dist_wait", "select_features", "input_dist_wait"},
     "keyed_tensor": {"lookup", "output_dist_wait", "mean_divide"},
@@ -55,10 +57,17 @@ def verify_graph(graph_module: fx.GraphModule, after: str) -> None:
         if not node.users:
             fail(node, f"nothing uses this {meta.kind}")
         for source in node.all_input_nodes:
-            source_meta = node_meta(source)
+            source_meta = node_meta(_owner(source))
             if source_meta is not None and source_meta.kind not in _FED_BY.get(meta.kind, {source_meta.kind}):
                 fail(node, f"a {meta.kind} cannot be fed by {source.name}, a {source_meta.kind}")
     _check_tables(graph_module, after)
+
+
+def _owner(value: fx.Node) -> fx.Node:
+    """The node that gives ``value``, where that is one of several."""
+    while value.target is operator.getitem:
+        value = value.all_input_nodes[0]
+    return value
 
 
 def _check_module_exists(graph_module: fx.GraphModule, node: fx.Node, fail: object) -> None:

@@ -1,10 +1,25 @@
 """The modules that the nodes of the graph call, one file a word of the vocabulary."""
 
+from recfx.nodes.bucketize import Bucketize
 from recfx.nodes.hash_ids import HashIds
+from recfx.nodes.input_dist import InputDistStart, InputDistWait
 from recfx.nodes.keyed_tensor import AssembleKeyedTensor
 from recfx.nodes.lookup import Lookup
 from recfx.nodes.mean_divide import MeanDivide
+from recfx.nodes.output_dist import OutputDistStart, OutputDistWait
 from recfx.nodes.select_features import SelectFeatures
 from recfx.nodes.table_store import TableStore
 
-__all__ = ["AssembleKeyedTensor", "HashIds", "Lookup", "MeanDivide", "SelectFeatures", "TableStore"]
+__all__ = [
+    "AssembleKeyedTensor",
+    "Bucketize",
+    "HashIds",
+    "InputDistStart",
+    "InputDistWait",
+    "Lookup",
+    "MeanDivide",
+    "OutputDistStart",
+    "OutputDistWait",
+    "SelectFeatures",
+    "TableStore",
+]

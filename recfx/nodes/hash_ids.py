@@ -45,18 +45,25 @@ class HashIds(NodeModule):
         tables: every table of the collection, in the KJT's order.
         hashed: names of those whose ids go through an index; the others pass.
         store: where the indexes and weights are.
+        sharded: the ids come from ``input_dist``: no other rank gives rows of these shards, or all give the same.
 
     Attributes:
         inside_lookup: the lookup behind it finds rows itself: hand raw ids over where that can be done.
     """
 
     def __init__(
-        self, collection: str, tables: tuple[TableSpec, ...], hashed: tuple[str, ...], store: TableStore
+        self,
+        collection: str,
+        tables: tuple[TableSpec, ...],
+        hashed: tuple[str, ...],
+        store: TableStore,
+        sharded: bool = False,
     ) -> None:
         super().__init__()
         self.collection = collection
         self.tables = tables
         self._store = store
+        self._sharded = sharded
         self.hashed = hashed
         self.inside_lookup = False
         self._new_rows = NewRows(store)
@@ -86,7 +93,8 @@ class HashIds(NodeModule):
                 runs again; ``init_fn_failed``, where a table's own ``init_fn`` cannot fill rows again.
         """
         if self.training:
-            refuse_replicas(self.collection, self.hashed)
+            if not self._sharded:
+                refuse_replicas(self.collection, self.hashed)
             check_fused(self.collection, self._evicting, self._store)
         if features.values().is_meta:
             return features

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.ir.columns import Columns
 from recfx.ir.tables import TableSpec
 from recfx.nodes.base import NodeModule
 
@@ -15,30 +16,37 @@ class MeanDivide(NodeModule):
     The length is the bag's length before hashing: an id without a row still counts (design, section 4).
 
     Args:
-        tables: the lookup's tables, in its column order.
+        tables: the tables whose columns these are.
         divided: names of those that are MEAN.
         features: output keys of the whole collection, in the order of the KJT's keys.
+        columns: of the input, in order.
     """
 
-    def __init__(self, tables: tuple[TableSpec, ...], divided: tuple[str, ...], features: tuple[str, ...]) -> None:
+    def __init__(
+        self, tables: tuple[TableSpec, ...], divided: tuple[str, ...], features: tuple[str, ...], columns: list[Columns]
+    ) -> None:
         super().__init__()
         self.tables = tables
         self.divided = divided
         self.features = features
-        self._columns: list[tuple[int, int]] = []  # (embedding dim, position in the KJT or -1 where not divided)
-        for table in tables:
-            for name in table.embedding_names:
-                position = features.index(name) if table.name in divided else -1
-                self._columns.append((table.embedding_dim, position))
+        keys = {name for table in tables if table.name in divided for name in table.embedding_names}
+        self._widths: list[int] = []
+        self._positions: list[int] = []  # in the KJT, -1 where not divided
+        for each in columns:
+            position = features.index(each.key) if each.key in keys else -1
+            if position < 0 and self._positions and self._positions[-1] < 0:
+                self._widths[-1] += each.dim
+            else:
+                self._widths.append(each.dim)
+                self._positions.append(position)
 
     def forward(self, pooled: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
         """``pooled``: ``[B, sum D]``; ``features``: the ids as selected, before hashing. Returns ``[B, sum D]``."""
         batch_size = features.stride()
         lengths = features.lengths().view(len(self.features), batch_size)
         divisors = lengths.clamp(min=1).to(pooled.dtype)
-        parts = []
-        for part, (_, position) in zip(
-            pooled.split([dim for dim, _ in self._columns], dim=1), self._columns, strict=True
-        ):
-            parts.append(part if position < 0 else part / divisors[position].unsqueeze(1))
-        return torch.cat(parts, dim=1)
+        parts = [
+            part if position < 0 else part / divisors[position].unsqueeze(1)
+            for part, position in zip(pooled.split(self._widths, dim=1), self._positions, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

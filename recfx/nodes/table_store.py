@@ -36,6 +36,13 @@ class TableStore:
         self.optimizers = optimizers
         self.init_fns = init_fns
 
+    @property
+    def device(self) -> torch.device:
+        """Of the tables; the CPU where there are none."""
+        weights = [bag._parameters["weight"] for bag in self.bags._modules.values() if bag is not None]
+        found = weights[0] if weights else None
+        return torch.device("cpu") if found is None else found.device
+
     def weight(self, table: str) -> nn.Parameter:
         """The table's ``[rows, dim]`` parameter."""
         # Read through the module each time: `to_empty` and parametrizations replace the object.

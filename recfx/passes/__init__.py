@@ -6,20 +6,28 @@ from recfx.passes.base import Pass, PassRecord, PassResult, run_passes
 from recfx.passes.batch_lookups import BatchLookups
 from recfx.passes.elide_hash import ElideHash
 from recfx.passes.expand_collection import ExpandCollection
+from recfx.passes.insert_dist import InsertDist
 from recfx.passes.insert_hash import InsertHash
 from recfx.passes.lower import Lower
+from recfx.sharding.dist_groups import DistGroups
+from recfx.sharding.shards import CollectionSharding
 
 
-def passes(backend: str = "auto") -> tuple[Pass, ...]:
+def passes(
+    backend: str = "auto", sharding: CollectionSharding | None = None, groups: DistGroups | None = None
+) -> tuple[Pass, ...]:
     """The whole pipeline of one collection, in the order in which it runs.
 
     Args:
         backend: kernel target of the lookups; ``"auto"`` takes the first that can serve each.
+        sharding: of the collection; None where all of it is on one rank.
+        groups: the process groups of a sharded collection.
     """
     return (
         ExpandCollection(),
         InsertHash(),
         ElideHash(),
+        InsertDist(sharding, groups),
         BatchLookups(),
         Lower(backend=backend),
     )

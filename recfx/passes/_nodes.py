@@ -72,6 +72,23 @@ def remove_node(graph_module: fx.GraphModule, node: fx.Node) -> None:
     graph_module.delete_submodule(str(node.target))
 
 
+def renumber(graph_module: fx.GraphModule, kinds: tuple[str, ...]) -> None:
+    """Number the nodes of these kinds from the start again: the names of nodes that were replaced are free now."""
+    for kind in kinds:
+        nodes = nodes_of_kind(graph_module, kind)
+        modules = [graph_module.get_submodule(str(node.target)) for node in nodes]
+        for node in nodes:
+            graph_module.delete_submodule(str(node.target))
+        for number, (node, module) in enumerate(zip(nodes, modules, strict=True)):
+            meta = node_meta(node)
+            assert meta is not None
+            assert isinstance(module, NodeModule)
+            node.target = kind if number == 0 else f"{kind}_{number}"
+            graph_module.add_submodule(node.target, module)
+            node.name = module.label = node_name(meta.collection, node.target)
+        graph_module.meta["recfx_numbers"][kind] = len(nodes) - 1
+
+
 def _size(kind: str, tables: tuple[TableSpec, ...]) -> tuple[tuple[sympy.Expr, ...], torch.dtype, int]:
     if kind in ("select_features", "hash_ids"):
         ids = BATCH * sympy.Add(*(mean_length(feature) for table in tables for feature in table.feature_names))
@@ -84,4 +101,4 @@ def _device(like: UnexpandedCollection | NodeMeta) -> str:
         return like.device
     if not like.tables:
         return ""
-    return like.store.weight(like.tables[0].name).device.type
+    return like.store.device.type

@@ -7,40 +7,46 @@ as well; ``keyed_tensor`` puts the columns back into the standard order where a 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
-from recfx.ir.meta import node_meta
-from recfx.ir.tables import TableSpec, embedding_dims, embedding_names
-from recfx.nodes import AssembleKeyedTensor, Lookup, MeanDivide
-from recfx.nodes.base import NodeModule
-from recfx.passes._nodes import add_node, node_name, nodes_of_kind, remove_node
+from recfx.ir.columns import whole_columns
+from recfx.ir.meta import annotate, node_meta
+from recfx.ir.tables import TableSpec
+from recfx.nodes import AssembleKeyedTensor, Lookup, MeanDivide, OutputDistStart
+from recfx.passes._nodes import add_node, nodes_of_kind, remove_node, renumber
 from recfx.passes.base import PassResult
 
 
 @dataclass(frozen=True)
 class BatchLookups:
-    """Merge the lookups of every ``keyed_tensor`` by what a kernel call needs equal."""
+    """Merge the lookups that end in one ``keyed_tensor`` or one ``output_dist_start``."""
 
     name: str = "batch_lookups"
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Rewrite in place."""
         modified = False
-        for output in nodes_of_kind(graph_module, "keyed_tensor"):
-            groups: dict[Hashable, list[fx.Node]] = {}
-            for pooled in output.all_input_nodes:
-                groups.setdefault(_group_key(_lookup(graph_module, pooled)), []).append(pooled)
-            if len(groups) < len(output.all_input_nodes):
-                self._merge(graph_module, output, list(groups.values()))
-                modified = True
+        for kind in ("output_dist_start", "keyed_tensor"):
+            for output in nodes_of_kind(graph_module, kind):
+                groups: dict[Hashable, list[fx.Node]] = {}
+                inputs = [node for node in output.all_input_nodes if _is_pooled(graph_module, node)]
+                for pooled in inputs:
+                    groups.setdefault(_group_key(_lookup(graph_module, pooled)), []).append(pooled)
+                if len(groups) < len(inputs):
+                    self._merge(graph_module, output, inputs, list(groups.values()))
+                    modified = True
+        if modified:
+            renumber(graph_module, ("lookup", "mean_divide"))
         return PassResult(graph_module, modified)
 
-    def _merge(self, graph_module: fx.GraphModule, output: fx.Node, groups: list[list[fx.Node]]) -> None:
-        old_inputs = list(output.all_input_nodes)
-        meta = node_meta(output)
+    def _merge(
+        self, graph_module: fx.GraphModule, output: fx.Node, inputs: list[fx.Node], groups: list[list[fx.Node]]
+    ) -> None:
+        meta, module = node_meta(output), graph_module.get_submodule(str(output.target))
         assert meta is not None
+        assert isinstance(module, (AssembleKeyedTensor, OutputDistStart))
         merged, parts = [], []
         with graph_module.graph.inserting_before(output):
             for group in groups:
@@ -48,22 +54,20 @@ class BatchLookups:
                 tables = tuple(table for member in members for table in member.tables)
                 rows = _lookup_node(graph_module, group[0]).all_input_nodes[0]
                 first = members[0]
-                module = Lookup(first.collection, tables, first.pooling, first.features, first.is_weighted, first.store)
-                pooled = add_node(graph_module, "lookup", module, (rows,), meta, tables, self.name)
+                lookup = Lookup(first.collection, tables, first.pooling, first.features, first.is_weighted, first.store)
+                pooled = add_node(graph_module, "lookup", lookup, (rows,), meta, tables, self.name)
                 merged.append(self._merge_divisions(graph_module, group, pooled, tables, first.features))
-                parts.append(embedding_names(tables))
-            every_table = {table.name: table for old in old_inputs for table in _lookup(graph_module, old).tables}
-            ordered = tuple(every_table[name] for name in meta.tables)
-            assemble = AssembleKeyedTensor(embedding_names(ordered), embedding_dims(ordered), parts)
-            replacement = add_node(graph_module, "keyed_tensor", assemble, tuple(merged), meta, ordered, self.name)
-        output.replace_all_uses_with(replacement)
-        remove_node(graph_module, output)
-        for old in old_inputs:
-            lookup = _lookup_node(graph_module, old)
+                parts.append(whole_columns(tables))
+        joined = module.with_parts(parts)
+        joined.label = module.label
+        graph_module.add_submodule(str(output.target), joined)
+        output.args = (*merged, *(node for node in output.all_input_nodes if node not in inputs))
+        annotate(output, replace(meta, made_by=self.name))
+        for old in inputs:
+            lookup_node = _lookup_node(graph_module, old)
             remove_node(graph_module, old)
-            if lookup is not old:
-                remove_node(graph_module, lookup)
-        _renumber(graph_module)
+            if lookup_node is not old:
+                remove_node(graph_module, lookup_node)
 
     def _merge_divisions(
         self,
@@ -84,8 +88,15 @@ class BatchLookups:
             return pooled
         meta = node_meta(pooled)
         assert meta is not None
-        module = MeanDivide(tables, tuple(divided), features)
+        module = MeanDivide(tables, tuple(divided), features, whole_columns(tables))
         return add_node(graph_module, "mean_divide", module, (pooled, lengths), meta, tables, self.name)
+
+
+def _is_pooled(graph_module: fx.GraphModule, node: fx.Node) -> bool:
+    meta = node_meta(node)
+    if meta is not None and meta.kind == "mean_divide":
+        return _is_pooled(graph_module, node.all_input_nodes[0])
+    return meta is not None and meta.kind == "lookup"
 
 
 def _lookup_node(graph_module: fx.GraphModule, pooled: fx.Node) -> fx.Node:
@@ -104,20 +115,3 @@ def _group_key(lookup: Lookup) -> Hashable:
     weight, optimizer = lookup.store.weight(table.name), lookup.store.optimizers.get(table.name)
     settings = None if optimizer is None else optimizer.settings()
     return weight.dtype, weight.device, lookup.pooling, settings
-
-
-def _renumber(graph_module: fx.GraphModule) -> None:
-    """Number the merged nodes from the start again: the names that they replaced are free now."""
-    for kind in ("lookup", "mean_divide", "keyed_tensor"):
-        nodes = nodes_of_kind(graph_module, kind)
-        modules = [graph_module.get_submodule(str(node.target)) for node in nodes]
-        for node in nodes:
-            graph_module.delete_submodule(str(node.target))
-        for number, (node, module) in enumerate(zip(nodes, modules, strict=True)):
-            meta = node_meta(node)
-            assert meta is not None
-            assert isinstance(module, NodeModule)
-            node.target = kind if number == 0 else f"{kind}_{number}"
-            graph_module.add_submodule(node.target, module)
-            node.name = module.label = node_name(meta.collection, node.target)
-        graph_module.meta["recfx_numbers"][kind] = len(nodes) - 1

@@ -1,0 +1,29 @@
+"""``bucketize``: row-wise routing, each id to the rank that owns its row or its bucket of rows."""
+
+from __future__ import annotations
+
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.kernels.bucketize import Routes, bucketize
+from recfx.nodes.base import NodeModule
+
+
+class Bucketize(NodeModule):
+    """Copy each feature to the ranks of its shards; where rows are cut, each id to one of them.
+
+    Args:
+        routes: by key that leaves, rank after rank: see ``recfx.kernels.bucketize``.
+        keys: their names.
+    """
+
+    def __init__(self, routes: Routes, keys: list[str]) -> None:
+        super().__init__()
+        self.routes = routes
+        self.keys = keys
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """``features``: as selected. Gives rows of the shard where a table has no index, else raw ids."""
+        values, lengths, weights = bucketize(
+            features.values(), features.lengths(), features.stride(), self.routes, features.weights_or_none()
+        )
+        return KeyedJaggedTensor(self.keys, values, weights, lengths=lengths, stride=features.stride())

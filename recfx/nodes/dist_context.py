@@ -1,0 +1,15 @@
+"""What ``output_dist`` must know of ``input_dist``: a value on an edge of the graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
+
+
+@dataclass
+class DistContext(EmbeddingShardingContext):
+    """Of one collection and one batch. ``batch_size_per_rank`` is known once ids have arrived.
+
+    TorchRec's pipelines, which wait for the ids themselves, fill it in as ``input_dist_wait`` does.
+    """

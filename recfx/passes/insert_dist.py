@@ -1,0 +1,229 @@
+"""insert_dist: explicit communication, as the sharding plan says.
+
+Between ``select_features`` and the lookups: ids to the ranks of the shards that they read (``bucketize`` where rows are
+cut, ``input_dist_start``, ``input_dist_wait``), and hashing where the shards' indexes are. Behind the lookups, which are
+those of this rank's shards now: pooled rows back to the ranks of the samples (``output_dist_start``,
+``output_dist_wait``), once a way in which they travel. Lookups pool sums; ``mean_divide`` comes last, by the lengths of
+this rank's own batch. What an ``output_dist`` must know of the ``input_dist`` goes along an edge, the dist context.
+
+All ranks make the same collectives in the same order, also those that own no shard of some tables.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+from torch import fx
+
+from recfx.ir.columns import Columns, total_dim
+from recfx.ir.meta import NodeMeta, node_meta
+from recfx.ir.tables import TableSpec, embedding_dims, embedding_names
+from recfx.kernels.bucketize import Routes
+from recfx.nodes import (
+    AssembleKeyedTensor,
+    Bucketize,
+    HashIds,
+    InputDistStart,
+    InputDistWait,
+    Lookup,
+    MeanDivide,
+    OutputDistStart,
+    OutputDistWait,
+    SelectFeatures,
+)
+from recfx.nodes.base import NodeModule
+from recfx.nodes.output_dist import AllToAll, CrossHost, OwnBatch, ReduceScatter
+from recfx.passes._nodes import add_node, node_name, nodes_of_kind, remove_node, renumber
+from recfx.passes.base import PassResult
+from recfx.sharding.dist_groups import DistGroups
+from recfx.sharding.shards import GROUPS, ROW_WISE, TABLE_ROW_WISE, TABLE_WISE, CollectionSharding, Shard
+
+
+@dataclass(frozen=True)
+class InsertDist:
+    """Insert communication.
+
+    Args:
+        sharding: of the collection; None: it is not sharded, and the pass does nothing.
+        groups: the process groups to communicate in.
+    """
+
+    sharding: CollectionSharding | None = None
+    groups: DistGroups | None = None
+    name: str = "insert_dist"
+
+    def call(self, graph_module: fx.GraphModule) -> PassResult:
+        """Rewrite in place."""
+        if self.sharding is None or self.groups is None:
+            return PassResult(graph_module, modified=False)
+        for output in nodes_of_kind(graph_module, "keyed_tensor"):
+            _Rewrite(graph_module, output, self.sharding, self.groups, self.name).run()
+        return PassResult(graph_module, modified=True)
+
+
+class _Rewrite:
+    """Replaces everything between the ``select_features`` and the ``keyed_tensor`` of one collection."""
+
+    def __init__(
+        self,
+        graph_module: fx.GraphModule,
+        output: fx.Node,
+        sharding: CollectionSharding,
+        groups: DistGroups,
+        name: str,
+    ) -> None:
+        self.graph_module, self.output = graph_module, output
+        self.sharding, self.groups, self.name = sharding, groups, name
+        (self.select,) = nodes_of_kind(graph_module, "select_features")
+        meta = node_meta(self.select)
+        assert meta is not None
+        self.meta: NodeMeta = meta
+        selected = graph_module.get_submodule(str(self.select.target))
+        lookup = graph_module.get_submodule(str(nodes_of_kind(graph_module, "lookup")[0].target))
+        assert isinstance(selected, SelectFeatures)
+        assert isinstance(lookup, Lookup)
+        self.selected, self.store = selected, lookup.store
+        self.keys = selected.keys
+        self.local = tuple(shard.spec for shard in sharding.local())
+
+    def run(self) -> None:
+        old = _between(self.graph_module, self.select, self.output)
+        with self.graph_module.graph.inserting_before(self.output):
+            rows, context = self.distribute_ids()
+            rows = self.hash_ids(rows)
+            started = [self.look_up(group, rows, context) for group in GROUPS if self.sharding.of_group(group)]
+            pooled, parts = [], []
+            for group, node in zip((g for g in GROUPS if self.sharding.of_group(g)), started, strict=True):
+                arrived, columns = self.collect(group, node, context)
+                pooled.append(arrived)
+                parts.append(columns)
+            tables = self.selected.tables
+            assemble = AssembleKeyedTensor(self.keys, embedding_dims(tables), parts)
+            keyed = self.add("keyed_tensor", assemble, tuple(pooled), tables)
+        self.output.replace_all_uses_with(keyed)
+        for node in [self.output, *old]:
+            remove_node(self.graph_module, node)
+        renumber(self.graph_module, ("hash_ids", "lookup", "mean_divide", "keyed_tensor"))
+
+    # Ids
+
+    def distribute_ids(self) -> tuple[fx.Node, fx.Node]:
+        by_rank = [self.sharding.on_rank(rank) for rank in range(self.sharding.world_size)]
+        shards = [shard for each in by_rank for shard in each]
+        arriving = [name for shard in shards for name in shard.spec.embedding_names]
+        sources = [self.keys.index(name) for shard in shards for name in shard.table.embedding_names]
+        splits = [sum(len(shard.table.embedding_names) for shard in each) for each in by_rank]
+        source: fx.Node = self.select
+        positions: list[int] | None = sources
+        if any(shard.piece >= 0 for shard in shards):
+            pieces = [shard.piece for shard in shards for _ in shard.table.embedding_names]
+            module = Bucketize(self.routes(sources, pieces), arriving)
+            source, positions = self.add("bucketize", module, (self.select,), self.selected.tables), None
+        start = InputDistStart(self.groups.ids, splits, positions, arriving)
+        started = self.add("input_dist_start", start, (source,), self.selected.tables)
+        pair = self.item(started, 0, "ids_in_flight"), self.item(started, 1, "dist_context_in_flight")
+        arrived = self.add("input_dist_wait", InputDistWait(), pair, self.local)
+        return self.item(arrived, 0, "ids"), self.item(arrived, 1, "dist_context")
+
+    def routes(self, sources: list[int], pieces: list[int]) -> Routes:
+        cut = [table for table in self.sharding.tables for _ in table.table.embedding_names]
+        indexed = [each.table.hashing if each.table.has_index else None for each in cut]
+        return Routes(
+            row_borders=[each.row_borders() for each in cut],
+            rows=[each.table.num_embeddings for each in cut],
+            dense_rows=[0 if config is None else config.dense_rows for config in indexed],
+            buckets=[0 if config is None else config.buckets for config in indexed],
+            seeds=[0 if config is None else config.seed for config in indexed],
+            sources=sources,
+            pieces=pieces,
+        )
+
+    def hash_ids(self, rows: fx.Node) -> fx.Node:
+        hashed = tuple(table.name for table in self.local if table.has_index)
+        if not hashed:
+            return rows
+        module = HashIds(self.selected.collection, self.local, hashed, self.store, sharded=True)
+        return self.add("hash_ids", module, (rows,), self.local)
+
+    # Pooled rows
+
+    def look_up(self, group: str, rows: fx.Node, context: fx.Node) -> fx.Node:
+        """The lookups of a group's shards, and what sends their rows off."""
+        keys = tuple(embedding_names(self.local))
+        lookups, parts = [], []
+        local = self.sharding.local((group,))
+        for shard in local:
+            module = Lookup(self.selected.collection, (shard.spec,), "SUM", keys, self.selected.is_weighted, self.store)
+            lookups.append(self.add("lookup", module, (rows,), (shard.spec,)))
+            parts.append(_columns_of([shard]))
+        start = self.output_dist_start(group, parts)
+        return self.add("output_dist_start", start, (*lookups, context), self.sharding.of_group(group))
+
+    def output_dist_start(self, group: str, parts: list[list[Columns]]) -> OutputDistStart:
+        sharding, groups = self.sharding, self.groups
+        if group == TABLE_WISE:
+            sent = [_columns_of(sharding.on_rank(rank, (group,))) for rank in range(sharding.world_size)]
+            return AllToAll(groups.pooled, sent[sharding.rank], parts, [total_dim(columns) for columns in sent])
+        if group == ROW_WISE:
+            return ReduceScatter(groups.pooled, self.everywhere(group), parts)
+        if group == TABLE_ROW_WISE:
+            host, hosts = sharding.rank // sharding.local_size, sharding.world_size // sharding.local_size
+            return ReduceScatter(groups.intra, self.of_host(host), parts, hosts)
+        return OwnBatch(groups.pooled, self.everywhere(group), parts)
+
+    def everywhere(self, group: str) -> list[Columns]:
+        """Columns that every rank has a part of, or all of."""
+        tables = [table for table in self.sharding.tables if table.group == group]
+        return list(dict.fromkeys(column for table in tables for shard in table.shards for column in shard.output_columns))
+
+    def of_host(self, host: int) -> list[Columns]:
+        """Columns whose rows are cut over the ranks of one host."""
+        tables = [table for table in self.sharding.tables if table.group == TABLE_ROW_WISE]
+        shards = [s for table in tables for s in table.shards if s.rank // self.sharding.local_size == host]
+        return list(dict.fromkeys(column for shard in shards for column in shard.output_columns))
+
+    def collect(self, group: str, started: fx.Node, context: fx.Node) -> tuple[fx.Node, list[Columns]]:
+        """The pooled rows of this rank's samples, and which columns these are."""
+        sharding, tables = self.sharding, self.sharding.of_group(group)
+        arrived = self.add("output_dist_wait", OutputDistWait(), (started,), tables)
+        if group == TABLE_WISE:
+            ranks = range(sharding.world_size)
+            columns = [column for rank in ranks for column in _columns_of(sharding.on_rank(rank, (group,)))]
+        elif group == TABLE_ROW_WISE:
+            hosts = [self.of_host(host) for host in range(sharding.world_size // sharding.local_size)]
+            host, local_rank = divmod(sharding.rank, sharding.local_size)
+            dims = [total_dim(columns) for columns in hosts]
+            hop = CrossHost(self.groups.cross, hosts[host], [hosts[host]], dims, local_rank, sharding.local_size)
+            sent = self.add("output_dist_start", hop, (arrived, context), tables)
+            arrived = self.add("output_dist_wait", OutputDistWait(), (sent,), tables)
+            columns = [column for each in hosts for column in each]
+        else:
+            columns = self.everywhere(group)
+        divided = tuple(table.name for table in tables if table.pooling == "MEAN")
+        if divided:
+            divide = MeanDivide(tables, divided, tuple(self.keys), columns)
+            arrived = self.add("mean_divide", divide, (arrived, self.select), tables)
+        return arrived, columns
+
+    # Nodes
+
+    def add(
+        self, kind: str, module: NodeModule, arguments: tuple[fx.Node, ...], tables: tuple[TableSpec, ...]
+    ) -> fx.Node:
+        return add_node(self.graph_module, kind, module, arguments, self.meta, tables, self.name)
+
+    def item(self, pair: fx.Node, number: int, name: str) -> fx.Node:
+        return self.graph_module.graph.create_node(
+            "call_function", operator.getitem, (pair, number), {}, name=node_name(self.meta.collection, name)
+        )
+
+
+def _columns_of(shards: list[Shard]) -> list[Columns]:
+    return [column for shard in shards for column in shard.output_columns]
+
+
+def _between(graph_module: fx.GraphModule, select: fx.Node, output: fx.Node) -> list[fx.Node]:
+    """The nodes after ``select`` that ``output`` is made of, last first."""
+    nodes = list(graph_module.graph.nodes)
+    return nodes[nodes.index(select) + 1 : nodes.index(output)][::-1]

@@ -1,0 +1,1 @@
+"""Sharded collections: explicit communication nodes, built on TorchRec's dist modules."""

@@ -1,0 +1,180 @@
+"""``ShardedHashEmbeddingBagCollection``: a TorchRec ``ShardedModule`` whose communication is a graph of explicit nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.types import Awaitable, LazyAwaitable, ParameterSharding, ShardedModule, ShardingEnv
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.optim.fused import FusedOptimizerModule
+from torchrec.optim.keyed import KeyedOptimizer
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from recfx.collection import HashEmbeddingBagCollection
+from recfx.nodes import InputDistStart
+from recfx.nodes.dist_context import DistContext
+from recfx.passes import PassRecord, passes, run_passes
+from recfx.sharding.context import BatchContext
+from recfx.sharding.cut import cut
+from recfx.sharding.dist_groups import DistGroups
+from recfx.sharding.local_tables import LocalTables, make_local_tables
+from recfx.sharding.optimizer import sharded_optimizer
+from recfx.sharding.plan import read_plan
+from recfx.sharding.shards import CollectionSharding
+from recfx.sharding.state import load_local_state, save_sharded_state
+
+
+class ShardedHashEmbeddingBagCollection(
+    ShardedModule[KJTList, dict[str, Any], KeyedTensor, BatchContext], FusedOptimizerModule
+):
+    """A collection on several ranks.
+
+    Input and output are those of the unsharded collection, for this rank's batch; ``forward`` returns a
+    ``LazyAwaitable[KeyedTensor]`` as TorchRec's do. Keys of the output stand in the unsharded order under every plan.
+    Parameters are ``embedding_bags.<table>.weight``, this rank's shard; ``state_dict`` has ``ShardedTensor``s of all
+    tables on all ranks (plain tensors for data-parallel ones).
+
+    Made by ``recfx.convert(model, plan=...)``, by ``recfx.sharders()``, or by ``shard_collection``.
+
+    Attributes:
+        sharding: which shards are where.
+        tables: the whole tables.
+        graph_module: this rank's graph.
+    """
+
+    def __init__(
+        self,
+        unsharded: HashEmbeddingBagCollection,
+        sharding: CollectionSharding,
+        groups: DistGroups,
+        local: LocalTables,
+    ) -> None:
+        super().__init__()
+        self.collection, self.backend, self.source = unsharded.collection, unsharded.backend, unsharded.source
+        self.requested, self.calls = dict(unsharded.requested), unsharded.calls
+        self._embedding_bag_configs, self._is_weighted = unsharded.embedding_bag_configs(), unsharded.is_weighted()
+        self.tables, self.sharding, self.groups = unsharded.tables, sharding, groups
+        self.not_fused = dict(unsharded.not_fused)
+        self.embedding_bags, self.hash_indexes, self._store = local.bags, local.indexes, local.store
+        self._compile(unsharded.unexpanded_graph())
+        self._register_state_dict_hook(save_sharded_state)
+        self.register_load_state_dict_pre_hook(load_local_state)
+        self.train(unsharded.training)
+
+    def _compile(self, graph_module: fx.GraphModule) -> None:
+        leaf: Any = graph_module.get_submodule("collection")
+        leaf.store = self._store
+        pipeline = passes(self.backend, self.sharding, self.groups)
+        self.pass_records: list[PassRecord] = run_passes(graph_module, pipeline)
+        self.graph_module = graph_module
+        # Segments share the graph's modules, so they are not registered.
+        self.__dict__["_segments"] = cut(graph_module)
+        (self._result,) = self._segments[2].outputs
+        # What TorchRec's pipelines look at.
+        self._input_dists = [module for module in graph_module.modules() if isinstance(module, InputDistStart)]
+        self._has_uninitialized_input_dist = False
+
+    # TorchRec's ShardedModule
+
+    def create_context(self) -> BatchContext:
+        """A new batch's context."""
+        return BatchContext()
+
+    def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:  # type: ignore[override]
+        """Start sending ids: the graph up to ``input_dist_start``."""
+        values = ctx.values
+        values["features"] = features
+        first = self._segments[0]
+        first.run(values)
+        del values["features"]
+        started = [name for name in first.outputs if isinstance(values[name], Awaitable)]
+        ctx.sharding_contexts = [values[name] for name in first.outputs if isinstance(values[name], DistContext)]
+        return KJTListSplitsAwaitable([values.pop(name) for name in started], ctx)
+
+    def compute(self, ctx: BatchContext, dist_input: KJTList) -> dict[str, Any]:
+        """Hash and look up what has arrived, and start sending pooled rows: up to ``output_dist_start``."""
+        values, segment = ctx.values, self._segments[1]
+        arriving = [name for name in segment.inputs if name not in values]
+        values.update(zip(arriving, dist_input, strict=True))
+        segment.run(values)
+        return values
+
+    def output_dist(self, ctx: BatchContext, output: dict[str, Any]) -> LazyAwaitable[KeyedTensor]:
+        """The rest of the graph, run when the result is needed."""
+        return _Result(self._segments[2], output, self._result)
+
+    @property
+    def unsharded_module_type(self) -> type[nn.Module]:
+        """The class that this one takes the place of."""
+        return HashEmbeddingBagCollection
+
+    def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
+        """All parameters: none is for DistributedDataParallel, as replicas are kept equal here."""
+        for name, _ in self.named_parameters(prefix):
+            yield name
+
+    @property
+    def fused_optimizer(self) -> KeyedOptimizer:
+        """State and settings of the fused optimizers, under TorchRec's names and as ``ShardedTensor``s."""
+        return sharded_optimizer(self.sharding, self._store, self.groups.pooled)
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The whole tables' configs, in order."""
+        return self._embedding_bag_configs
+
+    def is_weighted(self) -> bool:
+        """Whether batches carry per-id weights."""
+        return self._is_weighted
+
+
+class _Result(LazyAwaitable[KeyedTensor]):
+    """A segment that runs when its result is asked for."""
+
+    def __init__(self, segment: Any, values: dict[str, Any], result: str) -> None:
+        super().__init__()
+        self._segment, self._values, self._name = segment, values, result
+
+    def _wait_impl(self) -> KeyedTensor:
+        self._segment.run(self._values)
+        keyed: KeyedTensor = self._values[self._name]
+        return keyed
+
+
+def shard_collection(
+    module: HashEmbeddingBagCollection,
+    plan: Mapping[str, ParameterSharding],
+    env: ShardingEnv,
+    device: torch.device | None = None,
+    *,
+    fused_params: Mapping[str, Any] | None = None,
+    host_group: torch.distributed.ProcessGroup | None = None,
+    path: str = "",
+) -> ShardedHashEmbeddingBagCollection:
+    """Shard a converted collection; every rank calls it with the same plan.
+
+    Weights, ids and the state of fused optimizers stay: each rank keeps its shards of what its own ``module`` holds, and
+    replicas of data-parallel tables become those of rank 0. ``module`` itself is not changed.
+
+    Args:
+        module: the collection; tables on meta are allocated on ``device`` and initialised.
+        plan: sharding of each table.
+        env: with a process group.
+        device: of the shards; None: where the tables are (``meta``: the CPU).
+        fused_params: settings of fused optimizers for tables that bring none of their own, as TorchRec's sharders take
+            them.
+        host_group: the process group for ids, where it is not that of ``env``.
+        path: fully qualified name of the collection in the model.
+
+    Raises:
+        ConversionError: as ``read_plan``; ``unsupported_fused_param``, ``no_process_group``.
+    """
+    path = path or module.collection
+    sharding = read_plan(module.tables, plan, env.rank, env.world_size, path)
+    groups = DistGroups.of(env, sharding.local_size, host_group)
+    local = make_local_tables(module, sharding, groups.pooled, device, fused_params)
+    return ShardedHashEmbeddingBagCollection(module, sharding, groups, local)

@@ -1,0 +1,63 @@
+"""The process groups that a sharded collection communicates in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torchrec.distributed.types import ShardingEnv
+
+from recfx.errors import ConversionError
+
+
+@dataclass(frozen=True)
+class DistGroups:
+    """Process groups.
+
+    Args:
+        ids: of all ranks, for ids: gloo where ids are hashed on the host of another device.
+        pooled: of all ranks, for pooled rows.
+        intra: of the ranks of this host, where tables are cut inside a host; else ``pooled``.
+        cross: of this rank's counterparts on all hosts; else ``pooled``.
+    """
+
+    ids: dist.ProcessGroup
+    pooled: dist.ProcessGroup
+    intra: dist.ProcessGroup
+    cross: dist.ProcessGroup
+
+    @classmethod
+    def of(cls, env: ShardingEnv, local_size: int, host_group: dist.ProcessGroup | None = None) -> DistGroups:
+        """The groups of ``env``; makes those of hosts of ``local_size`` ranks where there are any (collective).
+
+        Raises:
+            ConversionError: ``no_process_group``.
+        """
+        group = env.process_group
+        if group is None:
+            raise ConversionError(
+                "the sharding environment has no process group.",
+                reason="no_process_group",
+                what_to_do="call torch.distributed.init_process_group, and pass ShardingEnv.from_process_group(...).",
+            )
+        intra, cross = _host_groups(group, local_size) if local_size > 1 else (group, group)
+        return cls(host_group or group, group, intra, cross)
+
+
+_made: dict[tuple[int, int], tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup]] = {}
+
+
+def _host_groups(group: dist.ProcessGroup, local_size: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Groups of this rank's host, and across hosts; made once, as they hold sockets."""
+    key = id(group), local_size
+    if key not in _made or _made[key][0] is not group:
+        ranks = dist.get_process_group_ranks(group)
+        host, local = divmod(group.rank(), local_size)
+        intra = ranks[host * local_size : (host + 1) * local_size]
+        backend = dist.get_backend(group)
+        made = [
+            dist.new_group(peers, backend=backend, use_local_synchronization=True)
+            for peers in (intra, ranks[local::local_size])
+        ]
+        _made[key] = group, made[0], made[1]
+    return _made[key][1:]

@@ -1,0 +1,285 @@
+"""Collections, plans and batches for sharded tests, and the unsharded model that they are compared with."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+from torchrec.distributed import sharding_plan as stock
+from torchrec.distributed.types import ParameterSharding, ShardingEnv
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+import recfx
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, shard_collection
+from recfx.sharding.sharder import HashEmbeddingBagCollectionSharder
+
+OPTIMIZERS: dict[str, tuple[type, dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 2.0}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-2}),
+    "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-2}),
+    "adam": (torch.optim.Adam, {"lr": 0.05, "eps": 1e-2}),
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of a case. ``sharding``: type, and ranks where it needs some."""
+
+    name: str
+    rows: int
+    dim: int
+    features: tuple[str, ...]
+    pooling: str = "SUM"
+    sharding: tuple[Any, ...] = ("table_wise", 0)
+
+    def config(self) -> EmbeddingBagConfig:
+        return EmbeddingBagConfig(
+            name=self.name,
+            num_embeddings=self.rows,
+            embedding_dim=self.dim,
+            feature_names=list(self.features),
+            pooling=PoolingType[self.pooling],
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A collection, its plan, and how it is trained.
+
+    ``kernel``: "fused" or "dense"; ``sizes``: batch size by rank, repeated; ``hosts``: ranks are cut into so many.
+    """
+
+    tables: tuple[Table, ...]
+    optimizer: str = "sgd"
+    kernel: str = "fused"
+    is_weighted: bool = False
+    sizes: tuple[int, ...] = (3,)
+    local_size: int = 0
+    hashing: recfx.HashConfig | None = None
+    seed: int = 0
+
+    def batch_sizes(self, world_size: int) -> list[int]:
+        return [self.sizes[rank % len(self.sizes)] for rank in range(world_size)]
+
+
+class Model(nn.Module):
+    """A collection and a layer over it."""
+
+    def __init__(self, sparse: nn.Module, width: int) -> None:
+        super().__init__()
+        self.sparse, self.over = sparse, nn.Linear(width, 3)
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+        pooled = self.sparse(features).values()
+        return (self.over(pooled).tanh() ** 2).mean(), pooled.detach()
+
+
+def plan_of(case: Case, module: nn.Module, world_size: int) -> dict[str, ParameterSharding]:
+    """TorchRec's own plan for the case."""
+    makers: dict[str, Callable[..., Any]] = {
+        "data_parallel": stock.data_parallel,
+        "table_wise": lambda rank=0: stock.table_wise(rank=rank % world_size, compute_kernel=case.kernel),
+        "column_wise": lambda *on: stock.column_wise(
+            ranks=[rank % world_size for rank in on], compute_kernel=case.kernel
+        ),
+        "row_wise": lambda: stock.row_wise(compute_kernel=case.kernel),
+        "table_row_wise": lambda host=0: stock.table_row_wise(
+            host_index=host % (world_size // local_size), compute_kernel=case.kernel
+        ),
+        "grid_shard": lambda *hosts: stock.grid_shard(
+            host_indexes=[host % (world_size // local_size) for host in hosts], compute_kernel=case.kernel
+        ),
+    }
+    local_size = case.local_size or world_size
+    local_size = local_size if world_size % local_size == 0 else world_size
+    per_table = {}
+    for table in case.tables:
+        kind, *on = table.sharding
+        per_table[table.name] = makers["column_wise" if kind == "table_column_wise" else kind](*on)
+    plan = dict(
+        stock.construct_module_sharding_plan(
+            module,
+            per_table,
+            sharder=HashEmbeddingBagCollectionSharder(),
+            local_size=local_size,
+            world_size=world_size,
+            device_type="cpu",
+        )
+    )
+    for table in case.tables:
+        if table.sharding[0] == "table_column_wise":
+            plan[table.name].sharding_type = "table_column_wise"
+    return plan
+
+
+def batches(case: Case, world_size: int, steps: int) -> list[list[KeyedJaggedTensor]]:
+    """One batch a step and rank; keys not in the collection's order, one that it does not know."""
+    generator = torch.Generator().manual_seed(case.seed + 17)
+    rows: dict[str, int] = {}
+    for table in case.tables:
+        for feature in table.features:
+            rows[feature] = min(rows.get(feature, table.rows), table.rows)
+    keys = sorted(rows, key=lambda key: random.Random(key).random())
+    keys.insert(len(keys) // 2, "unknown")
+    return [
+        [_batch(keys, rows, size, case.is_weighted, generator) for size in case.batch_sizes(world_size)]
+        for _ in range(steps)
+    ]
+
+
+def _batch(
+    keys: list[str], rows: dict[str, int], size: int, is_weighted: bool, generator: torch.Generator
+) -> KeyedJaggedTensor:
+    lengths = torch.randint(0, 4, (len(keys) * size,), generator=generator)
+    per_key = lengths.view(len(keys), size).sum(1).tolist()
+    values = [
+        torch.randint(0, rows.get(key, 5), (count,), generator=generator)
+        for key, count in zip(keys, per_key, strict=True)
+    ]
+    weights = torch.rand(int(lengths.sum()), generator=generator) if is_weighted else None
+    return KeyedJaggedTensor(keys, torch.cat(values), weights, lengths=lengths)
+
+
+def concatenate(parts: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+    """The batches of all ranks as one."""
+    keys = parts[0].keys()
+    chosen = [part[key] for key in keys for part in parts]
+    weights = torch.cat([each.weights() for each in chosen]) if parts[0].weights_or_none() is not None else None
+    return KeyedJaggedTensor(
+        keys,
+        torch.cat([each.values() for each in chosen]),
+        weights,
+        lengths=torch.cat([each.lengths() for each in chosen]),
+    )
+
+
+def build(case: Case) -> tuple[EmbeddingBagCollection, int]:
+    """The standard collection, the same on every rank, and its width."""
+    torch.manual_seed(case.seed)
+    tables = [table.config() for table in case.tables]
+    standard = EmbeddingBagCollection(tables=tables, is_weighted=case.is_weighted)
+    return standard, sum(table.dim * len(table.features) for table in case.tables)
+
+
+def with_optimizer(case: Case, standard: nn.Module) -> nn.Module:
+    """The optimizer in the backward of the tables, if the kernels are fused."""
+    if case.kernel == "fused":
+        kind, settings = OPTIMIZERS[case.optimizer]
+        _apply_optimizer_in_backward(kind, standard.parameters(), settings)
+    return standard
+
+
+def shard(case: Case, standard: nn.Module, world_size: int) -> ShardedHashEmbeddingBagCollection:
+    """Converted and sharded."""
+    converted = recfx.convert(standard, hashing=case.hashing)
+    plan = plan_of(case, converted, world_size)
+    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
+    return shard_collection(converted, plan, ShardingEnv.from_process_group(dist.group.WORLD))
+
+
+def train_sharded(rank: int, world_size: int, case: Case, steps: int = 3) -> dict[str, Any]:
+    """Train on this rank; what it has pooled at every step, its shards, and the layer over them."""
+    standard, width = build(case)
+    torch.manual_seed(1)
+    model = Model(standard, width)
+    model.sparse = shard(case, with_optimizer(case, standard), world_size)
+    model.over = nn.parallel.DistributedDataParallel(model.over)
+    kind, settings = OPTIMIZERS[case.optimizer]
+    dense = [p for name, p in model.named_parameters() if case.kernel == "dense" or not name.startswith("sparse")]
+    optimizer = kind(dense, **settings)
+    pooled = []
+    for step in batches(case, world_size, steps):
+        optimizer.zero_grad()
+        loss, found = model(step[rank])
+        loss.backward()
+        optimizer.step()
+        pooled.append(found)
+    shards = [
+        (each.table.name, each.rows, each.columns, model.sparse._store.weight(each.name).detach().clone())
+        for each in model.sparse.sharding.local()
+    ]
+    return {"pooled": pooled, "shards": shards, "over": model.over.module.weight.detach()}
+
+
+def train_unsharded(case: Case, world_size: int, steps: int = 3) -> dict[str, Any]:
+    """The oracle: the standard model on everybody's samples, the loss the mean of the ranks' losses."""
+    standard, width = build(case)
+    torch.manual_seed(1)
+    model = Model(standard, width)
+    kind, settings = OPTIMIZERS[case.optimizer]
+    optimizer = kind(model.parameters(), **settings)
+    if case.optimizer == "adam":
+        optimizer = kind([*model.over.parameters()], **settings)
+    sizes, pooled = case.batch_sizes(world_size), []
+    touched = _TouchedAdam(case, standard, settings) if case.optimizer == "adam" else None
+    for step in batches(case, world_size, steps):
+        model.zero_grad()
+        features = concatenate(step)
+        found = model.sparse(features).values()
+        out = model.over(found).tanh() ** 2
+        parts = [part for part in out.split(sizes) if part.numel()]
+        loss = sum(part.mean() for part in parts) / world_size
+        loss.backward()
+        optimizer.step()
+        if touched is not None:
+            touched.step(features)
+        pooled.append(found.detach().split(sizes))
+    weights = {table.name: standard.embedding_bags[table.name].weight.detach() for table in case.tables}
+    return {"pooled": pooled, "weights": weights, "over": model.over.weight.detach()}
+
+
+class _TouchedAdam:
+    """torch.optim.Adam on touched rows alone: the rule of the fused form (design, section 8)."""
+
+    def __init__(self, case: Case, standard: EmbeddingBagCollection, settings: dict[str, Any]) -> None:
+        self.case, self.standard = case, standard
+        self.optimizer = torch.optim.Adam(standard.parameters(), **settings)
+
+    def step(self, features: KeyedJaggedTensor) -> None:
+        before = copy.deepcopy(self.standard.state_dict())
+        moments = {
+            name: {key: value.clone() for key, value in self.optimizer.state[p].items()}
+            for name, p in self.standard.named_parameters()
+        }
+        self.optimizer.step()
+        for table in self.case.tables:
+            name = f"embedding_bags.{table.name}.weight"
+            weight = self.standard.get_parameter(name)
+            rows = torch.unique(torch.cat([features[feature].values() for feature in table.features]))
+            untouched = torch.ones(table.rows, dtype=torch.bool)
+            untouched[rows] = False
+            weight.data[untouched] = before[name][untouched]
+            for key in ("exp_avg", "exp_avg_sq"):
+                old = moments[name].get(key)
+                self.optimizer.state[weight][key][untouched] = 0.0 if old is None else old[untouched]
+
+
+def check(case: Case, world_size: int, answers: list[dict[str, Any]], rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    """Compare what the ranks have with the unsharded model. Every number of every table is on some rank."""
+    expected = train_unsharded(case, world_size, len(answers[0]["pooled"]))
+    close = partial(torch.testing.assert_close, rtol=rtol, atol=atol)
+    for rank, answer in enumerate(answers):
+        for step, pooled in enumerate(answer["pooled"]):
+            close(pooled, expected["pooled"][step][rank], msg=lambda m: f"step {step} on rank {rank}: {m}")  # noqa: B023
+        close(answer["over"], expected["over"])
+    covered = {name: torch.zeros_like(weight) for name, weight in expected["weights"].items()}
+    for rank, answer in enumerate(answers):
+        for name, (first, end), (left, right), weight in answer["shards"]:
+            close(
+                weight,
+                expected["weights"][name][first:end, left:right],
+                msg=lambda m: f"table {name} on rank {rank}: {m}",  # noqa: B023
+            )
+            covered[name][first:end, left:right] += 1
+    for table in case.tables:
+        copies = world_size if table.sharding[0] == "data_parallel" else 1
+        assert bool((covered[table.name] == copies).all()), f"table {table.name} is not on the ranks as a whole"

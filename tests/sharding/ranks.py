@@ -1,0 +1,112 @@
+"""Real gloo processes that stay for the whole test run: starting one takes seconds, a call milliseconds."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_LONGEST_CALL = 240.0  # seconds
+
+
+class RankFailed(AssertionError):
+    """A rank raised; carries its traceback."""
+
+
+class Ranks:
+    """``world_size`` processes in one gloo group.
+
+    Args:
+        world_size: how many.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        context = multiprocessing.get_context("spawn")
+        self._directory = tempfile.TemporaryDirectory()
+        store = os.path.join(self._directory.name, "store")
+        pipes = [context.Pipe() for _ in range(world_size)]
+        self._pipes = [ours for ours, _ in pipes]
+        self._processes = [
+            context.Process(target=_serve, args=(rank, world_size, store, theirs), daemon=True)
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Call ``function(rank, world_size, *arguments)`` on every rank; what each gives back.
+
+        Raises:
+            RankFailed: with the tracebacks of all ranks that raised.
+        """
+        for pipe in self._pipes:
+            pipe.send((function, arguments))
+        answers, failures = [], []
+        for rank, pipe in enumerate(self._pipes):
+            if not pipe.poll(_LONGEST_CALL):
+                failures.append(f"rank {rank} has not answered for {_LONGEST_CALL:.0f} s")
+                continue
+            failed, answer = pipe.recv()
+            if failed:
+                failures.append(f"rank {rank}:\n{answer}")
+            answers.append(answer)
+        if failures:
+            stop(self.world_size)  # ranks may wait for each other
+            raise RankFailed("\n".join(failures))
+        return answers
+
+    def stop(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._directory.cleanup()
+
+
+_running: dict[int, Ranks] = {}
+
+
+def ranks(world_size: int) -> Ranks:
+    """The processes of this size, started when first asked for."""
+    if world_size not in _running:
+        _running[world_size] = Ranks(world_size)
+    return _running[world_size]
+
+
+def stop(world_size: int) -> None:
+    """End the processes of this size."""
+    _running.pop(world_size).stop()
+
+
+def _stop_all() -> None:
+    for world_size in list(_running):
+        stop(world_size)
+
+
+atexit.register(_stop_all)
+
+
+def _serve(rank: int, world_size: int, store: str, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=120)
+    )
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((False, function(rank, world_size, *arguments)))
+        except BaseException:
+            pipe.send((True, traceback.format_exc()))
