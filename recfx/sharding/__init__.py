@@ -1,0 +1,1 @@
+"""Sharded training: plans, the sharders that TorchRec asks for, and the sharded collection itself."""
