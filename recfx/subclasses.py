@@ -30,6 +30,11 @@ def class_for(replacement: type[Any], standard: type[EmbeddingBagCollection]) ->
     return _classes[replacement, standard]
 
 
+def classes_made_for(replacement: type[Any]) -> list[type[Any]]:
+    """The classes that stand for subclasses of the standard collection, made so far in this process."""
+    return [made for (kind, _), made in _classes.items() if kind is replacement]
+
+
 def new_instance(replacement: type[Replacement], standard: type[EmbeddingBagCollection]) -> Replacement:
     """An instance without state: what pickles and copies start from, since the class has no name to be found by."""
     kind: type[Replacement] = class_for(replacement, standard)
