@@ -21,9 +21,11 @@ class Columns(NamedTuple):
     dim: int
 
 
-def whole_columns(tables: tuple[TableSpec, ...]) -> list[Columns]:
-    """All columns of ``tables``, in order."""
-    return [Columns(name, 0, table.embedding_dim) for table in tables for name in table.embedding_names]
+def columns_of(tables: tuple[TableSpec, ...]) -> list[Columns]:
+    """What lookups of ``tables``, or of shards of tables, hold of the output keys, in order."""
+    return [
+        Columns(key, table.first_column, table.embedding_dim) for table in tables for key in table.output_keys
+    ]
 
 
 def total_dim(columns: list[Columns]) -> int:

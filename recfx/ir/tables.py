@@ -26,6 +26,7 @@ class TableSpec:
         custom_init_fn: the table brings its own ``init_fn``; new rows keep what it filled in.
         shard_of: name of the table that this is a shard of; ``""`` for a whole table. ``name`` tells shards on one rank
             apart, ``num_embeddings`` and ``embedding_dim`` are the shard's, ``hashing`` is the table's.
+        shard_keys: a shard's keys in the output; ``embedding_names`` are its keys among those of its rank.
         first_row: of the table, in a shard.
         first_column: of the table, in a shard.
     """
@@ -41,6 +42,7 @@ class TableSpec:
     weight_init_max: float
     custom_init_fn: bool = False
     shard_of: str = ""
+    shard_keys: tuple[str, ...] = ()
     first_row: int = 0
     first_column: int = 0
 
@@ -48,6 +50,11 @@ class TableSpec:
     def table_name(self) -> str:
         """Name of the table, also for a shard."""
         return self.shard_of or self.name
+
+    @property
+    def output_keys(self) -> tuple[str, ...]:
+        """Keys of the output that its columns belong to."""
+        return self.shard_keys or self.embedding_names
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableSpec:
         return self  # frozen: copies of a model share it

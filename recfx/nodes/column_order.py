@@ -57,6 +57,8 @@ class ColumnOrder:
         Returns:
             ``[B, sum of the wanted dims]``.
         """
+        if not self._runs:
+            return torch.zeros(batch_size, 0)
         pieces = [
             self._zeros(run, parts, batch_size)
             if run.part < 0

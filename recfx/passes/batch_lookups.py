@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from recfx.ir.columns import whole_columns
+from recfx.ir.columns import columns_of
 from recfx.ir.meta import annotate, node_meta
 from recfx.ir.tables import TableSpec
 from recfx.nodes import AssembleKeyedTensor, Lookup, MeanDivide, OutputDistStart
@@ -57,7 +57,7 @@ class BatchLookups:
                 lookup = Lookup(first.collection, tables, first.pooling, first.features, first.is_weighted, first.store)
                 pooled = add_node(graph_module, "lookup", lookup, (rows,), meta, tables, self.name)
                 merged.append(self._merge_divisions(graph_module, group, pooled, tables, first.features))
-                parts.append(whole_columns(tables))
+                parts.append(columns_of(tables))
         joined = module.with_parts(parts)
         joined.label = module.label
         graph_module.add_submodule(str(output.target), joined)
@@ -88,7 +88,7 @@ class BatchLookups:
             return pooled
         meta = node_meta(pooled)
         assert meta is not None
-        module = MeanDivide(tables, tuple(divided), features, whole_columns(tables))
+        module = MeanDivide(tables, tuple(divided), features, columns_of(tables))
         return add_node(graph_module, "mean_divide", module, (pooled, lengths), meta, tables, self.name)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from recfx.ir.columns import whole_columns
+from recfx.ir.columns import columns_of
 from recfx.ir.tables import embedding_dims, embedding_names
 from recfx.nodes import AssembleKeyedTensor, Lookup, SelectFeatures
 from recfx.nodes.unexpanded import UnexpandedCollection
@@ -49,7 +49,7 @@ class ExpandCollection:
             for table in tables:
                 module = Lookup(leaf.collection, (table,), table.pooling, tuple(keys), leaf.is_weighted, leaf.store)
                 lookups.append(add_node(graph_module, "lookup", module, (select,), leaf, (table,), self.name))
-            parts = [whole_columns((table,)) for table in tables]
+            parts = [columns_of((table,)) for table in tables]
             assemble = AssembleKeyedTensor(keys, embedding_dims(tables), parts)
             output = add_node(graph_module, "keyed_tensor", assemble, tuple(lookups), leaf, tables, self.name)
         node.replace_all_uses_with(output)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from recfx.ir.columns import whole_columns
+from recfx.ir.columns import columns_of
 from recfx.ir.meta import node_meta
 from recfx.lowering.registry import Declined
 from recfx.nodes import HashIds, Lookup, MeanDivide, SelectFeatures
@@ -59,7 +59,7 @@ class InsertHash:
             if table.pooling == "MEAN" and table.name in hashed:
                 lookup_module.pooling = "SUM"
                 with graph_module.graph.inserting_after(lookup):
-                    columns = whole_columns(lookup_module.tables)
+                    columns = columns_of(lookup_module.tables)
                     divide = MeanDivide(lookup_module.tables, (table.name,), lookup_module.features, columns)
                     divided = add_node(graph_module, "mean_divide", divide, (lookup, select), meta, (table,), self.name)
                 for user in [user for user in lookup.users if user is not divided]:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from torchrec.distributed.types import ShardingType
 
-from recfx.ir.columns import Columns
+from recfx.ir.columns import Columns, columns_of
 from recfx.ir.tables import TableSpec
 
 DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
@@ -50,12 +50,11 @@ class Shard:
     @property
     def output_columns(self) -> list[Columns]:
         """What it holds of the table's output keys."""
-        first, end = self.columns
-        return [Columns(name, first, end - first) for name in self.table.embedding_names]
+        return columns_of((self.spec,))
 
     @cached_property
     def spec(self) -> TableSpec:
-        """The shard as a table of its rank. It pools sums: ``mean_divide`` follows where all parts have come together."""
+        """The shard as a table of its rank. It pools sums; ``mean_divide`` comes last."""
         names = tuple(f"{name}{self.name.removeprefix(self.table.name)}" for name in self.table.embedding_names)
         return replace(
             self.table,
@@ -65,6 +64,7 @@ class Shard:
             embedding_dim=self.columns[1] - self.columns[0],
             pooling="SUM",
             shard_of=self.table.name,
+            shard_keys=self.table.embedding_names,
             first_row=self.rows[0],
             first_column=self.columns[0],
         )

@@ -96,7 +96,7 @@ def plan_of(case: Case, module: nn.Module, world_size: int) -> dict[str, Paramet
             host_index=host % (world_size // local_size), compute_kernel=case.kernel
         ),
         "grid_shard": lambda *hosts: stock.grid_shard(
-            host_indexes=[host % (world_size // local_size) for host in hosts], compute_kernel=case.kernel
+            host_indexes=[host % (world_size // local_size) for host in hosts]
         ),
     }
     local_size = case.local_size or world_size
@@ -116,6 +116,7 @@ def plan_of(case: Case, module: nn.Module, world_size: int) -> dict[str, Paramet
         )
     )
     for table in case.tables:
+        plan[table.name].compute_kernel = case.kernel
         if table.sharding[0] == "table_column_wise":
             plan[table.name].sharding_type = "table_column_wise"
     return plan

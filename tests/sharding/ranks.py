@@ -6,16 +6,19 @@ import atexit
 import multiprocessing
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-_LONGEST_CALL = 240.0  # seconds
+_LONGEST_CALL = 120.0  # seconds
+_AFTER_A_FAILURE = 5.0
 
 
 class RankFailed(AssertionError):
@@ -51,19 +54,25 @@ class Ranks:
         """
         for pipe in self._pipes:
             pipe.send((function, arguments))
-        answers, failures = [], []
-        for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(_LONGEST_CALL):
-                failures.append(f"rank {rank} has not answered for {_LONGEST_CALL:.0f} s")
-                continue
-            failed, answer = pipe.recv()
-            if failed:
-                failures.append(f"rank {rank}:\n{answer}")
-            answers.append(answer)
+        answers: dict[int, Any] = {}
+        failures: list[str] = []
+        deadline = time.monotonic() + _LONGEST_CALL
+        while len(answers) < self.world_size:
+            waiting = [pipe for rank, pipe in enumerate(self._pipes) if rank not in answers]
+            for pipe in connection.wait(waiting, max(0.0, deadline - time.monotonic())) or waiting[:1]:
+                rank = self._pipes.index(pipe)
+                if not pipe.poll():
+                    failures.append(f"rank {rank} does not answer")
+                    answers.update(dict.fromkeys(range(self.world_size)))
+                    break
+                failed, answers[rank] = pipe.recv()
+                if failed:
+                    failures.append(f"rank {rank}:\n{answers[rank]}")
+                    deadline = min(deadline, time.monotonic() + _AFTER_A_FAILURE)
         if failures:
             stop(self.world_size)  # ranks may wait for each other
             raise RankFailed("\n".join(failures))
-        return answers
+        return [answers[rank] for rank in range(self.world_size)]
 
     def stop(self) -> None:
         """End the processes."""
@@ -99,7 +108,7 @@ atexit.register(_stop_all)
 def _serve(rank: int, world_size: int, store: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=120)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
     )
     while True:
         try:
