@@ -42,8 +42,8 @@ def index_bytes(module: nn.Module, table: str) -> int:
 class OrderedEnumerator(EmbeddingEnumerator):
     """TorchRec's enumerator, in an order that does not depend on the process.
 
-    TorchRec goes through Python sets of strings, whose order is another in every process: equally good plans were
-    chosen by chance. Options that its planner refuses once it has chosen them are not offered: ``dense`` for anything
+    TorchRec goes through Python sets of strings, whose order is another in every process; it must not decide among
+    equally good plans. Options that its planner refuses once it has chosen them are not offered: ``dense`` for anything
     but data parallel tables.
 
     Args:

@@ -109,10 +109,10 @@ def _check(
         names = sharder.shardable_parameters(module)
         tables.update(names)
         for name in names:
-            wanted = constraints.get(name)
-            if wanted is not None and not _options(sharder, device, wanted):
+            wanted = constraints.get(name, ParameterConstraints())
+            if not _options(sharder, device, wanted):
                 raise ConversionError(
-                    f"table {name!r} cannot be sharded as its constraints say: sharding_types="
+                    f"table {name!r} cannot be sharded on {device} as its constraints say: sharding_types="
                     f"{wanted.sharding_types}, compute_kernels={wanted.compute_kernels}.",
                     reason="no_sharding_option",
                     module_path=path,

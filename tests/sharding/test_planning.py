@@ -229,6 +229,9 @@ def test_refusals() -> None:
     with pytest.raises(recfx.ConversionError, match="'misspelt'") as caught:
         recfx.plan(Model(), stock(), {"misspelt": ParameterConstraints()})
     assert caught.value.reason == "unknown_table"
+    with pytest.raises(recfx.ConversionError, match="on mtia") as caught:
+        recfx.plan(Model(), stock(device="mtia"))
+    assert caught.value.reason == "no_sharding_option"
     with pytest.raises(recfx.ConversionError) as caught:
         recfx.plan(nn.Linear(2, 2), stock())
     assert caught.value.reason == "no_collection"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -160,6 +162,31 @@ def test_distributed_model_parallel_without_a_plan(monkeypatch: pytest.MonkeyPat
         assert given_env is env
         assert device == torch.device("cpu")
         assert isinstance(wrapped.module.get_submodule(path), Sharded)
+
+
+def test_what_sharding_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def shard_collection(*arguments: Any, **settings: Any) -> nn.Module:
+        calls.append((arguments, settings))
+        return Sharded()
+
+    monkeypatch.setitem(sys.modules, "recfx.sharding.collection", SimpleNamespace(shard_collection=shard_collection))
+    env, params = ShardingEnv.from_local(world_size=1, rank=0), {"learning_rate": 0.5}
+    host_env = ShardingEnv.from_local(world_size=1, rank=0)
+    host_env.process_group = group = object()
+    model = recfx.convert(collection("t"), hashing=RAW)
+    plan = planner(world_size=1).plan(model, recfx.sharders()).plan[""]
+    device = torch.device("cpu")
+    for given, expected in ((None, None), (host_env, group)):
+        (sharder, *_) = recfx.sharders(given, params)
+        assert isinstance(sharder.shard(model, plan, env, device, "part.ebc"), Sharded)
+        assert calls.pop() == (
+            (model, plan, env, device),
+            {"fused_params": params, "host_group": expected, "path": "part.ebc"},
+        )
+    recfx.sharders()[0].shard(model, plan, env)
+    assert calls == [((model, plan, env, None), {"fused_params": None, "host_group": None, "path": ""})]
 
 
 def test_shard_refuses_what_is_not_converted() -> None:
