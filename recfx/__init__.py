@@ -2,7 +2,7 @@
 
 ``convert`` rewrites the ``torchrec.EmbeddingBagCollection``s of any model to hashed collections of explicit nodes;
 ``explain``, ``trace`` and ``verify`` show what it did and that it is right; ``unconvert`` goes back;
-``save_checkpoint`` and ``load_checkpoint`` keep a training.
+``save_checkpoint`` and ``load_checkpoint`` keep a training; ``plan`` and ``sharders`` shard one.
 """
 
 from recfx.checkpoint import load_checkpoint, save_checkpoint
@@ -13,6 +13,8 @@ from recfx.hashing import HashConfig, HashIndex
 from recfx.inspect import Report, explain
 from recfx.passes import passes
 from recfx.sample import Sample
+from recfx.sharding.default_sharders import sharders
+from recfx.sharding.planning import plan
 from recfx.trace import trace
 from recfx.unconvert import unconvert
 from recfx.verify import verify
@@ -38,7 +40,9 @@ __all__ = [
     "explain",
     "load_checkpoint",
     "passes",
+    "plan",
     "save_checkpoint",
+    "sharders",
     "trace",
     "unconvert",
     "verify",

@@ -39,7 +39,7 @@ def sharders(
     Raises:
         ConversionError: ``unsupported_fused_param``, ``host_env_without_group``.
     """
-    classes = [HashEmbeddingBagCollection, *classes_made_for(HashEmbeddingBagCollection)]
+    classes: list[type[nn.Module]] = [HashEmbeddingBagCollection, *classes_made_for(HashEmbeddingBagCollection)]
     ours = [
         HashEmbeddingBagCollectionSharder(fused_params, host_env=host_env, module_type=module_type)
         for module_type in classes
@@ -77,7 +77,7 @@ class PlainFeatureProcessedSharder(FeatureProcessedEmbeddingBagCollectionSharder
                 "a converted collection inside FeatureProcessedEmbeddingBagCollection cannot be sharded.",
                 reason="feature_processed",
                 module_path=module._embedding_bag_collection.collection,
-                what_to_do="shard the model without converting it, or process the features outside of it.",
+                what_to_do="plan with recfx.plan: it shards the collection inside, after the features were processed.",
             )
         parameters: dict[str, nn.Parameter] = super().shardable_parameters(module)
         return parameters

@@ -109,9 +109,9 @@ class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[HashEmbeddingBagCol
                 module_path=module_fqn or "",
                 what_to_do="convert the model with recfx.convert first.",
             )
-        from recfx.sharding.collection import shard_collection
+        from recfx.sharding.collection import shard_collection  # type: ignore[import-not-found, unused-ignore]
 
-        return shard_collection(
+        sharded: ShardedModule[Any, Any, Any, Any] = shard_collection(
             module,
             params,
             env,
@@ -120,6 +120,7 @@ class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[HashEmbeddingBagCol
             host_group=self._host_group,
             path=module_fqn or "",
         )
+        return sharded
 
 
 def _group_of(host_env: ShardingEnv | None) -> ProcessGroup | None:

@@ -1,0 +1,103 @@
+"""Plans made for devices that are not there, placed on those that are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+
+from recfx.errors import ConversionError
+
+PRIVATE = "privateuseone"
+
+
+def replace_placements(plan: ShardingPlan, device_type: str, local_world_size: int | None = None) -> ShardingPlan:
+    """``plan`` with every shard on a device of ``device_type``: ``rank:3/cuda:3`` becomes ``rank:3/npu:3``.
+
+    Ranks, sizes, kernels and everything else stay. Without torch_npu, torch does not know the name ``npu``; shards are
+    then on ``privateuseone``, the same device under the name that it has until torch_npu renames it.
+
+    Args:
+        plan: any plan of TorchRec's; it is not changed.
+        device_type: ``"npu"``, ``"cpu"``, ``"cuda"``, ...
+        local_world_size: devices a host: a rank's index is its remainder by it. Default: the index that the shard has.
+
+    Returns:
+        A new plan. Parts of it that say nothing of devices are the same objects.
+
+    Raises:
+        ConversionError: ``unknown_device``, ``unsupported_placement``.
+    """
+    name = _known(device_type)
+    modules = {}
+    for path, module_plan in plan.plan.items():
+        if isinstance(module_plan, EmbeddingModuleShardingPlan):
+            moved = EmbeddingModuleShardingPlan()
+            for table, parameter in module_plan.items():
+                moved[table] = _on_device(parameter, name, local_world_size, f"{path}.{table}" if path else table)
+            modules[path] = moved
+        else:
+            modules[path] = module_plan
+    return ShardingPlan(modules)
+
+
+def _on_device(parameter: ParameterSharding, device: str, local_world_size: int | None, path: str) -> ParameterSharding:
+    spec = parameter.sharding_spec
+    if spec is None:  # data parallel: on every rank
+        return replace(parameter)
+    if not isinstance(spec, EnumerableShardingSpec):
+        raise ConversionError(
+            f"its sharding_spec is a {type(spec).__name__}.",
+            reason="unsupported_placement",
+            module_path=path,
+            what_to_do="give a plan that lists its shards (EnumerableShardingSpec), as TorchRec's planners do.",
+        )
+    shards = [
+        ShardMetadata(
+            shard_offsets=list(shard.shard_offsets),
+            shard_sizes=list(shard.shard_sizes),
+            placement=_placement(shard, device, local_world_size, path),
+        )
+        for shard in spec.shards
+    ]
+    return replace(parameter, sharding_spec=EnumerableShardingSpec(shards))
+
+
+def _placement(shard: ShardMetadata, device: str, local_world_size: int | None, path: str) -> str:
+    rank = shard.placement.rank()  # type: ignore[union-attr]
+    if rank is None:
+        raise ConversionError(
+            f"a shard is placed on {shard.placement}, which names no rank.",
+            reason="unsupported_placement",
+            module_path=path,
+            what_to_do="place shards on rank:<rank>/<device>.",
+        )
+    if device == "cpu":
+        return f"rank:{rank}/cpu"
+    index = shard.placement.device().index if local_world_size is None else rank % local_world_size  # type: ignore[union-attr]
+    if index is None:
+        raise ConversionError(
+            f"a shard is placed on {shard.placement}, which names no device of the host.",
+            reason="unsupported_placement",
+            module_path=path,
+            what_to_do="pass local_world_size, the number of devices a host.",
+        )
+    return f"rank:{rank}/{device}:{index}"
+
+
+def _known(device_type: str) -> str:
+    """The name by which torch knows the device type."""
+    try:
+        torch.device(device_type)
+    except RuntimeError as error:
+        if device_type == "npu" and torch._C._get_privateuse1_backend_name() == PRIVATE:
+            return PRIVATE
+        raise ConversionError(
+            f"torch knows no device type {device_type!r}.",
+            reason="unknown_device",
+            what_to_do="use npu, cuda or cpu, or import the package that brings the device.",
+        ) from error
+    return device_type

@@ -1,0 +1,111 @@
+"""TorchRec's ``fused_params`` as fused optimizers: what is carried out, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
+
+import recfx
+from recfx.sharding.fused_params import fused_optimizer_from_params
+from recfx.training.fused_optimizer import FusedOptimizer
+
+
+@pytest.mark.parametrize(
+    ("params", "kind", "group"),
+    [
+        ({}, "sgd", {"lr": 0.01, "weight_decay": 0.0}),
+        ({"optimizer": EmbOptimType.SGD, "learning_rate": 1}, "sgd", {"lr": 1.0, "weight_decay": 0.0}),
+        ({"optimizer": EmbOptimType.EXACT_SGD, "weight_decay": 0.5}, "sgd", {"lr": 0.01, "weight_decay": 0.5}),
+        ({"optimizer": EmbOptimType.EXACT_ADAGRAD}, "adagrad", {"lr": 0.01, "eps": 1e-8, "weight_decay": 0.0}),
+        (
+            {"optimizer": EmbOptimType.ROWWISE_ADAGRAD, "eps": 0.1, "learning_rate": torch.tensor(0.5)},
+            "rowwise_adagrad",
+            {"lr": 0.5, "eps": 0.1, "weight_decay": 0.0},
+        ),
+        (
+            {
+                "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+                "weight_decay": 0.25,
+                "weight_decay_mode": WeightDecayMode.L2,
+            },
+            "rowwise_adagrad",
+            {"lr": 0.01, "eps": 1e-8, "weight_decay": 0.25},
+        ),
+        (
+            {"optimizer": EmbOptimType.ADAM, "beta1": 0.5},
+            "adam",
+            {"lr": 0.01, "eps": 1e-8, "betas": (0.5, 0.999), "weight_decay": 0.0},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_optimizers(params: dict[str, Any], kind: str, group: dict[str, Any]) -> None:
+    before = dict(params)
+    assert fused_optimizer_from_params(params) == FusedOptimizer(kind, group)
+    assert params == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("momentum", 0.0),
+        ("gradient_clipping", False),
+        ("max_gradient", 1.0),
+        ("output_dtype", SparseType.FP32),
+        ("stochastic_rounding", False),
+        ("bounds_check_mode", BoundsCheckMode.WARNING),
+        ("enforce_hbm", True),
+        ("cache_precision", None),
+        ("anything", None),
+    ],
+)
+def test_entries_that_change_nothing(name: str, value: object) -> None:
+    assert fused_optimizer_from_params({name: value}) == fused_optimizer_from_params({})
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"optimizer": EmbOptimType.LAMB}, "EXACT_ROWWISE_ADAGRAD"),
+        ({"optimizer": torch.optim.SGD}, "EmbOptimType.ADAM"),
+        ({"lr": 0.1}, "learning_rate"),
+        ({"momentum": 0.9}, "momentum=0.9"),
+        ({"gradient_clipping": True}, "gradient_clipping"),
+        ({"stochastic_rounding": True}, "stochastic_rounding"),
+        ({"output_dtype": SparseType.FP16}, "output_dtype"),
+        ({"cache_load_factor": 0.5}, "cache_load_factor"),
+        ({"weight_decay_mode": WeightDecayMode.DECOUPLE}, "weight_decay_mode"),
+        ({"weight_decay_mode": WeightDecayMode.NONE, "weight_decay": 0.1}, "L2"),
+        ({"optimizer": EmbOptimType.ADAM, "weight_decay": 0.1}, "AdamW"),
+        ({"learning_rate": -1.0}, "not negative"),
+        ({"eps": float("nan")}, "not negative"),
+        ({"beta1": "much"}, "not negative"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_refused(params: dict[str, Any], says: str) -> None:
+    with pytest.raises(recfx.ConversionError, match=says) as caught:
+        fused_optimizer_from_params(params)
+    assert caught.value.reason == "unsupported_fused_param"
+    with pytest.raises(recfx.ConversionError, match=says):
+        recfx.sharders(fused_params=params)
+
+
+def test_every_table_has_settings_of_its_own() -> None:
+    first, second = fused_optimizer_from_params({}), fused_optimizer_from_params({})
+    first.group["lr"] = 1.0
+    assert second.group["lr"] == 0.01
+
+
+def test_the_optimizers_step() -> None:
+    """What is made is what the training kernels take."""
+    weight = torch.nn.Parameter(torch.ones(4, 2))
+    for optimizer in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.ADAM):
+        fused = fused_optimizer_from_params({"optimizer": optimizer})
+        fused.prepare(weight)
+        assert fused.settings()[1] == 0.01
