@@ -60,12 +60,13 @@ class PieceOf {
       const int64_t size = std::min(kBlock, count - begin);
       int64_t keys[kBlock];
       all_known &= keys_of(ids + begin, size, keys, *this);
-      if (static_cast<int64_t>(starts_.size()) <= kFewStarts) {
-        compare(keys, size, starts_.data(), static_cast<int64_t>(starts_.size()), pieces + begin);
-      } else if (block_ > 0) {
+      const int64_t start_count = static_cast<int64_t>(starts_.size());
+      if (block_ > 0 && start_count > kWorthADivision) {
         for (int64_t i = 0; i < size; ++i) {
           pieces[begin + i] = static_cast<uint16_t>(keys[i] / block_);
         }
+      } else if (start_count <= kWorthASearch) {
+        compare(keys, size, starts_.data(), start_count, pieces + begin);
       } else {
         for (int64_t i = 0; i < size; ++i) {
           const auto after = std::upper_bound(starts_.begin(), starts_.end(), keys[i]);
@@ -78,7 +79,9 @@ class PieceOf {
 
  private:
   static constexpr int64_t kBlock = 256;
-  static constexpr int64_t kFewStarts = 16;  // comparing with all of them is faster than a search
+  // Up to so many starts, comparing with all of them is faster.
+  static constexpr int64_t kWorthADivision = 32;
+  static constexpr int64_t kWorthASearch = 128;
 
   // What is compared with the starts of pieces.
   RECFX_CLONES static bool keys_of(const int64_t* ids, int64_t count, int64_t* keys, const PieceOf& of) {

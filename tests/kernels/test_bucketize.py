@@ -28,10 +28,11 @@ def cut_equally(rows: int, pieces: int) -> list[int]:
 @st.composite
 def borders(draw: st.DrawFn, rows: int) -> list[int]:
     """Few and many pieces, equal and unequal ones, empty ones anywhere."""
-    pieces = draw(st.sampled_from([1, 2, 3, 4, 7, 17, 18, 40]))
+    pieces = draw(st.sampled_from([1, 2, 3, 4, 7, 33, 34, 129, 131]))
     if draw(st.booleans()):
         return cut_equally(rows, pieces)
-    return [0, *sorted(draw(st.lists(st.integers(0, rows), min_size=pieces - 1, max_size=pieces - 1))), rows]
+    drawn = draw(st.lists(st.integers(0, rows), min_size=1, max_size=10))
+    return [0, *sorted(drawn[piece % len(drawn)] for piece in range(pieces - 1)), rows]
 
 
 @st.composite
@@ -50,7 +51,7 @@ def cases(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, int, Routes, tor
         routes.buckets.append(draw(st.integers(1, rows - dense_rows)) if kind == "indexed" else 0)
         routes.seeds.append(draw(st.sampled_from([0, 5, -(2**63)])))
         values = st.integers(0, rows - 1) if kind == "static" else st.one_of(INT64, st.integers(-2, rows))
-        own = [draw(st.sampled_from([0, 0, 1, 2, 5, 300])) for _ in range(batch_size)]
+        own = [draw(st.sampled_from([0, 0, 1, 2, 5, 30])) for _ in range(batch_size)]
         drawn = draw(st.lists(values, min_size=1, max_size=20))
         lengths += own
         ids += [drawn[i * 7 % len(drawn)] for i in range(sum(own))]
@@ -70,7 +71,7 @@ def cases(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, int, Routes, tor
     return id_tensor, torch.tensor(lengths, dtype=dtype), batch_size, routes, weights
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(cases())
 def test_operator_equals_reference(
     case: tuple[torch.Tensor, torch.Tensor, int, Routes, torch.Tensor | None],
@@ -86,7 +87,7 @@ def test_operator_equals_reference(
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("pieces", [1, 2, 5, 8, 9, 30])
+@pytest.mark.parametrize("pieces", [1, 2, 5, 8, 9, 60, 160])
 @pytest.mark.parametrize("buckets", [0, 64, 77])
 def test_large_batches(buckets: int, pieces: int, threads: int) -> None:
     """Several tasks a feature; bags too long for counters in one register."""
@@ -170,7 +171,7 @@ def test_whole_features_and_column_shards() -> None:
 
 @pytest.mark.parametrize("with_library", [True, False])
 @pytest.mark.parametrize("bad", [-1, 10, 2**63 - 1, -(2**63)])
-@pytest.mark.parametrize("cut", [[0, 5, 10], list(range(0, 11)), [0] * 21 + [10]])
+@pytest.mark.parametrize("cut", [[0, 5, 10], list(range(0, 11)), [0] * 40 + [10]])
 def test_ids_out_of_range_are_refused(cut: list[int], bad: int, with_library: bool) -> None:
     routes = Routes([[], cut, cut], [0] * 3, [0, 10, 10], [0] * 3, [0] * 3, [0, 1, 2, 2], [WHOLE, 0, 0, 1])
     ids = torch.arange(9).repeat(30_000)[:240_000]
