@@ -22,9 +22,24 @@ def bucket_begins(bucket: Tensor, rows: int, dense_rows: int, buckets: int) -> T
     return dense_rows + torch.div(bucket * (rows - dense_rows), buckets, rounding_mode="floor")
 
 
+def bucket_from(row: int, rows: int, dense_rows: int, buckets: int) -> int:
+    """The first bucket that begins at this row or behind it; ``buckets`` if none does."""
+    index_rows = rows - dense_rows
+    return (max(0, row - dense_rows) * buckets + index_rows - 1) // index_rows
+
+
 def bucket_of(ids: Tensor, buckets: int, seed: int) -> Tensor:
     """The bucket of each id, int64 ``[n]``. Scriptable. Means nothing for ids below ``dense_rows``."""
     return mixed_modulo(ids, buckets, seed)
+
+
+def home_rows(ids: Tensor, rows: int, dense_rows: int, buckets: int, seed: int) -> Tensor:
+    """A row of the table, int64 ``[n]``, for each id: whoever owns it owns the id. Scriptable.
+
+    Of dense ids it is their own, of others the first of their bucket.
+    """
+    is_dense = (ids >= 0) & (ids < dense_rows)
+    return torch.where(is_dense, ids, bucket_begins(bucket_of(ids, buckets, seed), rows, dense_rows, buckets))
 
 
 def shared_rows(ids: Tensor, rows: int, dense_rows: int, buckets: int, seed: int) -> Tensor:

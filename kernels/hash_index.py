@@ -5,7 +5,8 @@ is not available, the reference of the same contract in ``hash_index_reference.p
 index is made of is said in ``index_buffers.py``.
 
 Ids ``0 <= id < dense_rows`` are their own row and are in no index. Every other id belongs to one bucket and takes the
-lowest free row of it.
+lowest free row of it. An index holds all rows of its table, or a slice of them (see ``IndexPolicy``): its row numbers
+are then the slice's.
 
 Readers of one index run together, a writer alone: ``find`` and ``find_tables`` wait for a running ``find_or_insert`` or
 ``erase``, and the other way round. The lock is the C++ operators'; the references are for one thread.
@@ -59,21 +60,24 @@ class Inserted(NamedTuple):
     report: Tensor
 
 
-def find(ids: Tensor, slots: Tensor, side_row: Tensor, dense_rows: int, lock: Tensor | None = None) -> Tensor:
+def find(
+    ids: Tensor, slots: Tensor, side_row: Tensor, dense_rows: int, lock: Tensor | None = None, dense_begin: int = 0
+) -> Tensor:
     """The row of each id, -1 where it has none. Reads only, on all threads.
 
     Args:
         ids: int64 ``[n]``.
         slots, side_row: see ``IndexBuffers``.
-        dense_rows: ids ``0 <= id < dense_rows`` are their own row.
+        dense_rows: of the slice that the index holds; they come first.
         lock: of the index; None where nobody writes it any more.
+        dense_begin: the id of the first of them; the others follow.
 
     Returns:
         int64 ``[n]``.
     """
     if library.load():
-        return torch.ops.recfx.find(ids, slots, side_row, dense_rows, lock)
-    return reference.find_reference(ids, slots, side_row, dense_rows)
+        return torch.ops.recfx.find(ids, slots, side_row, dense_rows, lock, dense_begin)
+    return reference.find_reference(ids, slots, side_row, dense_rows, dense_begin)
 
 
 def find_tables(
@@ -84,21 +88,22 @@ def find_tables(
     side_rows: list[Tensor],
     locks: list[Tensor],
     dense_rows: list[int],
+    dense_begins: list[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``find`` for several tables at once, each on its own stretch of ``ids``. Waits for writers of these tables.
 
     Args:
         ids: int64 ``[n]``.
         begins, ends: where the ids of each table begin and end; ids outside every stretch come back as they are.
-        slots, side_rows, locks, dense_rows: of each table.
+        slots, side_rows, locks, dense_rows, dense_begins: of each table; ``dense_begins`` of None: all begin at 0.
 
     Returns:
         rows: int64 ``[n]``, -1 where a table does not hold the id.
         absent: int64 ``[tables]``, how many of those each table has.
     """
     if library.load():
-        return torch.ops.recfx.find_tables(ids, begins, ends, slots, side_rows, locks, dense_rows)
-    return reference.find_tables_reference(ids, begins, ends, slots, side_rows, dense_rows)
+        return torch.ops.recfx.find_tables(ids, begins, ends, slots, side_rows, locks, dense_rows, dense_begins)
+    return reference.find_tables_reference(ids, begins, ends, slots, side_rows, dense_rows, dense_begins)
 
 
 def find_or_insert(
@@ -130,7 +135,11 @@ def find_or_insert(
         new_rows: int64, the rows given out, table by table, in the order in which they were.
         states_before: uint8, as long: what each of them was (``TAKEN``: it was evicted).
         ids_before: int64, as long: whose it was, if it was evicted.
-        report: int64 ``[tables, 2]``: how many rows each table gave out, and its bucket that is full, -1 if none is.
+        report: int64 ``[tables, 2]``: how many rows each table gave out, and its bucket (by the table's number) that is
+            full, -1 if none is.
+
+    Raises:
+        RuntimeError: an id belongs to another slice of its table; nothing has changed.
     """
     oldest, listed, oldest_listed = map(list, zip(*in_flight, strict=True)) if in_flight else ([], [], [])
     if library.load():

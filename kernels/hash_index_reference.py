@@ -6,13 +6,14 @@ is changed, so that a full table changes nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from .buckets import bucket_begin, bucket_of, shared_rows
+from .buckets import bucket_of, home_rows, shared_rows
 from .free_rows import update_free_rows
 from .index_buffers import (
     BATCH_BITS,
@@ -33,10 +34,10 @@ from .mix64 import mix64
 from .slot_table import erase_from_slots, find_in_slots, insert_into_slots
 
 
-def find_reference(ids: Tensor, slots: Tensor, side_row: Tensor, dense_rows: int) -> Tensor:
+def find_reference(ids: Tensor, slots: Tensor, side_row: Tensor, dense_rows: int, dense_begin: int = 0) -> Tensor:
     """``find`` in ATen. Scriptable."""
-    is_dense = (ids >= 0) & (ids < dense_rows)
-    return torch.where(is_dense, ids, find_in_slots(ids, slots, side_row))
+    is_dense = (ids >= dense_begin) & (ids < dense_begin + dense_rows)
+    return torch.where(is_dense, ids - dense_begin, find_in_slots(ids, slots, side_row))
 
 
 def find_tables_reference(
@@ -46,13 +47,15 @@ def find_tables_reference(
     slots: list[Tensor],
     side_rows: list[Tensor],
     dense_rows: list[int],
+    dense_begins: list[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``find_tables`` in ATen. Scriptable."""
     rows = ids.clone()
     absent = torch.zeros(len(begins), dtype=torch.int64)
     for table in range(len(begins)):
         begin, end = begins[table], ends[table]
-        rows[begin:end] = find_reference(ids[begin:end], slots[table], side_rows[table], dense_rows[table])
+        first = 0 if dense_begins is None else dense_begins[table]
+        rows[begin:end] = find_reference(ids[begin:end], slots[table], side_rows[table], dense_rows[table], first)
         absent[table] = (rows[begin:end] < 0).sum()
     return rows, absent
 
@@ -139,21 +142,22 @@ def find_or_insert_reference(
 def _plan(
     ids: Tensor, index: IndexBuffers, policy: IndexPolicy, oldest_in_flight: int, rows_in_flight: Tensor
 ) -> _Plan:
-    rows = find_reference(ids, index.slots, index.side_row, policy.dense_rows)
+    rows = find_reference(ids, index.slots, index.side_row, policy.own_dense_rows, policy.row_begin)
+    _refuse_foreign(ids[rows < 0], policy)
     candidates = _candidates(index, policy)
     by_id: dict[int, _NewId] = {}
     missing = torch.nonzero(rows < 0).squeeze(1)
     missing_ids = ids[missing].tolist()
-    buckets = bucket_of(ids[missing], index.bucket_taken.numel(), policy.seed).tolist()
+    buckets = bucket_of(ids[missing], policy.buckets, policy.seed).tolist()
     for id_, bucket in zip(missing_ids, buckets, strict=True):
         by_id.setdefault(id_, _NewId(id_, bucket, before=candidates.get(id_))).sightings += 1
-    plan = _Plan(rows, rows[rows >= policy.dense_rows], list(by_id.values()))
+    plan = _Plan(rows, rows[rows >= policy.own_dense_rows], list(by_id.values()))
     free: dict[int, Iterator[int]] = {}
     victims: dict[int, Iterator[int]] = {}
     in_flight = min(oldest_in_flight, int(index.counts[BATCHES]) + 1)
     for new in plan.new_ids:
         if new.total < policy.admit_after:
-            new.answer = -_shared_row(new.id, index, policy) - 2 if policy.unseen == 1 else -1
+            new.answer = -_shared_row(new.id, policy) - 2 if policy.unseen == 1 else -1
             plan.unseen_answers += new.sightings
             continue
         if new.bucket not in free:
@@ -169,7 +173,7 @@ def _plan(
                 plan.evicted[new.row] = int(index.row_ids[new.row])
         new.answer = new.row
         if new.row < 0 and policy.on_full == 1:
-            new.answer = _shared_row(new.id, index, policy)
+            new.answer = _shared_row(new.id, policy)
             plan.shared_answers += new.sightings
         elif new.row < 0:
             plan.full_bucket = new.bucket
@@ -192,26 +196,35 @@ def _candidates(index: IndexBuffers, policy: IndexPolicy) -> dict[int, _Candidat
     return {id_: _Candidate(place, sightings, order) for id_, place, sightings, order in described}
 
 
-def _rows_of(bucket: int, index: IndexBuffers, policy: IndexPolicy) -> tuple[int, int]:
-    rows, buckets = index.row_ids.numel(), index.bucket_taken.numel()
-    first, end = (bucket_begin(b, rows, policy.dense_rows, buckets) for b in (bucket, bucket + 1))
-    return first, end
+def _refuse_foreign(absent: Tensor, policy: IndexPolicy) -> None:
+    home = home_rows(absent, policy.rows, policy.dense_rows, policy.buckets, policy.seed)
+    foreign = absent[(home < policy.row_begin) | (home >= policy.row_end)]
+    if foreign.numel() > 0:
+        raise RuntimeError(
+            f"recfx: find_or_insert: id {int(foreign[0])} belongs to another slice of the table than rows "
+            f"{policy.row_begin} to {policy.row_end}"
+        )
 
 
-def _shared_row(id_: int, index: IndexBuffers, policy: IndexPolicy) -> int:
-    rows, buckets = index.row_ids.numel(), index.bucket_taken.numel()
-    return int(shared_rows(index.row_ids.new_tensor([id_]), rows, policy.dense_rows, buckets, policy.seed))
+def _rows_of(bucket: int, policy: IndexPolicy) -> tuple[int, int]:
+    rows = policy.rows_of(bucket)
+    return rows.start, rows.stop
+
+
+def _shared_row(id_: int, policy: IndexPolicy) -> int:
+    row = shared_rows(torch.tensor([id_]), policy.rows, policy.dense_rows, policy.buckets, policy.seed)
+    return int(row) - policy.row_begin
 
 
 def _free_rows(bucket: int, index: IndexBuffers, policy: IndexPolicy) -> list[int]:
-    begin, end = _rows_of(bucket, index, policy)
+    begin, end = _rows_of(bucket, policy)
     free: list[int] = (begin + torch.nonzero(index.row_state[begin:end] != TAKEN).squeeze(1)).tolist()
     return free
 
 
 def _victims(bucket: int, index: IndexBuffers, policy: IndexPolicy, kept: Tensor, in_flight: int) -> list[int]:
     """Rows of the bucket that may be evicted, in the order in which they go."""
-    begin, end = _rows_of(bucket, index, policy)
+    begin, end = _rows_of(bucket, policy)
     scores, is_lfu = index.row_scores[begin:end], policy.evict == 1
     last_batch = scores & (2**BATCH_BITS - 1) if is_lfu else scores
     may_go = (index.row_state[begin:end] == TAKEN) & (last_batch < in_flight)
@@ -232,9 +245,9 @@ def _apply(plan: _Plan, index: IndexBuffers, policy: IndexPolicy) -> None:
     insert_into_slots(ids, rows, index.slots, index.side_row)
     index.row_ids[rows] = ids
     index.row_state[rows] = TAKEN
-    update_free_rows(index.free_rows, index.row_state, rows, policy.dense_rows)
+    update_free_rows(index.free_rows, index.row_state, rows, policy.own_dense_rows)
     for new in inserted:
-        index.bucket_taken[new.bucket] += new.row not in plan.evicted
+        index.bucket_taken[new.bucket - policy.own_buckets.start] += new.row not in plan.evicted
     index.victim_heads.fill_(-1)  # the C++ operators' searches start anew
     index.oldest_heads.fill_(-1)
     if policy.evicts:
@@ -268,17 +281,19 @@ def _update_candidates(plan: _Plan, index: IndexBuffers, policy: IndexPolicy, ba
             _free_place(new.before.place, index, policy)
         elif new.before is not None:
             index.candidate_counts[new.before.place] = min(new.total, policy.admit_after)
-    for number, new in enumerate(plan.new_ids):
+    numbers: Counter[int] = Counter()  # new candidates of each bucket so far
+    for new in plan.new_ids:
         if new.before is not None or new.row >= 0:
             continue
-        begin, end = _rows_of(new.bucket, index, policy)
+        begin, end = _rows_of(new.bucket, policy)
         counts = index.candidate_counts[begin:end]
         if bool((counts > 0).all()):
             _free_place(begin + int(index.candidate_order[begin:end].argmin()), index, policy)
         place = begin + int((counts == 0).to(torch.uint8).argmax())
         index.candidate_ids[place] = new.id
         index.candidate_counts[place] = min(new.sightings, policy.admit_after)
-        index.candidate_order[place] = (batch << NEW_ID_BITS) + number
+        index.candidate_order[place] = (batch << NEW_ID_BITS) + numbers[new.bucket]
+        numbers[new.bucket] += 1
         _update_free_places(index, policy, place)
         insert_into_slots(
             ids=index.row_ids.new_tensor([new.id]),
@@ -299,7 +314,7 @@ def _free_place(place: int, index: IndexBuffers, policy: IndexPolicy) -> None:
 def _update_free_places(index: IndexBuffers, policy: IndexPolicy, place: int) -> None:
     is_taken = (index.candidate_counts > 0).to(torch.uint8)
     changed = index.row_ids.new_tensor([place])
-    update_free_rows(index.free_places, is_taken, changed, policy.dense_rows)
+    update_free_rows(index.free_places, is_taken, changed, policy.own_dense_rows)
 
 
 def add_counts_reference(counts: list[Tensor], amounts: list[int]) -> None:
@@ -322,7 +337,7 @@ def erase_reference(ids: Tensor, index: IndexBuffers, policy: IndexPolicy) -> Te
     index.row_state[freed] = FREED
     if policy.evicts:
         index.row_scores[freed] = 0
-    update_free_rows(index.free_rows, index.row_state, freed, policy.dense_rows)
-    buckets = index.bucket_taken.numel()
-    index.bucket_taken.sub_(torch.bincount(bucket_of(ids[answer >= 0], buckets, policy.seed), minlength=buckets))
+    update_free_rows(index.free_rows, index.row_state, freed, policy.own_dense_rows)
+    own = bucket_of(ids[answer >= 0], policy.buckets, policy.seed) - policy.own_buckets.start
+    index.bucket_taken.sub_(torch.bincount(own, minlength=len(policy.own_buckets)))
     return answer

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .buckets import bucket_begin, bucket_from
 from .free_rows import word_count
 from .slot_table import slot_count
 
@@ -26,19 +27,28 @@ BATCHES, IDS_SEEN, INSERTED, EVICTED, SHARED_ANSWERS, UNSEEN_ANSWERS = range(6)
 # A lfu score is sightings * 2 ** 36 + the number of the batch that used the row last; a lru score that number alone.
 BATCH_BITS = 36
 MOST_SIGHTINGS = 2**27 - 1
-# A candidate's order is the number of the batch that saw it first * 2 ** 31 + which of the batch's new ids it was.
+# A candidate's order is the number of the batch that saw it first * 2 ** 31 + which of the batch's new candidates of
+# its bucket it was: other buckets do not matter, so that it is the same wherever they are.
 NEW_ID_BITS = 31
 
 
 class IndexPolicy(NamedTuple):
-    """What a ``HashConfig`` says, as the operators take it."""
+    """What a ``HashConfig`` says, as the operators take it, and which rows of the table the index holds.
 
-    dense_rows: int
+    The index holds the rows ``row_begin`` to ``row_end``: all of the table, or a slice whose borders are among the
+    dense rows or those of buckets. All row numbers in its tensors are the slice's: a table's row minus ``row_begin``.
+    """
+
+    dense_rows: int  # of the table
     seed: int
     on_full: int  # 0 error, 1 share, 2 evict
     evict: int  # 0 lru, 1 lfu
     admit_after: int
     unseen: int  # 0 zeros, 1 share
+    rows: int  # of the table
+    buckets: int  # of the table
+    row_begin: int
+    row_end: int
 
     @property
     def evicts(self) -> bool:
@@ -50,9 +60,47 @@ class IndexPolicy(NamedTuple):
         """Whether ids are counted before they get a row."""
         return self.admit_after > 1
 
+    @property
+    def is_whole_table(self) -> bool:
+        """Whether no row is another slice's."""
+        return self.own_rows == self.rows
+
+    @property
+    def own_rows(self) -> int:
+        """Rows of the slice."""
+        return self.row_end - self.row_begin
+
+    @property
+    def own_dense_rows(self) -> int:
+        """The slice's first rows: those of the ids from ``row_begin`` on."""
+        return max(0, min(self.row_end, self.dense_rows) - self.row_begin)
+
+    @property
+    def own_index_rows(self) -> int:
+        """The slice's other rows, which the index gives out."""
+        return self.own_rows - self.own_dense_rows
+
+    @property
+    def own_buckets(self) -> range:
+        """The table's numbers of the slice's buckets."""
+        first, end = (
+            bucket_from(row, self.rows, self.dense_rows, self.buckets) for row in (self.row_begin, self.row_end)
+        )
+        return range(first, end)
+
+    def may_be_border(self, row: int) -> bool:
+        """Whether a slice may begin or end at this row of the table."""
+        bucket = bucket_from(row, self.rows, self.dense_rows, self.buckets)
+        return row <= self.dense_rows or bucket_begin(bucket, self.rows, self.dense_rows, self.buckets) == row
+
+    def rows_of(self, bucket: int) -> range:
+        """The slice's rows of one of ``own_buckets``."""
+        begin, end = (bucket_begin(b, self.rows, self.dense_rows, self.buckets) for b in (bucket, bucket + 1))
+        return range(begin - self.row_begin, end - self.row_begin)
+
 
 class IndexBuffers(NamedTuple):
-    """The tensors of one index. Those that its policy has no use for are empty."""
+    """The tensors of one index; those that its policy has no use for are empty. Rows and buckets are the slice's."""
 
     slots: Tensor  # int64 [slots, 2]: id to row, see slot_table.py
     side_row: Tensor  # int64 [1]: the row of id -1, which slots cannot hold; -1: none
@@ -79,9 +127,9 @@ class IndexBuffers(NamedTuple):
 STATE = ("row_ids", "row_state", "counts", "row_scores", "candidate_ids", "candidate_counts", "candidate_order")
 
 
-def allocate_buffers(rows: int, buckets: int, policy: IndexPolicy, device: str) -> IndexBuffers:
+def allocate_buffers(policy: IndexPolicy, device: str) -> IndexBuffers:
     """Tensors without content, on ``"cpu"`` or ``"meta"``."""
-    index_rows = rows - policy.dense_rows
+    rows, index_rows, buckets = policy.own_rows, policy.own_index_rows, len(policy.own_buckets)
     entries = index_rows // 16 + buckets  # LowestRows::entries_before in csrc/lowest_rows.h
 
     def int64(*size: int, wanted: bool = True) -> Tensor:

@@ -57,7 +57,7 @@ def rebuild_reference(buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
         zero.zero_()
     taken = torch.nonzero((buffers.row_state != 0) & (buffers.row_state != FREED)).squeeze(1)
     ids = buffers.row_ids[taken]
-    problem = _place_problems(taken, ids, buffers, policy)
+    problem = _place_problems(taken, ids, policy)
     if policy.evicts:
         scores = buffers.row_scores[taken]
         last_batch = scores & (2**BATCH_BITS - 1) if policy.evict == 1 else scores
@@ -67,8 +67,8 @@ def rebuild_reference(buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
         return _first(problem, taken, 0)
     insert_into_slots(ids, taken, buffers.slots, buffers.side_row)
     _fill_free(buffers.free_rows, buffers.row_state, policy)
-    buckets = buffers.bucket_taken.numel()
-    buffers.bucket_taken.copy_(torch.bincount(bucket_of(ids, buckets, policy.seed), minlength=buckets))
+    own = bucket_of(ids, policy.buckets, policy.seed) - policy.own_buckets.start
+    buffers.bucket_taken.copy_(torch.bincount(own, minlength=len(policy.own_buckets)))
     if policy.admits:
         return _rebuild_candidates(buffers, policy)
     return ids.new_tensor([NO_PROBLEM, -1, 0])
@@ -77,7 +77,7 @@ def rebuild_reference(buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
 def _rebuild_candidates(buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
     places = torch.nonzero(buffers.candidate_counts).squeeze(1)
     ids = buffers.candidate_ids[places]
-    problem = _place_problems(places, ids, buffers, policy)
+    problem = _place_problems(places, ids, policy)
     has_row = find_in_slots(ids, buffers.slots, buffers.side_row) >= 0
     problem[has_row & (problem == NO_PROBLEM)] = DUPLICATE_ID
     order = buffers.candidate_order[places]
@@ -90,17 +90,17 @@ def _rebuild_candidates(buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
     return ids.new_tensor([NO_PROBLEM, -1, 0])
 
 
-def _place_problems(rows: Tensor, ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
+def _place_problems(rows: Tensor, ids: Tensor, policy: IndexPolicy) -> Tensor:
     """What is wrong with ids in these rows. Last comes what csrc/index_rebuild.cpp meets first."""
-    count, buckets = buffers.row_ids.numel(), buffers.bucket_taken.numel()
-    bucket = bucket_of(ids, buckets, policy.seed)
-    begin = bucket_begins(bucket, count, policy.dense_rows, buckets)
-    end = bucket_begins(bucket + 1, count, policy.dense_rows, buckets)
+    table = (policy.rows, policy.dense_rows, policy.buckets)
+    bucket = bucket_of(ids, policy.buckets, policy.seed)
+    begin = bucket_begins(bucket, *table) - policy.row_begin
+    end = bucket_begins(bucket + 1, *table) - policy.row_begin
     problem = torch.full_like(rows, NO_PROBLEM)
     problem[_appeared_before(ids)] = DUPLICATE_ID
     problem[(rows < begin) | (rows >= end)] = WRONG_BUCKET
     problem[(ids >= 0) & (ids < policy.dense_rows)] = DENSE_ID
-    problem[rows < policy.dense_rows] = DENSE_ROW
+    problem[rows < policy.own_dense_rows] = DENSE_ROW
     return problem
 
 
@@ -114,7 +114,7 @@ def _appeared_before(ids: Tensor) -> Tensor:
 
 def _fill_free(words: Tensor, state: Tensor, policy: IndexPolicy) -> None:
     words.zero_()
-    update_free_rows(words, state, torch.arange(0, state.numel(), 64, device=state.device), policy.dense_rows)
+    update_free_rows(words, state, torch.arange(0, state.numel(), 64, device=state.device), policy.own_dense_rows)
 
 
 def _first(problem: Tensor, rows: Tensor, is_candidate: int) -> Tensor:

@@ -26,10 +26,12 @@ class IndexView(NamedTuple):
 
     slots: Tensor  # int64 [slots, 2], see slot_table.py; [0, 2]: no index, the table's ids are its rows
     side_row: Tensor  # int64 [1]: the row of id -1
-    dense_rows: int  # ids 0 <= id < dense_rows are their own row
-    share_buckets: int  # of the index, where an id without a row reads a row of its bucket; 0: it adds nothing
+    dense_rows: int  # of the table: ids 0 <= id < dense_rows are their own row
+    share_buckets: int  # of the table, where an id without a row reads a row of its bucket; 0: it adds nothing
     seed: int  # of the index
     lock: Tensor | None = None  # of the index; None where nobody writes it any more
+    table_rows: int = 0  # of the table, where the weight and the index are a slice of it; 0: they are the whole table
+    row_begin: int = 0  # the table's row with which the slice begins; ids of other slices have no row
 
     @classmethod
     def none(cls) -> IndexView:
@@ -82,12 +84,15 @@ def find_and_pool(
         rows: int64 ``[n]``, -1 where an id has no row and its table shares none, and where an id is in no bag.
         absent: int64 ``[tables]``, how many ids of each table have no row of their own.
     """
-    slots, side_rows, dense_rows, share_buckets, seeds, locks = map(list, zip(*indexes, strict=True))
-    arguments = (ids, offsets, weights, table_of_feature, slots, side_rows, dense_rows, share_buckets, seeds)
+    slots, side_rows, dense_rows, share_buckets, seeds, locks, table_rows, row_begins = map(
+        list, zip(*indexes, strict=True)
+    )
+    lookup = (ids, offsets, weights, table_of_feature)
+    views = (slots, side_rows, dense_rows, share_buckets, seeds, table_rows, row_begins)
     if library.load():
         held = [lock for lock in locks if lock is not None]
-        return torch.ops.recfx.find_and_pool(*arguments, held, per_sample_weights)
-    return reference.find_and_pool(*arguments, per_sample_weights)
+        return torch.ops.recfx.find_and_pool(*lookup, *views, held, per_sample_weights)
+    return reference.find_and_pool(*lookup, *views, per_sample_weights)
 
 
 def pool_again_(

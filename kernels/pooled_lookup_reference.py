@@ -45,6 +45,8 @@ def find_and_pool(
     dense_rows: list[int],
     share_buckets: list[int],
     seeds: list[int],
+    table_rows: list[int],
+    row_begins: list[int],
     per_sample_weights: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Ids to pooled, rows and absent ids a table."""
@@ -57,11 +59,15 @@ def find_and_pool(
         asked = ids[begin:end]
         found = asked
         if slots[table].numel() > 0:
-            found = find_reference(asked, slots[table], side_rows[table], dense_rows[table])
+            own, first, dense = weights[table].size(0), row_begins[table], dense_rows[table]
+            own_dense = max(0, min(dense - first, own))
+            found = find_reference(asked, slots[table], side_rows[table], own_dense, first)
             absent[table] += (found < 0).sum()
             if share_buckets[table] > 0:
-                size, dense, buckets = weights[table].size(0), dense_rows[table], share_buckets[table]
-                found = torch.where(found < 0, shared_rows(asked, size, dense, buckets, seeds[table]), found)
+                size = own if table_rows[table] == 0 else table_rows[table]
+                shared = shared_rows(asked, size, dense, share_buckets[table], seeds[table]) - first
+                is_foreign = ((asked >= 0) & (asked < dense)) | (shared < 0) | (shared >= own)
+                found = torch.where(found < 0, shared.masked_fill(is_foreign, -1), found)
         rows[begin:end] = found
     return pooled_lookup(rows, offsets, weights, table_of_feature, False, per_sample_weights), rows, absent
 

@@ -1,6 +1,6 @@
 """Initial weights of new rows: a pure function of seed, table name and id.
 
-Element ``j`` of the row of ``id`` is ``low + (high - low) * u`` in float32, cast to the weight's dtype. ``u`` in
+Column ``j`` of the row of ``id`` is ``low + (high - low) * u`` in float32, cast to the weight's dtype. ``u`` in
 ``[0, 1)`` is the top 24 bits of ``mix64(mix64(id ^ key) + (j + 1) * 0x9E3779B97F4A7C15)`` over ``2**24``, and ``key``
 stands for the seed and the table (``initialization_key``). So a row does not depend on when, on which thread or on
 which rank its id arrived. The C++ operator gives the bits that the reference gives.
@@ -23,7 +23,7 @@ def initialization_key(table_name: str, seed: int) -> int:
     return to_int64(int.from_bytes(digest[:8], "little")) ^ mix64_integer(seed)
 
 
-def initial_rows(ids: Tensor, dim: int, key: int, low: float, high: float) -> Tensor:
+def initial_rows(ids: Tensor, dim: int, key: int, low: float, high: float, first_column: int = 0) -> Tensor:
     """The initial rows of these ids, on their device. Scriptable.
 
     Args:
@@ -31,11 +31,12 @@ def initial_rows(ids: Tensor, dim: int, key: int, low: float, high: float) -> Te
         dim: columns of the weight.
         key: from ``initialization_key``.
         low, high: the range, rounded to float32.
+        first_column: of the table, where the weight is a shard of some of its columns.
 
     Returns:
         float32 ``[n, dim]``.
     """
-    column = torch.arange(1, dim + 1, dtype=torch.int64, device=ids.device)
+    column = torch.arange(first_column + 1, first_column + dim + 1, dtype=torch.int64, device=ids.device)
     bits = mix64(mix64(ids ^ key).unsqueeze(1) + column * -7046029254386353131)  # 0x9E3779B97F4A7C15
     uniform = ((bits >> 40) & 0xFFFFFF).to(torch.float32) * 5.9604644775390625e-08  # 2 ** -24, exact
     # The ends are rounded to float32 before they are subtracted, as in C++.
@@ -43,7 +44,9 @@ def initial_rows(ids: Tensor, dim: int, key: int, low: float, high: float) -> Te
     return uniform * (ends[1] - ends[0]) + ends[0]
 
 
-def initialize_rows(weight: Tensor, rows: Tensor, ids: Tensor, key: int, low: float, high: float) -> None:
+def initialize_rows(
+    weight: Tensor, rows: Tensor, ids: Tensor, key: int, low: float, high: float, first_column: int = 0
+) -> None:
     """Write the initial rows of ``ids`` into ``weight[rows]``.
 
     The weight's autograd version is not bumped: rows are initialised inside a forward pass, and a row that is new was
@@ -55,19 +58,20 @@ def initialize_rows(weight: Tensor, rows: Tensor, ids: Tensor, key: int, low: fl
         ids: int64 ``[n]``, the id of each row.
         key: from ``initialization_key``.
         low, high: the range.
+        first_column: of the table, where the weight is a shard of some of its columns.
     """
     if rows.numel() == 0 or weight.is_meta:
         return
     data = weight.data  # shares the memory, not the version counter (detach() would share both)
     if weight.device.type == "cpu" and data.stride(-1) == 1 and library.load():
-        torch.ops.recfx.init_rows_(data, rows.cpu(), ids.cpu(), key, low, high)
+        torch.ops.recfx.init_rows_(data, rows.cpu(), ids.cpu(), key, low, high, first_column)
         return
-    values = initial_rows(ids.to(weight.device), weight.size(1), key, low, high)
+    values = initial_rows(ids.to(weight.device), weight.size(1), key, low, high, first_column)
     data.index_copy_(0, rows.to(weight.device), values.to(weight.dtype))
 
 
 @library.when_loaded
 def _register_fakes() -> None:
     @torch.library.register_fake("recfx::init_rows_")
-    def _init_rows(weight: Tensor, rows: Tensor, ids: Tensor, key: int, low: float, high: float) -> None:
+    def _init_rows(weight: Tensor, rows: Tensor, ids: Tensor, *rest: object) -> None:
         return None

@@ -7,18 +7,22 @@
 
 namespace recfx {
 
-// What an id without a row of its own reads: nothing, or a row of its bucket.
+// What an id without a row of its own reads: nothing, or a row of its bucket, if the bucket is of this slice of the table.
 struct AbsentAnswer {
-  int64_t rows;
-  int64_t dense_rows;
-  int64_t buckets;  // 0: nothing
+  int64_t rows;        // of the table
+  int64_t dense_rows;  // of the table
+  int64_t buckets;     // of the table; 0: nothing
+  int64_t row_begin;   // the slice's first row, and how many it has
+  int64_t own_rows;
   uint64_t mixed_seed;
   uint64_t mixed_share_seed;
 
-  AbsentAnswer(int64_t rows, int64_t dense_rows, int64_t buckets, int64_t seed)
+  AbsentAnswer(int64_t rows, int64_t dense_rows, int64_t buckets, int64_t seed, int64_t row_begin, int64_t own_rows)
       : rows(rows),
         dense_rows(dense_rows),
         buckets(buckets),
+        row_begin(row_begin),
+        own_rows(own_rows),
         mixed_seed(mix64(static_cast<uint64_t>(seed))),
         mixed_share_seed(mix64(static_cast<uint64_t>(seed) + 1)) {}
 
@@ -26,11 +30,15 @@ struct AbsentAnswer {
     return dense_rows + bucket * (rows - dense_rows) / buckets;
   }
 
-  // Same rows as shared_rows() in kernels/hash_index.py.
+  // Same rows as shared_rows() in kernels/buckets.py, less row_begin; -1 for an id of another slice.
   int64_t shared_row(int64_t id) const {
+    if (static_cast<uint64_t>(id) < static_cast<uint64_t>(dense_rows)) {
+      return -1;
+    }
     const int64_t bucket = mixed_modulo(id, mixed_seed, buckets);
     const int64_t begin = bucket_begin(bucket);
-    return begin + mixed_modulo(id, mixed_share_seed, bucket_begin(bucket + 1) - begin);
+    const int64_t row = begin + mixed_modulo(id, mixed_share_seed, bucket_begin(bucket + 1) - begin) - row_begin;
+    return static_cast<uint64_t>(row) < static_cast<uint64_t>(own_rows) ? row : -1;
   }
 };
 

@@ -12,13 +12,25 @@ namespace recfx {
 // How many ids ahead a slot is fetched: enough to cover main memory's latency, few enough for the core's line buffers.
 constexpr int64_t kLookahead = 64;
 
+// Which ids are rows by themselves: those of [begin, begin + rows), in this order. Others are looked up.
+struct DenseIds {
+  int64_t rows;
+  int64_t begin = 0;
+};
+
 // Finds the rows of ids[begin, end), a block of kLookahead ids after the other: -1 where the table does not hold the
-// id; ids below dense_rows are their own row. The homes of a block are computed and fetched one block early.
+// id, and it is not dense. The homes of a block are computed and fetched one block early.
 class Finder {
  public:
   RECFX_INLINE Finder(const int64_t* ids, int64_t* rows, int64_t begin, int64_t end, const SlotTable& table,
-                      int64_t dense_rows)
-      : table_(table), ids_(ids), rows_(rows), done_(begin), end_(end), dense_rows_(static_cast<uint64_t>(dense_rows)) {
+                      DenseIds dense)
+      : table_(table),
+        ids_(ids),
+        rows_(rows),
+        done_(begin),
+        end_(end),
+        dense_rows_(static_cast<uint64_t>(dense.rows)),
+        dense_begin_(static_cast<uint64_t>(dense.begin)) {
     fetch();
   }
 
@@ -44,9 +56,10 @@ class Finder {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t id = ids[i];
       const Slot home = table_.at(homes[i]);
-      const bool is_dense = static_cast<uint64_t>(id) < dense_rows_;
+      const uint64_t dense_row = static_cast<uint64_t>(id) - dense_begin_;  // wraps around where it is none
+      const bool is_dense = dense_row < dense_rows_;
       const bool settled = is_dense | ((id != kEmptyId) & ((home.id == id) | (home.id == kEmptyId)));
-      rows[i] = is_dense ? id : home.row;  // an empty slot's row is kNoRow
+      rows[i] = is_dense ? static_cast<int64_t>(dense_row) : home.row;  // an empty slot's row is kNoRow
       others[other_count] = static_cast<uint32_t>(i);
       other_count += !settled;
     }
@@ -81,13 +94,14 @@ class Finder {
   int64_t done_;
   int64_t end_;
   uint64_t dense_rows_;
+  uint64_t dense_begin_;
   int now_ = 0;
   uint64_t homes_[2][kLookahead];
 };
 
 RECFX_CLONES static void find_range(const int64_t* ids, int64_t* rows, int64_t begin, int64_t end,
-                                    const SlotTable& table, int64_t dense_rows) {
-  for (Finder finder(ids, rows, begin, end, table, dense_rows); finder.done() < end;) {
+                                    const SlotTable& table, DenseIds dense) {
+  for (Finder finder(ids, rows, begin, end, table, dense); finder.done() < end;) {
     finder.step();
   }
 }

@@ -41,6 +41,8 @@ Locked write_lock(at::TensorList buffers) {
   return {std::move(locks), true};
 }
 
+constexpr int64_t kNoPosition = -1;
+
 // A stretch of one table's ids. All tables of a collection share one parallel region: a region a table would wait for
 // its slowest thread once a table.
 struct Task {
@@ -49,6 +51,7 @@ struct Task {
   int64_t end;
   int64_t absent = 0;
   std::vector<int64_t> missing = {};  // positions in the table's stretch
+  int64_t foreign = kNoPosition;      // the first of these whose id is of another slice of the table
 };
 
 std::vector<Task> tasks_of(int64_t ids, at::IntArrayRef begins, at::IntArrayRef ends) {
@@ -82,7 +85,7 @@ void run(std::vector<Task>& tasks, Work work) {
 }
 
 at::Tensor find(const at::Tensor& ids, const at::Tensor& slots, const at::Tensor& side_row, int64_t dense_rows,
-                const std::optional<at::Tensor>& lock) {
+                const std::optional<at::Tensor>& lock, int64_t dense_begin) {
   const at::Tensor contiguous = ids.contiguous();
   const int64_t* data = int64_data(contiguous, "ids");
   const SlotTable table = slot_table(slots, side_row);
@@ -90,7 +93,7 @@ at::Tensor find(const at::Tensor& ids, const at::Tensor& slots, const at::Tensor
   int64_t* row_data = mutable_int64(rows);
   const Locked locked(lock ? std::vector<IndexLock>{index_lock(*lock)} : std::vector<IndexLock>{}, false);
   at::parallel_for(0, ids.numel(), kIdsPerTask, [&](int64_t begin, int64_t end) {
-    find_range(data, row_data, begin, end, table, dense_rows);
+    find_range(data, row_data, begin, end, table, {dense_rows, dense_begin});
   });
   return rows;
 }
@@ -98,10 +101,11 @@ at::Tensor find(const at::Tensor& ids, const at::Tensor& slots, const at::Tensor
 // -> rows, absent [tables]
 std::tuple<at::Tensor, at::Tensor> find_tables(const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRef ends,
                                                at::TensorList slots, at::TensorList side_rows, at::TensorList locks,
-                                               at::IntArrayRef dense_rows) {
+                                               at::IntArrayRef dense_rows, at::OptionalIntArrayRef dense_begins) {
   const size_t tables = begins.size();
   TORCH_CHECK(ends.size() == tables && slots.size() == tables && side_rows.size() == tables &&
-                  locks.size() == tables && dense_rows.size() == tables,
+                  locks.size() == tables && dense_rows.size() == tables &&
+                  (!dense_begins || dense_begins->size() == tables),
               "recfx: find_tables needs one entry a table in every list");
   const at::Tensor contiguous = ids.contiguous();
   const int64_t* data = int64_data(contiguous, "ids");
@@ -118,7 +122,8 @@ std::tuple<at::Tensor, at::Tensor> find_tables(const at::Tensor& ids, at::IntArr
   {
     const Locked locked(std::move(index_locks), false);
     run(tasks, [&](Task& task) {
-      find_range(data, row_data, task.begin, task.end, views[task.table], dense_rows[task.table]);
+      const DenseIds dense{dense_rows[task.table], dense_begins ? (*dense_begins)[task.table] : 0};
+      find_range(data, row_data, task.begin, task.end, views[task.table], dense);
       task.absent = std::count(row_data + task.begin, row_data + task.end, kNoRow);
     });
   }
@@ -150,13 +155,21 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
   std::vector<Index> indexes = index_views(buffers, policies);
   run(tasks, [&](Task& task) {
     const Index& index = indexes[task.table];
-    find_range(data, row_data, task.begin, task.end, index.table, index.policy.dense_rows);
+    find_range(data, row_data, task.begin, task.end, index.table, {index.slice.own_dense_rows, index.slice.row_begin});
     for (int64_t i = task.begin; i < task.end; ++i) {
       if (row_data[i] == kNoRow) {
         task.missing.push_back(i - begins[task.table]);
+        if (task.foreign == kNoPosition && index.is_foreign(data[i])) {
+          task.foreign = i;
+        }
       }
     }
   });
+  for (const Task& task : tasks) {  // before anything is changed
+    const RowSlice& slice = indexes[task.table].slice;
+    TORCH_CHECK(task.foreign == kNoPosition, "recfx: find_or_insert: id ", data[task.foreign], " of table ", task.table,
+                " belongs to another slice of the table than rows ", slice.row_begin, " to ", slice.row_end);
+  }
   std::vector<std::vector<int64_t>> missing(tables);
   for (const Task& task : tasks) {
     missing[task.table].insert(missing[task.table].end(), task.missing.begin(), task.missing.end());
@@ -242,7 +255,7 @@ at::Tensor erase(const at::Tensor& ids, at::TensorList buffers, at::IntArrayRef 
     if (i + kLookahead < count) {
       index.table.prefetch(index.table.home(data[i + kLookahead]));
     }
-    mutable_int64(rows)[i] = index.is_dense(data[i]) ? kNoRow : index.remove(data[i]);
+    mutable_int64(rows)[i] = index.slice.is_dense(data[i]) ? kNoRow : index.remove(data[i]);
     if (index.candidates) {
       index.remove_candidate(data[i]);
     }
@@ -253,10 +266,12 @@ at::Tensor erase(const at::Tensor& ids, at::TensorList buffers, at::IntArrayRef 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(recfx, library) {
-  library.def("find(Tensor ids, Tensor slots, Tensor side_row, int dense_rows, Tensor? lock=None) -> Tensor");
+  library.def(
+      "find(Tensor ids, Tensor slots, Tensor side_row, int dense_rows, Tensor? lock=None, "
+      "int dense_begin=0) -> Tensor");
   library.def(
       "find_tables(Tensor ids, int[] begins, int[] ends, Tensor[] slots, Tensor[] side_rows, Tensor[] locks, "
-      "int[] dense_rows) -> (Tensor, Tensor)");
+      "int[] dense_rows, int[]? dense_begins=None) -> (Tensor, Tensor)");
   library.def(
       "find_or_insert(Tensor ids, int[] begins, int[] ends, Tensor(a!)[] buffers, int[] policies, "
       "int[] oldest_in_flight, Tensor[]? rows_in_flight=None, int[]? oldest_listed=None) "

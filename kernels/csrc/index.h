@@ -7,6 +7,7 @@
 #include "free_rows.h"
 #include "lowest_rows.h"
 #include "mix64.h"
+#include "row_slice.h"
 #include "scores.h"
 #include "slot_table.h"
 
@@ -22,7 +23,6 @@ enum Counter { kBatches, kIdsSeen, kInserted, kEvicted, kSharedAnswers, kUnseenA
 
 // What HashConfig says, as numbers; kernels/hash_index.py makes them.
 struct Policy {
-  int64_t dense_rows;
   int64_t seed;
   bool share;   // on_full
   bool evict;   // on_full
@@ -31,10 +31,10 @@ struct Policy {
   bool share_unseen;
 };
 
-// When a candidate was first seen: the number of the batch, then which of its new ids it was.
+// When a candidate was first seen: the number of the batch, then which of the batch's new candidates of its bucket it was.
 constexpr int kNewIdBits = 31;
-inline int64_t candidate_order(int64_t batch, int64_t new_id) {
-  return (batch << kNewIdBits) + new_id;
+inline int64_t candidate_order(int64_t batch, int64_t number) {
+  return (batch << kNewIdBits) + number;
 }
 inline int64_t first_batch(int64_t order) {
   return order >> kNewIdBits;
@@ -66,33 +66,34 @@ struct Candidates {
 
 struct Index {
   Policy policy;
-  int64_t rows;
-  int64_t buckets;
+  RowSlice slice;
   SlotTable table;
   int64_t* row_ids;
   uint8_t* row_state;
   FreeRows free_rows;
-  int64_t* bucket_taken;
+  int64_t* bucket_taken;  // of the slice's buckets
   int64_t* counts;
   int64_t* row_scores;                   // with policy.evict
   std::optional<LowestRows> victims;     // with policy.evict
   std::optional<Candidates> candidates;  // with policy.admit_after > 1
 
-  bool is_dense(int64_t id) const {
-    return id >= 0 && id < policy.dense_rows;
-  }
+  // The table's number of the bucket that an id belongs to.
   int64_t bucket_of(int64_t id) const {
-    return mixed_modulo(id, mix64(static_cast<uint64_t>(policy.seed)), buckets);
+    return mixed_modulo(id, mix64(static_cast<uint64_t>(policy.seed)), slice.buckets);
   }
-  int64_t bucket_begin(int64_t bucket) const {
-    return policy.dense_rows + bucket * (rows - policy.dense_rows) / buckets;
+  // Whether an id without a row here would get one in another slice of the table, if anywhere.
+  bool is_foreign(int64_t absent_id) const {
+    return !slice.is_whole_table() && (slice.is_dense(absent_id) || !slice.holds_bucket(bucket_of(absent_id)));
   }
-  // The row of its bucket that an id shares where it has none of its own.
+  int64_t& taken_in(int64_t bucket) {
+    return bucket_taken[bucket - slice.first_bucket];
+  }
+  // The row of its bucket, which must be the slice's, that an id shares where it has none of its own.
   int64_t shared_row(int64_t id) const {
     const int64_t bucket = bucket_of(id);
-    const int64_t begin = bucket_begin(bucket);
+    const int64_t begin = slice.bucket_begin(bucket);
     const uint64_t mixed_seed = mix64(static_cast<uint64_t>(policy.seed) + 1);
-    return begin + mixed_modulo(id, mixed_seed, bucket_begin(bucket + 1) - begin);
+    return begin + mixed_modulo(id, mixed_seed, slice.bucket_begin(bucket + 1) - begin);
   }
 
   ScoreRule score_rule() const {
@@ -108,7 +109,7 @@ struct Index {
         row_scores[row] = 0;
       }
       free_rows.give_back(row);
-      --bucket_taken[bucket_of(id)];
+      --taken_in(bucket_of(id));
     }
     return row;
   }

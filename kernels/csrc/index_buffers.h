@@ -18,7 +18,10 @@ enum Buffer {
 };
 
 // The order of an index's numbers: IndexPolicy in kernels/hash_index.py.
-enum PolicyNumber { kDenseRows, kSeed, kOnFull, kEvictRule, kAdmitAfter, kUnseen, kPolicyNumbers };
+enum PolicyNumber {
+  kDenseRows, kSeed, kOnFull, kEvictRule, kAdmitAfter, kUnseen, kTableRows, kBucketsOfTable, kRowBegin, kRowEnd,
+  kPolicyNumbers
+};
 
 template <typename T>
 T* buffer_data(const at::Tensor& tensor, const char* name, at::ScalarType type, int64_t elements) {
@@ -48,9 +51,26 @@ inline LowestRows lowest_rows_view(const at::Tensor& entries, const at::Tensor& 
           reinterpret_cast<LowestRows::Head*>(longs(heads, name, 3 * buckets))};
 }
 
+inline RowSlice row_slice(const at::IntArrayRef numbers) {
+  const int64_t table_rows = numbers[kTableRows];
+  const int64_t dense_rows = numbers[kDenseRows];
+  const int64_t buckets = numbers[kBucketsOfTable];
+  TORCH_CHECK(0 <= dense_rows && dense_rows < table_rows, "recfx: dense_rows must be in [0, ", table_rows, "), got ",
+              dense_rows);
+  TORCH_CHECK(1 <= buckets && buckets <= table_rows - dense_rows, "recfx: there must be 1 to ",
+              table_rows - dense_rows, " buckets, got ", buckets);
+  const int64_t begin = numbers[kRowBegin];
+  const int64_t end = numbers[kRowEnd];
+  TORCH_CHECK(0 <= begin && begin < end && end <= table_rows, "recfx: rows ", begin, " to ", end,
+              " are no slice of a table of ", table_rows, " rows");
+  const RowSlice slice(table_rows, dense_rows, buckets, begin, end);
+  TORCH_CHECK(slice.may_be_border(begin) && slice.may_be_border(end), "recfx: rows ", begin, " to ", end,
+              " are no slice: its borders must be among the dense rows or those of buckets");
+  return slice;
+}
+
 inline Index index_view(const at::TensorList buffers, const at::IntArrayRef numbers) {
   const Policy policy{
-      .dense_rows = numbers[kDenseRows],
       .seed = numbers[kSeed],
       .share = numbers[kOnFull] == 1,
       .evict = numbers[kOnFull] == 2,
@@ -58,24 +78,20 @@ inline Index index_view(const at::TensorList buffers, const at::IntArrayRef numb
       .admit_after = numbers[kAdmitAfter],
       .share_unseen = numbers[kUnseen] == 1,
   };
-  const int64_t rows = buffers[kRowIds].numel();
-  const int64_t buckets = buffers[kBucketTaken].numel();
-  const int64_t index_rows = rows - policy.dense_rows;
-  TORCH_CHECK(policy.dense_rows >= 0 && index_rows > 0, "recfx: dense_rows must be in [0, ", rows, "), got ",
-              policy.dense_rows);
-  TORCH_CHECK(buckets >= 1 && buckets <= index_rows, "recfx: there must be 1 to ", index_rows, " buckets, got ",
-              buckets);
+  const RowSlice slice = row_slice(numbers);
+  const int64_t rows = slice.rows();
+  const int64_t buckets = slice.own_buckets();
+  const int64_t index_rows = slice.own_index_rows();
   TORCH_CHECK(buffers[kSlots].size(0) > index_rows, "recfx: there must be more slots than rows, got ",
               buffers[kSlots].size(0), " slots for ", index_rows, " rows");
   Index index{
       .policy = policy,
-      .rows = rows,
-      .buckets = buckets,
+      .slice = slice,
       .table = slot_table(buffers[kSlots], buffers[kSideRow]),
-      .row_ids = longs(buffers[kRowIds], "row_ids"),
+      .row_ids = longs(buffers[kRowIds], "row_ids", rows),
       .row_state = buffer_data<uint8_t>(buffers[kRowState], "row_state", at::kByte, rows),
       .free_rows = free_rows_view(buffers[kFreeRows], "free_rows", rows),
-      .bucket_taken = longs(buffers[kBucketTaken], "bucket_taken"),
+      .bucket_taken = longs(buffers[kBucketTaken], "bucket_taken", buckets),
       .counts = longs(buffers[kCountsBuffer], "counts", kCounters),
       .row_scores = longs(buffers[kRowScores], "row_scores", policy.evict ? rows : 0),
       .victims = std::nullopt,

@@ -18,15 +18,16 @@ struct Found {
   int64_t row = -1;
 };
 
-// Calls work(row, its bucket) for every row that the index gives out, in order; a bucket of -1 stands for dense rows.
+// Calls work(row, its bucket) for every row of the slice, in order; a bucket of -1 stands for dense rows.
 template <typename Work>
 Found each_row(const Index& index, Work work) {
-  int64_t bucket = -1;
-  for (int64_t row = 0; row < index.rows; ++row) {
-    while (row >= index.policy.dense_rows && row >= index.bucket_begin(bucket + 1)) {
-      ++bucket;
+  const RowSlice& slice = index.slice;
+  int64_t next_bucket = slice.first_bucket;
+  for (int64_t row = 0; row < slice.rows(); ++row) {
+    while (row >= slice.own_dense_rows && row >= slice.bucket_begin(next_bucket)) {
+      ++next_bucket;
     }
-    const Problem problem = work(row, bucket);
+    const Problem problem = work(row, row < slice.own_dense_rows ? -1 : next_bucket - 1);
     if (problem != Problem::kNone) {
       return {problem, row};
     }
@@ -38,7 +39,7 @@ Problem place_problem(const Index& index, int64_t id, int64_t bucket) {
   if (bucket < 0) {
     return Problem::kDenseRow;
   }
-  if (index.is_dense(id)) {
+  if (index.slice.is_dense(id)) {
     return Problem::kDenseId;
   }
   return index.bucket_of(id) == bucket ? Problem::kNone : Problem::kWrongBucket;
@@ -46,7 +47,7 @@ Problem place_problem(const Index& index, int64_t id, int64_t bucket) {
 
 Found rebuild_rows(Index& index) {
   return each_row(index, [&](int64_t row, int64_t bucket) {
-    if (row + kLookahead < index.rows && index.row_state[row + kLookahead] == kTaken) {
+    if (row + kLookahead < index.slice.rows() && index.row_state[row + kLookahead] == kTaken) {
       index.table.prefetch(index.table.home(index.row_ids[row + kLookahead]));
     }
     const int64_t id = index.row_ids[row];
@@ -73,7 +74,7 @@ Found rebuild_rows(Index& index) {
       }
     }
     index.table.insert(id, row);
-    ++index.bucket_taken[bucket];
+    ++index.taken_in(bucket);
     return Problem::kNone;
   });
 }

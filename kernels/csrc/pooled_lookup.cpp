@@ -152,23 +152,32 @@ at::Tensor pooled_lookup(const at::Tensor& rows, const at::Tensor& offsets, at::
 std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(
     const at::Tensor& ids, const at::Tensor& offsets, at::TensorList weights, at::IntArrayRef table_of_feature,
     at::TensorList slots, at::TensorList side_rows, at::IntArrayRef dense_rows, at::IntArrayRef share_buckets,
-    at::IntArrayRef seeds, at::TensorList locks, const OptionalTensor& per_sample_weights) {
+    at::IntArrayRef seeds, at::IntArrayRef table_rows, at::IntArrayRef row_begins, at::TensorList locks,
+    const OptionalTensor& per_sample_weights) {
   const size_t tables = weights.size();
   TORCH_CHECK(slots.size() == tables && side_rows.size() == tables && dense_rows.size() == tables &&
-                  share_buckets.size() == tables && seeds.size() == tables,
+                  share_buckets.size() == tables && seeds.size() == tables && table_rows.size() == tables &&
+                  row_begins.size() == tables,
               "recfx::find_and_pool needs one entry a table in every list");
   const at::Tensor ids_contiguous = ids.contiguous();
   const int64_t* id_data = int64_data(ids_contiguous, "ids");
   const Lookup lookup(ids.numel(), offsets, weights, table_of_feature, per_sample_weights, false);
   std::vector<std::optional<SlotTable>> views;  // none: the ids are rows
+  std::vector<DenseIds> dense;
   std::vector<AbsentAnswer> answers;
   for (size_t t = 0; t < tables; ++t) {
-    const int64_t index_rows = weights[t].size(0) - dense_rows[t];
-    TORCH_CHECK(dense_rows[t] >= 0 && share_buckets[t] >= 0 && share_buckets[t] <= std::max<int64_t>(0, index_rows),
-                "recfx::find_and_pool: table ", t, " of ", weights[t].size(0), " rows has ", dense_rows[t],
+    const int64_t own_rows = weights[t].size(0);
+    const int64_t rows = table_rows[t] == 0 ? own_rows : table_rows[t];
+    TORCH_CHECK(row_begins[t] >= 0 && row_begins[t] <= rows - own_rows, "recfx::find_and_pool: a weight of ", own_rows,
+                " rows from row ", row_begins[t], " on is no slice of table ", t, " of ", rows, " rows");
+    TORCH_CHECK(dense_rows[t] >= 0 && share_buckets[t] >= 0 &&
+                    share_buckets[t] <= std::max<int64_t>(0, rows - dense_rows[t]),
+                "recfx::find_and_pool: table ", t, " of ", rows, " rows has ", dense_rows[t],
                 " dense rows and shares ", share_buckets[t], " buckets");
+    const int64_t own_dense_rows = std::clamp<int64_t>(dense_rows[t] - row_begins[t], 0, own_rows);
+    dense.push_back({own_dense_rows, row_begins[t]});
     views.push_back(slots[t].numel() == 0 ? std::nullopt : std::make_optional(slot_table(slots[t], side_rows[t])));
-    answers.emplace_back(weights[t].size(0), dense_rows[t], share_buckets[t], seeds[t]);
+    answers.emplace_back(rows, dense_rows[t], share_buckets[t], seeds[t], row_begins[t], own_rows);
   }
 
   at::Tensor pooled = lookup.new_pooled();
@@ -191,7 +200,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(
       const int64_t begin = bags.offsets[task.first];
       const int64_t end = bags.offsets[task.last];
       if (views[table]) {
-        find_range(id_data, row_data, begin, end, *views[table], dense_rows[table]);
+        find_range(id_data, row_data, begin, end, *views[table], dense[table]);
         task.absent = answer_absent(id_data, row_data, begin, end, answers[table]);
       } else {
         std::copy(id_data + begin, id_data + end, row_data + begin);
@@ -247,8 +256,8 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
       "Tensor? per_sample_weights) -> Tensor");
   library.def(
       "find_and_pool(Tensor ids, Tensor offsets, Tensor[] weights, int[] table_of_feature, Tensor[] slots, "
-      "Tensor[] side_rows, int[] dense_rows, int[] share_buckets, int[] seeds, Tensor[] locks, "
-      "Tensor? per_sample_weights) "
+      "Tensor[] side_rows, int[] dense_rows, int[] share_buckets, int[] seeds, int[] table_rows, int[] row_begins, "
+      "Tensor[] locks, Tensor? per_sample_weights) "
       "-> (Tensor, Tensor, Tensor)");
   library.def(
       "pool_again_(Tensor(a!) pooled, Tensor rows, Tensor changed, Tensor offsets, Tensor[] weights, "

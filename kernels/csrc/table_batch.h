@@ -1,6 +1,6 @@
 // One batch of one table: which ids are new, who gets a row, who goes for it. No torch in here.
 //
-// plan() only reads; touch() and allocate() change the index and can be undone; commit() cannot fail. So several tables
+// All ids must be the slice's. plan() only reads; touch() and allocate() change the index and can be undone; commit() cannot fail. So several tables
 // go through a batch together, or none does.
 #pragma once
 
@@ -84,7 +84,7 @@ class TableBatch {
       if (i + kLookahead < end && rows_[i + kLookahead] >= 0) {
         __builtin_prefetch(index_.row_scores + rows_[i + kLookahead], 1);
       }
-      if (rows_[i] >= index_.policy.dense_rows) {
+      if (rows_[i] >= index_.slice.own_dense_rows) {
         scores_before_[i] = rule.touch(index_.row_scores[rows_[i]], batch_);
       }
     }
@@ -130,7 +130,7 @@ class TableBatch {
           index_.table.insert(each->id_before, each->row);
         }
       } else {
-        --index_.bucket_taken[index_.bucket_of(index_.row_ids[each->row])];
+        --index_.taken_in(index_.bucket_of(index_.row_ids[each->row]));
         index_.free_rows.give_back(each->row);
       }
       index_.row_ids[each->row] = each->id_before;
@@ -197,13 +197,13 @@ class TableBatch {
 
   void give_row(NewId& each) {
     const int64_t bucket = index_.bucket_of(each.id);
-    const int64_t begin = index_.bucket_begin(bucket);
-    const int64_t end = index_.bucket_begin(bucket + 1);
+    const int64_t begin = index_.slice.bucket_begin(bucket);
+    const int64_t end = index_.slice.bucket_begin(bucket + 1);
     int64_t row = index_.free_rows.lowest(begin, end);
     if (row != kNoRow) {
       given_.push_back({row, index_.row_state[row], kEmptyId, index_.policy.evict ? index_.row_scores[row] : 0});
       index_.free_rows.take(row);
-      ++index_.bucket_taken[bucket];
+      ++index_.taken_in(bucket);
     } else if (index_.policy.evict) {
       row = victim(bucket, begin, end);
       if (row == kNoRow) {
@@ -247,8 +247,8 @@ class TableBatch {
   }
 
   int64_t victim(int64_t bucket, int64_t begin, int64_t end) {
-    return index_.victims->take(bucket, begin, end, index_.policy.dense_rows, Evictable{*this, index_.score_rule()},
-                                blocked_);
+    return index_.victims->take(bucket - index_.slice.first_bucket, begin, end, index_.slice.own_dense_rows,
+                                Evictable{*this, index_.score_rule()}, blocked_);
   }
 
   // The row may be lower than others that the search for victims knows of.
@@ -256,8 +256,8 @@ class TableBatch {
     if (index_.row_state[row] == kTaken) {
       const int64_t bucket = index_.bucket_of(index_.row_ids[row]);
       const Key key = index_.score_rule().key(index_.row_scores[row], index_.row_ids[row]);
-      index_.victims->add(bucket, index_.bucket_begin(bucket), index_.bucket_begin(bucket + 1),
-                          index_.policy.dense_rows, key, row);
+      index_.victims->add(bucket - index_.slice.first_bucket, index_.slice.bucket_begin(bucket),
+                          index_.slice.bucket_begin(bucket + 1), index_.slice.own_dense_rows, key, row);
     }
   }
 
@@ -268,7 +268,7 @@ class TableBatch {
         score = std::min(score, scores_before_[i]);
       }
     }
-    for (int64_t bucket = 0; bucket < index_.buckets; ++bucket) {
+    for (int64_t bucket = 0; bucket < index_.slice.own_buckets(); ++bucket) {
       index_.victims->forget(bucket);
     }
   }
@@ -283,12 +283,13 @@ class TableBatch {
         index_.candidates->counts[index_.candidates->table.find(each.id)] = sightings(each);
       }
     }
-    int64_t number = 0;
+    std::vector<int64_t> numbers;  // of the next new candidate of each bucket: nobody's order depends on other buckets
     for (const NewId& each : new_ids_.distinct()) {
       if (!each.has_row && each.seen_before == 0) {
-        add_candidate(each, candidate_order(batch_, number));
+        numbers.resize(index_.slice.own_buckets());
+        const int64_t bucket = index_.bucket_of(each.id);
+        add_candidate(each, bucket, candidate_order(batch_, numbers[bucket - index_.slice.first_bucket]++));
       }
-      ++number;
     }
   }
 
@@ -297,16 +298,15 @@ class TableBatch {
     return static_cast<int32_t>(std::min(each.seen_before + each.sightings, index_.policy.admit_after));
   }
 
-  void add_candidate(const NewId& each, int64_t order) {
+  void add_candidate(const NewId& each, int64_t bucket, int64_t order) {
     Candidates& candidates = *index_.candidates;
-    const int64_t bucket = index_.bucket_of(each.id);
-    const int64_t begin = index_.bucket_begin(bucket);
-    const int64_t end = index_.bucket_begin(bucket + 1);
+    const int64_t begin = index_.slice.bucket_begin(bucket);
+    const int64_t end = index_.slice.bucket_begin(bucket + 1);
     int64_t place = candidates.free_places.lowest(begin, end);
     if (place == kNoRow) {
       std::vector<int64_t> blocked;
-      const int64_t oldest =
-          candidates.oldest.take(bucket, begin, end, index_.policy.dense_rows, candidates, blocked);
+      const int64_t oldest = candidates.oldest.take(bucket - index_.slice.first_bucket, begin, end,
+                                                    index_.slice.own_dense_rows, candidates, blocked);
       index_.remove_candidate(candidates.ids[oldest]);
       place = oldest;
     }

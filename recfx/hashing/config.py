@@ -139,7 +139,7 @@ class ResolvedHashConfig:
 
     @property
     def policy(self) -> IndexPolicy:
-        """As the operators of the index take it."""
+        """As the operators of an index of the whole table take it."""
         return IndexPolicy(
             dense_rows=self.dense_rows,
             seed=self.seed,
@@ -147,6 +147,10 @@ class ResolvedHashConfig:
             evict=("lru", "lfu").index(self.evict),
             admit_after=self.admit_after,
             unseen=("zeros", "share").index(self.unseen),
+            rows=self.rows,
+            buckets=self.buckets,
+            row_begin=0,
+            row_end=self.rows,
         )
 
     @property

@@ -12,7 +12,7 @@ from recfx.hashing.config import HashConfig, ResolvedHashConfig
 from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage
 from recfx.kernels import buckets, hash_index
 from recfx.kernels.hash_index import InFlight
-from recfx.kernels.index_buffers import COUNTERS, FREED, NEVER_USED, TAKEN
+from recfx.kernels.index_buffers import COUNTERS, FREED, NEVER_USED, TAKEN, IndexPolicy
 from recfx.kernels.pooled_lookup import IndexView
 from recfx.kernels.slot_table import longest_probe
 
@@ -20,7 +20,7 @@ _DEFAULT_CONFIG = HashConfig()
 
 
 class Occupancy(NamedTuple):
-    """How full an index is. Dense rows are not counted."""
+    """How full an index is. Dense rows are not counted. Without any bucket, ``worst_bucket`` is -1."""
 
     taken: int
     rows: int
@@ -56,15 +56,23 @@ class HashIndex(IndexStorage):
     int64 ``[rows]``; with ``admit_after > 1`` ``candidate_ids`` int64, ``candidate_counts`` int32 and
     ``candidate_order`` int64, each ``[rows]``.
 
+    An index may hold a slice of its table's rows, as a rank does of a table that is sharded by rows: all it keeps is as
+    long as the slice, and all rows that it takes or answers are the slice's, a table's row minus ``row_begin``. It does
+    row for row what an index of the whole table would do for the slice's ids, buckets being apart from each other; see
+    ``recfx/hashing/slicing.py`` for where slices may be cut, and for their states. ``find`` answers -1 for ids of other
+    slices.
+
     Threads: ``find``, ``answer``, ``find_or_insert``, ``insert`` and ``erase`` may be called from any number of them.
     Readers run together, a writer alone, and nobody sees half a batch. Everything else (``items``, ``state_dict``,
     loading, copying, ``occupancy``) must not run beside a writer.
 
     Args:
         rows: rows of the table.
-        config: with ``dense_rows=None`` standing for 0 here; or the resolved form for this table.
+        config: of the table; with ``dense_rows=None`` standing for 0 here; or the resolved form for this table.
         name: of the table, for messages.
         device: only ``"meta"`` (also as torch's default device) makes a difference.
+        row_begin, row_end: the table's rows that the index holds, by default all; at least one. A border is among the
+            dense rows, or where a bucket begins.
 
     Raises:
         ConversionError: ``invalid_hash_config`` (among others: all rows are dense, so there is nothing to index).
@@ -77,12 +85,26 @@ class HashIndex(IndexStorage):
         config: HashConfig | ResolvedHashConfig = _DEFAULT_CONFIG,
         name: str = "table",
         device: torch.device | str | None = None,
+        row_begin: int = 0,
+        row_end: int | None = None,
     ) -> None:
         resolved = config if isinstance(config, ResolvedHashConfig) else config.resolve(rows, False, name)
         _check_supported(resolved, rows, name)
-        super().__init__(resolved, name, device)
+        policy = resolved.policy._replace(row_begin=row_begin, row_end=rows if row_end is None else row_end)
+        _check_slice(policy, name)
+        super().__init__(resolved, policy, name, device)
         self._views: tuple[IndexView, IndexView] | None = None
         self.removals = 0  # how often ids have lost rows by erase() or insert(): see recfx/nodes/removed_rows.py
+
+    @property
+    def row_begin(self) -> int:
+        """The table's row with which the index's rows begin."""
+        return self.policy.row_begin
+
+    @property
+    def row_end(self) -> int:
+        """The table's row before which they end."""
+        return self.policy.row_end
 
     # Looking up and inserting
 
@@ -91,8 +113,9 @@ class HashIndex(IndexStorage):
         self._check_ids(ids)
         if self._is_meta(ids):
             return torch.empty_like(ids, dtype=torch.int64)
-        cpu_ids, buffers = ids.to("cpu", torch.int64), self.index_buffers()
-        rows = hash_index.find(cpu_ids, buffers.slots, buffers.side_row, self.config.dense_rows, buffers.lock)
+        cpu_ids, buffers, policy = ids.to("cpu", torch.int64), self.index_buffers(), self.policy
+        slots, side_row, lock = buffers.slots, buffers.side_row, buffers.lock
+        rows = hash_index.find(cpu_ids, slots, side_row, policy.own_dense_rows, lock, policy.row_begin)
         return rows.to(ids.device)
 
     def find_or_insert(self, ids: Tensor) -> Tensor:
@@ -109,13 +132,16 @@ class HashIndex(IndexStorage):
         Raises:
             TableFullError: ``table_full``, with ``on_full="error"``, or with ``"evict"`` where all rows of the bucket
                 are in use by this batch. The index is as it was.
+            InputError: ``foreign_id``: an id belongs to another slice of the table. The index is as it was.
         """
         self._check_ids(ids)
         if self._is_meta(ids):
             nothing = ids.new_empty(0, dtype=torch.int64)
             return Inserted(torch.empty_like(ids, dtype=torch.int64), nothing, nothing)
+        cpu_ids = ids.to("cpu", torch.int64)
+        self._refuse_foreign(cpu_ids)
         inserted = hash_index.find_or_insert(
-            ids.to("cpu", torch.int64), [0], [ids.numel()], [self.index_buffers()], [self.policy], [InFlight.nothing()]
+            cpu_ids, [0], [ids.numel()], [self.index_buffers()], [self.policy], [InFlight.nothing()]
         )
         self.written()
         full_bucket = int(inserted.report[0, 1])
@@ -167,9 +193,21 @@ class HashIndex(IndexStorage):
         return rows.to(ids.device)
 
     def shared_rows(self, ids: Tensor) -> Tensor:
-        """The row that each id (int64 ``[n]``) shares where it has none of its own: one of its bucket, by its hash."""
+        """The row that each id (int64 ``[n]``) shares where it has none of its own: one of its bucket, by its hash.
+
+        -1 for an id of another slice of the table.
+        """
         config = self.config
-        return buckets.shared_rows(ids, config.rows, config.dense_rows, config.buckets, config.seed)
+        rows = buckets.shared_rows(ids, config.rows, config.dense_rows, config.buckets, config.seed)
+        if self.policy.is_whole_table:
+            return rows
+        return torch.where(self.holds(ids), rows - self.row_begin, -1)
+
+    def holds(self, ids: Tensor) -> Tensor:
+        """Whether the row of each id (int64 ``[n]``), if it has one, is among those of the index: bool ``[n]``."""
+        config = self.config
+        home = buckets.home_rows(ids, config.rows, config.dense_rows, config.buckets, config.seed)
+        return (home >= self.row_begin) & (home < self.row_end)
 
     # What is in it
 
@@ -200,10 +238,13 @@ class HashIndex(IndexStorage):
         return counters
 
     def candidates(self) -> tuple[Tensor, Tensor]:
-        """The ids that have been seen but not admitted, int64, oldest first, and their sightings, int64. On the CPU."""
+        """The ids that have been seen but not admitted, int64, and their sightings, int64. On the CPU.
+
+        Oldest first; of different buckets, those that one batch brought stand in no order of their own.
+        """
         buffers = self.index_buffers()
         places = torch.nonzero(buffers.candidate_counts).squeeze(1)
-        places = places[buffers.candidate_order[places].argsort()]
+        places = places[buffers.candidate_order[places].argsort(stable=True)]
         return buffers.candidate_ids[places], buffers.candidate_counts[places].long()
 
     def longest_probe(self) -> int:
@@ -212,17 +253,16 @@ class HashIndex(IndexStorage):
 
     def occupancy(self) -> Occupancy:
         """Rows taken and to be had, in all and in the fullest bucket (the first of these, if there are several)."""
-        taken = self.index_buffers().bucket_taken.tolist()
-        worst = max(range(len(taken)), key=lambda bucket: taken[bucket] / self.bucket_rows(bucket))
-        return Occupancy(sum(taken), self.config.index_rows, worst, taken[worst], self.bucket_rows(worst))
+        taken = dict(zip(self.policy.own_buckets, self.index_buffers().bucket_taken.tolist(), strict=True))
+        if not taken:
+            return Occupancy(0, 0, -1, 0, 0)
+        worst = max(taken, key=lambda bucket: taken[bucket] / self.bucket_rows(bucket))
+        own_rows = self.policy.own_index_rows
+        return Occupancy(sum(taken.values()), own_rows, worst, taken[worst], self.bucket_rows(worst))
 
     def bucket_rows(self, bucket: int) -> int:
-        """Rows of one bucket."""
-        begin, end = (
-            buckets.bucket_begin(b, self.config.rows, self.config.dense_rows, self.config.buckets)
-            for b in (bucket, bucket + 1)
-        )
-        return end - begin
+        """Rows of one bucket, by the table's number."""
+        return len(self.policy.rows_of(bucket))
 
     def view(self, training: bool = False) -> IndexView:
         """What a lookup needs that finds rows itself: see ``recfx.kernels.pooled_lookup``.
@@ -234,14 +274,22 @@ class HashIndex(IndexStorage):
         slots, views = self._buffers["slots"], self._views
         if views is None or views[0].slots is not slots:
             config = self.config
-            share_buckets = config.buckets if config.unseen == "share" else 0
-            answering = IndexView(self.slots, self.side_row, config.dense_rows, share_buckets, config.seed, self.lock)
+            answering = IndexView(
+                self.slots,
+                self.side_row,
+                config.dense_rows,
+                config.buckets if config.unseen == "share" else 0,
+                config.seed,
+                self.lock,
+                config.rows,
+                self.row_begin,
+            )
             views = self._views = (answering, answering._replace(share_buckets=0))
         return views[training]
 
     def mark_used(self) -> None:
         """Note that free rows hold weights of others: an ``init_fn`` must fill them before ids get them."""
-        free = self.row_state[self.config.dense_rows :]
+        free = self.row_state[self.policy.own_dense_rows :]
         free[free == NEVER_USED] = FREED
         self.written()
 
@@ -255,7 +303,8 @@ class HashIndex(IndexStorage):
 
     def extra_repr(self) -> str:
         config = self.config
-        return f"{config.rows}, name={self.name!r}, dense_rows={config.dense_rows}, buckets={config.buckets}"
+        whole = f"{config.rows}, name={self.name!r}, dense_rows={config.dense_rows}, buckets={config.buckets}"
+        return whole if self.policy.is_whole_table else f"{whole}, row_begin={self.row_begin}, row_end={self.row_end}"
 
     # Details
 
@@ -282,6 +331,18 @@ class HashIndex(IndexStorage):
                 what_to_do="flatten them with .view(-1).",
             )
 
+    def _refuse_foreign(self, ids: Tensor) -> None:
+        if self.policy.is_whole_table:
+            return
+        foreign = ids[~self.holds(ids)]
+        if foreign.numel() > 0:
+            raise InputError(
+                f"Id {int(foreign[0])} does not belong to rows {self.row_begin} to {self.row_end} of the table.",
+                reason="foreign_id",
+                module_path=self.name,
+                what_to_do="give each slice of the table its own ids only: HashIndex.holds tells them.",
+            )
+
     def _is_meta(self, ids: Tensor) -> bool:
         return ids.is_meta or self.slots.is_meta
 
@@ -297,9 +358,10 @@ class HashIndex(IndexStorage):
                 what_to_do="Give the table more rows (HashConfig.rows), or take smaller batches; and let go of outputs "
                 "of training forwards whose backward never runs (use eval mode or torch.no_grad for evaluation).",
             )
+        part = "table" if self.policy.is_whole_table else "slice"
         return TableFullError(
             f"bucket {bucket} of {self.config.buckets} of table {self.name!r} is full: all its {capacity} rows are "
-            f"taken ({len(self)} of the table's {self.config.index_rows} rows, and new ids of this batch).",
+            f"taken ({len(self)} of the {part}'s {self.policy.own_index_rows} rows, and new ids of this batch).",
             reason="table_full",
             module_path=self.name,
             what_to_do="Give the table more rows (HashConfig.rows), or set on_full='evict' or on_full='share'.",
@@ -321,3 +383,17 @@ def _check_supported(config: ResolvedHashConfig, rows: int, name: str) -> None:
             module_path=name,
             what_to_do="Give fewer dense_rows (0 for raw ids), or more rows.",
         )
+
+
+def _check_slice(policy: IndexPolicy, name: str) -> None:
+    begin, end = policy.row_begin, policy.row_end
+    if 0 <= begin < end <= policy.rows and policy.may_be_border(begin) and policy.may_be_border(end):
+        return
+    raise ConversionError(
+        f"Rows {begin} to {end} are no slice of a table of {policy.rows} rows, {policy.dense_rows} of them dense, with "
+        f"{policy.buckets} buckets.",
+        reason="invalid_hash_config",
+        module_path=name,
+        what_to_do="A slice has at least one row, and its borders are among the dense rows or where a bucket begins: "
+        "recfx.hashing.slicing.row_cuts gives such borders.",
+    )

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from recfx.errors import CheckpointError
 from recfx.hashing import state
-from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.index import HashIndex
 from recfx.kernels import buckets
-from recfx.kernels.index_buffers import FREED, NEVER_USED
+from recfx.kernels.index_buffers import FREED, NEVER_USED, IndexPolicy
 
 # How the buffers are called that have one value a row: of the id that has the row, and of the candidate at its place.
 _ROWS, _CANDIDATES = "row_", "candidate_"
@@ -42,7 +41,7 @@ def check_saved_index(index: HashIndex, saved: Mapping[str, object]) -> None:
     Raises:
         CheckpointError: as ``state.buffers_from_state``.
     """
-    state.buffers_from_state(index.config, index.name, saved)
+    state.buffers_from_state(index.config, index.policy, index.name, saved)
 
 
 @dataclass(frozen=True)
@@ -83,10 +82,11 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
         the state, and the move of the table's rows; None where no row moves.
 
     Raises:
-        CheckpointError: ``bucket_too_small``: a bucket of the bigger table has fewer rows than it has ids; or what
+        CheckpointError: ``bucket_too_small``: a bucket of the bigger table has fewer rows than it has ids;
+            ``wrong_bucket``: an id belongs to another slice of the table than ``index`` holds; or what
             ``check_identity`` says, as rows move by the seed and the ``dense_rows`` of ``index``.
     """
-    rows, config = index.config.rows, index.config
+    rows, config = index.policy.own_rows, index.config
     aligned = {name: saved[name] for name in row_aligned_names(index) if saved.get(name) is not None}
     ids, row_state = aligned.get("row_ids"), aligned.get("row_state")
     tensors = {name: value for name, value in aligned.items() if isinstance(value, Tensor) and _is_column(value)}
@@ -99,11 +99,11 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
     taken = torch.ones_like(row_state, dtype=torch.bool)
     for free in _NO_ROW:
         taken &= row_state != free
-    moves = {_ROWS: _move(ids, taken, config, index.name, "ids")}
+    moves = {_ROWS: _move(ids, taken, index.policy, index.name, "ids")}
     counts = aligned.get(_CANDIDATES + "counts")
     waiting = aligned.get(_CANDIDATES + "ids")
     if isinstance(counts, Tensor) and isinstance(waiting, Tensor):
-        moves[_CANDIDATES] = _move(waiting, counts != 0, config, index.name, "candidates")
+        moves[_CANDIDATES] = _move(waiting, counts != 0, index.policy, index.name, "candidates")
     fitted = dict(saved)
     for name, value in tensors.items():
         if name.startswith(_CANDIDATES) and _CANDIDATES not in moves:
@@ -119,13 +119,14 @@ def _is_column(value: Tensor) -> bool:
     return value.dim() == 1 and not value.is_meta
 
 
-def _move(ids: Tensor, taken: Tensor, config: ResolvedHashConfig, name: str, what: str) -> RowMove:
+def _move(ids: Tensor, taken: Tensor, policy: IndexPolicy, name: str, what: str) -> RowMove:
     ids, taken = ids.detach().cpu(), taken.cpu()
-    dense = min(config.dense_rows, ids.numel())
+    dense = min(policy.own_dense_rows, ids.numel())
     old = dense + torch.nonzero(taken[dense:]).squeeze(1)
-    bucket, order = torch.sort(buckets.bucket_of(ids[old], config.buckets, config.seed), stable=True)
-    borders = torch.arange(config.buckets + 1, device="cpu")
-    begins = buckets.bucket_begins(borders, config.rows, config.dense_rows, config.buckets)
+    bucket, order = torch.sort(buckets.bucket_of(ids[old], policy.buckets, policy.seed), stable=True)
+    _refuse_other_slices(ids[old[order]], bucket, policy, name, what)
+    borders = torch.arange(policy.buckets + 1, device="cpu")
+    begins = buckets.bucket_begins(borders, policy.rows, policy.dense_rows, policy.buckets) - policy.row_begin
     first = torch.searchsorted(bucket, borders[:-1])
     new = begins[bucket] + torch.arange(old.numel(), device="cpu") - first[bucket]
     beyond = torch.nonzero(new >= begins[bucket + 1]).squeeze(1)
@@ -136,7 +137,21 @@ def _move(ids: Tensor, taken: Tensor, config: ResolvedHashConfig, name: str, wha
             f"{int(begins[full + 1] - begins[full])} rows here.",
             reason="bucket_too_small",
             module_path=name,
-            what_to_do=f"Build the table with more rows or fewer buckets than {config.buckets}.",
+            what_to_do=f"Build the table with more rows or fewer buckets than {policy.buckets}.",
         )
     stay = torch.arange(dense, device="cpu")
     return RowMove(ids.numel(), torch.cat([stay, old[order]]), torch.cat([stay, new]))
+
+
+def _refuse_other_slices(ids: Tensor, bucket: Tensor, policy: IndexPolicy, name: str, what: str) -> None:
+    """``bucket``: of each of the ids."""
+    own = policy.own_buckets
+    foreign = torch.nonzero((bucket < own.start) | (bucket >= own.stop)).squeeze(1)
+    if foreign.numel() > 0:
+        raise CheckpointError(
+            f"The saved index has {what} of bucket {int(bucket[foreign[0]])}, {int(ids[foreign[0]])} among them, but "
+            f"rows {policy.row_begin} to {policy.row_end} of the table have other buckets.",
+            reason="wrong_bucket",
+            module_path=name,
+            what_to_do="Fit the whole table's state, and slice it afterwards (recfx.hashing.slicing).",
+        )

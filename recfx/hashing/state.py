@@ -21,6 +21,7 @@ from recfx.kernels.index_buffers import (
     STATE,
     TAKEN,
     IndexBuffers,
+    IndexPolicy,
     allocate_buffers,
 )
 
@@ -45,30 +46,33 @@ def has_index(saved: Mapping[str, object]) -> bool:
     return any(saved.get(key) is not None for key in STATE)
 
 
-def allocate(config: ResolvedHashConfig, device: str) -> IndexBuffers:
+def allocate(policy: IndexPolicy, device: str) -> IndexBuffers:
     """Buffers without content, on ``"cpu"`` or ``"meta"``."""
-    buffers = allocate_buffers(config.rows, config.buckets, config.policy, device)
+    buffers = allocate_buffers(policy, device)
     for read_at_random in (buffers.slots, buffers.row_scores, buffers.candidate_slots):
         advise_huge_pages(read_at_random)
     return buffers
 
 
-def empty_buffers(config: ResolvedHashConfig) -> IndexBuffers:
+def empty_buffers(policy: IndexPolicy) -> IndexBuffers:
     """Buffers of an index that holds nothing."""
-    buffers = allocate(config, "cpu")
+    buffers = allocate(policy, "cpu")
     _clear(buffers)
-    index_rebuild.rebuild(buffers, config.policy)
+    index_rebuild.rebuild(buffers, policy)
     return buffers
 
 
-def buffers_from_state(config: ResolvedHashConfig, name: str, saved: Mapping[str, object]) -> IndexBuffers:
+def buffers_from_state(
+    config: ResolvedHashConfig, policy: IndexPolicy, name: str, saved: Mapping[str, object]
+) -> IndexBuffers:
     """New buffers that hold what was saved.
 
     A state without ``counts``, ``row_scores`` or candidates is that of an index that did not need them: nothing was
     counted yet, and all rows are equally old. What this index does not need is left out.
 
     Args:
-        config: of the index that loads.
+        config: of the table.
+        policy: of the index that loads; with the slice of the table that it holds, which ``saved`` is the state of.
         name: of the table, for messages.
         saved: tensors by name, see ``state_names``. Nothing at all: an empty index.
 
@@ -78,18 +82,18 @@ def buffers_from_state(config: ResolvedHashConfig, name: str, saved: Mapping[str
             ``wrong_seed``, ``dense_rows_mismatch``, ``duplicate_id``, ``wrong_bucket``, ``dense_id``.
     """
     if not has_index(saved):
-        return empty_buffers(config)
+        return empty_buffers(policy)
     check_identity(config, name, saved.get(IDENTITY))
     tensors = _checked_tensors(config, name, saved)
     saved_rows = tensors["row_ids"].numel()
-    if saved_rows > config.rows:
+    if saved_rows > policy.own_rows:
         raise CheckpointError(
-            f"The saved index has {saved_rows} rows, this one {config.rows}.",
+            f"The saved index has {saved_rows} rows, this one {policy.own_rows}.",
             reason="rows_mismatch",
             module_path=name,
             what_to_do=f"Build the table with at least {saved_rows} rows.",
         )
-    buffers = allocate(config, "cpu")
+    buffers = allocate(policy, "cpu")
     _clear(buffers)
     for key, tensor in tensors.items():
         getattr(buffers, key)[: tensor.numel()] = tensor
@@ -98,7 +102,7 @@ def buffers_from_state(config: ResolvedHashConfig, name: str, saved: Mapping[str
         _adapt_scores(buffers, config, name)
     if "counts" not in tensors:
         buffers.counts[BATCHES] = _last_batch(buffers, config)
-    rebuilt = index_rebuild.rebuild(buffers, config.policy)
+    rebuilt = index_rebuild.rebuild(buffers, policy)
     if rebuilt.problem != index_rebuild.NO_PROBLEM:
         raise problem_error(rebuilt, saved_rows, buffers, config, name)
     return buffers

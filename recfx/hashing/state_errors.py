@@ -42,9 +42,10 @@ def problem_error(
         message = f"Row {row} belongs to id {id_}, but rows and ids below {config.dense_rows} are not the index's here."
         advice = "Load with the dense_rows that the state was saved with."
         return CheckpointError(message, reason="dense_id", module_path=name, what_to_do=advice)
-    if saved_rows < config.rows:
+    own_rows = ids.numel()
+    if saved_rows < own_rows:
         return CheckpointError(
-            f"The saved index has {saved_rows} rows, this one {config.rows}: bucket borders differ, and id {id_} in "
+            f"The saved index has {saved_rows} rows, this one {own_rows}: bucket borders differ, and id {id_} in "
             f"row {row} would be in another bucket's rows.",
             reason="rows_mismatch",
             module_path=name,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from recfx.hashing import state
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, identity
-from recfx.kernels.index_buffers import TAKEN, IndexBuffers
+from recfx.kernels.index_buffers import TAKEN, IndexBuffers, IndexPolicy
 
 EVAL_COUNTERS = ("ids_seen", "unseen_answers")
 _fresh_number = itertools.count(1)
@@ -23,7 +23,8 @@ class IndexStorage(nn.Module):
     """The tensors of one index as buffers: moving, copying, saving and loading them.
 
     Args:
-        config: of the index.
+        config: of the table.
+        policy: the same as the operators take it, with the slice of the table's rows that the index holds.
         name: of the table, for messages.
         device: ``"meta"`` (also as torch's default device) allocates nothing; any other means the CPU.
     """
@@ -39,14 +40,16 @@ class IndexStorage(nn.Module):
     identity: Tensor
     eval_counts: Tensor
 
-    def __init__(self, config: ResolvedHashConfig, name: str, device: torch.device | str | None) -> None:
+    def __init__(
+        self, config: ResolvedHashConfig, policy: IndexPolicy, name: str, device: torch.device | str | None
+    ) -> None:
         super().__init__()
         self.config = config
         self.name = name
-        self.policy = config.policy
+        self.policy = policy
         default_device = torch.empty(0).device
         on_meta = (default_device if device is None else torch.device(device)).type == "meta"
-        buffers = state.allocate(config, "meta") if on_meta else state.empty_buffers(config)
+        buffers = state.allocate(policy, "meta") if on_meta else state.empty_buffers(policy)
         saved = state.state_names(config)
         for key, tensor in buffers._asdict().items():
             self.register_buffer(key, tensor, persistent=key in saved)
@@ -79,7 +82,7 @@ class IndexStorage(nn.Module):
 
     def reset(self) -> None:
         """Forget all ids and all counts."""
-        self._fill(state.empty_buffers(self.config))
+        self._fill(state.empty_buffers(self.policy))
 
     def written(self) -> None:
         """The index's own operators have changed its state: what is derived from it is up to date."""
@@ -100,7 +103,7 @@ class IndexStorage(nn.Module):
 
     def _adopt_written_state(self) -> None:
         own = {key: self._buffers[key] for key in state.state_names(self.config)}
-        self._fill(state.buffers_from_state(self.config, self.name, own))
+        self._fill(state.buffers_from_state(self.config, self.policy, self.name, own))
 
     def _warn_of_forgetting(self) -> None:
         warnings.warn(
@@ -123,9 +126,9 @@ class IndexStorage(nn.Module):
         result = fn(probe)
         if result.is_meta:
             if not was_meta:
-                self._replace(state.allocate(self.config, "meta"))
+                self._replace(state.allocate(self.policy, "meta"))
         elif was_meta:
-            self._replace(state.empty_buffers(self.config))
+            self._replace(state.empty_buffers(self.policy))
         elif not torch.equal(result.to("cpu", torch.int64), probe.to("cpu")):  # to_empty()
             self.reset()
         elif result.device.type == "cpu" and result.is_shared():
@@ -202,7 +205,7 @@ class IndexStorage(nn.Module):
                 return
             if if_absent == state.FORGET and self.holds_ids():
                 self._warn_of_forgetting()
-        buffers = state.buffers_from_state(self.config, self.name, saved)
+        buffers = state.buffers_from_state(self.config, self.policy, self.name, saved)
         if not self.slots.is_meta:
             self._fill(buffers)
         elif local_metadata.get("assign_to_params_buffers", False):

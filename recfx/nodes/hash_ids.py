@@ -226,7 +226,8 @@ class HashIds(NodeModule):
             [each.slots for each in buffers],
             [each.side_row for each in buffers],
             [each.lock for each in buffers],
-            [index.config.dense_rows for index in indexes],
+            [index.policy.own_dense_rows for index in indexes],
+            [index.row_begin for index in indexes],
         )
         counts = absent.tolist()
         if self.training:

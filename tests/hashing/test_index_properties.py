@@ -75,7 +75,11 @@ def assert_is(index: HashIndex, model: Dictionary) -> None:
     candidates, sightings = index.candidates()
     # Whoever is admitted to a full bucket and shares is not counted on.
     expected = {id_: min(count, config.admit_after) for id_, count in model.candidates.items()}
-    assert list(zip(candidates.tolist(), sightings.tolist(), strict=True)) == list(expected.items())
+    assert dict(zip(candidates.tolist(), sightings.tolist(), strict=True)) == expected
+    for bucket in {model.bucket(id_) for id_ in expected}:  # oldest first; of different buckets there is no order
+        assert [i for i in candidates.tolist() if model.bucket(i) == bucket] == [
+            i for i in expected if model.bucket(i) == bucket
+        ]
     if config.on_full == "evict":
         for id_, row in zip(ids.tolist(), rows.tolist(), strict=True):
             entry = model.entries[id_]

@@ -63,10 +63,9 @@ struct Buffers {
 
 Index view(Buffers& of, bool lfu, int64_t admit_after) {
   Index index{
-      .policy = {.dense_rows = 0, .seed = 0, .share = false, .evict = true, .lfu = lfu, .admit_after = admit_after,
+      .policy = {.seed = 0, .share = false, .evict = true, .lfu = lfu, .admit_after = admit_after,
                  .share_unseen = false},
-      .rows = kRows,
-      .buckets = kBucketCount,
+      .slice = RowSlice(kRows, 0, kBucketCount, 0, kRows),
       .table = SlotTable(of.slots.data(), kSlotCount, &of.side_row),
       .row_ids = of.row_ids.data(),
       .row_state = of.row_state.data(),
@@ -115,7 +114,7 @@ std::vector<int64_t> draw(std::mt19937_64& random) {
 void train(Index& index, const std::vector<int64_t>& ids, int threads, bool take_back) {
   std::vector<int64_t> rows(ids.size());
   on_threads(threads, kBatchSize, [&](int64_t begin, int64_t end) {
-    find_range(ids.data(), rows.data(), begin, end, index.table, 0);
+    find_range(ids.data(), rows.data(), begin, end, index.table, {0});
   });
   TableBatch batch(index, ids.data(), rows.data(), kBatchSize, std::numeric_limits<int64_t>::max(), {});
   on_threads(threads, kBatchSize, [&](int64_t begin, int64_t end) { batch.touch(begin, end); });
@@ -174,7 +173,7 @@ void stress(bool lfu, int64_t admit_after, bool with_lock) {
       const std::vector<int64_t> ids = draw(random);
       IndexLock lock(&buffers.lock);
       with_lock ? lock.lock_shared() : void();
-      find_range(ids.data(), rows.data(), 0, kBatchSize, index.table, 0);
+      find_range(ids.data(), rows.data(), 0, kBatchSize, index.table, {0});
       for (int64_t i = 0; i < kBatchSize; ++i) {
         check(!with_lock || rows[i] == kNoRow || index.row_ids[rows[i]] == ids[i], "a row found is the id's own");
       }

@@ -19,7 +19,7 @@ def empty(index_rows: int, dense_rows: int = 0, **config: Any) -> tuple[IndexBuf
     """An index that holds nothing, with so many rows to give out."""
     assert library.load(), library.why_not()
     resolved = HashConfig(dense_rows=dense_rows, **config).resolve(index_rows + dense_rows, False)
-    return empty_buffers(resolved), resolved.policy
+    return empty_buffers(resolved.policy), resolved.policy
 
 
 def copy_of(buffers: IndexBuffers) -> IndexBuffers:
@@ -49,7 +49,9 @@ def assert_sound(buffers: IndexBuffers, policy: IndexPolicy) -> None:
     assert index_rebuild.rebuild(rebuilt, policy) == (index_rebuild.NO_PROBLEM, -1, False)
     assert_same(buffers, rebuilt)
     ids, rows = buffers.row_ids[buffers.row_state == TAKEN], torch.nonzero(buffers.row_state == TAKEN).squeeze(1)
-    assert torch.equal(hash_index.find(ids, buffers.slots, buffers.side_row, policy.dense_rows), rows)
+    assert torch.equal(
+        hash_index.find(ids, buffers.slots, buffers.side_row, policy.own_dense_rows, None, policy.row_begin), rows
+    )
     if policy.admits:
         places = torch.nonzero(buffers.candidate_counts).squeeze(1)
         slots = buffers.candidate_slots, buffers.candidate_side_row

@@ -31,7 +31,9 @@ def test_opcheck(config: dict[str, Any]) -> None:
     cases: list[tuple[str, tuple[object, ...]]] = [
         ("find", (ids, index.slots, index.side_row, 4)),
         ("find", (ids, index.slots, index.side_row, 4, index.lock)),
+        ("find", (ids, index.slots, index.side_row, 4, index.lock, 7)),
         ("find_tables", (ids, [1, 3], [3, 5], slots, side_rows, locks, [4, 0])),
+        ("find_tables", (ids, [1, 3], [3, 5], slots, side_rows, locks, [4, 0], [7, 0])),
         ("find_or_insert", (ids, [0, 3], [3, 5], both, policies, [NOTHING_IN_FLIGHT, 1])),
         ("add_counts", ([index.counts, other.counts], list(range(12)))),
         ("erase", (ids[:2], list(index), list(policy))),

@@ -33,10 +33,9 @@ class Case:
         return find_and_pool(self.ids, self.offsets, self.weights, self.table_of_feature, self.indexes, self.scale)
 
     def wanted(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        *columns, _ = (list(column) for column in zip(*self.indexes, strict=True))
-        return pooled_lookup_reference.find_and_pool(
-            self.ids, self.offsets, self.weights, self.table_of_feature, *columns, self.scale
-        )
+        *columns, _, table_rows, row_begins = (list(column) for column in zip(*self.indexes, strict=True))
+        arguments = (self.ids, self.offsets, self.weights, self.table_of_feature, *columns, table_rows, row_begins)
+        return pooled_lookup_reference.find_and_pool(*arguments, self.scale)
 
 
 @st.composite
@@ -186,7 +185,10 @@ def test_opcheck() -> None:
     for name, arguments in (
         ("pooled_lookup", (rows, offsets, weights, tables, False, scale)),
         ("pooled_lookup", (rows, offsets, weights, tables, True, None)),
-        ("find_and_pool", (ids, offsets, weights, tables, slots, sides, [0, 0], [1, 0], [0, 0], [index.lock], scale)),
+        (
+            "find_and_pool",
+            (ids, offsets, weights, tables, slots, sides, [0, 0], [1, 0], [0, 0], [0, 40], [0, 5], [index.lock], scale),
+        ),
         ("pool_again_", (torch.zeros(2, 13), rows, changed, offsets, weights, tables, scale)),
     ):
         torch.library.opcheck(getattr(torch.ops.recfx, name).default, arguments)

@@ -57,6 +57,29 @@ def test_operator_has_the_bits_of_the_reference(
     assert torch.equal(weight, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("with_library", [True, False])
+def test_shards_of_columns_have_the_bits_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, with_library: bool
+) -> None:
+    if not with_library:
+        monkeypatch.setattr(library, "load", lambda: False)
+    rows, ids = torch.tensor([2, 0, 3]), torch.tensor([5, -(2**63), 2**40])
+    whole = torch.zeros(4, 70, dtype=dtype)
+    initialize_rows(whole, rows, ids, KEY, -1.0, 1.0)
+    for begin, end in ((0, 70), (0, 1), (7, 23), (64, 70), (69, 70)):
+        shard = torch.zeros(4, end - begin, dtype=dtype)
+        initialize_rows(shard, rows, ids, KEY, -1.0, 1.0, first_column=begin)
+        assert torch.equal(shard, whole[:, begin:end])
+        assert torch.equal(initial_rows(ids, end - begin, KEY, -1.0, 1.0, begin).to(dtype), shard[rows])
+
+
+def test_there_is_no_column_before_the_first() -> None:
+    assert library.load(), library.why_not()
+    with pytest.raises(RuntimeError, match="first_column must not be negative, got -1"):
+        initialize_rows(torch.zeros(2, 2), torch.tensor([0]), torch.tensor([5]), KEY, 0.0, 1.0, first_column=-1)
+
+
 @pytest.mark.parametrize("with_library", [True, False])
 def test_autograd_version_stays(monkeypatch: pytest.MonkeyPatch, with_library: bool) -> None:
     """Rows are initialised inside forward, after which backward must still find its saved weight unchanged."""
@@ -97,7 +120,8 @@ def test_bad_row_writes_nothing() -> None:
 def test_opcheck_and_script() -> None:
     assert library.load(), library.why_not()
     arguments = (torch.zeros(4, 2), torch.tensor([1, 2]), torch.tensor([5, 6]), KEY, -1.0, 1.0)
-    torch.library.opcheck(torch.ops.recfx.init_rows_.default, arguments)
+    for more in ((), (3,)):
+        torch.library.opcheck(torch.ops.recfx.init_rows_.default, (*arguments, *more))
 
     @torch.jit.script
     def use(weight: torch.Tensor, ids: torch.Tensor, key: int) -> torch.Tensor:

@@ -93,7 +93,7 @@ def plan_of(case: Case, module: nn.Module, world_size: int) -> dict[str, Paramet
         ),
         "row_wise": lambda: stock.row_wise(compute_kernel=case.kernel),
         "table_row_wise": lambda host=0: stock.table_row_wise(
-            host_index=host % (world_size // local_size), compute_kernel=case.kernel
+            host_index=host % (world_size // local_size)
         ),
         "grid_shard": lambda *hosts: stock.grid_shard(
             host_indexes=[host % (world_size // local_size) for host in hosts]
@@ -218,10 +218,11 @@ def train_unsharded(case: Case, world_size: int, steps: int = 3) -> dict[str, An
     model = Model(standard, width)
     kind, settings = OPTIMIZERS[case.optimizer]
     optimizer = kind(model.parameters(), **settings)
-    if case.optimizer == "adam":
+    fused_adam = case.optimizer == "adam" and case.kernel == "fused"
+    if fused_adam:
         optimizer = kind([*model.over.parameters()], **settings)
     sizes, pooled = case.batch_sizes(world_size), []
-    touched = _TouchedAdam(case, standard, settings) if case.optimizer == "adam" else None
+    touched = _TouchedAdam(case, standard, settings) if fused_adam else None
     for step in batches(case, world_size, steps):
         model.zero_grad()
         features = concatenate(step)

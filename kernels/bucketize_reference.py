@@ -1,0 +1,65 @@
+"""``bucketize.py`` in ATen, entry by entry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .buckets import home_rows
+
+if TYPE_CHECKING:
+    from .bucketize import Routes
+
+
+def bucketize(
+    ids: Tensor, lengths: Tensor, batch_size: int, routes: Routes, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """``bucketize``."""
+    _check(ids, lengths, batch_size, routes, weights)
+    by_feature = lengths.view(len(routes.row_borders), batch_size)
+    features = ids.split(by_feature.sum(dim=1).tolist())
+    pieces = [_pieces(feature, ids_of, routes) for feature, ids_of in enumerate(features)]
+    begins = [0, *torch.cumsum(by_feature.sum(dim=1), 0).tolist()]
+    ids_out, lengths_out, places_out = [ids[:0]], [lengths[:0]], [torch.empty(0, dtype=torch.int64)]
+    for feature, piece in zip(routes.sources, routes.pieces, strict=True):
+        own = torch.ones_like(features[feature], dtype=torch.bool) if piece < 0 else pieces[feature] == piece
+        bags = torch.repeat_interleave(torch.arange(batch_size), by_feature[feature].long())
+        base = routes.row_borders[feature][piece] if piece >= 0 and routes.buckets[feature] == 0 else 0
+        ids_out.append(features[feature][own] - base)
+        lengths_out.append(torch.bincount(bags[own], minlength=batch_size).to(lengths.dtype))
+        places_out.append(begins[feature] + torch.nonzero(own).squeeze(1))
+    weights_out = None if weights is None else weights[torch.cat(places_out)]
+    return torch.cat(ids_out), torch.cat(lengths_out), weights_out
+
+
+def _pieces(feature: int, ids: Tensor, routes: Routes) -> Tensor:
+    """The piece of each id of a feature; zeros where it is not cut."""
+    borders, rows, buckets = routes.row_borders[feature], routes.rows[feature], routes.buckets[feature]
+    if not borders:
+        return torch.zeros_like(ids)
+    if buckets == 0:
+        outside = ids[(ids < 0) | (ids >= rows)]
+        if outside.numel() > 0:
+            raise IndexError(f"recfx: bucketize: id {int(outside[0])} of feature {feature} is none of its {rows} rows")
+        home = ids
+    else:
+        home = home_rows(ids, rows, routes.dense_rows[feature], buckets, routes.seeds[feature])
+    return torch.searchsorted(torch.tensor(borders[1:-1], dtype=torch.int64), home, right=True)
+
+
+def _check(ids: Tensor, lengths: Tensor, batch_size: int, routes: Routes, weights: Tensor | None) -> None:
+    features = len(routes.row_borders)
+    if lengths.numel() != features * batch_size:
+        raise RuntimeError(f"recfx: bucketize: lengths must be [{features} * {batch_size}], got {list(lengths.shape)}")
+    if bool((lengths < 0).any()) or int(lengths.sum()) != ids.numel():
+        raise RuntimeError(f"recfx: bucketize: lengths say {int(lengths.sum())} ids, there are {ids.numel()}")
+    if weights is not None and weights.numel() != ids.numel():
+        raise RuntimeError(f"recfx: bucketize: weights must be [{ids.numel()}], got {list(weights.shape)}")
+    for feature, (borders, rows) in enumerate(zip(routes.row_borders, routes.rows, strict=True)):
+        if borders and (len(borders) < 2 or borders != sorted(borders) or (borders[0], borders[-1]) != (0, rows)):
+            raise RuntimeError(f"recfx: bucketize: row borders of feature {feature} must ascend from 0 to {rows}")
+    for feature, piece in zip(routes.sources, routes.pieces, strict=True):
+        if not 0 <= feature < features or not -1 <= piece < max(0, len(routes.row_borders[feature]) - 1):
+            raise RuntimeError(f"recfx: bucketize: feature {feature} has no piece {piece}")

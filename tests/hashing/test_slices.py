@@ -1,0 +1,385 @@
+"""Indexes of slices of a table against one of the whole table: the same rows, scores, candidates and counts."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recfx.errors import CheckpointError, ConversionError, InputError, TableFullError
+from recfx.hashing import HashConfig, HashIndex, ResolvedHashConfig
+from recfx.hashing.row_move import check_saved_index, fit_rows
+from recfx.hashing.slicing import join_states, row_cuts, slice_state
+from recfx.kernels import hash_index
+from recfx.kernels.pooled_lookup import find_and_pool
+from tests.hashing.test_index_properties import CROWD, IDS, assert_same_state, configurations, operators, state_of
+
+State = dict[str, torch.Tensor]
+
+
+class Slices:
+    """One table in pieces, each id sent to the piece that owns it."""
+
+    def __init__(self, config: ResolvedHashConfig, borders: list[int], state: State | None = None) -> None:
+        self.indexes = []
+        for begin, end in itertools.pairwise(borders):
+            if begin == end:
+                continue
+            index = HashIndex(config.rows, config=config, row_begin=begin, row_end=end)
+            if state is not None:
+                index.load_state_dict(slice_state(state, begin, end))
+            self.indexes.append(index)
+
+    def owned(self, index: HashIndex, ids: torch.Tensor) -> torch.Tensor:
+        return torch.nonzero(index.holds(ids)).squeeze(1)
+
+    def each(self, method: str, ids: torch.Tensor) -> torch.Tensor:
+        """Answers of ``HashIndex.<method>``, as rows of the table."""
+        answers = torch.full_like(ids, -9)
+        for index in self.indexes:
+            places = self.owned(index, ids)
+            answers[places] = of_table(getattr(index, method)(ids[places]), index)
+        assert bool((answers != -9).all()), "an id without owner"
+        return answers
+
+    def insert(self, ids: torch.Tensor, in_flight: int) -> tuple[torch.Tensor, list[torch.Tensor]] | int:
+        """Answers and new rows of each piece, as rows of the table; or a bucket that is full."""
+        answers, new_rows = torch.full_like(ids, -9), []
+        full = []
+        for index in self.indexes:
+            places = self.owned(index, ids)
+            inserted = insert(index, ids[places], in_flight)
+            if isinstance(inserted, int):
+                full.append(inserted)
+                continue
+            answers[places] = of_table(inserted[0], index)
+            new_rows.append(inserted[1] + index.row_begin)
+        return full[0] if full else (answers, new_rows)
+
+    def state(self) -> State:
+        return join_states([state_of(index) for index in self.indexes])
+
+
+def of_table(rows: torch.Tensor, index: HashIndex) -> torch.Tensor:
+    untrained = rows < -1
+    rows = torch.where(untrained, -rows - 2, rows)
+    rows = torch.where(rows >= 0, rows + index.row_begin, rows)
+    return torch.where(untrained, -rows - 2, rows)
+
+
+def insert(index: HashIndex, ids: torch.Tensor, in_flight: int) -> tuple[torch.Tensor, torch.Tensor] | int:
+    oldest = int(index.counts[0]) + 1 - in_flight
+    inserted = hash_index.find_or_insert(
+        ids, [0], [ids.numel()], [index.index_buffers()], [index.policy], [hash_index.InFlight.since(oldest)]
+    )
+    index.written()
+    full_bucket = int(inserted.report[0, 1])
+    return full_bucket if full_bucket >= 0 else (inserted.rows, inserted.new_rows)
+
+
+def assert_one_table(slices: Slices, whole: HashIndex) -> None:
+    assert_same_state(slices.state(), state_of(whole))
+    ids, rows = whole.items()
+    pieces = [index.items() for index in slices.indexes]
+    assert torch.equal(torch.cat([ids for ids, _ in pieces]), ids)
+    own_rows = [rows + index.row_begin for (_, rows), index in zip(pieces, slices.indexes, strict=True)]
+    assert torch.equal(torch.cat(own_rows), rows)
+    assert sum(len(index) for index in slices.indexes) == len(whole)
+    worst = max((index.occupancy() for index in slices.indexes), key=lambda o: o.worst_bucket_taken)
+    assert worst.worst_bucket_taken <= whole.bucket_rows(worst.worst_bucket)
+    assert torch.equal(torch.cat([index.bucket_taken for index in slices.indexes]), whole.bucket_taken)
+
+
+ACTIONS = st.sampled_from(["insert", "insert", "insert", "in flight", "find", "answer", "erase", "reshard", "reshard"])
+STEPS = st.lists(st.tuples(ACTIONS, st.one_of(st.lists(IDS, max_size=30), CROWD, CROWD)), min_size=8, max_size=16)
+
+
+@pytest.mark.parametrize(("kind", "examples"), [("C++", 200), ("reference", 30)])
+def test_slices_are_the_whole(kind: str, examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(configurations(), st.lists(st.integers(1, 4), min_size=1), STEPS)
+    def run(rows_and_config: tuple[int, HashConfig], worlds: list[int], steps: list[tuple[str, list[int]]]) -> None:
+        rows, config = rows_and_config
+        whole = HashIndex(rows, config=config)
+        resolved = whole.config
+        slices = Slices(resolved, row_cuts(resolved, worlds[0]))
+        for step, (action, id_list) in enumerate(steps):
+            ids = torch.tensor(id_list, dtype=torch.int64)
+            if action in ("insert", "in flight"):
+                in_flight = 1 + len(id_list) % 3 if action == "in flight" else 0
+                expected, got = insert(whole, ids, in_flight), slices.insert(ids, in_flight)
+                if isinstance(expected, int):
+                    assert isinstance(got, int)
+                    return  # slices that were not full have gone on
+                assert not isinstance(got, int)
+                assert torch.equal(got[0], expected[0])
+                for index, new_rows in zip(slices.indexes, got[1], strict=True):
+                    own = (expected[1] >= index.row_begin) & (expected[1] < index.row_end)
+                    assert torch.equal(new_rows, expected[1][own])
+            elif action == "reshard":
+                borders = row_cuts(resolved, worlds[step % len(worlds)])
+                slices = Slices(resolved, borders, slices.state())
+            else:
+                assert torch.equal(slices.each(action, ids), getattr(whole, action)(ids))
+            assert_one_table(slices, whole)
+
+    with operators(kind):
+        run()
+
+
+@pytest.mark.parametrize("worlds", [[2, 3], [4, 1, 3], [3, 2, 4, 1]])
+@pytest.mark.parametrize("evict", ["lru", "lfu"])
+@pytest.mark.parametrize("dense_rows", [0, 1000])
+def test_resharding_goes_on_as_if_nothing_had_been(worlds: list[int], evict: Any, dense_rows: int) -> None:
+    """Buckets of some hundred rows, ids that come back and go."""
+    config = HashConfig(
+        dense_rows=dense_rows, buckets=8, on_full="evict", evict=evict, admit_after=2, unseen="share"
+    ).resolve(3000 + dense_rows, False)
+    generator = torch.Generator().manual_seed(7)
+    whole = HashIndex(config.rows, config=config)
+    slices: Slices | None = None
+    for world in worlds:
+        state = None if slices is None else slices.state()
+        slices = Slices(config, row_cuts(config, world), state)
+        for _ in range(6):
+            ids = torch.randint(-(2**63), 2**63 - 1, (1200,), generator=generator)
+            few = torch.randint(-3000, 5000, (3000,), generator=generator)
+            ids = torch.cat([ids, few, ids[:600]])[torch.randperm(4800, generator=generator)]
+            expected, got = insert(whole, ids, 0), slices.insert(ids, 0)
+            assert not isinstance(expected, int)
+            assert not isinstance(got, int)
+            assert torch.equal(got[0], expected[0])
+            gone = ids[:50]
+            assert torch.equal(slices.each("erase", gone), whole.erase(gone))
+            assert_one_table(slices, whole)
+    assert whole.counters["evicted"] > 1000
+    assert int(whole.candidates()[0].numel()) > 1000
+
+
+# Where tables are cut
+
+
+@given(configurations(), st.integers(1, 80))
+def test_cuts(rows_and_config: tuple[int, HashConfig], pieces: int) -> None:
+    rows, config = rows_and_config
+    resolved = config.resolve(rows, False)
+    cuts = row_cuts(resolved, pieces)
+    assert (len(cuts), cuts[0], cuts[-1]) == (pieces + 1, 0, rows)
+    assert cuts == sorted(cuts)
+    policy = resolved.policy
+    borders = [row for row in range(rows + 1) if policy.may_be_border(row)]
+    begins = [policy.rows_of(bucket).start for bucket in range(resolved.buckets)]
+    assert borders == sorted({*range(resolved.dense_rows + 1), *begins, rows})
+    for piece, cut in enumerate(cuts):
+        assert cut == max(row for row in borders if row <= piece * rows // pieces)
+
+
+def test_cuts_of_an_adopted_table() -> None:
+    adopted = HashConfig(dense_rows=10).resolve(10, True)
+    assert row_cuts(adopted, 4) == [0, 2, 5, 7, 10]
+    with pytest.raises(ValueError, match="at least one piece"):
+        row_cuts(adopted, 0)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"), [(0, 0), (5, 5), (7, 3), (-1, 10), (0, 31), (0, 11), (12, 20), (11, 30), (20, 29), (30, 30)]
+)
+def test_impossible_slices(begin: int, end: int) -> None:
+    """Ten dense rows, and two buckets of ten."""
+    with pytest.raises(ConversionError, match=f"Rows {begin} to {end} are no slice of a table of 30 rows") as caught:
+        HashIndex(30, config=HashConfig(dense_rows=10, buckets=2), name="t1", row_begin=begin, row_end=end)
+    assert (caught.value.reason, caught.value.module_path) == ("invalid_hash_config", "t1")
+    policy = HashConfig(dense_rows=10, buckets=2).resolve(30, False).policy
+    whole = HashIndex(30, config=HashConfig(dense_rows=10, buckets=2))
+    with operators("C++"), pytest.raises(RuntimeError, match="slice"):
+        insert_with(whole, policy._replace(row_begin=begin, row_end=end))
+
+
+def insert_with(index: HashIndex, policy: Any) -> None:
+    in_flight = [hash_index.InFlight.nothing()]
+    hash_index.find_or_insert(torch.tensor([50]), [0], [1], [index.index_buffers()], [policy], in_flight)
+
+
+# One slice by itself
+
+
+def middle(**config: Any) -> HashIndex:
+    """Rows 5 to 20 of 30: five dense ones, and the first of two buckets of ten."""
+    resolved = HashConfig(**{"dense_rows": 10, "buckets": 2, **config})
+    return HashIndex(30, config=resolved, name="t1", row_begin=5, row_end=20)
+
+
+def ids_of(index: HashIndex, count: int, owned: bool = True) -> torch.Tensor:
+    ids = torch.arange(1000, 1400)
+    return ids[index.holds(ids) == owned][:count]
+
+
+def test_a_slice_answers_its_own_rows() -> None:
+    index = middle()
+    ids = ids_of(index, 3)
+    assert index.insert(ids).rows.tolist() == [5, 6, 7]
+    assert index.find(torch.tensor([4, 5, 9, 10, -1, *ids.tolist()])).tolist() == [-1, 0, 4, -1, -1, 5, 6, 7]
+    assert index.items()[1].tolist() == [5, 6, 7]
+    assert len(index.row_ids) == len(index.row_state) == 15
+    assert index.occupancy() == (3, 10, 0, 3, 10)
+    assert repr(index).endswith("buckets=2, row_begin=5, row_end=20)")
+
+
+@pytest.mark.parametrize("kind", ["C++", "reference"])
+def test_ids_of_other_slices_are_refused(kind: str) -> None:
+    with operators(kind):
+        index = middle(on_full="evict", admit_after=2, unseen="share")
+        index.insert(ids_of(index, 14).repeat(2)[:18])
+        before = {key: value.clone() for key, value in index._buffers.items() if value is not None}
+        foreign_id = int(ids_of(index, 1, owned=False))
+        for foreign in (foreign_id, 4, 0):
+            ids = torch.cat([ids_of(index, 3), torch.tensor([foreign, 7])])
+            with pytest.raises(InputError, match=rf"\[foreign_id\] t1: Id {foreign} does not belong to rows 5 to 20"):
+                index.insert(ids)
+            with pytest.raises(RuntimeError, match=f"id {foreign} .*belongs to another slice"):
+                insert(index, ids, 0)
+            assert index.find(ids).tolist()[3:] == [-1, 2]
+            assert index.answer(ids).tolist()[3:] == [-1, 2]
+            assert index.erase(torch.tensor([foreign])).tolist() == [-1]
+        for key, value in before.items():
+            if key != "eval_counts":
+                assert torch.equal(value, index._buffers[key]), key  # type: ignore[arg-type]
+
+
+def test_a_slice_of_dense_rows_only() -> None:
+    index = HashIndex(
+        30, config=HashConfig(dense_rows=10, buckets=2, on_full="evict", admit_after=2), row_begin=3, row_end=10
+    )
+    assert index.insert(torch.tensor([3, 9, 3])).rows.tolist() == [0, 6, 0]
+    assert index.find(torch.tensor([2, 3, 10, -1])).tolist() == [-1, 0, -1, -1]
+    assert (len(index), index.occupancy()) == (0, (0, 0, -1, 0, 0))
+    assert index.erase(torch.tensor([3])).tolist() == [-1]
+    loaded = HashIndex(30, config=index.config, row_begin=3, row_end=10)
+    loaded.load_state_dict(state_of(index))
+    assert_same_state(state_of(loaded), state_of(index))
+
+
+def test_a_full_bucket_has_the_tables_number() -> None:
+    index = HashIndex(30, config=HashConfig(dense_rows=10, buckets=2), name="t1", row_begin=20, row_end=30)
+    index.insert(ids_of(index, 2))
+    with pytest.raises(TableFullError, match=r"bucket 1 of 2 of table 't1' .* \(2 of the slice's 10 rows") as caught:
+        index.insert(ids_of(index, 11))
+    assert caught.value.reason == "table_full"
+
+
+def test_moving_and_copying_keep_the_slice() -> None:
+    index = middle(on_full="evict")
+    index.insert(ids_of(index, 3))
+    meta = HashIndex(30, config=index.config, name="t1", device="meta", row_begin=5, row_end=20)
+    assert meta.row_ids.shape == (15,)
+    meta.to_empty(device="cpu")
+    meta.load_state_dict(state_of(index))
+    assert_same_state(state_of(meta), state_of(index))
+    index.mark_used()
+    assert index.row_state.tolist() == [0] * 5 + [1] * 3 + [2] * 7
+    index.reset()
+    assert len(index) == 0
+
+
+# States
+
+
+def test_counts_of_slices() -> None:
+    state = {"row_ids": torch.arange(6), "counts": torch.arange(1, 7), "identity": torch.arange(3)}
+    pieces = [slice_state(state, begin, end) for begin, end in ((0, 2), (2, 5), (5, 6))]
+    assert [piece["counts"].tolist() for piece in pieces] == [
+        [1, 2, 3, 4, 5, 6],
+        [1, 0, 0, 0, 0, 0],
+        [1, 0, 0, 0, 0, 0],
+    ]
+    assert [piece["row_ids"].tolist() for piece in pieces] == [[0, 1], [2, 3, 4], [5]]
+    assert_same_state(join_states(pieces), state)
+    pieces[1]["counts"][0] = 9
+    pieces[2]["counts"][2] = 10
+    assert join_states(pieces)["counts"].tolist() == [9, 2, 13, 4, 5, 6]
+    assert state["counts"].tolist() == [1, 2, 3, 4, 5, 6], "a copy"
+
+
+def test_states_that_do_not_belong_together() -> None:
+    state = {"row_ids": torch.arange(6), "identity": torch.arange(3)}
+    with pytest.raises(CheckpointError, match="different things"):
+        join_states([state, {"row_ids": torch.arange(6)}])
+    with pytest.raises(CheckpointError, match="different tables"):
+        join_states([state, {**state, "identity": torch.zeros(3)}])
+    with pytest.raises(ValueError, match="no state"):
+        join_states([])
+
+
+def test_a_slice_refuses_the_state_of_another() -> None:
+    whole = HashIndex(40, config=HashConfig(buckets=4), name="t1")
+    whole.insert(torch.arange(20))
+    index = HashIndex(40, config=whole.config, name="t1", row_begin=20, row_end=40)
+    right, wrong = (slice_state(whole.state_dict(), begin, begin + 20) for begin in (20, 0))
+    check_saved_index(index, right)
+    for state, reason in ((wrong, "wrong_bucket"), (whole.state_dict(), "rows_mismatch")):
+        with pytest.raises(CheckpointError) as caught:
+            index.load_state_dict(state)
+        assert caught.value.reason == reason
+    assert fit_rows(index, right) == (right, None)
+
+
+def test_more_rows_in_a_slice() -> None:
+    """The second half of a table of 40 rows becomes that of one of 80, and so does the whole of it."""
+    config = HashConfig(buckets=4, on_full="evict", admit_after=2)
+    whole = HashIndex(40, config=config, name="t1")
+    whole.insert(torch.tensor([*range(100, 120), *range(100, 115)]))
+    saved = state_of(whole)
+    fitted, _ = fit_rows(HashIndex(80, config=config, name="t1"), saved)
+    index = HashIndex(80, config=config, name="t1", row_begin=40, row_end=80)
+    by_slices, move = fit_rows(index, slice_state(saved, 20, 40))
+    expected = slice_state(fitted, 40, 80)  # type: ignore[arg-type]
+    assert move is not None
+    for key in ("row_ids", "row_state", "row_scores", "candidate_ids", "candidate_counts", "candidate_order"):
+        assert torch.equal(by_slices[key], expected[key]), key  # type: ignore[arg-type]
+    check_saved_index(index, by_slices)
+    with pytest.raises(CheckpointError, match="of the table have other buckets") as caught:
+        fit_rows(index, slice_state(saved, 0, 20))
+    assert caught.value.reason == "wrong_bucket"
+
+
+# Lookups
+
+
+@pytest.mark.parametrize("kind", ["C++", "reference"])
+@pytest.mark.parametrize("unseen", ["zeros", "share"])
+def test_pooling_over_slices(kind: str, unseen: Any) -> None:
+    config = HashConfig(dense_rows=10, buckets=5, unseen=unseen).resolve(60, False)
+    whole = HashIndex(60, config=config)
+    whole.insert(torch.arange(100, 125))
+    weight = torch.randn(60, 4)
+    ids = torch.cat([torch.arange(-5, 30), torch.arange(90, 140)])
+    offsets = torch.tensor([0, 7, 7, 50, ids.numel()])
+    with operators(kind):
+        pooled, rows, _ = find_and_pool(ids, offsets, [weight], [0], [whole.view()])
+        total, found = torch.zeros_like(pooled), torch.full_like(rows, -1)
+        for index in Slices(config, row_cuts(config, 4), state_of(whole)).indexes:
+            shard = weight[index.row_begin : index.row_end].contiguous()
+            own_pooled, own_rows, own_absent = find_and_pool(ids, offsets, [shard], [0], [index.view()])
+            total += own_pooled
+            assert bool((own_rows < index.row_end - index.row_begin).all())
+            has_row = own_rows >= 0
+            assert bool((found[has_row] == -1).all()), "an id has rows in two slices"
+            found[has_row] = own_rows[has_row] + index.row_begin
+            held = index.find(ids) >= 0
+            assert int(own_absent) == int((~held).sum())
+    assert torch.equal(found, rows)
+    torch.testing.assert_close(total, pooled)
+
+
+def test_pooling_refuses_a_weight_that_is_no_slice() -> None:
+    index = middle()
+    offsets = torch.tensor([0, 1])
+    with (
+        operators("C++"),
+        pytest.raises(RuntimeError, match="a weight of 26 rows from row 5 on is no slice of table 0"),
+    ):
+        find_and_pool(torch.tensor([7]), offsets, [torch.zeros(26, 4)], [0], [index.view()])

@@ -1,0 +1,248 @@
+"""Ids routed to pieces of tables: C++ against the reference, against FBGEMM, and against who owns an id."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+from unittest import mock
+
+import fbgemm_gpu  # noqa: F401  (loads the operators)
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recfx.hashing import HashConfig, HashIndex
+from recfx.hashing.slicing import row_cuts
+from recfx.kernels import bucketize_reference, library
+from recfx.kernels.bucketize import WHOLE, Routes, bucketize
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+def cut_equally(rows: int, pieces: int) -> list[int]:
+    block = -(-rows // pieces)
+    return [min(piece * block, rows) for piece in range(pieces + 1)]
+
+
+@st.composite
+def borders(draw: st.DrawFn, rows: int) -> list[int]:
+    """Few and many pieces, equal and unequal ones, empty ones anywhere."""
+    pieces = draw(st.sampled_from([1, 2, 3, 4, 7, 33, 34, 129, 131]))
+    if draw(st.booleans()):
+        return cut_equally(rows, pieces)
+    drawn = draw(st.lists(st.integers(0, rows), min_size=1, max_size=10))
+    return [0, *sorted(drawn[piece % len(drawn)] for piece in range(pieces - 1)), rows]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, int, Routes, torch.Tensor | None]:
+    features, batch_size = draw(st.integers(0, 4)), draw(st.integers(0, 5))
+    routes = Routes([], [], [], [], [], [], [])
+    ids: list[int] = []
+    lengths: list[int] = []
+    for _ in range(features):
+        kind = draw(st.sampled_from(["static", "indexed", "indexed", "not cut"]))
+        rows = draw(st.integers(1, 100))
+        dense_rows = draw(st.integers(0, rows - 1)) if kind == "indexed" else 0
+        routes.row_borders.append([] if kind == "not cut" else draw(borders(rows)))
+        routes.rows.append(rows)
+        routes.dense_rows.append(dense_rows)
+        routes.buckets.append(draw(st.integers(1, rows - dense_rows)) if kind == "indexed" else 0)
+        routes.seeds.append(draw(st.sampled_from([0, 5, -(2**63)])))
+        values = st.integers(0, rows - 1) if kind == "static" else st.one_of(INT64, st.integers(-2, rows))
+        own = [draw(st.sampled_from([0, 0, 1, 2, 5, 30])) for _ in range(batch_size)]
+        drawn = draw(st.lists(values, min_size=1, max_size=20))
+        lengths += own
+        ids += [drawn[i * 7 % len(drawn)] for i in range(sum(own))]
+    for _ in range(draw(st.integers(0, 8)) if features else 0):
+        feature = draw(st.integers(0, features - 1))
+        routes.sources.append(feature)
+        routes.pieces.append(draw(st.integers(-1, max(-1, len(routes.row_borders[feature]) - 2))))
+    if features and draw(st.booleans()):  # everything, as it would be sent
+        for feature, own_borders in enumerate(routes.row_borders):
+            for piece in range(len(own_borders) - 1):
+                routes.sources.append(feature)
+                routes.pieces.append(piece)
+    dtype = draw(st.sampled_from([torch.int64, torch.int32]))
+    weight_dtype = draw(st.sampled_from([None, torch.float32, torch.float16, torch.float64, torch.bfloat16]))
+    weights = None if weight_dtype is None else torch.arange(len(ids)).to(weight_dtype)
+    id_tensor = torch.tensor(ids, dtype=torch.int64)
+    return id_tensor, torch.tensor(lengths, dtype=dtype), batch_size, routes, weights
+
+
+@settings(max_examples=100)
+@given(cases())
+def test_operator_equals_reference(
+    case: tuple[torch.Tensor, torch.Tensor, int, Routes, torch.Tensor | None],
+) -> None:
+    assert library.load(), library.why_not()
+    for got, expected in zip(bucketize(*case), bucketize_reference.bucketize(*case), strict=True):
+        if expected is None:
+            assert got is None
+            continue
+        assert got is not None
+        assert got.dtype == expected.dtype
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("pieces", [1, 2, 5, 8, 9, 60, 160])
+@pytest.mark.parametrize("buckets", [0, 64, 77])
+def test_large_batches(buckets: int, pieces: int, threads: int) -> None:
+    """Several tasks a feature; bags too long for counters in one register."""
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.randint(0, 40, (3 * 500,), generator=generator)
+    lengths[700] = 70_000
+    ids = torch.randint(0, 1000, (int(lengths.sum()),), generator=generator)
+    cut = [0, *sorted(torch.randint(0, 1000, (pieces - 1,), generator=generator).tolist()), 1000]
+    sources, entries = [f for f in range(3) for _ in range(pieces)], list(range(pieces)) * 3
+    routes = Routes([cut] * 3, [100 if buckets else 0] * 3, [1000] * 3, [buckets] * 3, [0, 1, 2], sources, entries)
+    weights = torch.rand(ids.numel(), generator=generator)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        got = bucketize(ids, lengths, 500, routes, weights)
+    finally:
+        torch.set_num_threads(before)
+    for left, right in zip(got, bucketize_reference.bucketize(ids, lengths, 500, routes, weights), strict=True):
+        assert left is not None
+        assert right is not None
+        assert torch.equal(left, right)
+
+
+@given(st.integers(1, 5), st.integers(0, 4), st.integers(1, 40), st.booleans(), st.integers(0, 2**31), st.booleans())
+def test_equal_blocks_as_fbgemm(
+    features: int, batch_size: int, pieces: int, weighted: bool, seed: int, is_int32: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(1, 100, (features,), generator=generator).tolist()
+    lengths = torch.randint(0, 6, (features * batch_size,), generator=generator)
+    counts = lengths.view(features, batch_size).sum(dim=1).tolist()
+    ids = torch.cat([torch.randint(0, r, (n,), generator=generator) for r, n in zip(rows, counts, strict=True)])
+    weights = torch.rand(ids.numel(), generator=generator) if weighted else None
+    if is_int32:
+        lengths = lengths.int()
+    blocks = torch.tensor([-(-r // pieces) for r in rows])
+    # FBGEMM takes lengths and indices of different types, but block sizes of the type of indices.
+    expected_lengths, expected_ids, expected_weights, *_ = torch.ops.fbgemm.block_bucketize_sparse_features(
+        lengths, ids, False, False, blocks, pieces, weights
+    )
+    nothing = [0] * features
+    entries = [piece for piece in range(pieces) for _ in range(features)]
+    cuts = [cut_equally(r, pieces) for r in rows]
+    routes = Routes(cuts, nothing, rows, nothing, nothing, list(range(features)) * pieces, entries)
+    got_ids, got_lengths, got_weights = bucketize(ids, lengths, batch_size, routes, weights)
+    assert torch.equal(got_lengths, expected_lengths)
+    assert torch.equal(got_ids, expected_ids)
+    if weights is not None:
+        assert got_weights is not None
+        assert torch.equal(got_weights, expected_weights)
+
+
+@pytest.mark.parametrize("dense_rows", [0, 50])
+@pytest.mark.parametrize("pieces", [2, 3, 5])
+def test_ids_go_to_the_slice_that_holds_them(pieces: int, dense_rows: int) -> None:
+    config = HashConfig(dense_rows=dense_rows, buckets=6, seed=3).resolve(200, False)
+    cuts = row_cuts(config, pieces)
+    ids = torch.cat([torch.arange(-50, 200), torch.arange(2**40, 2**40 + 99)])
+    routes = Routes([cuts], [dense_rows], [200], [6], [3], [0] * pieces, list(range(pieces)))
+    got, lengths, _ = bucketize(ids, torch.tensor([ids.numel()]), 1, routes)
+    for (begin, end), own in zip(itertools.pairwise(cuts), got.split(lengths.tolist()), strict=True):
+        index = HashIndex(200, config=config, row_begin=begin, row_end=end)
+        assert torch.equal(own, ids[index.holds(ids)])
+        assert own.numel() > 0
+
+
+def test_whole_features_and_column_shards() -> None:
+    """Feature 0 is not cut and goes to two ranks; feature 1 is cut in two, and its first piece goes to two."""
+    routes = Routes(
+        [[], [0, 5, 10]], [0, 0], [0, 10], [0, 0], [0, 0], [0, 1, 1, 0, 1, 1], [WHOLE, 0, 1, WHOLE, 0, WHOLE]
+    )
+    ids = torch.tensor([70, -8, 70, 9, 0, 4, 5])
+    lengths = torch.tensor([1, 2, 1, 3], dtype=torch.int32)
+    got, got_lengths, weights = bucketize(ids, lengths, 2, routes, ids.double())
+    assert got_lengths.tolist() == [1, 2, 0, 2, 1, 1, 1, 2, 0, 2, 1, 3]
+    assert got_lengths.dtype == torch.int32
+    assert got.tolist() == [70, -8, 70, 0, 4, 4, 0, 70, -8, 70, 0, 4, 9, 0, 4, 5]
+    assert weights is not None
+    assert weights.tolist() == [70, -8, 70, 0, 4, 9, 5, 70, -8, 70, 0, 4, 9, 0, 4, 5]
+
+
+@pytest.mark.parametrize("with_library", [True, False])
+@pytest.mark.parametrize("bad", [-1, 10, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("cut", [[0, 5, 10], list(range(0, 11)), [0] * 40 + [10]])
+def test_ids_out_of_range_are_refused(cut: list[int], bad: int, with_library: bool) -> None:
+    routes = Routes([[], cut, cut], [0] * 3, [0, 10, 10], [0] * 3, [0] * 3, [0, 1, 2, 2], [WHOLE, 0, 0, 1])
+    ids = torch.arange(9).repeat(30_000)[:240_000]
+    ids[[200_000, 230_001]] = bad
+    lengths = torch.full((3 * 8,), 10_000)
+    with (
+        mock.patch.object(library, "load", return_value=with_library),
+        pytest.raises(IndexError, match=f"id {bad} of feature 2 is none of its 10 rows"),
+    ):
+        bucketize(ids, lengths, 8, routes, ids.float())
+    ids[5] = bad
+    ids[[200_000, 230_001]] = 0
+    assert torch.equal(bucketize(ids, lengths, 8, routes)[0][:80_000], ids[:80_000]), (
+        "whoever is not cut is not looked at"
+    )
+
+
+ROUTES = Routes([[0, 5, 10]], [0], [10], [0], [0], [0, 0], [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lengths": torch.tensor([1, 2])}, "lengths must"),
+        ({"lengths": torch.tensor([4])}, "ids"),
+        ({"lengths": torch.tensor([2])}, "ids"),
+        ({"lengths": torch.tensor([-3])}, "ids"),
+        ({"weights": torch.rand(2)}, "weights must"),
+        ({"routes": ROUTES._replace(row_borders=[[0, 11, 10]])}, "must ascend from 0"),
+        ({"routes": ROUTES._replace(row_borders=[[0, 5, 9]])}, "must ascend from 0"),
+        ({"routes": ROUTES._replace(row_borders=[[1, 5, 10]])}, "must ascend from 0"),
+        ({"routes": ROUTES._replace(rows=[0], row_borders=[[0]])}, "must ascend from 0"),
+        ({"routes": ROUTES._replace(pieces=[0, 2])}, "has no piece 2"),
+        ({"routes": ROUTES._replace(pieces=[0, -2])}, "has no piece -2"),
+        ({"routes": ROUTES._replace(row_borders=[[]])}, "has no piece 0"),
+        ({"routes": ROUTES._replace(sources=[0, 1])}, "no feature 1|feature 1 has"),
+        ({"routes": ROUTES._replace(sources=[0, -1])}, "no feature -1|feature -1 has"),
+    ],
+)
+@pytest.mark.parametrize("with_library", [True, False])
+def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str, with_library: bool) -> None:
+    given = {"ids": torch.arange(3), "lengths": torch.tensor([3]), "batch_size": 1, "routes": ROUTES, **change}
+    with (
+        mock.patch.object(library, "load", return_value=with_library),
+        pytest.raises(RuntimeError, match=message),
+    ):
+        bucketize(**given)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ids": torch.arange(3).int()}, "ids must be int64"),
+        ({"lengths": torch.tensor([3.0])}, "lengths must be int64 or int32"),
+        ({"weights": torch.arange(3)}, "weights must be floats"),
+        ({"routes": ROUTES._replace(buckets=[11])}, "has 11 buckets in 10 rows"),
+        ({"routes": ROUTES._replace(buckets=[-1])}, "has -1 buckets in 10 rows"),
+        ({"routes": ROUTES._replace(buckets=[2], dense_rows=[9])}, "has 2 buckets in 10 rows, 9 of them dense"),
+        ({"routes": ROUTES._replace(seeds=[])}, "one entry a feature"),
+        ({"lengths": torch.tensor([2**62, 2**62, 2**62, 2**62 + 3]), "batch_size": 4}, "ids in all"),
+    ],
+)
+def test_operator_checks_what_it_is_given(change: dict[str, Any], message: str) -> None:
+    given = {"ids": torch.arange(3), "lengths": torch.tensor([3]), "batch_size": 1, "routes": ROUTES, **change}
+    with pytest.raises(RuntimeError, match=message):
+        bucketize(**given)
+
+
+def test_opcheck() -> None:
+    assert library.load(), library.why_not()
+    ids, lengths = torch.tensor([3, 7, -5]), torch.tensor([1, 1, 0, 1])
+    lists = ([0, 4, 10, 0, 6, 10], [3, 3], [0, 2], [10, 10], [0, 4], [0, 0], [0, 1, 1, 0], [-1, 0, 1, 1])
+    for weights in (None, torch.rand(3)):
+        torch.library.opcheck(torch.ops.recfx.bucketize.default, (ids, lengths, 2, *lists, weights))
