@@ -13,10 +13,10 @@ from recfx.ir.vocabulary import VOCABULARY
 _FED_BY: dict[str, set[str]] = {
     "bucketize": {"select_features"},
     "input_dist_start": {"select_features", "bucketize"},
-    "input_dist_wait": {"input_dist_start"},
+    "input_dist_wait": {"input_dist_start", "dist_context"},
     "hash_ids": {"select_features", "input_dist_wait"},
     "lookup": {"select_features", "input_dist_wait", "hash_ids"},
-    "output_dist_start": {"lookup", "input_dist_wait", "output_dist_wait"},
+    "output_dist_start": {"lookup", "output_dist_wait", "dist_context"},
     "output_dist_wait": {"output_dist_start"},
     "mean_divide": {"lookup", "output_dist_wait", "select_features", "input_dist_wait"},
     "keyed_tensor": {"lookup", "output_dist_wait", "mean_divide"},
@@ -57,17 +57,18 @@ def verify_graph(graph_module: fx.GraphModule, after: str) -> None:
         if not node.users:
             fail(node, f"nothing uses this {meta.kind}")
         for source in node.all_input_nodes:
-            source_meta = node_meta(_owner(source))
-            if source_meta is not None and source_meta.kind not in _FED_BY.get(meta.kind, {source_meta.kind}):
-                fail(node, f"a {meta.kind} cannot be fed by {source.name}, a {source_meta.kind}")
+            source_kind = _kind(source)
+            if source_kind and source_kind not in _FED_BY.get(meta.kind, {source_kind}):
+                fail(node, f"a {meta.kind} cannot be fed by {source.name}, a {source_kind}")
     _check_tables(graph_module, after)
 
 
-def _owner(value: fx.Node) -> fx.Node:
-    """The node that gives ``value``, where that is one of several."""
-    while value.target is operator.getitem:
-        value = value.all_input_nodes[0]
-    return value
+def _kind(value: fx.Node) -> str:
+    """What a value is: the kind of the node that gives it, or ``dist_context`` for the second of two."""
+    if value.target is operator.getitem:
+        return "dist_context" if value.args[1] == 1 else _kind(value.all_input_nodes[0])
+    meta = node_meta(value)
+    return "" if meta is None else meta.kind
 
 
 def _check_module_exists(graph_module: fx.GraphModule, node: fx.Node, fail: object) -> None:

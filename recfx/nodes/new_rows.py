@@ -59,11 +59,12 @@ class NewRows:
 
     def _write_initial(self, table: TableSpec, rows: torch.Tensor) -> None:
         assert table.hashing is not None
-        named = (table.name, table.hashing.seed)
+        named = (table.table_name, table.hashing.seed)
         if named not in self._keys:
             self._keys[named] = initialization_key(*named)
         ids, weight = self._store.index(table.name).row_ids[rows], self._store.weight(table.name)
-        initialize_rows(weight, rows, ids, self._keys[named], table.weight_init_min, table.weight_init_max)
+        low, high = table.weight_init_min, table.weight_init_max
+        initialize_rows(weight, rows, ids, self._keys[named], low, high, table.first_column)
 
     def _fill_again(self, given: GivenRows) -> None:
         """The table's own ``init_fn`` filled every row when the table was built: rows used since are filled again."""

@@ -37,15 +37,22 @@ class SelectFeatures(NodeModule):
         self.feature_names = [feature for table in tables for feature in table.feature_names]
         self.keys = [name for table in tables for name in table.embedding_names]
         # Beside an index no kernel checks ids: static tables are checked here then, as the standard collection does it.
-        self._has_index = any(table.has_index for table in tables)
+        self._set_checks(everything=any(table.has_index for table in tables))
+        self._positions: dict[tuple[str, ...], list[int]] = {}
+
+    def _set_checks(self, *, everything: bool) -> None:
+        self._checks_lengths = everything
         rows = [
-            table.num_embeddings if self._has_index and not table.has_index else table.checked_rows
-            for table in tables
+            table.num_embeddings if everything and not table.has_index else table.checked_rows
+            for table in self.tables
             for _ in table.feature_names
         ]
         self._checked_rows = torch.tensor(rows, dtype=torch.int64, device="cpu")
         self._checks_range = any(limit >= 0 for limit in rows)
-        self._positions: dict[tuple[str, ...], list[int]] = {}
+
+    def check_everything(self) -> None:
+        """Check lengths, and ids of static tables, too: once ids have left for other ranks, an error stops all."""
+        self._set_checks(everything=True)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Select from any KJT (or TensorDict) that holds the keys; returns ``[F]`` keys in the collection's order.
@@ -62,7 +69,7 @@ class SelectFeatures(NodeModule):
         self._check_values(features)
         positions = self._positions_of(features.keys())
         selected = self._select(features, positions)
-        if self._has_index:
+        if self._checks_lengths:
             self._check_lengths(selected)
         if self._checks_range:
             self._check_range(selected)

@@ -88,6 +88,7 @@ class _Rewrite:
         self.local = tuple(shard.spec for shard in sharding.local())
 
     def run(self) -> None:
+        self.selected.check_everything()
         old = _between(self.graph_module, self.select, self.output)
         with self.graph_module.graph.inserting_before(self.output):
             rows, context = self.distribute_ids()

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from recfx.collection import HashEmbeddingBagCollection
+from recfx.hashing import HashIndex
+from recfx.hashing.slicing import slice_state
 from recfx.nodes import TableStore
 from recfx.sharding.shards import CollectionSharding, Shard, ShardedTable
 from recfx.training.fused_optimizer import FusedOptimizer
@@ -43,6 +45,8 @@ def make_local_tables(
         bags[shard.name] = _bag(shard, _rows(shard, weight, init_fns[shard.table.name], device), weight.requires_grad)
         if sharded.is_replicated:
             dist.broadcast(store.weight(shard.name).data, dist.get_global_rank(group, 0), group=group)
+        if shard.table.has_index:
+            indexes[shard.name] = _index(shard, module, sharded.is_replicated, group)
         optimizer = _optimizer(fused.get(shard.table.name), shard, sharded, fused_params)
         if optimizer is not None:
             store.optimizers[shard.name] = optimizer
@@ -58,6 +62,24 @@ def _rows(shard: Shard, weight: torch.Tensor, init_fn: Any, device: torch.device
     if init_fn is not None:
         init_fn(made)
     return made
+
+
+def _index(
+    shard: Shard, module: HashEmbeddingBagCollection, replicated: bool, group: dist.ProcessGroup
+) -> HashIndex:
+    """The shard's part of the table's index, with the ids that it holds."""
+    config, (first, end) = shard.table.hashing, shard.rows
+    assert config is not None
+    whole = module.index(shard.table.name)
+    index = HashIndex(config.rows, config=config, name=shard.table.name, device="cpu", row_begin=first, row_end=end)
+    if not whole.slots.is_meta:
+        state = slice_state(whole.state_dict(), first, end)
+        if replicated:
+            for name in sorted(state):
+                state[name] = state[name].clone()
+                dist.broadcast(state[name], dist.get_global_rank(group, 0), group=group)
+        index.load_state_dict(state)
+    return index
 
 
 def _bag(shard: Shard, rows: torch.Tensor, requires_grad: bool) -> nn.EmbeddingBag:

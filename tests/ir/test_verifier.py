@@ -17,7 +17,7 @@ MAY_FEED = {
     "input_dist_wait": {"input_dist_start"},
     "hash_ids": {"select_features", "input_dist_wait"},
     "lookup": {"select_features", "input_dist_wait", "hash_ids"},
-    "output_dist_start": {"lookup"},
+    "output_dist_start": {"lookup", "output_dist_wait"},
     "output_dist_wait": {"output_dist_start"},
     "mean_divide": {"lookup", "output_dist_wait", "select_features", "input_dist_wait"},
     "keyed_tensor": {"lookup", "output_dist_wait", "mean_divide"},

@@ -13,7 +13,7 @@ from tests.passes.island import INDEXED, collection
 
 def test_the_order_is_one_literal_list_and_names_are_file_names() -> None:
     names = [rewrite.name for rewrite in recfx.passes()]
-    assert names == ["expand_collection", "insert_hash", "elide_hash", "batch_lookups", "lower"]
+    assert names == ["expand_collection", "insert_hash", "elide_hash", "insert_dist", "batch_lookups", "lower"]
     for rewrite in recfx.passes():
         assert type(rewrite).__module__ == f"recfx.passes.{rewrite.name}"
 

@@ -65,6 +65,7 @@ class Case:
     sizes: tuple[int, ...] = (3,)
     local_size: int = 0
     hashing: recfx.HashConfig | None = None
+    raw_ids: int = 0  # so many different ones, far apart; 0: ids are rows
     seed: int = 0
 
     def batch_sizes(self, world_size: int) -> list[int]:
@@ -131,19 +132,23 @@ def batches(case: Case, world_size: int, steps: int) -> list[list[KeyedJaggedTen
             rows[feature] = min(rows.get(feature, table.rows), table.rows)
     keys = sorted(rows, key=lambda key: random.Random(key).random())
     keys.insert(len(keys) // 2, "unknown")
+    raw = (5, 2**55 + 1) if case.raw_ids else (0, 1)
+    if case.raw_ids:
+        rows = {key: case.raw_ids for key in rows}
     return [
-        [_batch(keys, rows, size, case.is_weighted, generator) for size in case.batch_sizes(world_size)]
+        [_batch(keys, rows, size, case.is_weighted, generator, raw) for size in case.batch_sizes(world_size)]
         for _ in range(steps)
     ]
 
 
 def _batch(
-    keys: list[str], rows: dict[str, int], size: int, is_weighted: bool, generator: torch.Generator
+    keys: list[str], rows: dict[str, int], size: int, is_weighted: bool, generator: torch.Generator, raw: tuple[int, int]
 ) -> KeyedJaggedTensor:
     lengths = torch.randint(0, 4, (len(keys) * size,), generator=generator)
+    shift, stretch = raw
     per_key = lengths.view(len(keys), size).sum(1).tolist()
     values = [
-        torch.randint(0, rows.get(key, 5), (count,), generator=generator)
+        (torch.randint(0, rows.get(key, 5), (count,), generator=generator) - shift) * stretch
         for key, count in zip(keys, per_key, strict=True)
     ]
     weights = torch.rand(int(lengths.sum()), generator=generator) if is_weighted else None
@@ -181,7 +186,7 @@ def with_optimizer(case: Case, standard: nn.Module) -> nn.Module:
 
 def shard(case: Case, standard: nn.Module, world_size: int) -> ShardedHashEmbeddingBagCollection:
     """Converted and sharded."""
-    converted = recfx.convert(standard, hashing=case.hashing)
+    converted = with_optimizer(case, recfx.convert(standard, hashing=case.hashing))
     plan = plan_of(case, converted, world_size)
     assert isinstance(converted, recfx.HashEmbeddingBagCollection)
     return shard_collection(converted, plan, ShardingEnv.from_process_group(dist.group.WORLD))
@@ -192,7 +197,7 @@ def train_sharded(rank: int, world_size: int, case: Case, steps: int = 3) -> dic
     standard, width = build(case)
     torch.manual_seed(1)
     model = Model(standard, width)
-    model.sparse = shard(case, with_optimizer(case, standard), world_size)
+    model.sparse = shard(case, standard, world_size)
     model.over = nn.parallel.DistributedDataParallel(model.over)
     kind, settings = OPTIMIZERS[case.optimizer]
     dense = [p for name, p in model.named_parameters() if case.kernel == "dense" or not name.startswith("sparse")]
@@ -208,7 +213,12 @@ def train_sharded(rank: int, world_size: int, case: Case, steps: int = 3) -> dic
         (each.table.name, each.rows, each.columns, model.sparse._store.weight(each.name).detach().clone())
         for each in model.sparse.sharding.local()
     ]
-    return {"pooled": pooled, "shards": shards, "over": model.over.module.weight.detach()}
+    indexes = {
+        each.table.name: (each.rows, {k: v.clone() for k, v in model.sparse.hash_indexes[each.name].state_dict().items()})
+        for each in model.sparse.sharding.local()
+        if each.name in model.sparse.hash_indexes
+    }
+    return {"pooled": pooled, "shards": shards, "over": model.over.module.weight.detach(), "indexes": indexes}
 
 
 def train_unsharded(case: Case, world_size: int, steps: int = 3) -> dict[str, Any]:
@@ -265,9 +275,17 @@ class _TouchedAdam:
                 self.optimizer.state[weight][key][untouched] = 0.0 if old is None else old[untouched]
 
 
-def check(case: Case, world_size: int, answers: list[dict[str, Any]], rtol: float = 1e-5, atol: float = 1e-6) -> None:
+def check(
+    case: Case,
+    world_size: int,
+    answers: list[dict[str, Any]],
+    rtol: float = 1e-5,
+    atol: float = 1e-6,
+    expected: dict[str, Any] | None = None,
+) -> None:
     """Compare what the ranks have with the unsharded model. Every number of every table is on some rank."""
-    expected = train_unsharded(case, world_size, len(answers[0]["pooled"]))
+    if expected is None:
+        expected = train_unsharded(case, world_size, len(answers[0]["pooled"]))
     close = partial(torch.testing.assert_close, rtol=rtol, atol=atol)
     for rank, answer in enumerate(answers):
         for step, pooled in enumerate(answer["pooled"]):
@@ -285,3 +303,26 @@ def check(case: Case, world_size: int, answers: list[dict[str, Any]], rtol: floa
     for table in case.tables:
         copies = world_size if table.sharding[0] == "data_parallel" else 1
         assert bool((covered[table.name] == copies).all()), f"table {table.name} is not on the ranks as a whole"
+
+
+def train_whole(case: Case, world_size: int, steps: int = 3) -> tuple[dict[str, Any], recfx.HashEmbeddingBagCollection]:
+    """The oracle of hashed tables: the unsharded converted collection on everybody's samples."""
+    standard, width = build(case)
+    torch.manual_seed(1)
+    model = Model(standard, width)
+    model.sparse = with_optimizer(case, recfx.convert(standard, hashing=case.hashing))
+    kind, settings = OPTIMIZERS[case.optimizer]
+    dense = [p for name, p in model.named_parameters() if case.kernel == "dense" or not name.startswith("sparse")]
+    optimizer = kind(dense, **settings)
+    sizes, pooled = case.batch_sizes(world_size), []
+    for step in batches(case, world_size, steps):
+        model.zero_grad()
+        found = model.sparse(concatenate(step)).values()
+        out = model.over(found).tanh() ** 2
+        sum(part.mean() for part in out.split(sizes) if part.numel()).div(world_size).backward()
+        optimizer.step()
+        pooled.append(found.detach().split(sizes))
+    island = model.sparse
+    assert isinstance(island, recfx.HashEmbeddingBagCollection)
+    weights = {table.name: island.weight(table.name).detach() for table in island.tables}
+    return {"pooled": pooled, "weights": weights, "over": model.over.weight.detach()}, island
