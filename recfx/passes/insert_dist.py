@@ -176,7 +176,9 @@ class _Rewrite:
     def everywhere(self, group: str) -> list[Columns]:
         """Columns that every rank has a part of, or all of."""
         tables = [table for table in self.sharding.tables if table.group == group]
-        return list(dict.fromkeys(column for table in tables for shard in table.shards for column in shard.output_columns))
+        return list(
+            dict.fromkeys(column for table in tables for shard in table.shards for column in shard.output_columns)
+        )
 
     def of_host(self, host: int) -> list[Columns]:
         """Columns whose rows are cut over the ranks of one host."""

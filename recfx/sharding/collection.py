@@ -85,7 +85,7 @@ class ShardedHashEmbeddingBagCollection(
         """A new batch's context."""
         return BatchContext()
 
-    def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:  # type: ignore[override]
+    def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
         """Start sending ids: the graph up to ``input_dist_start``."""
         values = ctx.values
         values["features"] = features

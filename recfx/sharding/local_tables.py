@@ -64,9 +64,7 @@ def _rows(shard: Shard, weight: torch.Tensor, init_fn: Any, device: torch.device
     return made
 
 
-def _index(
-    shard: Shard, module: HashEmbeddingBagCollection, replicated: bool, group: dist.ProcessGroup
-) -> HashIndex:
+def _index(shard: Shard, module: HashEmbeddingBagCollection, replicated: bool, group: dist.ProcessGroup) -> HashIndex:
     """The shard's part of the table's index, with the ids that it holds."""
     config, (first, end) = shard.table.hashing, shard.rows
     assert config is not None

@@ -1,4 +1,5 @@
 """TorchRec's view of the fused optimizers of a sharded collection."""
+
 from __future__ import annotations
 from typing import Any
 import torch.distributed as dist
@@ -7,6 +8,7 @@ from recfx.collection import weight_name
 from recfx.nodes import TableStore
 from recfx.sharding.shards import CollectionSharding
 from recfx.training.keyed_optimizer import FusedKeyedOptimizer
+
 
 def sharded_optimizer(sharding: CollectionSharding, store: TableStore, group: dist.ProcessGroup) -> KeyedOptimizer:
     parameters = {weight_name("", name): store.weight(name) for name in store.optimizers}

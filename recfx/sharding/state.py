@@ -1,3 +1,9 @@
 """stub"""
-def save_sharded_state(module, state_dict, prefix, local_metadata): pass
-def load_local_state(module, state_dict, prefix, *rest): pass
+
+
+def save_sharded_state(module, state_dict, prefix, local_metadata):
+    pass
+
+
+def load_local_state(module, state_dict, prefix, *rest):
+    pass
