@@ -1,4 +1,4 @@
-"""``ShardedHashEmbeddingBagCollection``: a TorchRec ``ShardedModule`` whose communication is a graph of explicit nodes."""
+"""``ShardedHashEmbeddingBagCollection``: a TorchRec ``ShardedModule`` that owns a graph of explicit nodes."""
 
 from __future__ import annotations
 
@@ -157,8 +157,8 @@ def shard_collection(
 ) -> ShardedHashEmbeddingBagCollection:
     """Shard a converted collection; every rank calls it with the same plan.
 
-    Weights, ids and the state of fused optimizers stay: each rank keeps its shards of what its own ``module`` holds, and
-    replicas of data-parallel tables become those of rank 0. ``module`` itself is not changed.
+    Weights, ids and the state of fused optimizers stay: each rank keeps its shards of what its own ``module`` holds,
+    and replicas of data-parallel tables become those of rank 0. ``module`` itself is not changed.
 
     Args:
         module: the collection; tables on meta are allocated on ``device`` and initialised.

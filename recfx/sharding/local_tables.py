@@ -11,9 +11,11 @@ import torch.distributed as dist
 from torch import nn
 
 from recfx.collection import HashEmbeddingBagCollection
+from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
 from recfx.hashing.slicing import slice_state
 from recfx.nodes import TableStore
+from recfx.sharding.fused_params import fused_optimizer_from_params
 from recfx.sharding.shards import CollectionSharding, Shard, ShardedTable
 from recfx.training.fused_optimizer import FusedOptimizer
 
@@ -39,6 +41,7 @@ def make_local_tables(
     local = sharding.local()
     store = TableStore(bags, indexes, {}, {shard.name: init_fns[shard.table.name] for shard in local})
     fused = module.fused_optimizers()
+    _check_optimizers(module)
     for shard in local:
         sharded = sharding.named(shard.table.name)
         weight = module.weight(shard.table.name)
@@ -91,14 +94,23 @@ def _optimizer(
     fused: FusedOptimizer | None, shard: Shard, sharded: ShardedTable, fused_params: Mapping[str, Any] | None
 ) -> FusedOptimizer | None:
     """The table's own optimizer with this shard's part of its state; the settings stay the same dict."""
-    if fused is None:
-        if not fused_params or "optimizer" not in fused_params:
-            return None
-        from recfx.sharding.fused_params import fused_optimizer_from_params  # noqa: PLC0415
+    if fused is not None:
+        state = {name: _state_part(value, shard) for name, value in fused.state.items()}
+        return FusedOptimizer(fused.kind, fused.group, state)
+    # TorchRec's planner knows data-parallel tables with dense kernels alone.
+    takes_params = sharded.compute_kernel == "fused" or sharded.is_replicated
+    return fused_optimizer_from_params(fused_params) if fused_params and takes_params else None
 
-        return fused_optimizer_from_params(fused_params)
-    state = {name: _state_part(value, shard) for name, value in fused.state.items()}
-    return FusedOptimizer(fused.kind, fused.group, state)
+
+def _check_optimizers(module: HashEmbeddingBagCollection) -> None:
+    """An optimizer in backward without a fused form would stay behind on the whole table."""
+    for table, why in module.not_fused.items():
+        raise ConversionError(
+            f"the optimizer in backward of table {table!r} cannot be sharded: {why.message}",
+            reason=why.reason,
+            module_path=module.collection,
+            what_to_do=why.what_to_do,
+        )
 
 
 def _state_part(value: Any, shard: Shard) -> Any:

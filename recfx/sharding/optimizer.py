@@ -1,9 +1,12 @@
 """TorchRec's view of the fused optimizers of a sharded collection."""
 
 from __future__ import annotations
+
 from typing import Any
+
 import torch.distributed as dist
 from torchrec.optim.keyed import KeyedOptimizer
+
 from recfx.collection import weight_name
 from recfx.nodes import TableStore
 from recfx.sharding.shards import CollectionSharding

@@ -132,7 +132,7 @@ def batches(case: Case, world_size: int, steps: int) -> list[list[KeyedJaggedTen
     keys.insert(len(keys) // 2, "unknown")
     raw = (5, 2**55 + 1) if case.raw_ids else (0, 1)
     if case.raw_ids:
-        rows = {key: case.raw_ids for key in rows}
+        rows = dict.fromkeys(rows, case.raw_ids)
     return [
         [_batch(keys, rows, size, case.is_weighted, generator, raw) for size in case.batch_sizes(world_size)]
         for _ in range(steps)
