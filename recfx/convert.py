@@ -53,8 +53,8 @@ def convert(
         sample: one call of it, as a tuple of positional arguments or a :class:`Sample`. Used to confirm where the
             collections are called, and to verify the result.
         hashing: one config for every table, None for static tables, or a dict by table name (others take the default).
-        plan: TorchRec's sharding plan, by fully qualified name of the collections. They come back sharded, each rank with
-            its own part of the weights that ``model`` has; every rank calls ``convert`` then.
+        plan: TorchRec's sharding plan, by fully qualified name of the collections. They come back sharded, each rank
+            with its own part of the weights that ``model`` has; every rank calls ``convert`` then.
         env: the ranks to shard over; with it and without ``plan``, TorchRec's planner makes one. Default: all ranks.
         device: move the result there; tables on meta are allocated and initialised.
         backend: kernel target of the lookups; ``"auto"`` takes the first that can serve each.

@@ -116,7 +116,7 @@ class ReduceScatter(OutputDistStart):
             by_rank = pooled.split(sizes)
             pooled = torch.cat([by_rank[host * ranks + rank] for rank in range(ranks) for host in range(self.hosts)])
             sizes = [sum(sizes[rank::ranks]) for rank in range(ranks)]
-        if ranks == 1:
+        if ranks == 1 or not self.columns:  # none: no rank of the group has any
             return NoWait(pooled)
         if len(set(sizes)) > 1:
             return _SumOverRanks(self._uneven(pooled, sizes), ranks)
