@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
+from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable, KJTSplitsAllToAllMeta
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import Awaitable, LazyAwaitable, ParameterSharding, ShardedModule, ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -27,6 +27,9 @@ from recfx.sharding.optimizer import sharded_optimizer
 from recfx.sharding.plan import read_plan
 from recfx.sharding.shards import CollectionSharding
 from recfx.sharding.state import load_local_state, save_sharded_state
+
+# What input_dist_start gives; the second inside TorchRec's pipelines, which start all collections' exchanges at once.
+_STARTED = (Awaitable, KJTSplitsAllToAllMeta)
 
 
 class ShardedHashEmbeddingBagCollection(
@@ -92,7 +95,7 @@ class ShardedHashEmbeddingBagCollection(
         first = self._segments[0]
         first.run(values)
         del values["features"]
-        started = [name for name in first.outputs if isinstance(values[name], Awaitable)]
+        started = [name for name in first.outputs if isinstance(values[name], _STARTED)]
         ctx.sharding_contexts = [values[name] for name in first.outputs if isinstance(values[name], DistContext)]
         return KJTListSplitsAwaitable([values.pop(name) for name in started], ctx)
 
