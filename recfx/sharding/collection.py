@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recfx.collection import HashEmbeddingBagCollection
-from recfx.nodes import InputDistStart
+from recfx.nodes import HashIds, InputDistStart
 from recfx.nodes.dist_context import DistContext
+from recfx.nodes.found_ahead import finder
 from recfx.passes import PassRecord, passes, run_passes
 from recfx.sharding.context import BatchContext
 from recfx.sharding.cut import cut
@@ -58,6 +59,7 @@ class ShardedHashEmbeddingBagCollection(
         local: LocalTables,
     ) -> None:
         super().__init__()
+        self._hash_ids: HashIds | None
         self.collection, self.backend, self.source = unsharded.collection, unsharded.backend, unsharded.source
         self.requested, self.calls = dict(unsharded.requested), unsharded.calls
         self._embedding_bag_configs, self._is_weighted = unsharded.embedding_bag_configs(), unsharded.is_weighted()
@@ -81,6 +83,8 @@ class ShardedHashEmbeddingBagCollection(
         # What TorchRec's pipelines look at.
         self._input_dists = [module for module in graph_module.modules() if isinstance(module, InputDistStart)]
         self._has_uninitialized_input_dist = False
+        hashing = [module for module in graph_module.modules() if isinstance(module, HashIds)]
+        self.__dict__["_hash_ids"] = hashing[0] if hashing else None
 
     # TorchRec's ShardedModule
 
@@ -110,6 +114,21 @@ class ShardedHashEmbeddingBagCollection(
     def output_dist(self, ctx: BatchContext, output: dict[str, Any]) -> LazyAwaitable[KeyedTensor]:
         """The rest of the graph, run when the result is needed."""
         return _Result(self._segments[2], output, self._result)
+
+    # What recfx.TrainPipeline does ahead
+
+    def finder_of_rows(self) -> Callable[[KJTList], None] | None:
+        """What looks up the rows of ids that have arrived, on any thread; None where that cannot be done ahead."""
+        find = None if self._hash_ids is None else finder(self._hash_ids)
+        if find is None:
+            return None
+        chosen = find
+        return lambda arrived: chosen(arrived[0])
+
+    def hashed_in_turn(self) -> list[str]:
+        """Tables on this rank whose rows can be looked up in their own step only."""
+        in_turn = self._hash_ids is not None and self._hash_ids.counts_every_id
+        return list(self._hash_ids.hashed) if in_turn and self._hash_ids is not None else []
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:

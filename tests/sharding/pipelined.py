@@ -44,6 +44,7 @@ PIPELINES: dict[str, Callable[..., Any]] = {
     "loop": Loop,
     "base": TrainPipelineBase,
     "sparse_dist": TrainPipelineSparseDist,
+    "recfx": recfx.TrainPipeline,
 }
 
 
