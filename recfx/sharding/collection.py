@@ -126,9 +126,8 @@ class ShardedHashEmbeddingBagCollection(
         return lambda arrived: chosen(arrived[0])
 
     def hashed_in_turn(self) -> list[str]:
-        """Tables on this rank whose rows can be looked up in their own step only."""
-        in_turn = self._hash_ids is not None and self._hash_ids.counts_every_id
-        return list(self._hash_ids.hashed) if in_turn and self._hash_ids is not None else []
+        """Tables that count every id or evict: ranks that have one look rows up in the batch's own step."""
+        return [table.name for table in self.tables if table.evicts or table.admits]
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:

@@ -140,9 +140,7 @@ class CallsAhead:
             return PipelinedCollection(path, False, "no_batch_yet", "calls are learned from the first batch.")
         in_turn = module.hashed_in_turn() if isinstance(module, ShardedHashEmbeddingBagCollection) else []
         if in_turn:
-            why = (
-                f"ids of tables {in_turn} are sent ahead and hashed in turn: every id is counted, or rows are evicted."
-            )
+            why = f"its ids are sent ahead but hashed in turn: tables {in_turn} count every id, or evict."
             return PipelinedCollection(path, True, "hashed_in_turn", why)
         return PipelinedCollection(path, True)
 
