@@ -2,7 +2,8 @@
 
 ``convert`` rewrites the ``torchrec.EmbeddingBagCollection``s of any model to hashed collections of explicit nodes;
 ``explain``, ``trace`` and ``verify`` show what it did and that it is right; ``unconvert`` goes back;
-``save_checkpoint`` and ``load_checkpoint`` keep a training; ``plan`` and ``sharders`` shard one.
+``save_checkpoint`` and ``load_checkpoint`` keep a training; ``plan`` and ``sharders`` shard one,
+``TrainPipeline`` runs it.
 """
 
 from recfx.checkpoint import load_checkpoint, save_checkpoint
@@ -16,6 +17,7 @@ from recfx.sample import Sample
 from recfx.sharding.default_sharders import sharders
 from recfx.sharding.planning import plan
 from recfx.trace import trace
+from recfx.training.pipeline import TrainPipeline
 from recfx.unconvert import unconvert
 from recfx.verify import verify
 from recfx.verify_report import VerifyReport
@@ -35,6 +37,7 @@ __all__ = [
     "Report",
     "Sample",
     "TableFullError",
+    "TrainPipeline",
     "VerifyReport",
     "convert",
     "explain",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
+from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable, KJTSplitsAllToAllMeta
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import Awaitable, LazyAwaitable, ParameterSharding, ShardedModule, ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -16,8 +16,9 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recfx.collection import HashEmbeddingBagCollection
-from recfx.nodes import InputDistStart
+from recfx.nodes import HashIds, InputDistStart
 from recfx.nodes.dist_context import DistContext
+from recfx.nodes.found_ahead import finder
 from recfx.passes import PassRecord, passes, run_passes
 from recfx.sharding.context import BatchContext
 from recfx.sharding.cut import cut
@@ -27,6 +28,9 @@ from recfx.sharding.optimizer import sharded_optimizer
 from recfx.sharding.plan import read_plan
 from recfx.sharding.shards import CollectionSharding
 from recfx.sharding.state import load_local_state, save_sharded_state
+
+# What input_dist_start gives; the second inside TorchRec's pipelines, which start all collections' exchanges at once.
+_STARTED = (Awaitable, KJTSplitsAllToAllMeta)
 
 
 class ShardedHashEmbeddingBagCollection(
@@ -55,6 +59,7 @@ class ShardedHashEmbeddingBagCollection(
         local: LocalTables,
     ) -> None:
         super().__init__()
+        self._hash_ids: HashIds | None
         self.collection, self.backend, self.source = unsharded.collection, unsharded.backend, unsharded.source
         self.requested, self.calls = dict(unsharded.requested), unsharded.calls
         self._embedding_bag_configs, self._is_weighted = unsharded.embedding_bag_configs(), unsharded.is_weighted()
@@ -78,6 +83,8 @@ class ShardedHashEmbeddingBagCollection(
         # What TorchRec's pipelines look at.
         self._input_dists = [module for module in graph_module.modules() if isinstance(module, InputDistStart)]
         self._has_uninitialized_input_dist = False
+        hashing = [module for module in graph_module.modules() if isinstance(module, HashIds)]
+        self.__dict__["_hash_ids"] = hashing[0] if hashing else None
 
     # TorchRec's ShardedModule
 
@@ -92,7 +99,7 @@ class ShardedHashEmbeddingBagCollection(
         first = self._segments[0]
         first.run(values)
         del values["features"]
-        started = [name for name in first.outputs if isinstance(values[name], Awaitable)]
+        started = [name for name in first.outputs if isinstance(values[name], _STARTED)]
         ctx.sharding_contexts = [values[name] for name in first.outputs if isinstance(values[name], DistContext)]
         return KJTListSplitsAwaitable([values.pop(name) for name in started], ctx)
 
@@ -107,6 +114,20 @@ class ShardedHashEmbeddingBagCollection(
     def output_dist(self, ctx: BatchContext, output: dict[str, Any]) -> LazyAwaitable[KeyedTensor]:
         """The rest of the graph, run when the result is needed."""
         return _Result(self._segments[2], output, self._result)
+
+    # What recfx.TrainPipeline does ahead
+
+    def finder_of_rows(self) -> Callable[[KJTList], None] | None:
+        """What looks up the rows of ids that have arrived, on any thread; None where that cannot be done ahead."""
+        find = None if self._hash_ids is None else finder(self._hash_ids)
+        if find is None:
+            return None
+        chosen = find
+        return lambda arrived: chosen(arrived[0])
+
+    def hashed_in_turn(self) -> list[str]:
+        """Tables that count every id or evict: ranks that have one look rows up in the batch's own step."""
+        return [table.name for table in self.tables if table.evicts or table.admits]
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:
