@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
 from recfx.collection import HashEmbeddingBagCollection, converted_collections
-from recfx.loading import fit_state
 
 # The key among a module's hooks, where torch's own are numbers: put in once, found again in copies and pickles.
 _KEY: Any = "recfx_load_guard"
+
+
+@runtime_checkable
+class _Checked(Protocol):
+    """A converted collection, sharded or not: the model that was guarded may have been sharded since."""
+
+    def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
+        """Raise if it cannot load."""
 
 
 def guard_loading(model: nn.Module) -> None:
@@ -41,9 +48,9 @@ def release_loading(model: nn.Module) -> None:
 def _check_indexes(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
     if _hooks_after_guard(module):
         return
-    for path, collection in converted_collections(module).items():
-        if not _rewritten(module, path):
-            fit_state(collection, state_dict, f"{prefix}{path}.")
+    for path, collection in module.named_modules():
+        if isinstance(collection, _Checked) and not _rewritten(module, path):
+            collection.check_state(state_dict, f"{prefix}{path}.")
 
 
 def _rewritten(module: nn.Module, path: str) -> bool:

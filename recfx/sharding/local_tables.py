@@ -9,21 +9,32 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec.optim.fused import EmptyFusedOptimizer
 
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.hashing import HashIndex
 from recfx.hashing.slicing import slice_state
 from recfx.nodes import TableStore
-from recfx.sharding.shards import CollectionSharding, Shard, ShardedTable
+from recfx.sharding.shards import CollectionSharding, Shard
 from recfx.training.fused_optimizer import FusedOptimizer
 
 
 class LocalTables(NamedTuple):
-    """The modules of one rank's shards, by shard name."""
+    """The modules of one rank's shards, by shard name, and what it knows of all tables, by table name.
+
+    Args:
+        bags: the shards' weights.
+        indexes: the shards' indexes.
+        store: both, and the shards' fused optimizers.
+        fused: kind and settings of every table's fused optimizer; its shards have the same ``group``, not the state.
+        dtypes: of the tables' weights.
+    """
 
     bags: nn.ModuleDict
     indexes: nn.ModuleDict
     store: TableStore
+    fused: dict[str, FusedOptimizer]
+    dtypes: dict[str, torch.dtype]
 
 
 def make_local_tables(
@@ -38,7 +49,9 @@ def make_local_tables(
     bags, indexes = nn.ModuleDict(), nn.ModuleDict()
     local = sharding.local()
     store = TableStore(bags, indexes, {}, {shard.name: init_fns[shard.table.name] for shard in local})
-    fused = module.fused_optimizers()
+    fused = _settings(module, fused_params)
+    states = module.fused_optimizers()
+    leaders: dict[tuple[str, tuple[int, int]], HashIndex] = {}
     for shard in local:
         sharded = sharding.named(shard.table.name)
         weight = module.weight(shard.table.name)
@@ -46,11 +59,18 @@ def make_local_tables(
         if sharded.is_replicated:
             dist.broadcast(store.weight(shard.name).data, dist.get_global_rank(group, 0), group=group)
         if shard.table.has_index:
-            indexes[shard.name] = _index(shard, module, sharded.is_replicated, group)
-        optimizer = _optimizer(fused.get(shard.table.name), shard, sharded, fused_params)
-        if optimizer is not None:
-            store.optimizers[shard.name] = optimizer
-    return LocalTables(bags, indexes, store)
+            index = indexes[shard.name] = _index(shard, module, sharded.is_replicated, group)
+            leader = leaders.setdefault((shard.table.name, shard.rows), index)
+            if leader is not index:
+                index.follow(leader)
+        if shard.table.name in fused:
+            settings, old = fused[shard.table.name], states.get(shard.table.name)
+            state = {} if old is None else {name: _state_part(value, shard) for name, value in old.state.items()}
+            store.optimizers[shard.name] = FusedOptimizer(settings.kind, settings.group, state)
+            # How TorchRec's in_backward_optimizer_filter knows it.
+            store.weight(shard.name)._in_backward_optimizers = [EmptyFusedOptimizer()]  # type: ignore[attr-defined]
+    dtypes = {table.name: module.weight(table.name).dtype for table in module.tables}
+    return LocalTables(bags, indexes, store, fused, dtypes)
 
 
 def _rows(shard: Shard, weight: torch.Tensor, init_fn: Any, device: torch.device | None) -> torch.Tensor:
@@ -64,9 +84,7 @@ def _rows(shard: Shard, weight: torch.Tensor, init_fn: Any, device: torch.device
     return made
 
 
-def _index(
-    shard: Shard, module: HashEmbeddingBagCollection, replicated: bool, group: dist.ProcessGroup
-) -> HashIndex:
+def _index(shard: Shard, module: HashEmbeddingBagCollection, replicated: bool, group: dist.ProcessGroup) -> HashIndex:
     """The shard's part of the table's index, with the ids that it holds."""
     config, (first, end) = shard.table.hashing, shard.rows
     assert config is not None
@@ -89,18 +107,22 @@ def _bag(shard: Shard, rows: torch.Tensor, requires_grad: bool) -> nn.EmbeddingB
     return bag.requires_grad_(requires_grad)
 
 
-def _optimizer(
-    fused: FusedOptimizer | None, shard: Shard, sharded: ShardedTable, fused_params: Mapping[str, Any] | None
-) -> FusedOptimizer | None:
-    """The table's own optimizer with this shard's part of its state; the settings stay the same dict."""
-    if fused is None:
-        if not fused_params or "optimizer" not in fused_params:
-            return None
-        from recfx.sharding.fused_params import fused_optimizer_from_params  # noqa: PLC0415
+def _settings(module: HashEmbeddingBagCollection, fused_params: Mapping[str, Any] | None) -> dict[str, FusedOptimizer]:
+    """Of every table with a fused optimizer: its own settings, or those of ``fused_params``.
 
-        return fused_optimizer_from_params(fused_params)
-    state = {name: _state_part(value, shard) for name, value in fused.state.items()}
-    return FusedOptimizer(fused.kind, fused.group, state)
+    Copies, without the parameter: it would keep the whole table in memory.
+    """
+    own = module.fused_optimizers()
+    settings = {}
+    for table in module.tables:
+        if table.name in own:
+            group = {key: value for key, value in own[table.name].group.items() if key != "params"}
+            settings[table.name] = FusedOptimizer(own[table.name].kind, group)
+        elif fused_params and "optimizer" in fused_params:
+            from recfx.sharding.fused_params import fused_optimizer_from_params
+
+            settings[table.name] = fused_optimizer_from_params(fused_params)
+    return settings
 
 
 def _state_part(value: Any, shard: Shard) -> Any:
