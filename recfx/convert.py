@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding
 from recfx.collection import HashEmbeddingBagCollection, converted_collections
@@ -19,6 +20,7 @@ from recfx.islands import Hashing, build_islands, carry_hooks, config_for
 from recfx.load_guard import guard_loading
 from recfx.notes import compile_dropped, not_verified
 from recfx.sample import Sample
+from recfx.sharding.shard_model import leave_to_collections, shard_islands
 from recfx.shells import copy_shells, replace_in_place
 from recfx.verify import verify as verify_conversion
 from recfx.verify_report import DIFFERENT, REFUSED_SAMPLE, SKIPPED
@@ -32,8 +34,8 @@ def convert(
     sample: Any = None,
     *,
     hashing: Hashing = _DEFAULT_HASHING,
-    plan: Any = None,
-    env: Any = None,
+    plan: ShardingPlan | None = None,
+    env: ShardingEnv | None = None,
     device: torch.device | str | None = None,
     backend: str = "auto",
     whole_graph: bool = False,
@@ -51,8 +53,9 @@ def convert(
         sample: one call of it, as a tuple of positional arguments or a :class:`Sample`. Used to confirm where the
             collections are called, and to verify the result.
         hashing: one config for every table, None for static tables, or a dict by table name (others take the default).
-        plan: sharding plan; not available yet.
-        env: sharding environment; not available yet.
+        plan: TorchRec's sharding plan, by fully qualified name of the collections. They come back sharded, each rank with
+            its own part of the weights that ``model`` has; every rank calls ``convert`` then.
+        env: the ranks to shard over; with it and without ``plan``, TorchRec's planner makes one. Default: all ranks.
         device: move the result there; tables on meta are allocated and initialised.
         backend: kernel target of the lookups; ``"auto"`` takes the first that can serve each.
         whole_graph: return the whole model as a graph (a train and an eval one over shared modules); needs a sample.
@@ -69,11 +72,14 @@ def convert(
         ConversionError: with a reason code; the model is as it was.
     """
     call = None if sample is None else Sample.of(sample)
-    _check_arguments(model, call, plan, env, whole_graph, verify, on_unsupported)
+    _check_arguments(model, call, plan, whole_graph, verify, on_unsupported)
+    sharded = plan is not None or env is not None
     discovery = discover(model, call)
     _refuse(discovery, on_unsupported)
     if discovery.of(CONVERTED) and not discovery.of(CONVERTIBLE):
         _refuse_other_request(discovery, hashing, backend)
+        if sharded:
+            model = _shard(model, plan, env, device, inplace)
         _place(model, device)
         guard_loading(model)
         return _as_whole_graph(model, call) if whole_graph else model
@@ -87,6 +93,10 @@ def convert(
             conversion.notes += not_verified(model, call, asked=bool(verify)) or _verify(
                 model, converted, call, conversion
             )
+        if sharded:
+            before = converted
+            converted = _shard(converted, plan, env, device, inplace=False)
+            islands = _sharded_islands(islands, before, converted)
         _place(converted, device)
         guard_loading(converted)
         if whole_graph:
@@ -99,18 +109,18 @@ def convert(
 
 
 def _check_arguments(
-    model: Any, call: Sample | None, plan: Any, env: Any, whole_graph: bool, verify: bool | None, on_unsupported: str
+    model: Any, call: Sample | None, plan: Any, whole_graph: bool, verify: bool | None, on_unsupported: str
 ) -> None:
     check_module(model)
     if on_unsupported not in ("error", "keep"):
         raise ConversionError(
             f"on_unsupported is {on_unsupported!r}.", reason="invalid_argument", what_to_do="use 'error' or 'keep'."
         )
-    if plan is not None or env is not None:
+    if plan is not None and not isinstance(plan, ShardingPlan):
         raise ConversionError(
-            "sharding plans are not available yet.",
-            reason="sharding_not_available",
-            what_to_do="convert without plan= and env=; the result runs on one device.",
+            f"plan is a {type(plan).__name__}.",
+            reason="invalid_argument",
+            what_to_do="pass a torchrec.distributed.types.ShardingPlan, from recfx.plan or TorchRec's planner.",
         )
     if call is None and (whole_graph or verify):
         raise ConversionError(
@@ -176,6 +186,30 @@ def _place(converted: nn.Module, device: torch.device | str | None) -> None:
             collection.to_empty(device=device)
             collection.reset_parameters()
     converted.to(device)
+
+
+def _shard(
+    converted: nn.Module,
+    plan: ShardingPlan | None,
+    env: ShardingEnv | None,
+    device: torch.device | str | None,
+    inplace: bool,
+) -> nn.Module:
+    """The collections on all ranks; the rest of the model as it is."""
+    sharded = shard_islands(converted, plan, env, device)
+    if inplace and id(converted) not in sharded:
+        replace_in_place(converted, sharded)
+        model = converted
+    else:
+        model, _ = copy_shells(converted, sharded)
+    leave_to_collections(model)
+    return model
+
+
+def _sharded_islands(islands: Mapping[int, nn.Module], before: nn.Module, after: nn.Module) -> dict[int, nn.Module]:
+    """The sharded collection that takes the place of each original, by ``id`` of that."""
+    path_of = {id(island): path for path, island in converted_collections(before).items()}
+    return {original: after.get_submodule(path_of[id(island)]) for original, island in islands.items()}
 
 
 def _verify(model: nn.Module, converted: nn.Module, call: Sample | None, conversion: Conversion) -> list[Note]:

@@ -12,8 +12,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from recfx.collection import HashEmbeddingBagCollection, converted_collections
-
 # The key among a module's hooks, where torch's own are numbers: put in once, found again in copies and pickles.
 _KEY: Any = "recfx_load_guard"
 
@@ -29,12 +27,12 @@ class _Checked(Protocol):
 def guard_loading(model: nn.Module) -> None:
     """Let ``load_state_dict`` on ``model``, or on any module inside it, check the saved indexes first."""
     paths = {""}
-    for path in converted_collections(model):
+    for path in [path for path, module in model.named_modules() if isinstance(module, _Checked)]:
         parts = path.split(".")
         paths.update(".".join(parts[:depth]) for depth in range(len(parts)))
     for path in paths:
         module = model.get_submodule(path)
-        if not isinstance(module, HashEmbeddingBagCollection):  # checks its own tables anyway
+        if not isinstance(module, _Checked):  # checks its own tables anyway
             # A partial, not a hook "with module": that one knows its module by a weak reference, which copies break.
             module._load_state_dict_pre_hooks[_KEY] = functools.partial(_check_indexes, module)
 

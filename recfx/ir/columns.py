@@ -23,9 +23,7 @@ class Columns(NamedTuple):
 
 def columns_of(tables: tuple[TableSpec, ...]) -> list[Columns]:
     """What lookups of ``tables``, or of shards of tables, hold of the output keys, in order."""
-    return [
-        Columns(key, table.first_column, table.embedding_dim) for table in tables for key in table.output_keys
-    ]
+    return [Columns(key, table.first_column, table.embedding_dim) for table in tables for key in table.output_keys]
 
 
 def total_dim(columns: list[Columns]) -> int:

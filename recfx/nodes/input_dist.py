@@ -6,6 +6,8 @@ features of its shards. A feature of several shards is sent once a shard, one of
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch.distributed as dist
 from torchrec.distributed.dist_data import KJTAllToAll, KJTAllToAllTensorsAwaitable
 from torchrec.distributed.types import Awaitable
@@ -15,7 +17,7 @@ from recfx.nodes.bags import permute_features
 from recfx.nodes.base import NodeModule
 from recfx.nodes.dist_context import DistContext
 
-Started = Awaitable[KJTAllToAllTensorsAwaitable]
+Started: TypeAlias = Awaitable[KJTAllToAllTensorsAwaitable]
 
 
 class InputDistStart(NodeModule):

@@ -88,8 +88,8 @@ class AllToAll(OutputDistStart):
 class ReduceScatter(OutputDistStart):
     """Every rank sends a part of the same columns; each gets their sums, for its own samples.
 
-    An all-to-all, and a sum in the order of ranks: as many bytes, the same bits on every run, and ranks may have batches
-    of any size (gloo's reduce-scatter of uneven sizes has no backward in torchrec 1.8.0).
+    An all-to-all, and a sum in the order of ranks: as many bytes, the same bits on every run, and ranks may have
+    batches of any size (gloo's reduce-scatter of uneven sizes has no backward in torchrec 1.8.0).
 
     Args:
         group, columns, parts: see above.

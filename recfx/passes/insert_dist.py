@@ -1,10 +1,10 @@
 """insert_dist: explicit communication, as the sharding plan says.
 
-Between ``select_features`` and the lookups: ids to the ranks of the shards that they read (``bucketize`` where rows are
-cut, ``input_dist_start``, ``input_dist_wait``), and hashing where the shards' indexes are. Behind the lookups, which are
-those of this rank's shards now: pooled rows back to the ranks of the samples (``output_dist_start``,
-``output_dist_wait``), once a way in which they travel. Lookups pool sums; ``mean_divide`` comes last, by the lengths of
-this rank's own batch. What an ``output_dist`` must know of the ``input_dist`` goes along an edge, the dist context.
+Between ``select_features`` and the lookups: ids to the ranks of the shards that they read (``bucketize`` where rows
+are cut, ``input_dist_start``, ``input_dist_wait``), and hashing where the shards' indexes are. Behind the lookups, which
+are those of this rank's shards now: pooled rows back to the ranks of the samples (``output_dist_start``,
+``output_dist_wait``), once a way in which they travel. Lookups pool sums; ``mean_divide`` comes last, by the lengths
+of this rank's own batch. What an ``output_dist`` must know of the ``input_dist`` goes along an edge, the dist context.
 
 All ranks make the same collectives in the same order, also those that own no shard of some tables.
 """
@@ -176,7 +176,9 @@ class _Rewrite:
     def everywhere(self, group: str) -> list[Columns]:
         """Columns that every rank has a part of, or all of."""
         tables = [table for table in self.sharding.tables if table.group == group]
-        return list(dict.fromkeys(column for table in tables for shard in table.shards for column in shard.output_columns))
+        return list(
+            dict.fromkeys(column for table in tables for shard in table.shards for column in shard.output_columns)
+        )
 
     def of_host(self, host: int) -> list[Columns]:
         """Columns whose rows are cut over the ranks of one host."""

@@ -1,4 +1,4 @@
-"""``ShardedHashEmbeddingBagCollection``: a TorchRec ``ShardedModule`` whose communication is a graph of explicit nodes."""
+"""``ShardedHashEmbeddingBagCollection``: a TorchRec ``ShardedModule`` that owns a graph of explicit nodes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ShardedHashEmbeddingBagCollection(
         """A new batch's context."""
         return BatchContext()
 
-    def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:  # type: ignore[override]
+    def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
         """Start sending ids: the graph up to ``input_dist_start``."""
         if self._row_moves and self.training:
             self._row_moves = {}
@@ -178,8 +178,8 @@ def shard_collection(
 ) -> ShardedHashEmbeddingBagCollection:
     """Shard a converted collection; every rank calls it with the same plan.
 
-    Weights, ids and the state of fused optimizers stay: each rank keeps its shards of what its own ``module`` holds, and
-    replicas of data-parallel tables become those of rank 0. ``module`` itself is not changed.
+    Weights, ids and the state of fused optimizers stay: each rank keeps its shards of what its own ``module`` holds,
+    and replicas of data-parallel tables become those of rank 0. ``module`` itself is not changed.
 
     Args:
         module: the collection; tables on meta are allocated on ``device`` and initialised.

@@ -12,9 +12,11 @@ from torch import nn
 from torchrec.optim.fused import EmptyFusedOptimizer
 
 from recfx.collection import HashEmbeddingBagCollection
+from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
 from recfx.hashing.slicing import slice_state
 from recfx.nodes import TableStore
+from recfx.sharding.fused_params import fused_optimizer_from_params
 from recfx.sharding.shards import CollectionSharding, Shard
 from recfx.training.fused_optimizer import FusedOptimizer
 
@@ -49,7 +51,8 @@ def make_local_tables(
     bags, indexes = nn.ModuleDict(), nn.ModuleDict()
     local = sharding.local()
     store = TableStore(bags, indexes, {}, {shard.name: init_fns[shard.table.name] for shard in local})
-    fused = _settings(module, fused_params)
+    _check_optimizers(module)
+    fused = _settings(module, sharding, fused_params)
     states = module.fused_optimizers()
     leaders: dict[tuple[str, tuple[int, int]], HashIndex] = {}
     for shard in local:
@@ -107,22 +110,36 @@ def _bag(shard: Shard, rows: torch.Tensor, requires_grad: bool) -> nn.EmbeddingB
     return bag.requires_grad_(requires_grad)
 
 
-def _settings(module: HashEmbeddingBagCollection, fused_params: Mapping[str, Any] | None) -> dict[str, FusedOptimizer]:
+def _settings(
+    module: HashEmbeddingBagCollection, sharding: CollectionSharding, fused_params: Mapping[str, Any] | None
+) -> dict[str, FusedOptimizer]:
     """Of every table with a fused optimizer: its own settings, or those of ``fused_params``.
 
     Copies, without the parameter: it would keep the whole table in memory.
     """
     own = module.fused_optimizers()
     settings = {}
-    for table in module.tables:
-        if table.name in own:
-            group = {key: value for key, value in own[table.name].group.items() if key != "params"}
-            settings[table.name] = FusedOptimizer(own[table.name].kind, group)
-        elif fused_params and "optimizer" in fused_params:
-            from recfx.sharding.fused_params import fused_optimizer_from_params
-
-            settings[table.name] = fused_optimizer_from_params(fused_params)
+    for sharded in sharding.tables:
+        name = sharded.table.name
+        # TorchRec's planner knows data-parallel tables with dense kernels alone.
+        takes_params = sharded.compute_kernel == "fused" or sharded.is_replicated
+        if name in own:
+            group = {key: value for key, value in own[name].group.items() if key != "params"}
+            settings[name] = FusedOptimizer(own[name].kind, group)
+        elif fused_params and takes_params:
+            settings[name] = fused_optimizer_from_params(fused_params)
     return settings
+
+
+def _check_optimizers(module: HashEmbeddingBagCollection) -> None:
+    """An optimizer in backward without a fused form would stay behind on the whole table."""
+    for table, why in module.not_fused.items():
+        raise ConversionError(
+            f"the optimizer in backward of table {table!r} cannot be sharded: {why.message}",
+            reason=why.reason,
+            module_path=module.collection,
+            what_to_do=why.what_to_do,
+        )
 
 
 def _state_part(value: Any, shard: Shard) -> Any:

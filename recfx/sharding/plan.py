@@ -93,10 +93,10 @@ class _Reader:
 
     def _cut(self) -> list[Shard]:
         blocks: dict[tuple[int, int], list[tuple[int, int, int]]] = {}  # of columns: first row, rows, rank
-        for (row, column), (rows, columns), rank in self._planned():
+        for (row, column), (rows, width), rank in self._planned():
             if not 0 <= rank < self.world_size:
                 raise self._error("plan_rank", f"places a shard on rank {rank}, there are {self.world_size}.")
-            blocks.setdefault((column, column + columns), []).append((row, rows, rank))
+            blocks.setdefault((column, column + width), []).append((row, rows, rank))
         self._check_tiling(list(blocks), self.table.embedding_dim, "columns")
         shards = []
         for columns, pieces in sorted(blocks.items()):

@@ -28,7 +28,7 @@ def cut_equally(rows: int, pieces: int) -> list[int]:
 @st.composite
 def borders(draw: st.DrawFn, rows: int) -> list[int]:
     """Few and many pieces, equal and unequal ones, empty ones anywhere."""
-    pieces = draw(st.sampled_from([1, 2, 3, 4, 7, 33, 34, 129, 131]))
+    pieces = draw(st.sampled_from([1, 2, 2, 3, 3, 4, 4, 7, 34, 131]))
     if draw(st.booleans()):
         return cut_equally(rows, pieces)
     drawn = draw(st.lists(st.integers(0, rows), min_size=1, max_size=10))
@@ -71,7 +71,7 @@ def cases(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, int, Routes, tor
     return id_tensor, torch.tensor(lengths, dtype=dtype), batch_size, routes, weights
 
 
-@settings(max_examples=100)
+@settings(max_examples=80)
 @given(cases())
 def test_operator_equals_reference(
     case: tuple[torch.Tensor, torch.Tensor, int, Routes, torch.Tensor | None],

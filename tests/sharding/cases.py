@@ -93,9 +93,7 @@ def plan_of(case: Case, module: nn.Module, world_size: int) -> dict[str, Paramet
             ranks=[rank % world_size for rank in on], compute_kernel=case.kernel
         ),
         "row_wise": lambda: stock.row_wise(compute_kernel=case.kernel),
-        "table_row_wise": lambda host=0: stock.table_row_wise(
-            host_index=host % (world_size // local_size)
-        ),
+        "table_row_wise": lambda host=0: stock.table_row_wise(host_index=host % (world_size // local_size)),
         "grid_shard": lambda *hosts: stock.grid_shard(
             host_indexes=[host % (world_size // local_size) for host in hosts]
         ),
@@ -134,7 +132,7 @@ def batches(case: Case, world_size: int, steps: int) -> list[list[KeyedJaggedTen
     keys.insert(len(keys) // 2, "unknown")
     raw = (5, 2**55 + 1) if case.raw_ids else (0, 1)
     if case.raw_ids:
-        rows = {key: case.raw_ids for key in rows}
+        rows = dict.fromkeys(rows, case.raw_ids)
     return [
         [_batch(keys, rows, size, case.is_weighted, generator, raw) for size in case.batch_sizes(world_size)]
         for _ in range(steps)
@@ -142,7 +140,12 @@ def batches(case: Case, world_size: int, steps: int) -> list[list[KeyedJaggedTen
 
 
 def _batch(
-    keys: list[str], rows: dict[str, int], size: int, is_weighted: bool, generator: torch.Generator, raw: tuple[int, int]
+    keys: list[str],
+    rows: dict[str, int],
+    size: int,
+    is_weighted: bool,
+    generator: torch.Generator,
+    raw: tuple[int, int],
 ) -> KeyedJaggedTensor:
     lengths = torch.randint(0, 4, (len(keys) * size,), generator=generator)
     shift, stretch = raw
@@ -214,7 +217,10 @@ def train_sharded(rank: int, world_size: int, case: Case, steps: int = 3) -> dic
         for each in model.sparse.sharding.local()
     ]
     indexes = {
-        each.table.name: (each.rows, {k: v.clone() for k, v in model.sparse.hash_indexes[each.name].state_dict().items()})
+        each.table.name: (
+            each.rows,
+            {k: v.clone() for k, v in model.sparse.hash_indexes[each.name].state_dict().items()},
+        )
         for each in model.sparse.sharding.local()
         if each.name in model.sparse.hash_indexes
     }

@@ -15,9 +15,9 @@ from tests.sharding.test_types import TYPES
 CONFIGS = {
     "error": recfx.HashConfig(dense_rows=0, rows=64, buckets=5),
     "partly_dense": recfx.HashConfig(dense_rows=7, rows=64, buckets=5),
-    "lru": recfx.HashConfig(dense_rows=0, rows=48, buckets=4, on_full="evict"),
+    "lru": recfx.HashConfig(dense_rows=0, rows=96, buckets=4, on_full="evict"),
     "lfu_admit": recfx.HashConfig(
-        dense_rows=0, rows=48, buckets=3, on_full="evict", evict="lfu", admit_after=2, unseen="share"
+        dense_rows=0, rows=96, buckets=3, on_full="evict", evict="lfu", admit_after=2, unseen="share"
     ),
     "share": recfx.HashConfig(dense_rows=0, rows=16, buckets=2, on_full="share", unseen="share"),
     "adopted": recfx.HashConfig(),
@@ -31,7 +31,7 @@ def hashed_case(kind: str, config: str, **options: Any) -> Case:
         Table("a", 11, dim, ("f0",), "SUM", TYPES[kind]),
         Table("b", 13, dim, ("f1", "f0"), pooling, TYPES[kind]),
     )
-    raw_ids = {"adopted": 0, "lru": 300, "lfu_admit": 80, "share": 300}.get(config, 25)
+    raw_ids = {"adopted": 0, "lru": 300, "lfu_admit": 150, "share": 300}.get(config, 25)
     return Case(tables, hashing=CONFIGS[config], raw_ids=raw_ids, optimizer="adagrad", **options)
 
 
