@@ -104,12 +104,12 @@ class LocalState:
 
     def _weights(self, table: ShardedTable, weight: Any, key: str) -> dict[Shard, Tensor]:
         group, move, spec = self.module.groups.pooled, self.moves.get(table.table.name), table.table
-        if not isinstance(weight, Tensor) or weight.is_meta:
-            raise _not_a_tensor(key, weight)
         if isinstance(weight, ShardedTensor):
             if table.is_replicated:
                 raise _other_plan(key)
             return {piece.shard: part for piece, part in parts_of(weight, weight_pieces(table), group, key).items()}
+        if not isinstance(weight, Tensor) or weight.is_meta:
+            raise _not_a_tensor(key, weight)
         wanted = (spec.num_embeddings if move is None else move.saved_rows, spec.embedding_dim)
         if tuple(weight.shape) != wanted:
             raise CheckpointError(
