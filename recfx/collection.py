@@ -298,6 +298,18 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             self.__dict__["_load_state_dict_pre_hooks"] = hooks
         self._row_moves = moves
 
+    def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
+        """Whether this collection could load its part of a state; changes nothing.
+
+        Args:
+            saved: a state, also of a bigger model.
+            prefix: of this collection's keys in it.
+
+        Raises:
+            CheckpointError: what is wrong with an index.
+        """
+        fit_state(self, saved, prefix)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         standard = getattr(type(self), "_standard", None)
         if standard is None:

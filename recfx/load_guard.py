@@ -8,26 +8,31 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
-
-from recfx.collection import HashEmbeddingBagCollection, converted_collections
-from recfx.loading import fit_state
 
 # The key among a module's hooks, where torch's own are numbers: put in once, found again in copies and pickles.
 _KEY: Any = "recfx_load_guard"
 
 
+@runtime_checkable
+class _Checked(Protocol):
+    """A converted collection, sharded or not: the model that was guarded may have been sharded since."""
+
+    def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
+        """Raise if it cannot load."""
+
+
 def guard_loading(model: nn.Module) -> None:
     """Let ``load_state_dict`` on ``model``, or on any module inside it, check the saved indexes first."""
     paths = {""}
-    for path in converted_collections(model):
+    for path in [path for path, module in model.named_modules() if isinstance(module, _Checked)]:
         parts = path.split(".")
         paths.update(".".join(parts[:depth]) for depth in range(len(parts)))
     for path in paths:
         module = model.get_submodule(path)
-        if not isinstance(module, HashEmbeddingBagCollection):  # checks its own tables anyway
+        if not isinstance(module, _Checked):  # checks its own tables anyway
             # A partial, not a hook "with module": that one knows its module by a weak reference, which copies break.
             module._load_state_dict_pre_hooks[_KEY] = functools.partial(_check_indexes, module)
 
@@ -41,9 +46,9 @@ def release_loading(model: nn.Module) -> None:
 def _check_indexes(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
     if _hooks_after_guard(module):
         return
-    for path, collection in converted_collections(module).items():
-        if not _rewritten(module, path):
-            fit_state(collection, state_dict, f"{prefix}{path}.")
+    for path, collection in module.named_modules():
+        if isinstance(collection, _Checked) and not _rewritten(module, path):
+            collection.check_state(state_dict, f"{prefix}{path}.")
 
 
 def _rewritten(module: nn.Module, path: str) -> bool:

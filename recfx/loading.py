@@ -46,18 +46,18 @@ def fit_state(
         weight = saved.get(f"{prefix}embedding_bags.{table.name}.weight")
         has_weight = weight is not None or _may_have_weight(collection, table.name, saved, prefix)
         if not state.has_index(found):
-            what = state.KEEP if not has_weight or (index.holds_ids() and not _is_strict()) else state.FORGET
+            what = state.KEEP if not has_weight or (index.holds_ids() and not is_strict()) else state.FORGET
             fitted[f"{prefix}hash_indexes.{table.name}.{state.ABSENT}"] = what
         if index._load_state_dict_pre_hooks and not hooked:
             continue
         if not state.has_index(found):
-            fits = isinstance(weight, Tensor) and _fits_first_rows(weight, collection.weight(table.name))
+            fits = isinstance(weight, Tensor) and fits_first_rows(weight, collection.weight(table.name))
             if isinstance(weight, Tensor) and fits and what == state.FORGET:
                 moves[table.name] = RowMove.keep_first(weight.shape[0])  # of the table before it grew
             continue
         if not has_weight:
-            raise _without_weight(index.name)
-        _check_weight(index.name, found.get("row_ids"), weight, collection.weight(table.name))
+            raise without_weight(index.name)
+        check_weight(index.name, found.get("row_ids"), weight, collection.weight(table.name))
         fitted_index, move = fit_rows(index, found)
         check_saved_index(index, fitted_index)
         if move is not None:
@@ -92,7 +92,7 @@ def _may_have_weight(
     return any(key.startswith(f"{prefix}embedding_bags.{table}.") for key in saved)
 
 
-def _is_strict() -> bool:
+def is_strict() -> bool:
     """What the ``load_state_dict`` that is running was called with: torch does not tell the modules."""
     frame = inspect.currentframe()
     while frame is not None:
@@ -102,7 +102,8 @@ def _is_strict() -> bool:
     return True
 
 
-def _without_weight(name: str) -> CheckpointError:
+def without_weight(name: str) -> CheckpointError:
+    """The error for an index without its table."""
     return CheckpointError(
         "The state has the index, but not the weight of its table: ids would find rows of others.",
         reason="torn_state",
@@ -111,7 +112,7 @@ def _without_weight(name: str) -> CheckpointError:
     )
 
 
-def _check_weight(name: str, row_ids: object, saved: object, weight: Tensor) -> None:
+def check_weight(name: str, row_ids: object, saved: object, weight: Tensor) -> None:
     """An index goes with its table's rows: torch would load it and only then complain about the weight."""
     if not isinstance(saved, Tensor) or not isinstance(row_ids, Tensor):
         return
@@ -131,5 +132,6 @@ def _check_weight(name: str, row_ids: object, saved: object, weight: Tensor) -> 
         )
 
 
-def _fits_first_rows(saved: Tensor, weight: Tensor) -> bool:
+def fits_first_rows(saved: Tensor, weight: Tensor) -> bool:
+    """Whether a saved weight is that of this table before it had more rows."""
     return saved.dim() == 2 and saved.shape[0] < weight.shape[0] and saved.shape[1] == weight.shape[1]

@@ -12,6 +12,13 @@ from recfx.discovery import check_module
 from recfx.errors import ConversionError
 from recfx.islands import carry_hooks, carry_over
 from recfx.load_guard import release_loading
+from recfx.sharding.unshard import (
+    gather_collections,
+    held_ids,
+    sharded_collections,
+    standard_collection,
+    without_model_parallel,
+)
 from recfx.shells import copy_shells
 from recfx.training.in_backward import attach_unfused
 from recfx.whole_graph import WholeGraph
@@ -23,7 +30,8 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
     """Give the model back with standard ``EmbeddingBagCollection``s around the same parameters.
 
     Args:
-        model: a converted model; one without converted collections comes back as it is.
+        model: a converted model; one without converted collections comes back as it is. With sharded collections, also
+            inside ``DistributedModelParallel``, every rank calls this, and gets whole tables, on the CPU.
         with_mapping: allow tables whose index holds ids, and return which row belongs to which id: the standard
             collection takes rows, so ids must be mapped before they reach it.
 
@@ -33,25 +41,34 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
 
     Raises:
         ConversionError: ``index_holds_ids``: a standard collection cannot express the table.
+        CheckpointError: what was loaded in place into an index is no valid state; on all ranks.
     """
     check_module(model)
     if isinstance(model, WholeGraph):
         model = model.python_model
-    islands = converted_collections(model)
+    model = without_model_parallel(model)
+    islands, sharded = converted_collections(model), sharded_collections(model)
+    whole = gather_collections(model)
+    items = {
+        (path, table): island.index(table).items() for path, island in islands.items() for table in island.hash_indexes
+    }
+    items |= {
+        (path, name): held_ids(table) for path, tables in whole.items() for name, table in tables.items() if table.index
+    }
     if not with_mapping:
-        for path, island in islands.items():
-            _refuse_held_ids(path, island)
-    mapping = _mapping(islands)
+        _refuse_held_ids(items)
+    mapping = _mapping(items)
     replacements: dict[int, nn.Module] = {id(island): _standard(island) for island in islands.values()}
+    replacements |= {id(module): standard_collection(module, whole[path]) for path, module in sharded.items()}
     plain, _ = copy_shells(model, replacements)
     detach_conversion(plain)
     release_loading(plain)
     return (plain, mapping) if with_mapping else plain
 
 
-def _refuse_held_ids(path: str, island: HashEmbeddingBagCollection) -> None:
-    for table in island.hash_indexes:
-        held = len(island.index(table))
+def _refuse_held_ids(items: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for (path, table), (ids, _) in items.items():
+        held = ids.numel()
         if held:
             raise ConversionError(
                 f"the index of table {table!r} holds {held} ids, which a standard collection cannot express.",
@@ -61,13 +78,9 @@ def _refuse_held_ids(path: str, island: HashEmbeddingBagCollection) -> None:
             )
 
 
-def _mapping(islands: dict[str, HashEmbeddingBagCollection]) -> RowsOfIds:
-    names = [table for island in islands.values() for table in island.hash_indexes]
-    mapping: RowsOfIds = {}
-    for path, island in islands.items():
-        for table in island.hash_indexes:
-            mapping[table if names.count(table) == 1 else f"{path}.{table}"] = island.index(table).items()
-    return mapping
+def _mapping(items: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]) -> RowsOfIds:
+    names = [table for _, table in items]
+    return {table if names.count(table) == 1 else f"{path}.{table}": found for (path, table), found in items.items()}
 
 
 def _standard(island: HashEmbeddingBagCollection) -> EmbeddingBagCollection:

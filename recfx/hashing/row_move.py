@@ -75,7 +75,7 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
     """A saved index as one of as many rows as ``index`` has.
 
     Args:
-        index: the one that is to load; its config is read, nothing is changed.
+        index: the one that is to load, or its like on meta; its config is read, nothing is changed.
         saved: by buffer name. What is damaged comes back as it is, for ``check_saved_index`` to name.
 
     Returns:
@@ -109,7 +109,8 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
         if name.startswith(_CANDIDATES) and _CANDIDATES not in moves:
             continue  # half of them: check_saved_index says so
         target = value.new_full((rows,), -1 if name.endswith("_ids") else 0, device="cpu")
-        if name == "row_state":  # the weights of rows without an id stay, and with them what is known of these rows
+        # The weights of rows without an id stay, and with them what is known of these rows.
+        if name == "row_state" and not index.row_state.is_meta:
             target[index.row_state != NEVER_USED] = FREED
         fitted[name] = moves[_CANDIDATES if name.startswith(_CANDIDATES) else _ROWS].apply(value, target)
     return fitted, moves[_ROWS]

@@ -55,7 +55,17 @@ class IndexStorage(nn.Module):
             self.register_buffer(key, tensor, persistent=key in saved)
         self.register_buffer(IDENTITY, identity(config, name).to(buffers.slots.device))
         self.register_buffer("eval_counts", self._zero_eval_counts(), persistent=False)
+        # Not registered: they are modules of their own elsewhere.
+        self.__dict__["_leader"], self.__dict__["_followers"] = None, []
         self._note_versions()
+
+    def follow(self, leader: IndexStorage) -> None:
+        """Be ``leader``'s copy: what is written into that one from outside comes here as well.
+
+        Column shards of a table on one rank have an index each, of which one is saved.
+        """
+        self.__dict__["_leader"] = leader
+        leader.__dict__["_followers"].append(self)
 
     def index_buffers(self) -> IndexBuffers:
         """The tensors as the operators in ``recfx.kernels.hash_index`` take them: views, not copies.
@@ -70,7 +80,12 @@ class IndexStorage(nn.Module):
 
     def refresh(self) -> None:
         """Notice a state that was written from outside: see ``index_buffers``."""
-        if not torch.compiler.is_compiling() and self._versions != self._current_versions():
+        if torch.compiler.is_compiling():
+            return
+        leader: IndexStorage | None = self.__dict__["_leader"]
+        if leader is not None:
+            leader.refresh()
+        if self._versions != self._current_versions():
             self._adopt_written_state()
 
     def holds_ids(self) -> bool:
@@ -103,7 +118,10 @@ class IndexStorage(nn.Module):
 
     def _adopt_written_state(self) -> None:
         own = {key: self._buffers[key] for key in state.state_names(self.config)}
-        self._fill(state.buffers_from_state(self.config, self.policy, self.name, own))
+        buffers = state.buffers_from_state(self.config, self.policy, self.name, own)
+        followers: list[IndexStorage] = self.__dict__["_followers"]
+        for each in [self, *followers]:
+            each._fill(buffers)
 
     def _warn_of_forgetting(self) -> None:
         warnings.warn(

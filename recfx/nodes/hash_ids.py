@@ -222,6 +222,8 @@ class HashIds(NodeModule):
         evicting = {table.name: self._store.index(table.name) for table in self._evicting}
         if not evicting:
             return None
+        for index in evicting.values():
+            index.refresh()  # what was loaded in place has another number of batches
         numbers = {table: int(index.counts[BATCHES]) + 1 if self.training else 0 for table, index in evicting.items()}
         indexes = list(evicting.values())
         return self._in_flight.start(

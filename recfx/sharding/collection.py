@@ -16,6 +16,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recfx.collection import HashEmbeddingBagCollection
+from recfx.hashing.row_move import RowMove
 from recfx.nodes import HashIds, InputDistStart
 from recfx.nodes.dist_context import DistContext
 from recfx.nodes.found_ahead import finder
@@ -23,11 +24,12 @@ from recfx.passes import PassRecord, passes, run_passes
 from recfx.sharding.context import BatchContext
 from recfx.sharding.cut import cut
 from recfx.sharding.dist_groups import DistGroups
+from recfx.sharding.load_state import LocalState, drop_shard_names, load_local_state
 from recfx.sharding.local_tables import LocalTables, make_local_tables
 from recfx.sharding.optimizer import sharded_optimizer
 from recfx.sharding.plan import read_plan
 from recfx.sharding.shards import CollectionSharding
-from recfx.sharding.state import load_local_state, save_sharded_state
+from recfx.sharding.state import save_sharded_state
 
 # What input_dist_start gives; the second inside TorchRec's pipelines, which start all collections' exchanges at once.
 _STARTED = (Awaitable, KJTSplitsAllToAllMeta)
@@ -48,6 +50,8 @@ class ShardedHashEmbeddingBagCollection(
     Attributes:
         sharding: which shards are where.
         tables: the whole tables.
+        fused: kind and settings of each table's fused optimizer.
+        dtypes: of the tables' weights.
         graph_module: this rank's graph.
     """
 
@@ -66,9 +70,12 @@ class ShardedHashEmbeddingBagCollection(
         self.tables, self.sharding, self.groups = unsharded.tables, sharding, groups
         self.not_fused = dict(unsharded.not_fused)
         self.embedding_bags, self.hash_indexes, self._store = local.bags, local.indexes, local.store
+        self.fused, self.dtypes = local.fused, local.dtypes
+        self._row_moves: dict[str, RowMove] = {}  # of the last load, for the optimizer's state
         self._compile(unsharded.unexpanded_graph())
         self._register_state_dict_hook(save_sharded_state)
         self.register_load_state_dict_pre_hook(load_local_state)
+        self.register_load_state_dict_post_hook(drop_shard_names)
         self.train(unsharded.training)
 
     def _compile(self, graph_module: fx.GraphModule) -> None:
@@ -94,6 +101,8 @@ class ShardedHashEmbeddingBagCollection(
 
     def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
         """Start sending ids: the graph up to ``input_dist_start``."""
+        if self._row_moves and self.training:
+            self._row_moves = {}
         values = ctx.values
         values["features"] = features
         first = self._segments[0]
@@ -142,7 +151,19 @@ class ShardedHashEmbeddingBagCollection(
     @property
     def fused_optimizer(self) -> KeyedOptimizer:
         """State and settings of the fused optimizers, under TorchRec's names and as ``ShardedTensor``s."""
-        return sharded_optimizer(self.sharding, self._store, self.groups.pooled)
+        return sharded_optimizer(self.sharding, self._store, self.fused, self.groups.pooled, self._row_moves)
+
+    def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
+        """Whether this rank could load its part of a state; changes nothing.
+
+        Args:
+            saved: a state, also of a bigger model.
+            prefix: of this collection's keys in it.
+
+        Raises:
+            CheckpointError: as ``LocalState``.
+        """
+        LocalState(self, saved, prefix)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The whole tables' configs, in order."""

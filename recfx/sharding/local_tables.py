@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec.optim.fused import EmptyFusedOptimizer
 
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.errors import ConversionError
@@ -16,16 +17,26 @@ from recfx.hashing import HashIndex
 from recfx.hashing.slicing import slice_state
 from recfx.nodes import TableStore
 from recfx.sharding.fused_params import fused_optimizer_from_params
-from recfx.sharding.shards import CollectionSharding, Shard, ShardedTable
+from recfx.sharding.shards import CollectionSharding, Shard
 from recfx.training.fused_optimizer import FusedOptimizer
 
 
 class LocalTables(NamedTuple):
-    """The modules of one rank's shards, by shard name."""
+    """The modules of one rank's shards, by shard name, and what it knows of all tables, by table name.
+
+    Args:
+        bags: the shards' weights.
+        indexes: the shards' indexes.
+        store: both, and the shards' fused optimizers.
+        fused: kind and settings of every table's fused optimizer; its shards have the same ``group``, not the state.
+        dtypes: of the tables' weights.
+    """
 
     bags: nn.ModuleDict
     indexes: nn.ModuleDict
     store: TableStore
+    fused: dict[str, FusedOptimizer]
+    dtypes: dict[str, torch.dtype]
 
 
 def make_local_tables(
@@ -40,8 +51,10 @@ def make_local_tables(
     bags, indexes = nn.ModuleDict(), nn.ModuleDict()
     local = sharding.local()
     store = TableStore(bags, indexes, {}, {shard.name: init_fns[shard.table.name] for shard in local})
-    fused = module.fused_optimizers()
     _check_optimizers(module)
+    fused = _settings(module, sharding, fused_params)
+    states = module.fused_optimizers()
+    leaders: dict[tuple[str, tuple[int, int]], HashIndex] = {}
     for shard in local:
         sharded = sharding.named(shard.table.name)
         weight = module.weight(shard.table.name)
@@ -49,11 +62,18 @@ def make_local_tables(
         if sharded.is_replicated:
             dist.broadcast(store.weight(shard.name).data, dist.get_global_rank(group, 0), group=group)
         if shard.table.has_index:
-            indexes[shard.name] = _index(shard, module, sharded.is_replicated, group)
-        optimizer = _optimizer(fused.get(shard.table.name), shard, sharded, fused_params)
-        if optimizer is not None:
-            store.optimizers[shard.name] = optimizer
-    return LocalTables(bags, indexes, store)
+            index = indexes[shard.name] = _index(shard, module, sharded.is_replicated, group)
+            leader = leaders.setdefault((shard.table.name, shard.rows), index)
+            if leader is not index:
+                index.follow(leader)
+        if shard.table.name in fused:
+            settings, old = fused[shard.table.name], states.get(shard.table.name)
+            state = {} if old is None else {name: _state_part(value, shard) for name, value in old.state.items()}
+            store.optimizers[shard.name] = FusedOptimizer(settings.kind, settings.group, state)
+            # How TorchRec's in_backward_optimizer_filter knows it.
+            store.weight(shard.name)._in_backward_optimizers = [EmptyFusedOptimizer()]  # type: ignore[attr-defined]
+    dtypes = {table.name: module.weight(table.name).dtype for table in module.tables}
+    return LocalTables(bags, indexes, store, fused, dtypes)
 
 
 def _rows(shard: Shard, weight: torch.Tensor, init_fn: Any, device: torch.device | None) -> torch.Tensor:
@@ -90,16 +110,25 @@ def _bag(shard: Shard, rows: torch.Tensor, requires_grad: bool) -> nn.EmbeddingB
     return bag.requires_grad_(requires_grad)
 
 
-def _optimizer(
-    fused: FusedOptimizer | None, shard: Shard, sharded: ShardedTable, fused_params: Mapping[str, Any] | None
-) -> FusedOptimizer | None:
-    """The table's own optimizer with this shard's part of its state; the settings stay the same dict."""
-    if fused is not None:
-        state = {name: _state_part(value, shard) for name, value in fused.state.items()}
-        return FusedOptimizer(fused.kind, fused.group, state)
-    # TorchRec's planner knows data-parallel tables with dense kernels alone.
-    takes_params = sharded.compute_kernel == "fused" or sharded.is_replicated
-    return fused_optimizer_from_params(fused_params) if fused_params and takes_params else None
+def _settings(
+    module: HashEmbeddingBagCollection, sharding: CollectionSharding, fused_params: Mapping[str, Any] | None
+) -> dict[str, FusedOptimizer]:
+    """Of every table with a fused optimizer: its own settings, or those of ``fused_params``.
+
+    Copies, without the parameter: it would keep the whole table in memory.
+    """
+    own = module.fused_optimizers()
+    settings = {}
+    for sharded in sharding.tables:
+        name = sharded.table.name
+        # TorchRec's planner knows data-parallel tables with dense kernels alone.
+        takes_params = sharded.compute_kernel == "fused" or sharded.is_replicated
+        if name in own:
+            group = {key: value for key, value in own[name].group.items() if key != "params"}
+            settings[name] = FusedOptimizer(own[name].kind, group)
+        elif fused_params and takes_params:
+            settings[name] = fused_optimizer_from_params(fused_params)
+    return settings
 
 
 def _check_optimizers(module: HashEmbeddingBagCollection) -> None:

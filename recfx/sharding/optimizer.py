@@ -1,20 +1,134 @@
-"""TorchRec's view of the fused optimizers of a sharded collection."""
+"""TorchRec's view of the fused optimizers of a sharded collection: the same names on every rank."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 from torchrec.optim.keyed import KeyedOptimizer
 
 from recfx.collection import weight_name
+from recfx.hashing.row_move import RowMove
 from recfx.nodes import TableStore
-from recfx.sharding.shards import CollectionSharding
-from recfx.training.keyed_optimizer import FusedKeyedOptimizer
+from recfx.sharding.optimizer_state import SavedState
+from recfx.sharding.pieces import Piece, single_piece, stacked_pieces, weight_pieces
+from recfx.sharding.shards import CollectionSharding, ShardedTable
+from recfx.training.fused_optimizer import SAVED_STATES, FusedOptimizer
 
 
-def sharded_optimizer(sharding: CollectionSharding, store: TableStore, group: dist.ProcessGroup) -> KeyedOptimizer:
-    parameters = {weight_name("", name): store.weight(name) for name in store.optimizers}
-    groups = [optimizer.group for optimizer in store.optimizers.values()]
-    state: dict[Any, Any] = {parameter: {} for parameter in parameters.values()}
-    return FusedKeyedOptimizer(parameters, state, groups, {}, dict.fromkeys(parameters, 0.0))
+class ShardedFusedOptimizer(KeyedOptimizer):
+    """State and settings of the fused optimizers of one sharded collection.
+
+    ``state_dict()`` has ``<table>.momentum1`` and so on as ``ShardedTensor``s around what the kernels use (plain
+    tensors where tables are replicated), under the names of all tables, on every rank. ``param_groups`` are the dicts
+    that the kernels read, one a table.
+
+    Args:
+        sharding: of the collection.
+        store: this rank's shards.
+        fused: kind and settings of each table's optimizer.
+        group: of all ranks.
+        moves: of the tables whose weights were loaded from fewer rows, by table.
+    """
+
+    def __init__(
+        self,
+        sharding: CollectionSharding,
+        store: TableStore,
+        fused: Mapping[str, FusedOptimizer],
+        group: dist.ProcessGroup,
+        moves: Mapping[str, RowMove],
+    ) -> None:
+        self._sharding, self._store, self._fused, self._group, self._moves = sharding, store, fused, group, moves
+        for shard in sharding.local():
+            if shard.name in store.optimizers:
+                store.optimizers[shard.name].prepare(store.weight(shard.name))
+        params = {weight_name("", table): self._parameter(table) for table in fused}
+        super().__init__(params, {}, [fused[table].group for table in fused])
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """By parameter and name: objects that save and load what the kernels use at that moment."""
+        return {self.params[weight_name("", table)]: self._states(table) for table in self._fused}
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        """``KeyedOptimizer`` sets it once; it is derived here."""
+
+    def step(self, closure: Any = None) -> None:
+        """Nothing: the lookups' backwards have taken the step."""
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Nothing: there are no gradients."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As TorchRec's; whole tensors are cut.
+
+        Raises:
+            CheckpointError: ``other_plan``, ``rows_mismatch``, ``shape_mismatch``. Nothing has changed.
+            ValueError: TorchRec's own, for other tables or other state.
+        """
+        for name, parameter in self.params.items():
+            for key, current in self.state[parameter].items():
+                saved = state_dict["state"].get(name, {})
+                if key in saved:
+                    current.parts(saved[key])
+        super().load_state_dict(state_dict)
+
+    def post_load_state_dict(self) -> None:
+        """Several shards of a table on one rank count the same steps."""
+        for table, fused in self._fused.items():
+            if fused.kind == "adam":
+                first, *others = self._steps(table) or [None]
+                for step in others:
+                    if first is not None and step is not None:
+                        step.copy_(first)
+
+    def _steps(self, table: str) -> list[Tensor | None]:
+        return [
+            self._store.optimizers[shard.name].state["step"]
+            for shard in self._sharding.local()
+            if shard.table.name == table
+        ]
+
+    def _parameter(self, table: str) -> Tensor:
+        """What stands for the table in TorchRec's dicts: its first shard here, or a tensor without rows."""
+        group = self._fused[table].group
+        local = [shard.name for shard in self._sharding.local() if shard.table.name == table]
+        known: list[Tensor] = group.get("params", [])
+        parameter = self._store.weight(local[0]) if local else known[0] if known else torch.empty(0)
+        group["params"] = [parameter]
+        return parameter
+
+    def _states(self, table: str) -> dict[str, SavedState]:
+        sharded, fused = self._sharding.named(table), self._fused[table]
+        return {f"{table}.{name}": self._saved_state(sharded, fused, name) for name in SAVED_STATES[fused.kind]}
+
+    def _saved_state(self, table: ShardedTable, fused: FusedOptimizer, name: str) -> SavedState:
+        rank = self._group.rank()
+        if name == "step":
+            pieces = single_piece(table, rank)
+        else:
+            pieces = stacked_pieces(table) if name in fused.one_dimensional else weight_pieces(table)
+        return SavedState(
+            f"{table.table.name}.{name}", table, pieces, partial(self._tensor, name), self._group,
+            self._moves.get(table.table.name), fused.start,
+        )  # fmt: skip
+
+    def _tensor(self, name: str, piece: Piece) -> Tensor:
+        return self._store.optimizers[piece.shard.name].named_state()[name]
+
+
+def sharded_optimizer(
+    sharding: CollectionSharding,
+    store: TableStore,
+    fused: Mapping[str, FusedOptimizer],
+    group: dist.ProcessGroup,
+    moves: Mapping[str, RowMove],
+) -> KeyedOptimizer:
+    """The optimizer of a collection; makes the state that kernels need, where it is missing."""
+    return ShardedFusedOptimizer(sharding, store, fused, group, moves)

@@ -1,9 +1,92 @@
-"""stub"""
+"""``state_dict`` of a sharded collection: the keys of the unsharded one, on every rank, without any communication."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from recfx.collection import weight_name
+from recfx.hashing import HashIndex
+from recfx.hashing.identity import IDENTITY, identity
+from recfx.hashing.row_move import saved_names
+from recfx.ir.tables import TableSpec
+from recfx.sharding.pieces import (
+    Piece,
+    Pieces,
+    count_pieces,
+    make_sharded_tensor,
+    own_pieces,
+    row_pieces,
+    weight_pieces,
+)
+from recfx.sharding.shards import ShardedTable
+
+if TYPE_CHECKING:
+    from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+
+COUNTS = "counts"
 
 
-def save_sharded_state(module, state_dict, prefix, local_metadata):
-    pass
+def save_sharded_state(
+    module: ShardedHashEmbeddingBagCollection, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
+) -> None:
+    """Put whole tables in the place of this rank's shards: a state dict hook.
+
+    Weights and what an index has a row are ``ShardedTensor``s whose local shards are views, so that
+    ``torch.distributed.checkpoint`` loads in place; what is replicated is plain. Of an index's ``counts`` the number of
+    batches is the table's; **the statistics are those of the first slice of the rows**, as no rank knows the others'
+    (``recfx.unconvert`` and ``recfx.sharding.gather`` add them up).
+    """
+    shards = module.sharding.local()
+    own = tuple(f"{prefix}{part}.{shard.name}." for shard in shards for part in ("embedding_bags", "hash_indexes"))
+    for key in [key for key in state_dict if key.startswith(own)] if own else []:
+        del state_dict[key]
+    for table in module.sharding.tables:
+        state_dict[prefix + weight_name("", table.table.name)] = _weight(module, table)
+    for table in module.sharding.tables:
+        if table.table.has_index:
+            for name, value in _index_state(module, table).items():
+                state_dict[f"{prefix}hash_indexes.{table.table.name}.{name}"] = value
 
 
-def load_local_state(module, state_dict, prefix, *rest):
-    pass
+def whole_index(table: TableSpec) -> HashIndex:
+    """The index of the whole table, on meta: its rules without its content."""
+    assert table.hashing is not None
+    return HashIndex(table.num_embeddings, config=table.hashing, name=table.name, device="meta")
+
+
+def index_pieces(table: ShardedTable, name: str, rank: int) -> Pieces:
+    """How one of an index's saved tensors is cut, seen from ``rank``; ``identity`` is not."""
+    return count_pieces(table, rank) if name == COUNTS else row_pieces(table, rank)
+
+
+def _weight(module: ShardedHashEmbeddingBagCollection, table: ShardedTable) -> Tensor:
+    store, group = module._store, module.groups.pooled
+    if table.is_replicated:
+        return store.weight(table.table.name).detach()
+    local = [store.weight(piece.shard.name).dtype for piece in own_pieces(weight_pieces(table), group.rank())]
+    dtype = local[0] if local else module.dtypes[table.table.name]
+    return make_sharded_tensor(weight_pieces(table), lambda piece: store.weight(piece.shard.name), dtype, group)
+
+
+def _index_state(module: ShardedHashEmbeddingBagCollection, table: ShardedTable) -> dict[str, Tensor]:
+    store, group, config = module._store, module.groups.pooled, table.table.hashing
+    assert config is not None
+    whole = whole_index(table.table)
+    state: dict[str, Tensor] = {}
+    for name in saved_names(whole):
+        if table.is_replicated:
+            state[name] = getattr(store.index(table.table.name), name)
+        elif name == IDENTITY:
+            local = own_pieces(row_pieces(table, group.rank()), group.rank())
+            state[name] = store.index(local[0].shard.name).identity if local else identity(config, table.table.name)
+        else:
+
+            def tensor_of(piece: Piece, name: str = name) -> Tensor:
+                tensor: Tensor = getattr(store.index(piece.shard.name), name)
+                return piece.of(tensor) if name == COUNTS else tensor
+
+            pieces = index_pieces(table, name, group.rank())
+            state[name] = make_sharded_tensor(pieces, tensor_of, getattr(whole, name).dtype, group)
+    return state

@@ -21,6 +21,13 @@ STATES: dict[str, tuple[str, ...]] = {
     "rowwise_adagrad": ("sum",),
     "adam": ("exp_avg", "exp_avg_sq"),
 }
+# What is saved of each, by FBGEMM's name. Adam alone reads its count of steps.
+SAVED_STATES: dict[str, dict[str, str]] = {
+    "sgd": {},
+    "adagrad": {"momentum1": "sum"},
+    "rowwise_adagrad": {"momentum1": "sum"},
+    "adam": {"momentum1": "exp_avg", "momentum2": "exp_avg_sq", "step": "step"},
+}
 
 
 @dataclass
@@ -40,7 +47,8 @@ class FusedOptimizer:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedOptimizer:
         # The group holds the parameter itself; a copy of a model must not hold the original's.
-        group = {key: value for key, value in self.group.items() if key != "params"}
+        # Shards of one table share theirs, and so do the shards' copies.
+        group = memo.setdefault(id(self.group), {key: value for key, value in self.group.items() if key != "params"})
         state = {key: value.detach().clone() if torch.is_tensor(value) else value for key, value in self.state.items()}
         return FusedOptimizer(self.kind, group, state)
 
@@ -64,11 +72,14 @@ class FusedOptimizer:
         return float(self.group.get("initial_accumulator_value", 0.0))
 
     def named_state(self) -> dict[str, torch.Tensor]:
-        """The state under FBGEMM's names: ``momentum1`` (rows, or rows x dim), ``momentum2``."""
-        if self.kind == "rowwise_adagrad":
-            return {"momentum1": self.state["sum"].view(-1)}
-        names = {"adagrad": {"momentum1": "sum"}, "adam": {"momentum1": "exp_avg", "momentum2": "exp_avg_sq"}}
-        return {ours: self.state[theirs] for ours, theirs in names.get(self.kind, {}).items()}
+        """Views of the state under FBGEMM's names: ``momentum1`` (rows, or rows x dim), ``momentum2``, ``step`` (1)."""
+        state = {name: self.state[theirs] for name, theirs in SAVED_STATES[self.kind].items()}
+        return {name: tensor.view(-1) if name in self.one_dimensional else tensor for name, tensor in state.items()}
+
+    @property
+    def one_dimensional(self) -> tuple[str, ...]:
+        """Which of the saved states have one dimension."""
+        return ("momentum1", "step") if self.kind == "rowwise_adagrad" else ("step",)
 
     def prepare(self, weight: torch.Tensor) -> None:
         """Make the state that ``weight`` needs, where it is missing or kernels could not read it.

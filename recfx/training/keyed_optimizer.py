@@ -34,6 +34,9 @@ class FusedKeyedOptimizer(KeyedOptimizer):
         super().__init__(parameters, state, groups)
         self._moves, self._starts = moves, starts
 
+    def step(self, closure: Any = None) -> None:
+        """Nothing: the lookups' backwards have taken the step."""
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As TorchRec's. State with fewer rows follows the weights that ``load_state_dict`` loaded just before.
 

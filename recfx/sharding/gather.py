@@ -1,0 +1,160 @@
+"""The whole tables of a sharded collection, on every rank: weights, ids and optimizer state of all ranks, joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from recfx.errors import RecfxError
+from recfx.hashing.row_move import saved_names
+from recfx.hashing.slicing import join_states
+from recfx.sharding.shards import Shard, ShardedTable
+from recfx.sharding.state import whole_index
+from recfx.training.fused_optimizer import STATES, FusedOptimizer
+
+if TYPE_CHECKING:
+    from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+
+
+@dataclass(frozen=True)
+class WholeTable:
+    """One table; tensors on the CPU.
+
+    Args:
+        weight: ``[rows, dim]``.
+        index: the state of its index, by buffer name, its statistics added up; empty where it has none.
+        optimizer: kind, settings and state of its fused optimizer, where it has one.
+        requires_grad: whether the weight is trained.
+    """
+
+    weight: Tensor
+    index: dict[str, Tensor]
+    optimizer: FusedOptimizer | None
+    requires_grad: bool
+
+
+def gather_tables(module: ShardedHashEmbeddingBagCollection) -> dict[str, WholeTable]:
+    """Every table of the collection, by name, on every rank. Collective; as much memory as all tables take.
+
+    Row-wise Adagrad under column cuts has a state a column block: the table's is their mean, weighted by their columns,
+    which is what it would be uncut after the same gradients.
+
+    Raises:
+        CheckpointError: what was loaded in place into some rank's index is no valid state; on all ranks.
+    """
+    gatherer = _Gatherer(module)
+    together(gatherer.group, gatherer.prepare)
+    return {table.table.name: gatherer.gather(table) for table in module.sharding.tables}
+
+
+def together(group: dist.ProcessGroup, check: Callable[[], None]) -> None:
+    """Call ``check`` on all ranks; what it raises on one of them is raised on all. Collective."""
+    own: RecfxError | None = None
+    try:
+        check()
+    except RecfxError as error:
+        own = error
+    errors: list[RecfxError | None] = [None] * group.size()
+    dist.all_gather_object(errors, own, group=group)
+    first = next((error for error in errors if error is not None), None)
+    if first is not None:
+        raise own or first
+
+
+class _Gatherer:
+    def __init__(self, module: ShardedHashEmbeddingBagCollection) -> None:
+        self.module, self.store = module, module._store
+        self.group, self.rank = module.groups.pooled, module.groups.pooled.rank()
+        # Accelerators' backends send nothing that is not on their device.
+        on_cpu = dist.get_backend(self.group) == "gloo"
+        self.device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator(True)
+
+    def prepare(self) -> None:
+        """Check this rank's indexes, and make the optimizer state that is missing."""
+        for shard in self.module.sharding.local():
+            if shard.table.has_index:
+                self.store.index(shard.name).refresh()
+            if shard.name in self.store.optimizers:
+                self.store.optimizers[shard.name].prepare(self.store.weight(shard.name))
+
+    def gather(self, table: ShardedTable) -> WholeTable:
+        """One table."""
+        filled = [shard for shard in table.shards if not shard.is_empty]
+        shards = [shard for shard in filled if shard.rank == 0] if table.is_replicated else filled
+        spec, dtype = table.table, self.module.dtypes[table.table.name]
+        weight = self._join(table, shards, spec.embedding_dim, lambda name: self.store.weight(name), dtype)
+        index: dict[str, Tensor] = {}
+        if spec.has_index:
+            first = [shard for shard in shards if shard.columns == shards[0].columns]
+            index = join_states([self._index(shard) for shard in sorted(first, key=lambda shard: shard.rows)])
+        optimizer = None
+        if spec.name in self.module.fused:
+            optimizer = self._optimizer(table, shards, self.module.fused[spec.name])
+        trained = self._send(
+            shards[0], lambda name: torch.tensor([self.store.weight(name).requires_grad]), (1,), torch.uint8
+        )
+        return WholeTable(weight, index, optimizer, bool(trained))
+
+    def _join(
+        self,
+        table: ShardedTable,
+        shards: list[Shard],
+        columns: int,
+        tensor_of: Callable[[str], Tensor],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """``[rows, columns]`` of the shards' parts; one column for what the columns' mean is."""
+        dim = table.table.embedding_dim
+        joined = torch.zeros(table.table.num_embeddings, columns, dtype=dtype, device="cpu")
+        for shard in shards:
+            (first, end), (left, right) = shard.rows, shard.columns
+            width = right - left if columns == dim else 1
+            part = self._send(shard, lambda name: tensor_of(name).view(-1, width), (end - first, width), dtype)  # noqa: B023
+            if columns == dim:
+                joined[first:end, left:right] = part
+            elif right - left == dim:
+                joined[first:end] = part
+            else:
+                joined[first:end] += part * ((right - left) / dim)
+        return joined
+
+    def _index(self, shard: Shard) -> dict[str, Tensor]:
+        whole = whole_index(shard.table)
+        state = {}
+        for name in saved_names(whole):
+            like: Tensor = getattr(whole, name)
+            rows = shard.rows[1] - shard.rows[0]
+            size = tuple(like.shape) if name in ("counts", "identity") else (rows,)
+            state[name] = self._send(shard, lambda local: getattr(self.store.index(local), name), size, like.dtype)  # noqa: B023
+        return state
+
+    def _optimizer(self, table: ShardedTable, shards: list[Shard], fused: FusedOptimizer) -> FusedOptimizer:
+        dim = table.table.embedding_dim
+        state: dict[str, Any] = {}
+        if fused.kind != "sgd":
+            step = self._send(shards[0], lambda local: self._state(local, "step").view(1), (1,), torch.float32)
+            state["step"] = step[0].clone()
+        for name in STATES[fused.kind]:
+            columns = 1 if fused.kind == "rowwise_adagrad" else dim
+            state[name] = self._join(table, shards, columns, lambda local: self._state(local, name), torch.float32)  # noqa: B023
+        return FusedOptimizer(fused.kind, {key: value for key, value in fused.group.items() if key != "params"}, state)
+
+    def _state(self, local: str, name: str) -> Tensor:
+        state: Tensor = self.store.optimizers[local].state[name]
+        return state
+
+    def _send(
+        self, shard: Shard, tensor_of: Callable[[str], Tensor], size: tuple[int, ...], dtype: torch.dtype
+    ) -> Tensor:
+        """What one rank has, on all of them."""
+        if shard.rank == self.rank:
+            sent = tensor_of(shard.name).detach().to(self.device, dtype).clone(memory_format=torch.contiguous_format)
+        else:
+            sent = torch.empty(size, dtype=dtype, device=self.device)
+        dist.broadcast(sent, dist.get_global_rank(self.group, shard.rank), group=self.group)
+        return sent.cpu()

@@ -1,0 +1,235 @@
+"""``load_state_dict`` of a sharded collection: all of it is checked and cut before any of it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+
+from recfx.collection import weight_name
+from recfx.errors import CheckpointError
+from recfx.hashing import state
+from recfx.hashing.identity import IDENTITY, check_identity
+from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows, saved_names
+from recfx.hashing.slicing import slice_state
+from recfx.kernels.index_buffers import COUNTERS, FREED, NEVER_USED
+from recfx.loading import check_weight, fits_first_rows, is_strict, without_weight
+from recfx.sharding.pieces import parts_of, weight_pieces
+from recfx.sharding.shards import Shard, ShardedTable
+from recfx.sharding.state import COUNTS, index_pieces, whole_index
+
+if TYPE_CHECKING:
+    from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+
+
+def load_local_state(
+    module: ShardedHashEmbeddingBagCollection,
+    state_dict: dict[str, Any],
+    prefix: str,
+    local_metadata: dict[str, Any],
+    strict: bool,
+    missing_keys: list[str],
+    *rest: Any,
+) -> None:
+    """Put this rank's shards in the place of whole tables: a load hook.
+
+    Raises:
+        CheckpointError: as ``LocalState``. Nothing of this collection has changed then.
+    """
+    planned = LocalState(module, state_dict, prefix)
+    assign = bool(local_metadata.get("assign_to_params_buffers", False))
+    for key in planned.taken:
+        del state_dict[key]
+    for key, value in planned.local.items():
+        owned = assign and isinstance(value, Tensor)
+        state_dict[key] = value.clone(memory_format=torch.contiguous_format) if owned else value
+    here = {shard.table.name for shard in module.sharding.local()}
+    missing_keys.extend(key for key, table in planned.missing.items() if strict and table not in here)
+    module._row_moves = planned.moves
+
+
+def drop_shard_names(module: ShardedHashEmbeddingBagCollection, incompatible_keys: Any) -> None:
+    """Report missing keys by table: a hook after loading."""
+    others = [shard.name for shard in module.sharding.local() if shard.name != shard.table.name]
+    names = tuple(f"{part}.{name}." for name in others for part in ("embedding_bags", "hash_indexes"))
+    missing: list[str] = incompatible_keys.missing_keys
+    missing[:] = [key for key in missing if not any(name in key for name in names)]
+
+
+class LocalState:
+    """What this rank takes of a state. Changes nothing.
+
+    Args:
+        module: the collection that is to load.
+        saved: a state of whole tensors, or with the ``ShardedTensor``s of a collection that was cut in the same way.
+        prefix: of the collection's keys in it.
+
+    Attributes:
+        taken: the keys of ``saved`` that are this collection's tables.
+        local: what goes to this rank's shards, by their keys.
+        missing: keys that ``saved`` lacks, and whose tables they are.
+        moves: where the rows of tables go that have more rows now, by table.
+
+    Raises:
+        CheckpointError: ``other_plan``, ``shape_mismatch``, ``not_a_tensor``, ``torn_state``, and whatever else is
+            wrong with an index.
+    """
+
+    def __init__(self, module: ShardedHashEmbeddingBagCollection, saved: Mapping[str, Any], prefix: str) -> None:
+        self.module, self.saved, self.prefix = module, saved, prefix
+        self.taken: list[str] = []
+        self.local: dict[str, Any] = {}
+        self.missing: dict[str, str] = {}
+        self.moves: dict[str, RowMove] = {}
+        for table in module.sharding.tables:
+            self._take_table(table)
+
+    def _take_table(self, table: ShardedTable) -> None:
+        name = table.table.name
+        key = self.prefix + weight_name("", name)
+        weight = self.saved.get(key)
+        if table.table.has_index:
+            self._take_index(table, weight)
+        if weight is None:
+            self.missing[key] = name
+            return
+        self.taken.append(key)
+        for shard, part in self._weights(table, weight, key).items():
+            self.local[self.prefix + weight_name("", shard.name)] = part
+
+    # Weights
+
+    def _weights(self, table: ShardedTable, weight: Any, key: str) -> dict[Shard, Tensor]:
+        group, move, spec = self.module.groups.pooled, self.moves.get(table.table.name), table.table
+        if isinstance(weight, ShardedTensor):
+            if table.is_replicated:
+                raise _other_plan(key)
+            return {piece.shard: part for piece, part in parts_of(weight, weight_pieces(table), group, key).items()}
+        if not isinstance(weight, Tensor) or weight.is_meta:
+            raise _not_a_tensor(key, weight)
+        wanted = (spec.num_embeddings if move is None else move.saved_rows, spec.embedding_dim)
+        if tuple(weight.shape) != wanted:
+            raise CheckpointError(
+                f"the saved weight is {tuple(weight.shape)}, the table is {wanted}.",
+                reason="shape_mismatch",
+                module_path=key,
+                what_to_do="build the table as it was built when saving.",
+            )
+        return {shard: self._part(shard, weight.detach(), move) for shard in self._local(table)}
+
+    def _part(self, shard: Shard, weight: Tensor, move: RowMove | None) -> Tensor:
+        (first, end), (left, right) = shard.rows, shard.columns
+        if move is None:
+            return weight[first:end, left:right]
+        here = (move.new_rows >= first) & (move.new_rows < end)
+        part = RowMove(move.saved_rows, move.old_rows[here], move.new_rows[here] - first)
+        current = self.module._store.weight(shard.name).detach()
+        return part.apply(weight[:, left:right], current.to(weight.device, weight.dtype, copy=True))
+
+    # Indexes
+
+    def _take_index(self, table: ShardedTable, weight: Any) -> None:
+        spec, whole = table.table, whole_index(table.table)
+        keys = {name: f"{self.prefix}hash_indexes.{spec.name}.{name}" for name in state.EVERY_NAME}
+        self.taken.extend(key for key in keys.values() if key in self.saved)
+        found = {name: self.saved[keys[name]] for name in saved_names(whole) if keys[name] in self.saved}
+        if not state.has_index(found):
+            self._take_absent(table, weight, keys)
+            return
+        if weight is None:
+            raise without_weight(spec.name)
+        values = [value for name, value in {**found, "weight": weight}.items() if name not in (COUNTS, IDENTITY)]
+        if any(isinstance(value, ShardedTensor) for value in values):
+            pieces = self._sharded_index(table, found, values)
+        else:
+            check_weight(spec.name, found.get("row_ids"), weight, torch.empty(0, spec.embedding_dim, device="meta"))
+            pieces = self._plain_index(table, found)
+        for shard, piece in pieces.items():
+            for name, value in piece.items():
+                self.local[f"{self.prefix}hash_indexes.{shard.name}.{name}"] = value
+
+    def _take_absent(self, table: ShardedTable, weight: Any, keys: Mapping[str, str]) -> None:
+        """The state of a plain table makes the index empty."""
+        spec = table.table
+        for shard in self._local(table):
+            keeps = weight is None or (self.module._store.index(shard.name).holds_ids() and not is_strict())
+            what = state.KEEP if keeps else state.FORGET
+            self.local[f"{self.prefix}hash_indexes.{shard.name}.{state.ABSENT}"] = what
+        if weight is None:
+            self.missing.update({keys[name]: spec.name for name in saved_names(whole_index(spec))})
+        elif isinstance(weight, Tensor) and not isinstance(weight, ShardedTensor):
+            current = torch.empty(spec.num_embeddings, spec.embedding_dim, device="meta")
+            if fits_first_rows(weight, current):
+                self.moves[spec.name] = RowMove.keep_first(weight.shape[0])
+
+    def _plain_index(self, table: ShardedTable, found: Mapping[str, Any]) -> dict[Shard, dict[str, Any]]:
+        """Of the whole table, on all ranks alike: fitted and checked as a whole, then cut."""
+        whole = whole_index(table.table)
+        fitted, move = fit_rows(whole, found)
+        check_saved_index(whole, fitted)
+        if move is not None:
+            self.moves[table.table.name] = move
+        tensors = {name: value for name, value in fitted.items() if isinstance(value, Tensor)}
+        pieces = {shard: slice_state(tensors, *shard.rows) for shard in self._local(table)}
+        if move is not None:
+            for shard, piece in pieces.items():
+                row_state = self.module._store.index(shard.name).row_state
+                piece["row_state"] = piece["row_state"].clone()
+                # Rows without an id keep their weights, and with them what is known of these.
+                piece["row_state"][(piece["row_state"] == NEVER_USED) & (row_state != NEVER_USED)] = FREED
+        return {shard: dict(piece) for shard, piece in pieces.items()}
+
+    def _sharded_index(
+        self, table: ShardedTable, found: Mapping[str, Any], values: list[Any]
+    ) -> dict[Shard, dict[str, Any]]:
+        """Of slices: each rank checks its own."""
+        spec, group = table.table, self.module.groups.pooled
+        assert spec.hashing is not None
+        path = f"{self.prefix}hash_indexes.{spec.name}"
+        if table.is_replicated or not all(isinstance(value, ShardedTensor) for value in values):
+            raise _other_plan(path)
+        check_identity(spec.hashing, spec.name, found.get(IDENTITY))
+        slices: dict[tuple[int, int], dict[str, Any]] = {shard.rows: {} for shard in self._local(table)}
+        for name, value in found.items():
+            if not isinstance(value, ShardedTensor):  # the same on all ranks
+                for rows, piece in slices.items():
+                    piece.update(slice_state({name: value}, *rows) if name == COUNTS else {name: value})
+                continue
+            pieces = index_pieces(table, name, group.rank())
+            for part, tensor in parts_of(value, pieces, group, f"{path}.{name}").items():
+                if name == COUNTS:
+                    for rows in slices if part.offsets == (0,) else [part.shard.rows]:
+                        counts = slices[rows].setdefault(name, torch.zeros(len(COUNTERS), dtype=torch.int64))
+                        part.of(counts).copy_(tensor)
+                else:
+                    slices[part.shard.rows][name] = tensor
+        local = {shard: slices[shard.rows] for shard in self._local(table)}
+        for shard, piece in local.items():
+            check_saved_index(self.module._store.index(shard.name), piece)
+        return local
+
+    def _local(self, table: ShardedTable) -> list[Shard]:
+        return [shard for shard in self.module.sharding.local() if shard.table is table.table]
+
+
+def _other_plan(path: str) -> CheckpointError:
+    return CheckpointError(
+        "the state is cut in another way than this table.",
+        reason="other_plan",
+        module_path=path,
+        what_to_do="save and load with torch.distributed.checkpoint, which cuts tensors anew; or load a state of "
+        "plain, whole tensors.",
+    )
+
+
+def _not_a_tensor(path: str, value: object) -> CheckpointError:
+    found = "a tensor on meta" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    return CheckpointError(
+        f"the saved weight is {found}.",
+        reason="not_a_tensor",
+        module_path=path,
+        what_to_do="load a state of tensors or ShardedTensors.",
+    )

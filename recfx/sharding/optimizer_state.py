@@ -1,0 +1,103 @@
+"""One state tensor of a sharded table's fused optimizer, as ``KeyedOptimizer`` saves and loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+
+from recfx.errors import CheckpointError
+from recfx.hashing.row_move import RowMove
+from recfx.sharding.pieces import Piece, Pieces, make_sharded_tensor, own_pieces, parts_of, whole_size
+from recfx.sharding.shards import ShardedTable
+
+
+class SavedState:
+    """What TorchRec's ``KeyedOptimizer`` holds for a state: it calls ``state_dict`` and ``load_state_dict`` of it.
+
+    Args:
+        name: ``<table>.momentum1`` and so on.
+        table: whose state it is.
+        pieces: how the whole is cut.
+        tensor_of: what the kernels use for one of this rank's pieces.
+        group: of all ranks.
+        move: where the table's rows are, if its weight was loaded from fewer.
+        start: what a row's state is before its first step.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        table: ShardedTable,
+        pieces: Pieces,
+        tensor_of: Callable[[Piece], Tensor],
+        group: dist.ProcessGroup,
+        move: RowMove | None,
+        start: float,
+    ) -> None:
+        self._name, self._table, self._pieces, self._tensor_of = name, table, pieces, tensor_of
+        self._group, self._move, self._start = group, move, start
+
+    def state_dict(self) -> Tensor:
+        """A ``ShardedTensor`` of views; a plain tensor where the table is replicated."""
+        if self._table.is_replicated:
+            (own,) = own_pieces(self._pieces, self._group.rank())
+            return self._tensor_of(own).detach()
+        return make_sharded_tensor(self._pieces, self._tensor_of, torch.float32, self._group)
+
+    def load_state_dict(self, saved: object) -> None:
+        """Copy this rank's part of ``saved`` in place.
+
+        Raises:
+            CheckpointError: as ``parts``.
+        """
+        for piece, part in self.parts(saved).items():
+            self._tensor_of(piece).detach().copy_(part)
+
+    def parts(self, saved: object) -> dict[Piece, Tensor]:
+        """This rank's parts of ``saved``: a whole tensor, or a ``ShardedTensor`` that was cut in the same way.
+
+        Raises:
+            CheckpointError: ``other_plan``, ``shape_mismatch``; ``rows_mismatch``: no weights of so many rows were
+                loaded since the last training step.
+        """
+        if isinstance(saved, ShardedTensor) and not self._table.is_replicated:
+            return parts_of(saved, self._pieces, self._group, self._name)
+        if not isinstance(saved, Tensor) or isinstance(saved, ShardedTensor) or saved.is_meta:
+            raise self._error(
+                "other_plan",
+                f"the saved state is a {type(saved).__name__}.",
+                "save and load with torch.distributed.checkpoint, or load plain, whole tensors.",
+            )
+        whole = self._grown(saved)
+        return {piece: piece.of(whole) for piece in own_pieces(self._pieces, self._group.rank())}
+
+    def _grown(self, saved: Tensor) -> Tensor:
+        """The whole state of as many rows as the table has."""
+        wanted = whole_size(self._pieces)
+        if tuple(saved.shape) == wanted:
+            return saved
+        rows = self._table.table.num_embeddings
+        if len(wanted) == 1 and saved.dim() == 1 and wanted[0] > rows:
+            raise self._error(
+                "shape_mismatch",
+                f"the saved state has {saved.numel()} numbers, here there are {wanted[0]}: one a row and column block.",
+                "row-wise Adagrad cannot go from one number of column blocks to another; load without the optimizer.",
+            )
+        if (
+            self._move is None
+            or saved.dim() != len(wanted)
+            or (self._move.saved_rows, *wanted[1:]) != tuple(saved.shape)
+        ):
+            raise self._error(
+                "rows_mismatch",
+                f"the saved optimizer state is {tuple(saved.shape)}, the table needs {wanted}.",
+                "load the model's state of the same moment first, and the optimizer's before training on.",
+            )
+        return self._move.apply(saved, torch.full(wanted, self._start, dtype=saved.dtype, device=saved.device))
+
+    def _error(self, reason: str, message: str, what_to_do: str) -> CheckpointError:
+        return CheckpointError(message, reason=reason, module_path=self._name, what_to_do=what_to_do)

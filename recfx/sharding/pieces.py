@@ -1,0 +1,183 @@
+"""Where the tensors of a sharded table are cut, as checkpoints see it: pieces, and ``ShardedTensor``s made of them.
+
+What column shards have in common (their index) is on several ranks. A rank that has a copy says that the piece is its
+own, so the metadata of such tensors differ between ranks: ``torch.distributed.checkpoint`` saves one of the copies and
+loads all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
+
+from recfx.errors import CheckpointError
+from recfx.kernels.index_buffers import COUNTERS
+from recfx.sharding.shards import Shard, ShardedTable
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a tensor on one rank.
+
+    Args:
+        offsets: where it begins, a number a dimension.
+        sizes: how long it is.
+        rank: where it is.
+        shard: the table's shard that it belongs to.
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    rank: int
+    shard: Shard
+
+    def of(self, whole: Tensor) -> Tensor:
+        """This part of the whole tensor: a view."""
+        return whole[tuple(slice(begin, begin + n) for begin, n in zip(self.offsets, self.sizes, strict=True))]
+
+
+Pieces = tuple[Piece, ...]
+
+
+def weight_pieces(table: ShardedTable) -> Pieces:
+    """Of what has the weight's ``[rows, dim]``."""
+    return tuple(
+        Piece(
+            (shard.rows[0], shard.columns[0]), (_length(shard.rows), _length(shard.columns)), shard.rank, shard
+        )
+        for shard in _filled(table)
+    )  # fmt: skip
+
+
+def stacked_pieces(table: ShardedTable) -> Pieces:
+    """Of one number a row and column block, ``[blocks * rows]``: the blocks one after the other, as TorchRec has it."""
+    blocks = sorted({shard.columns for shard in table.shards})
+    rows = table.table.num_embeddings
+    return tuple(
+        Piece((blocks.index(shard.columns) * rows + shard.rows[0],), (_length(shard.rows),), shard.rank, shard)
+        for shard in _filled(table)
+    )
+
+
+def row_pieces(table: ShardedTable, rank: int) -> Pieces:
+    """Of one value a row that all column shards have: this rank's own copies, elsewhere those of the first block."""
+    return tuple(
+        Piece((shard.rows[0],), (_length(shard.rows),), shard.rank, shard) for shard in _one_a_slice(table, rank)
+    )
+
+
+def count_pieces(table: ShardedTable, rank: int) -> Pieces:
+    """Of an index's ``counts``: the number of batches is on all slices the same, the statistics are the first's."""
+    slices = _one_a_slice(table, rank)
+    any_slice = next((shard for shard in slices if shard.rank == rank), slices[0])
+    first = slices[0]
+    return (
+        Piece((0,), (1,), any_slice.rank, any_slice),
+        Piece((1,), (len(COUNTERS) - 1,), first.rank, first),
+    )
+
+
+def single_piece(table: ShardedTable, rank: int) -> Pieces:
+    """Of one number that all shards have, ``[1]``."""
+    slices = _one_a_slice(table, rank)
+    shard = next((shard for shard in slices if shard.rank == rank), slices[0])
+    return (Piece((0,), (1,), shard.rank, shard),)
+
+
+def own_pieces(pieces: Pieces, rank: int) -> list[Piece]:
+    """Those of this rank."""
+    return [piece for piece in pieces if piece.rank == rank]
+
+
+def whole_size(pieces: Pieces) -> tuple[int, ...]:
+    """Size of the whole tensor."""
+    dimensions = range(len(pieces[0].sizes))
+    return tuple(max(piece.offsets[each] + piece.sizes[each] for piece in pieces) for each in dimensions)
+
+
+def make_sharded_tensor(
+    pieces: Pieces, tensor_of: Callable[[Piece], Tensor], dtype: torch.dtype, group: dist.ProcessGroup
+) -> ShardedTensor:
+    """A ``ShardedTensor`` around this rank's tensors; no communication.
+
+    Args:
+        pieces: of all ranks.
+        tensor_of: the tensor of one of this rank's pieces; a view of it becomes the local shard.
+        dtype: of the whole.
+        group: whose ranks the pieces name.
+    """
+    local = {piece: tensor_of(piece).detach() for piece in own_pieces(pieces, group.rank())}
+    device = next((tensor.device for tensor in local.values()), torch.device("cpu"))
+    metadata = {
+        piece: ShardMetadata(
+            list(piece.offsets), list(piece.sizes), f"rank:{dist.get_global_rank(group, piece.rank)}/{device}"
+        )
+        for piece in pieces
+    }
+    return ShardedTensor._init_from_local_shards_and_global_metadata(
+        [TensorShard(tensor, metadata[piece]) for piece, tensor in local.items()],
+        ShardedTensorMetadata(
+            list(metadata.values()), torch.Size(whole_size(pieces)), TensorProperties(dtype=dtype, requires_grad=False)
+        ),
+        process_group=group,
+    )
+
+
+def parts_of(saved: ShardedTensor, pieces: Pieces, group: dist.ProcessGroup, name: str) -> dict[Piece, Tensor]:
+    """This rank's pieces out of a ``ShardedTensor`` that was cut in the same way.
+
+    Raises:
+        CheckpointError: ``other_plan``.
+    """
+    found = {
+        (tuple(shard.shard_offsets), tuple(shard.shard_sizes), _rank_of(shard))
+        for shard in saved.metadata().shards_metadata
+        if math.prod(shard.shard_sizes) > 0
+    }
+    wanted = {(piece.offsets, piece.sizes, dist.get_global_rank(group, piece.rank)) for piece in pieces}
+    if found != wanted:
+        raise CheckpointError(
+            f"the saved tensor is cut into {_listed(found)}, here it is cut into {_listed(wanted)} "
+            "(offsets, sizes, rank).",
+            reason="other_plan",
+            module_path=name,
+            what_to_do="save and load with torch.distributed.checkpoint, which cuts tensors anew; or load a state of "
+            "plain, whole tensors.",
+        )
+    tensors = {tuple(shard.metadata.shard_offsets): shard.tensor for shard in saved.local_shards()}
+    return {piece: tensors[piece.offsets] for piece in own_pieces(pieces, group.rank())}
+
+
+def _filled(table: ShardedTable) -> list[Shard]:
+    return [shard for shard in table.shards if not shard.is_empty]
+
+
+def _one_a_slice(table: ShardedTable, rank: int) -> list[Shard]:
+    """A shard for every slice of the rows, in their order: this rank's where it has one, else the first."""
+    chosen: dict[tuple[int, int], Shard] = {}
+    for shard in _filled(table):
+        if shard.rows not in chosen or (shard.rank == rank and chosen[shard.rows].rank != rank):
+            chosen[shard.rows] = shard
+    return [chosen[rows] for rows in sorted(chosen)]
+
+
+def _rank_of(shard: ShardMetadata) -> int:
+    rank: int | None = shard.placement.rank() if shard.placement is not None else None
+    return -1 if rank is None else rank
+
+
+def _length(borders: tuple[int, int]) -> int:
+    return borders[1] - borders[0]
+
+
+def _listed(cuts: set[tuple[tuple[int, ...], tuple[int, ...], int]]) -> str:
+    return ", ".join(str(each) for each in sorted(cuts, key=str)[:4]) + (", ..." if len(cuts) > 4 else "")

@@ -1,0 +1,54 @@
+"""The way back from sharded collections to standard ones: part of ``recfx.unconvert``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from recfx.kernels.index_buffers import TAKEN
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.gather import WholeTable, gather_tables
+from recfx.training.in_backward import attach_unfused
+
+
+def sharded_collections(model: nn.Module) -> dict[str, ShardedHashEmbeddingBagCollection]:
+    """The sharded collections of ``model``, by fully qualified name."""
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, ShardedHashEmbeddingBagCollection)
+    }  # fmt: skip
+
+
+def without_model_parallel(model: nn.Module) -> nn.Module:
+    """The model inside ``DistributedModelParallel``, where it is in one."""
+    return get_unwrapped_module(model) if isinstance(model, DistributedModelParallel) else model
+
+
+def gather_collections(model: nn.Module) -> dict[str, dict[str, WholeTable]]:
+    """The whole tables of every sharded collection, by its name and theirs, on every rank. Collective."""
+    return {path: gather_tables(module) for path, module in sharded_collections(model).items()}
+
+
+def held_ids(table: WholeTable) -> tuple[Tensor, Tensor]:
+    """The ids of a table and their rows, int64 ``[n]`` each, by row."""
+    rows = torch.nonzero(table.index["row_state"] == TAKEN).squeeze(1)
+    return table.index["row_ids"][rows], rows
+
+
+def standard_collection(
+    module: ShardedHashEmbeddingBagCollection, tables: dict[str, WholeTable]
+) -> EmbeddingBagCollection:
+    """An unsharded collection of whole tables on the CPU, their fused optimizers attached in dense form."""
+    configs = module.embedding_bag_configs()
+    standard = EmbeddingBagCollection(configs, module.is_weighted(), torch.device("meta"))
+    for config in configs:
+        table = tables[config.name]
+        bag = standard.embedding_bags[config.name]
+        bag.weight = nn.Parameter(table.weight, requires_grad=table.requires_grad)
+        if table.optimizer is not None:
+            attach_unfused(bag.weight, table.optimizer)
+    standard._device = torch.device("cpu")
+    return standard.train(module.training)

@@ -1,0 +1,121 @@
+"""Models whose state is saved and loaded in sharded tests, and what the tests compare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torchrec.distributed.types import ShardingEnv
+
+import recfx
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, shard_collection
+from tests.sharding.cases import OPTIMIZERS, Case, Model, Table, batches, build, concatenate, plan_of, with_optimizer
+
+LRU = recfx.HashConfig(dense_rows=0, rows=80, buckets=4, on_full="evict")
+ADMIT = recfx.HashConfig(
+    dense_rows=3, rows=83, buckets=4, on_full="evict", evict="lfu", admit_after=2, unseen="share", seed=3
+)
+
+# Which shardings the tables of a case get. Ranks and hosts are taken modulo what there is.
+PLANS: dict[str, tuple[tuple[Any, ...], ...]] = {
+    "tables": (("table_wise", 0), ("table_wise", 1), ("table_wise", 2), ("table_wise", 1)),
+    "rows": (("row_wise",), ("row_wise",), ("table_row_wise", 0), ("row_wise",)),
+    "columns": (("column_wise", 0, 1), ("table_column_wise", 1, 1), ("column_wise", 2, 0), ("column_wise", 1, 0)),
+    "mixed": (("row_wise",), ("column_wise", 1, 1), ("data_parallel",), ("grid_shard", 0, 1)),
+    "replicas": (("data_parallel",), ("table_wise", 1), ("row_wise",), ("data_parallel",)),
+}
+
+
+def case_of(plan: str, hashing: recfx.HashConfig | None = LRU, optimizer: str = "adagrad", world_size: int = 2) -> Case:
+    """Four small tables, the last one wide enough for a grid."""
+    tables = (
+        Table("a", 48, 8, ("f0",)),
+        Table("b", 48, 8, ("f1", "f0"), "MEAN"),
+        Table("c", 48, 16, ("f2",)),
+        Table("d", 48, 256, ("f3",)),
+    )
+    tables = tuple(replace(table, sharding=kind) for table, kind in zip(tables, PLANS[plan], strict=True))
+    local_size = 2 if world_size == 4 else 0
+    raw_ids = 0 if hashing is None else 200
+    return Case(tables, hashing=hashing, raw_ids=raw_ids, optimizer=optimizer, local_size=local_size)
+
+
+def make(case: Case, world_size: int, seed: int = 0) -> nn.Module:
+    """The model on this rank: converted and sharded; on world size 0 converted alone."""
+    standard, width = build(replace(case, seed=seed))
+    torch.manual_seed(seed + 1)
+    model = Model(standard, width)
+    converted = with_optimizer(case, recfx.convert(standard, hashing=case.hashing))
+    model.sparse = converted
+    if world_size:
+        plan = plan_of(case, converted, world_size)
+        assert isinstance(converted, recfx.HashEmbeddingBagCollection)
+        model.sparse = shard_collection(converted, plan, ShardingEnv.from_process_group(dist.group.WORLD))
+    return model
+
+
+def train(model: nn.Module, case: Case, rank: int, world_size: int, first: int, last: int, parts: int = 6) -> None:
+    """Steps of batches that are the same for every number of ranks: ``parts`` of samples, dealt out in order.
+
+    The layer over the tables is left alone; gradients are those of the sum, whatever the number of ranks.
+    """
+    assert isinstance(model, Model)
+    for step in batches(replace(case, sizes=(2,)), parts, last)[first:]:
+        share = parts // max(world_size, 1)
+        features = concatenate(step[rank * share : (rank + 1) * share])
+        pooled = model.sparse(features).values()
+        (pooled.square().sum() * max(world_size, 1)).backward()
+
+
+def gather(value: torch.Tensor) -> torch.Tensor:
+    """A whole tensor of what may be sharded; column copies are taken once. Collective."""
+    if not isinstance(value, ShardedTensor):
+        return value.detach().clone()
+    mine = [(shard.metadata.shard_offsets, shard.tensor.clone()) for shard in value.local_shards()]
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, mine)
+    found = [shard for each in everybody for shard in each]
+    whole = torch.full(value.metadata().size, 77, dtype=found[0][1].dtype)
+    for offsets, tensor in found:
+        part = whole[tuple(slice(o, o + n) for o, n in zip(offsets, tensor.shape, strict=True))]
+        assert bool(((part == 77) | (part == tensor)).all()), "copies differ"
+        part.copy_(tensor)
+    return whole
+
+
+def whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """All of a model's state as whole tensors, and that of its fused optimizer. Collective."""
+    sparse: Any = model.get_submodule("sparse")
+    state = {f"sparse.{key}": gather(value) for key, value in sparse.state_dict().items()}
+    for key, entry in sparse.fused_optimizer.state_dict()["state"].items():
+        state.update({f"{key}/{name}": gather(value) for name, value in entry.items()})
+    return state
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], exact: bool = True) -> None:
+    """Same names and values; statistics of indexes are not compared, the number of batches is."""
+    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
+    for name, value in found.items():
+        wanted = expected[name]
+        if name.endswith(".counts"):
+            value, wanted = value[:1], wanted[:1]
+        if exact:
+            assert torch.equal(value, wanted), name
+        else:
+            torch.testing.assert_close(value, wanted, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def sharded_of(model: nn.Module) -> ShardedHashEmbeddingBagCollection:
+    """The collection of ``make``."""
+    sparse = model.get_submodule("sparse")
+    assert isinstance(sparse, ShardedHashEmbeddingBagCollection)
+    return sparse
+
+
+def optimizer_kind(case: Case) -> type:
+    """Class of the case's optimizer."""
+    return OPTIMIZERS[case.optimizer][0]

@@ -1,0 +1,117 @@
+"""torch.distributed.checkpoint: saved on N ranks, loaded on M, under other plans, and by plain models; to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import recfx
+from tests.sharding.cases import Case
+from tests.sharding.ranks import ranks
+from tests.sharding.stateful import ADMIT, LRU, assert_same, case_of, make, train, whole_state
+
+STEPS = 4
+
+
+def save(
+    rank: int, world_size: int, case: Case, folder: str, from_folder: str = "", last: int = STEPS
+) -> dict[str, Any]:
+    model = make(case, world_size)
+    first = 0
+    if from_folder:
+        load_into(model, from_folder)
+        first = STEPS
+    train(model, case, rank, world_size, first, last)
+    dcp.save({"model": model.state_dict(), "optimizer": fused(model)}, checkpoint_id=folder)
+    return whole_state(model)
+
+
+def fused(model: torch.nn.Module) -> dict[str, Any]:
+    state: dict[str, Any] = model.get_submodule("sparse").fused_optimizer.state_dict()  # type: ignore[operator, union-attr]
+    return state
+
+
+def load_into(model: torch.nn.Module, folder: str) -> None:
+    state = {"model": model.state_dict(), "optimizer": fused(model)}
+    dcp.load(state, checkpoint_id=folder)
+    model.load_state_dict(state["model"])
+    model.get_submodule("sparse").fused_optimizer.load_state_dict(state["optimizer"])  # type: ignore[operator, union-attr]
+
+
+def load(rank: int, world_size: int, case: Case, folder: str) -> dict[str, Any]:
+    model = make(case, world_size, seed=5)
+    train(model, case, rank, world_size, 0, 1)  # not a fresh one
+    load_into(model, folder)
+    return whole_state(model)
+
+
+@pytest.mark.parametrize(
+    ("hashing", "optimizer"), [(LRU, "adagrad"), (ADMIT, "adam"), (None, "adagrad")], ids=["lru", "admit", "static"]
+)
+def test_any_number_of_ranks_loads_what_any_number_saved(
+    tmp_path: Path, hashing: recfx.HashConfig | None, optimizer: str
+) -> None:
+    def case(plan: str, world_size: int) -> Case:
+        return case_of(plan, hashing, optimizer, world_size)
+
+    plain = make(case("tables", 0), 0)
+    train(plain, case("tables", 0), 0, 0, 0, STEPS)
+    dcp.save({"model": plain.state_dict(), "optimizer": fused(plain)}, checkpoint_id=tmp_path / "plain")
+    saved = {"plain": whole_state(plain)}
+    for world_size, plan in ((2, "mixed"), (3, "columns"), (2, "rows")):
+        name = f"{plan}{world_size}"
+        saved[name] = ranks(world_size).run(save, case(plan, world_size), str(tmp_path / name))[0]
+        assert_same(saved[name], saved["plain"], exact=False)
+    targets = [(2, "columns"), (3, "mixed"), (2, "replicas"), (3, "rows")]
+    for number, (name, expected) in enumerate(saved.items()):
+        for world_size, plan in targets[number % 2 :: 2]:
+            for found in ranks(world_size).run(load, case(plan, world_size), str(tmp_path / name)):
+                assert_same(found, expected)
+        again = make(case("tables", 0), 0, seed=5)
+        load_into(again, str(tmp_path / name))
+        assert_same(whole_state(again), expected)
+
+
+def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    """2 -> 3 -> 1 ranks; against the same ranks that did not stop in between."""
+    two, three = case_of("mixed", LRU, "adagrad", 2), case_of("rows", LRU, "adagrad", 3)
+    ranks(2).run(save, two, str(tmp_path / "two"))
+    stopped = ranks(3).run(save, three, str(tmp_path / "three"), str(tmp_path / "two"), 2 * STEPS)[0]
+    went_on = ranks(3).run(go_on, three, str(tmp_path / "two"), 2 * STEPS, 3 * STEPS)[0]
+    again = ranks(3).run(go_on, three, str(tmp_path / "three"), 2 * STEPS, 3 * STEPS, True)[0]
+    assert_same(again, went_on)
+    plain = make(two, 0, seed=5)
+    load_into(plain, str(tmp_path / "three"))
+    assert_same(whole_state(plain), stopped)
+    train(plain, two, 0, 0, 2 * STEPS, 3 * STEPS)
+    assert_same(whole_state(plain), went_on, exact=False)
+
+
+def go_on(
+    rank: int, world_size: int, case: Case, folder: str, first: int, last: int, stopped: bool = False
+) -> dict[str, Any]:
+    """From a checkpoint of step ``STEPS``, or of step ``first``, to the last step."""
+    model = make(case, world_size, seed=9 if stopped else 0)
+    load_into(model, folder)
+    train(model, case, rank, world_size, first if stopped else STEPS, last)
+    return whole_state(model)
+
+
+def in_place(rank: int, world_size: int, case: Case, folder: str) -> dict[str, Any]:
+    """As DCP leaves the tensors, without ``load_state_dict``."""
+    model = make(case, world_size, seed=5)
+    train(model, case, rank, world_size, 0, 1)
+    dcp.load({"model": model.state_dict(), "optimizer": fused(model)}, checkpoint_id=folder)
+    train(model, case, rank, world_size, STEPS, STEPS + 2)
+    return whole_state(model)
+
+
+def test_what_is_loaded_in_place_counts_in_every_column_shard(tmp_path: Path) -> None:
+    case = case_of("columns", LRU, "adagrad", 2)
+    ranks(2).run(save, case, str(tmp_path / "saved"))
+    found = ranks(2).run(in_place, case, str(tmp_path / "saved"))[0]
+    assert_same(found, ranks(2).run(go_on, case, str(tmp_path / "saved"), STEPS, STEPS + 2, True)[0])

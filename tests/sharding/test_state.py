@@ -1,0 +1,174 @@
+"""``state_dict`` and ``load_state_dict`` of sharded collections."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+
+import recfx
+from recfx.errors import CheckpointError
+from recfx.load_guard import guard_loading
+from tests.sharding.cases import Case, build
+from tests.sharding.ranks import ranks
+from tests.sharding.stateful import ADMIT, LRU, PLANS, assert_same, case_of, make, sharded_of, train, whole_state
+
+
+def plain_state(case: Case, steps: int = 3) -> dict[str, torch.Tensor]:
+    """Of the unsharded model after some steps, with its optimizer's state."""
+    model = make(case, 0)
+    train(model, case, 0, 0, 0, steps)
+    return whole_state(model)
+
+
+def model_state(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key.removeprefix("sparse."): value for key, value in state.items() if "/" not in key}
+
+
+def layout(rank: int, world_size: int, case: Case) -> dict[str, tuple[str, tuple[int, ...], torch.dtype]]:
+    sparse = sharded_of(make(case, world_size))
+    found = {}
+    for key, value in sparse.state_dict().items():
+        if isinstance(value, ShardedTensor):
+            metadata = value.metadata()
+            assert all(0 not in shard.shard_sizes for shard in metadata.shards_metadata)
+            found[key] = "sharded", tuple(metadata.size), metadata.tensor_properties.dtype
+        else:
+            found[key] = "plain", tuple(value.shape), value.dtype
+    return found
+
+
+@pytest.mark.parametrize("plan", sorted(PLANS))
+def test_keys_sizes_and_dtypes_are_those_of_the_unsharded_collection(plan: str) -> None:
+    case = case_of(plan, ADMIT)
+    expected = make(case, 0).get_submodule("sparse").state_dict()
+    replicated = {table.name for table in case.tables if table.sharding[0] == "data_parallel"}
+    for found in ranks(2).run(layout, case):
+        assert list(found) == list(expected)
+        for key, value in expected.items():
+            kind, size, dtype = found[key]
+            assert (size, dtype) == (tuple(value.shape), value.dtype), key
+            plain = key.split(".")[1] in replicated or key.endswith(".identity")
+            assert kind == ("plain" if plain else "sharded"), key
+
+
+def one_rank_alone(rank: int, world_size: int, case: Case) -> int:
+    sparse = sharded_of(make(case, world_size))
+    return len(sparse.state_dict()) if rank == 0 else 0
+
+
+def test_state_dict_is_no_collective() -> None:
+    assert ranks(2).run(one_rank_alone, case_of("rows"))[0] > 0
+
+
+def load_plain(rank: int, world_size: int, case: Case, state: dict[str, Any], with_optimizer: bool) -> dict[str, Any]:
+    model = make(case, world_size, seed=7)
+    train(model, case, rank, world_size, 0, 1)
+    sparse = sharded_of(model)
+    sparse.load_state_dict(model_state(state), strict=True)
+    if with_optimizer:
+        sparse.fused_optimizer.load_state_dict(optimizer_state(state))
+    again = make(case, world_size, seed=8)
+    sharded_of(again).load_state_dict(sparse.state_dict())
+    assert_same(model_state(whole_state(again)), model_state(whole_state(model)))
+    return whole_state(model)
+
+
+def optimizer_state(state: dict[str, torch.Tensor]) -> dict[str, Any]:
+    entries: dict[str, dict[str, torch.Tensor]] = {}
+    for key, value in state.items():
+        if "/" in key:
+            name, _, inner = key.partition("/")
+            entries.setdefault(name, {})[inner] = value
+    return {"state": entries}
+
+
+@pytest.mark.parametrize("plan", ["columns", "mixed", "rows"])
+@pytest.mark.parametrize("hashing", [LRU, ADMIT], ids=["lru", "admit"])
+def test_whole_tensors_load_under_any_plan(plan: str, hashing: recfx.HashConfig) -> None:
+    case = case_of(plan, hashing, "adam")
+    state = plain_state(case)
+    for found in ranks(2).run(load_plain, case, state, True):
+        assert_same(found, state)
+
+
+@pytest.mark.parametrize("plan", ["columns", "mixed", "rows"])
+def test_fewer_rows_fill_as_in_the_unsharded_collection(plan: str) -> None:
+    case = case_of(plan, ADMIT)
+    smaller = replace(ADMIT, rows=ADMIT.rows - 11)  # type: ignore[operator]
+    state = plain_state(replace(case, hashing=smaller))
+    whole = make(case, 0, seed=7)
+    train(whole, case, 0, 0, 0, 1)
+    sparse: Any = whole.get_submodule("sparse")
+    sparse.load_state_dict(model_state(state))
+    sparse.fused_optimizer.load_state_dict(optimizer_state(state))
+    for found in ranks(2).run(load_plain, case, state, True):
+        for name, wanted in whole_state(whole).items():
+            if name.endswith(".weight"):  # rows without an id keep their weights, which trained a little differently
+                torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-5)
+            elif not name.endswith(".counts"):
+                assert torch.equal(found[name], wanted), name
+
+
+def test_a_state_without_index_empties_it() -> None:
+    case = replace(case_of("mixed"), hashing=recfx.HashConfig(dense_rows=0, rows=80, buckets=4, on_full="evict"))
+    smaller, _ = build(replace(case, seed=3))
+    standard = {key: value.clone() for key, value in smaller.state_dict().items()}
+    for found in ranks(2).run(load_plain, case, standard, False):
+        for key, value in standard.items():
+            assert torch.equal(found[f"sparse.{key}"][:48], value)
+        assert not any(bool(value.any()) for key, value in found.items() if key.endswith(".row_state"))
+
+
+def refuse(rank: int, world_size: int, case: Case, other: Case, damage: str, state: dict[str, Any]) -> tuple[str, bool]:
+    """Load what must be refused into a whole model; the reason, and whether anything has changed."""
+    model = make(case, world_size)
+    guard_loading(model)
+    train(model, case, rank, world_size, 0, 2)
+    saved: dict[str, Any] = dict(make(other, world_size, seed=3).state_dict())
+    if damage:
+        saved.update({f"over.{key}": torch.zeros_like(v) for key, v in model.over.state_dict().items()})  # type: ignore[operator, union-attr]
+        saved.update({f"sparse.{key}": value.clone() for key, value in model_state(state).items()})
+    if damage == "torn":
+        saved["sparse.hash_indexes.d.row_state"][-1] = 9
+    elif damage == "shape":
+        saved["sparse.embedding_bags.d.weight"] = saved["sparse.embedding_bags.d.weight"][:, :-1]
+    elif damage == "no_weight":
+        del saved["sparse.embedding_bags.d.weight"]
+    before = whole_state(model), model.over.weight.clone()  # type: ignore[operator, union-attr]
+    with pytest.raises(CheckpointError) as caught:
+        model.load_state_dict(saved)
+    assert_same(whole_state(model), before[0])
+    return caught.value.reason, torch.equal(model.over.weight, before[1])  # type: ignore[arg-type, union-attr]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [("", "other_plan"), ("torn", "torn_state"), ("shape", "columns_mismatch"), ("no_weight", "torn_state")],
+)
+def test_what_is_refused_changes_nothing_on_any_rank(damage: str, reason: str) -> None:
+    case = case_of("mixed")
+    state = plain_state(case)
+    assert ranks(2).run(refuse, case, case_of("columns"), damage, state) == [(reason, True)] * 2
+
+
+def missing(rank: int, world_size: int, case: Case, state: dict[str, Any]) -> list[str]:
+    sparse = sharded_of(make(case, world_size))
+    saved = {key: value for key, value in model_state(state).items() if ".b." not in key}
+    with pytest.raises(RuntimeError, match="Missing key"):
+        sparse.load_state_dict(saved)
+    result = sparse.load_state_dict({**saved, "unknown": torch.zeros(1)}, strict=False)
+    return [*sorted(result.missing_keys), *result.unexpected_keys]
+
+
+def test_missing_keys_are_missing_on_all_ranks() -> None:
+    case = case_of("columns")
+    state = plain_state(case, 1)
+    first, second = ranks(2).run(missing, case, state)
+    assert first[-1] == second[-1] == "unknown"
+    assert "embedding_bags.b.weight" in first
+    assert "embedding_bags.b.weight" in second
+    assert not any("@" in key for key in [*first, *second])

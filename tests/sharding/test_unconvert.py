@@ -1,0 +1,108 @@
+"""``recfx.unconvert`` of sharded models: whole, standard tables on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torchrec import EmbeddingBagCollection
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingPlan
+
+import recfx
+from recfx.errors import CheckpointError, ConversionError
+from tests.sharding.cases import Case, Model, build, plan_of, with_optimizer
+from tests.sharding.ranks import ranks
+from tests.sharding.stateful import ADMIT, LRU, case_of, make, sharded_of, train
+
+KEYS = {"adagrad": ("sum",), "rowwise_adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq", "step")}
+
+
+def described(plain: Any, mapping: Any) -> dict[str, Any]:
+    sparse = plain.sparse
+    assert type(sparse) is EmbeddingBagCollection
+    state = {}
+    for name, parameter in sparse.named_parameters():
+        (optimizer,) = parameter._in_backward_optimizers
+        found = optimizer.state[parameter]
+        state[name] = {key: found[key].clone() for key in found if isinstance(found[key], torch.Tensor)}
+    return {"weights": plain.state_dict(), "optimizer": state, "mapping": mapping}
+
+
+def back(rank: int, world_size: int, case: Case) -> dict[str, Any]:
+    model = make(case, world_size)
+    train(model, case, rank, world_size, 0, 3)
+    before = model.state_dict().keys()
+    plain, mapping = recfx.unconvert(model, with_mapping=True)
+    assert model.state_dict().keys() == before
+    return described(plain, mapping)
+
+
+@pytest.mark.parametrize(
+    ("plan", "hashing", "optimizer"),
+    [("mixed", LRU, "adagrad"), ("columns", ADMIT, "adam"), ("rows", None, "rowwise_adagrad")],
+)
+def test_equals_the_unsharded_model_unconverted(plan: str, hashing: Any, optimizer: str) -> None:
+    case = case_of(plan, hashing, optimizer)
+    whole = make(case, 0)
+    train(whole, case, 0, 0, 0, 3)
+    expected = described(*recfx.unconvert(whole, with_mapping=True))  # type: ignore[misc]
+    for found in ranks(2).run(back, case):
+        assert found["weights"].keys() == expected["weights"].keys()
+        for name, weight in expected["weights"].items():
+            torch.testing.assert_close(found["weights"][name], weight, rtol=1e-4, atol=1e-5)
+        for name, state in expected["optimizer"].items():
+            for key in KEYS[optimizer]:
+                torch.testing.assert_close(found["optimizer"][name][key], state[key], rtol=1e-4, atol=1e-5)
+        assert found["mapping"].keys() == expected["mapping"].keys()
+        for table, (ids, rows) in expected["mapping"].items():
+            assert torch.equal(found["mapping"][table][0], ids)
+            assert torch.equal(found["mapping"][table][1], rows)
+
+
+def refused(rank: int, world_size: int, case: Case) -> str:
+    model = make(case, world_size)
+    train(model, case, rank, world_size, 0, 1)
+    with pytest.raises(ConversionError) as caught:
+        recfx.unconvert(model)
+    return caught.value.reason
+
+
+def test_ids_in_an_index_are_refused_on_all_ranks() -> None:
+    assert ranks(2).run(refused, case_of("tables")) == ["index_holds_ids"] * 2
+
+
+def torn(rank: int, world_size: int, case: Case) -> str:
+    model = make(case, world_size)
+    train(model, case, rank, world_size, 0, 1)
+    if rank == 1:
+        next(iter(sharded_of(model).hash_indexes.values())).row_state.fill_(7)  # type: ignore[operator, union-attr]
+    with pytest.raises(CheckpointError) as caught:
+        recfx.unconvert(model, with_mapping=True)
+    return caught.value.reason
+
+
+def test_a_torn_index_on_one_rank_is_an_error_on_all() -> None:
+    assert ranks(2).run(torn, case_of("rows")) == ["torn_state"] * 2
+
+
+def in_dmp(rank: int, world_size: int, case: Case) -> dict[str, Any]:
+    standard, width = build(case)
+    torch.manual_seed(1)
+    model = Model(standard, width)
+    model.sparse = with_optimizer(case, recfx.convert(standard, hashing=case.hashing))
+    plan = ShardingPlan({"sparse": plan_of(case, model.sparse, world_size)})  # type: ignore[dict-item]
+    parallel = DistributedModelParallel(model, plan=plan, sharders=recfx.sharders())
+    plain = recfx.unconvert(parallel)
+    assert type(plain) is Model
+    return {name: value.clone() for name, value in plain.state_dict().items()}  # type: ignore[union-attr]
+
+
+def test_inside_distributed_model_parallel() -> None:
+    case = case_of("mixed", None)
+    torch.manual_seed(1)
+    expected, _ = build(case)
+    for found in ranks(2).run(in_dmp, case):
+        for name, weight in expected.state_dict().items():
+            assert torch.equal(found[f"sparse.{name}"], weight)
