@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
+from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable, KJTSplitsAllToAllMeta
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import Awaitable, LazyAwaitable, ParameterSharding, ShardedModule, ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -92,7 +92,8 @@ class ShardedHashEmbeddingBagCollection(
         first = self._segments[0]
         first.run(values)
         del values["features"]
-        started = [name for name in first.outputs if isinstance(values[name], Awaitable)]
+        # A pipeline that joins the first hop of all modules has put its own object in an awaitable's place.
+        started = [name for name in first.outputs if isinstance(values[name], (Awaitable, KJTSplitsAllToAllMeta))]
         ctx.sharding_contexts = [values[name] for name in first.outputs if isinstance(values[name], DistContext)]
         return KJTListSplitsAwaitable([values.pop(name) for name in started], ctx)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec.optim.fused import EmptyFusedOptimizer
 
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.errors import ConversionError
@@ -53,6 +54,8 @@ def make_local_tables(
         optimizer = _optimizer(fused.get(shard.table.name), shard, sharded, fused_params)
         if optimizer is not None:
             store.optimizers[shard.name] = optimizer
+            # TorchRec's mark, for in_backward_optimizer_filter: no other optimizer may take this parameter.
+            bags[shard.name].weight._in_backward_optimizers = [EmptyFusedOptimizer()]
     return LocalTables(bags, indexes, store)
 
 
