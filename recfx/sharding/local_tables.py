@@ -55,7 +55,8 @@ def make_local_tables(
         if optimizer is not None:
             store.optimizers[shard.name] = optimizer
             # TorchRec's mark, for in_backward_optimizer_filter: no other optimizer may take this parameter.
-            bags[shard.name].weight._in_backward_optimizers = [EmptyFusedOptimizer()]
+            parameter: Any = store.weight(shard.name)
+            parameter._in_backward_optimizers = [EmptyFusedOptimizer()]
     return LocalTables(bags, indexes, store)
 
 
