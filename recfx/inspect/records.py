@@ -13,7 +13,8 @@ from recfx.discovery import unwrap
 from recfx.inspect.report import Verification
 from recfx.whole_graph import WholeGraph
 
-_WRAPPERS = {"module", "_orig_mod"}  # what DistributedDataParallel and torch.compile call the model inside
+# What DistributedDataParallel, torch.compile and DistributedModelParallel call the model inside.
+_WRAPPERS = {"module", "_orig_mod", "_dmp_wrapped_module"}
 
 
 @dataclass(frozen=True)

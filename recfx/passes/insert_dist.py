@@ -1,8 +1,8 @@
 """insert_dist: explicit communication, as the sharding plan says.
 
 Between ``select_features`` and the lookups: ids to the ranks of the shards that they read (``bucketize`` where rows
-are cut, ``input_dist_start``, ``input_dist_wait``), and hashing where the shards' indexes are. Behind the lookups, which
-are those of this rank's shards now: pooled rows back to the ranks of the samples (``output_dist_start``,
+are cut, ``input_dist_start``, ``input_dist_wait``), and hashing where the shards' indexes are. Behind the lookups,
+which are those of this rank's shards now: pooled rows back to the ranks of the samples (``output_dist_start``,
 ``output_dist_wait``), once a way in which they travel. Lookups pool sums; ``mean_divide`` comes last, by the lengths
 of this rank's own batch. What an ``output_dist`` must know of the ``input_dist`` goes along an edge, the dist context.
 

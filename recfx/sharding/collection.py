@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ from recfx.nodes import InputDistStart
 from recfx.nodes.dist_context import DistContext
 from recfx.passes import PassRecord, passes, run_passes
 from recfx.sharding.context import BatchContext
-from recfx.sharding.cut import cut
+from recfx.sharding.cut import CutGraph, Segment
 from recfx.sharding.dist_groups import DistGroups
 from recfx.sharding.local_tables import LocalTables, make_local_tables
 from recfx.sharding.optimizer import sharded_optimizer
@@ -72,12 +73,18 @@ class ShardedHashEmbeddingBagCollection(
         pipeline = passes(self.backend, self.sharding, self.groups)
         self.pass_records: list[PassRecord] = run_passes(graph_module, pipeline)
         self.graph_module = graph_module
-        # Segments share the graph's modules, so they are not registered.
-        self.__dict__["_segments"] = cut(graph_module)
+        self._cut = CutGraph(graph_module)
         (self._result,) = self._segments[2].outputs
         # What TorchRec's pipelines look at.
         self._input_dists = [module for module in graph_module.modules() if isinstance(module, InputDistStart)]
         self._has_uninitialized_input_dist = False
+
+    @property
+    def _segments(self) -> list[Segment]:
+        """Of this object's graph: a shell around the same tables has modules, and so modes, of its own."""
+        if self._cut.graph_module is not self.graph_module:
+            self._cut = CutGraph(self.graph_module)
+        return self._cut.segments
 
     # TorchRec's ShardedModule
 
@@ -123,6 +130,14 @@ class ShardedHashEmbeddingBagCollection(
         """State and settings of the fused optimizers, under TorchRec's names and as ``ShardedTensor``s."""
         return sharded_optimizer(self.sharding, self._store, self.groups.pooled)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedHashEmbeddingBagCollection:
+        """A copy with tables of its own that communicates in the same process groups, which cannot be copied."""
+        memo |= {id(group): group for group in vars(self.groups).values()}
+        duplicate = type(self).__new__(type(self))
+        memo[id(self)] = duplicate
+        duplicate.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return duplicate
+
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The whole tables' configs, in order."""
         return self._embedding_bag_configs
@@ -143,6 +158,13 @@ class _Result(LazyAwaitable[KeyedTensor]):
         self._segment.run(self._values)
         keyed: KeyedTensor = self._values[self._name]
         return keyed
+
+
+def sharded_collections(model: nn.Module) -> dict[str, ShardedHashEmbeddingBagCollection]:
+    """The sharded collections of ``model``, by fully qualified name."""
+    return {
+        path: module for path, module in model.named_modules() if isinstance(module, ShardedHashEmbeddingBagCollection)
+    }
 
 
 def shard_collection(

@@ -153,7 +153,7 @@ class _Reader:
     def _group(self, shards: list[Shard]) -> str:
         """How pooled rows travel: a host of all ranks, or of one, makes one hop of two."""
         kind = self.sharding.sharding_type
-        if kind == DATA_PARALLEL or kind == ROW_WISE:
+        if kind in (DATA_PARALLEL, ROW_WISE):
             return kind
         if kind not in (TABLE_ROW_WISE, GRID_SHARD):
             return TABLE_WISE
