@@ -217,12 +217,14 @@ def _shard(
     inplace: bool,
 ) -> nn.Module:
     """The collections on all ranks; the rest of the model as it is."""
+    conversion = conversion_of(converted)  # hangs on a root that may be a collection itself
     sharded = shard_islands(converted, plan, env, device)
     if inplace and id(converted) not in sharded:
         replace_in_place(converted, sharded)
         model = converted
     else:
         model, _ = copy_shells(converted, sharded)
+    attach_conversion(model, conversion)
     leave_to_collections(model)
     return model
 

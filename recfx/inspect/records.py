@@ -11,6 +11,7 @@ from recfx.collection import HashEmbeddingBagCollection
 from recfx.conversion import Conversion, Found, conversion_of
 from recfx.discovery import unwrap
 from recfx.inspect.report import Verification
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.whole_graph import WholeGraph
 
 # What DistributedDataParallel, torch.compile and DistributedModelParallel call the model inside.
@@ -62,7 +63,8 @@ class Records:
     def verification(self, model: nn.Module) -> Verification:
         """Of the outermost conversion; where there is none, why."""
         if not self.conversions:
-            built = any(isinstance(module, HashEmbeddingBagCollection) for module in model.modules())
+            ours = (HashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection)
+            built = any(isinstance(module, ours) for module in model.modules())
             return Verification(None, "not run: built directly" if built else "not run: not converted yet")
         _, record = self.conversions[0]
         if record.verification is not None:

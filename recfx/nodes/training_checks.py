@@ -13,7 +13,6 @@ from recfx.errors import ConversionError
 from recfx.ir.tables import TableSpec
 from recfx.nodes.table_store import TableStore
 
-
 _on_a_copy: ContextVar[bool] = ContextVar("on_a_copy", default=False)
 
 

@@ -6,7 +6,7 @@ import sympy
 import torch
 from torch import fx
 
-from recfx.ir.meta import BATCH, NodeMeta, annotate, mean_length, node_meta
+from recfx.ir.meta import BATCH, WORLD, NodeMeta, annotate, mean_length, node_meta
 from recfx.ir.tables import TableSpec, embedding_dims
 from recfx.nodes.base import NodeModule
 from recfx.nodes.unexpanded import UnexpandedCollection
@@ -30,6 +30,7 @@ def add_node(
     like: UnexpandedCollection | NodeMeta,
     tables: tuple[TableSpec, ...],
     made_by: str,
+    ids: sympy.Expr | None = None,
 ) -> fx.Node:
     """Insert a call of ``module`` at the graph's insertion point.
 
@@ -41,6 +42,7 @@ def add_node(
         like: where collection name and source location come from.
         tables: the tables that the node works on.
         made_by: name of the pass.
+        ids: how many ids the node gives, where that is more or less than the tables read of one batch.
     """
     numbers = graph_module.meta.setdefault("recfx_numbers", {})
     number = numbers[kind] = numbers.get(kind, -1) + 1
@@ -49,7 +51,7 @@ def add_node(
     name = node_name(like.collection, target)
     module.label = name
     node = graph_module.graph.create_node("call_module", target, arguments, {}, name=name)
-    shape, dtype, width = _size(kind, tables)
+    shape, dtype, width = _size(kind, tables) if ids is None else ((ids,), torch.int64, 8)
     return annotate(
         node,
         NodeMeta(
@@ -93,7 +95,9 @@ def _size(kind: str, tables: tuple[TableSpec, ...]) -> tuple[tuple[sympy.Expr, .
     if kind in ("select_features", "hash_ids"):
         ids = BATCH * sympy.Add(*(mean_length(feature) for table in tables for feature in table.feature_names))
         return (ids,), torch.int64, 8
-    return (BATCH, sympy.Integer(sum(embedding_dims(tables)))), torch.float32, 4
+    # Lookups of shards pool the samples of all ranks.
+    samples = BATCH * WORLD if kind == "lookup" and any(table.shard_of for table in tables) else BATCH
+    return (samples, sympy.Integer(sum(embedding_dims(tables)))), torch.float32, 4
 
 
 def _device(like: UnexpandedCollection | NodeMeta) -> str:

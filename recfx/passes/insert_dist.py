@@ -14,10 +14,11 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass
 
+import sympy
 from torch import fx
 
 from recfx.ir.columns import Columns, total_dim
-from recfx.ir.meta import NodeMeta, node_meta
+from recfx.ir.meta import BATCH, WORLD, NodeMeta, mean_length, node_meta
 from recfx.ir.tables import TableSpec, embedding_dims, embedding_names
 from recfx.kernels.bucketize import Routes
 from recfx.nodes import (
@@ -120,11 +121,12 @@ class _Rewrite:
         if any(shard.piece >= 0 for shard in shards):
             pieces = [shard.piece for shard in shards for _ in shard.table.embedding_names]
             module = Bucketize(self.routes(sources, pieces), arriving)
-            source, positions = self.add("bucketize", module, (self.select,), self.selected.tables), None
+            source = self.add("bucketize", module, (self.select,), self.selected.tables, self.ids_sent())
+            positions = None
         start = InputDistStart(self.groups.ids, splits, positions, arriving)
-        started = self.add("input_dist_start", start, (source,), self.selected.tables)
+        started = self.add("input_dist_start", start, (source,), self.selected.tables, self.ids_sent())
         pair = self.item(started, 0, "ids_in_flight"), self.item(started, 1, "dist_context_in_flight")
-        arrived = self.add("input_dist_wait", InputDistWait(), pair, self.local)
+        arrived = self.add("input_dist_wait", InputDistWait(), pair, self.local, self.ids_arriving())
         return self.item(arrived, 0, "ids"), self.item(arrived, 1, "dist_context")
 
     def routes(self, sources: list[int], pieces: list[int]) -> Routes:
@@ -145,7 +147,23 @@ class _Rewrite:
         if not hashed:
             return rows
         module = HashIds(self.selected.collection, self.local, hashed, self.store, sharded=True)
-        return self.add("hash_ids", module, (rows,), self.local)
+        return self.add("hash_ids", module, (rows,), self.local, self.ids_arriving())
+
+    def ids_sent(self) -> sympy.Expr:
+        """Of one batch: an id goes to one rank for each block of columns, and to all ranks for a replicated table."""
+        total = sympy.Integer(0)
+        for table in self.sharding.tables:
+            copies = WORLD if table.is_replicated else len({shard.columns for shard in table.shards})
+            total += copies * _lengths(table.table)
+        return BATCH * total
+
+    def ids_arriving(self) -> sympy.Expr:
+        """From all ranks, if ids fall equally on the rows of a table."""
+        total = sympy.Integer(0)
+        for shard in self.sharding.local():
+            part = sympy.Rational(shard.rows[1] - shard.rows[0], shard.table.num_embeddings)
+            total += part * _lengths(shard.table)
+        return BATCH * WORLD * total
 
     # Pooled rows
 
@@ -212,14 +230,23 @@ class _Rewrite:
     # Nodes
 
     def add(
-        self, kind: str, module: NodeModule, arguments: tuple[fx.Node, ...], tables: tuple[TableSpec, ...]
+        self,
+        kind: str,
+        module: NodeModule,
+        arguments: tuple[fx.Node, ...],
+        tables: tuple[TableSpec, ...],
+        ids: sympy.Expr | None = None,
     ) -> fx.Node:
-        return add_node(self.graph_module, kind, module, arguments, self.meta, tables, self.name)
+        return add_node(self.graph_module, kind, module, arguments, self.meta, tables, self.name, ids)
 
     def item(self, pair: fx.Node, number: int, name: str) -> fx.Node:
         return self.graph_module.graph.create_node(
             "call_function", operator.getitem, (pair, number), {}, name=node_name(self.meta.collection, name)
         )
+
+
+def _lengths(table: TableSpec) -> sympy.Expr:
+    return sympy.Add(*(mean_length(feature) for feature in table.feature_names))
 
 
 def _columns_of(shards: list[Shard]) -> list[Columns]:

@@ -69,6 +69,7 @@ class _Reader:
 
     def __init__(self, table: TableSpec, sharding: ParameterSharding, world_size: int, path: str) -> None:
         self.table, self.sharding, self.world_size, self.path = table, sharding, world_size, path
+        self.planned_borders: tuple[int, ...] = ()
 
     def read(self) -> ShardedTable:
         kind = self.sharding.sharding_type
@@ -78,7 +79,8 @@ class _Reader:
         else:
             shards = self._cut()
         kernel = self.sharding.compute_kernel
-        return ShardedTable(self.table, kind, kernel, self._group(shards), name_shards(shards))
+        group = self._group(shards)
+        return ShardedTable(self.table, kind, kernel, group, name_shards(shards), self.planned_borders)
 
     @property
     def _all_rows(self) -> tuple[int, int]:
@@ -109,6 +111,7 @@ class _Reader:
             if len({rank for _, _, rank in pieces}) != len(pieces):
                 raise self._error("plan_invalid", "places several pieces of the same columns on one rank.")
             borders = self._row_borders(pieces)
+            self.planned_borders = (*(row for row, _, _ in pieces), pieces[-1][0] + pieces[-1][1])
             for piece, (_, _, rank) in enumerate(pieces):
                 cut = piece if len(pieces) > 1 else -1
                 shards.append(self._shard(rank, (borders[piece], borders[piece + 1]), columns, cut))
