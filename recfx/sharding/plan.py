@@ -46,10 +46,11 @@ def read_plan(
         path: fully qualified name of the collection, for messages.
 
     Raises:
-        ConversionError: ``plan_unknown_table``, ``plan_missing_table``, ``unsupported_sharding_type``,
-            ``unsupported_compute_kernel``, ``unsupported_plan_option``, ``plan_shape_mismatch``, ``plan_rank``,
-            ``plan_invalid``.
+        ConversionError: ``invalid_argument``, ``plan_unknown_table``, ``plan_missing_table``,
+            ``unsupported_sharding_type``, ``unsupported_compute_kernel``, ``unsupported_plan_option``,
+            ``plan_shape_mismatch``, ``plan_rank``, ``plan_invalid``.
     """
+    _check_types(plan, path)
     names = [table.name for table in tables]
     unknown = [name for name in plan if name not in names]
     if unknown:
@@ -62,6 +63,14 @@ def read_plan(
     if len(local_sizes) > 1:
         raise _error("plan_invalid", f"hosts have {sorted(local_sizes)} ranks in the plans of different tables.", path)
     return CollectionSharding(sharded, rank, world_size, local_sizes.pop() if local_sizes else 1)
+
+
+def _check_types(plan: object, path: str) -> None:
+    if not isinstance(plan, Mapping):
+        raise _error("invalid_argument", f"the plan of a collection is a {type(plan).__name__}.", path)
+    for table, sharding in plan.items():
+        if not isinstance(sharding, ParameterSharding):
+            raise _error("invalid_argument", f"the plan of table {table!r} is a {type(sharding).__name__}.", path)
 
 
 class _Reader:
@@ -193,6 +202,7 @@ class _Reader:
 
 
 _ADVICE = {
+    "invalid_argument": "pass a dict from table name to torchrec.distributed.types.ParameterSharding, as planners make.",
     "plan_unknown_table": "make the plan from this model, or take the table out of it.",
     "plan_missing_table": "make the plan from this model.",
     "unsupported_sharding_type": "use one of the seven types of torchrec.distributed.types.ShardingType.",
