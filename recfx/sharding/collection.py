@@ -25,6 +25,7 @@ from recfx.sharding.cut import CutGraph, Segment
 from recfx.sharding.dist_groups import DistGroups
 from recfx.sharding.local_tables import LocalTables, make_local_tables
 from recfx.sharding.optimizer import sharded_optimizer
+from recfx.sharding.out_of_step import in_step, refuse_out_of_step
 from recfx.sharding.plan import read_plan
 from recfx.sharding.shards import CollectionSharding
 from recfx.sharding.state import load_local_state, save_sharded_state
@@ -93,7 +94,13 @@ class ShardedHashEmbeddingBagCollection(
         return BatchContext()
 
     def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
-        """Start sending ids: the graph up to ``input_dist_start``."""
+        """Start sending ids: the graph up to ``input_dist_start``.
+
+        Raises:
+            InputError: the batch does not fit the collection; nothing was sent.
+            OutOfStepError: an earlier step failed here when others had begun it.
+        """
+        refuse_out_of_step(self.groups.pooled, self.collection)
         values = ctx.values
         values["features"] = features
         first = self._segments[0]
@@ -107,13 +114,14 @@ class ShardedHashEmbeddingBagCollection(
         """Hash and look up what has arrived, and start sending pooled rows: up to ``output_dist_start``."""
         values, segment = ctx.values, self._segments[1]
         arriving = [name for name in segment.inputs if name not in values]
-        values.update(zip(arriving, dist_input, strict=True))
-        segment.run(values)
+        with in_step(self.groups.pooled, self.collection):
+            values.update(zip(arriving, dist_input, strict=True))
+            segment.run(values)
         return values
 
     def output_dist(self, ctx: BatchContext, output: dict[str, Any]) -> LazyAwaitable[KeyedTensor]:
         """The rest of the graph, run when the result is needed."""
-        return _Result(self._segments[2], output, self._result)
+        return _Result(self, self._segments[2], output)
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:
@@ -150,13 +158,14 @@ class ShardedHashEmbeddingBagCollection(
 class _Result(LazyAwaitable[KeyedTensor]):
     """A segment that runs when its result is asked for."""
 
-    def __init__(self, segment: Any, values: dict[str, Any], result: str) -> None:
+    def __init__(self, of: ShardedHashEmbeddingBagCollection, segment: Segment, values: dict[str, Any]) -> None:
         super().__init__()
-        self._segment, self._values, self._name = segment, values, result
+        self._of, self._segment, self._values = of, segment, values
 
     def _wait_impl(self) -> KeyedTensor:
-        self._segment.run(self._values)
-        keyed: KeyedTensor = self._values[self._name]
+        with in_step(self._of.groups.pooled, self._of.collection):
+            self._segment.run(self._values)
+        keyed: KeyedTensor = self._values[self._of._result]
         return keyed
 
 

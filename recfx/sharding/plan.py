@@ -202,7 +202,7 @@ class _Reader:
 
 
 _ADVICE = {
-    "invalid_argument": "pass a dict from table name to torchrec.distributed.types.ParameterSharding, as planners make.",
+    "invalid_argument": "pass a dict from table name to torchrec.distributed.types.ParameterSharding.",
     "plan_unknown_table": "make the plan from this model, or take the table out of it.",
     "plan_missing_table": "make the plan from this model.",
     "unsupported_sharding_type": "use one of the seven types of torchrec.distributed.types.ShardingType.",
