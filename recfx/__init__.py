@@ -9,7 +9,15 @@
 from recfx.checkpoint import load_checkpoint, save_checkpoint
 from recfx.collection import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.convert import convert
-from recfx.errors import CheckpointError, ConversionError, ExportError, InputError, RecfxError, TableFullError
+from recfx.errors import (
+    CheckpointError,
+    ConversionError,
+    ExportError,
+    InputError,
+    OutOfStepError,
+    RecfxError,
+    TableFullError,
+)
 from recfx.hashing import HashConfig, HashIndex
 from recfx.inspect import Report, explain
 from recfx.passes import passes
@@ -33,6 +41,7 @@ __all__ = [
     "HashEmbeddingBagConfig",
     "HashIndex",
     "InputError",
+    "OutOfStepError",
     "RecfxError",
     "Report",
     "Sample",

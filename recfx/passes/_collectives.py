@@ -8,8 +8,8 @@ from __future__ import annotations
 import sympy
 
 from recfx.ir.columns import Columns, total_dim
-from recfx.ir.meta import BATCH, Collective, mean_length
-from recfx.sharding.shards import CollectionSharding, Shard
+from recfx.ir.meta import BATCH, WORLD, Collective, mean_length
+from recfx.sharding.shards import Shard
 
 _INT64, _FLOAT32 = 8, 4
 
@@ -25,13 +25,13 @@ def _is_first_piece(shard: Shard, shards: list[Shard]) -> bool:
     return shard is same[0]
 
 
-def arriving_ids(sharding: CollectionSharding, shards: list[Shard]) -> sympy.Expr:
+def arriving_ids(shards: list[Shard]) -> sympy.Expr:
     """Ids that all ranks send to these shards of one rank, if rows are asked for evenly."""
     terms = []
     for shard in shards:
         share = sympy.Rational(shard.rows[1] - shard.rows[0], shard.table.num_embeddings)
         terms += [share * mean_length(feature) for feature in shard.table.feature_names]
-    return sharding.world_size * BATCH * sympy.Add(*terms)
+    return WORLD * BATCH * sympy.Add(*terms)
 
 
 def of_splits(world_size: int, is_weighted: bool) -> tuple[Collective, ...]:

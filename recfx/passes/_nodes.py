@@ -6,7 +6,7 @@ import sympy
 import torch
 from torch import fx
 
-from recfx.ir.meta import BATCH, Collective, NodeMeta, annotate, mean_length, node_meta
+from recfx.ir.meta import BATCH, WORLD, Collective, NodeMeta, annotate, mean_length, node_meta
 from recfx.ir.tables import TableSpec, embedding_dims
 from recfx.nodes.base import NodeModule
 from recfx.nodes.unexpanded import UnexpandedCollection
@@ -101,7 +101,9 @@ def _size(kind: str, tables: tuple[TableSpec, ...]) -> tuple[tuple[sympy.Expr, .
     if kind in _OF_IDS:
         ids = BATCH * sympy.Add(*(mean_length(feature) for table in tables for feature in table.feature_names))
         return (ids,), torch.int64, 8
-    return (BATCH, sympy.Integer(sum(embedding_dims(tables)))), torch.float32, 4
+    # Lookups of shards pool the samples of all ranks.
+    samples = BATCH * WORLD if kind == "lookup" and any(table.shard_of for table in tables) else BATCH
+    return (samples, sympy.Integer(sum(embedding_dims(tables)))), torch.float32, 4
 
 
 def _device(like: UnexpandedCollection | NodeMeta) -> str:

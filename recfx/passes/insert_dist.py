@@ -18,7 +18,7 @@ import sympy
 from torch import fx
 
 from recfx.ir.columns import Columns, total_dim
-from recfx.ir.meta import BATCH, Collective, NodeMeta, node_meta
+from recfx.ir.meta import BATCH, WORLD, Collective, NodeMeta, node_meta
 from recfx.ir.tables import TableSpec, embedding_dims, embedding_names
 from recfx.kernels.bucketize import Routes
 from recfx.nodes import (
@@ -88,8 +88,8 @@ class _Rewrite:
         self.selected, self.store = selected, lookup.store
         self.keys = selected.keys
         self.local = tuple(shard.spec for shard in sharding.local())
-        self.arriving_ids = wire.arriving_ids(sharding, sharding.local())
-        self.everybody: sympy.Expr = sharding.world_size * BATCH
+        self.arriving_ids = wire.arriving_ids(sharding.local())
+        self.everybody: sympy.Expr = WORLD * BATCH
 
     def run(self) -> None:
         self.selected.check_everything()
@@ -264,6 +264,10 @@ class _Rewrite:
         return self.graph_module.graph.create_node(
             "call_function", operator.getitem, (pair, number), {}, name=node_name(self.meta.collection, name)
         )
+
+
+def _lengths(table: TableSpec) -> sympy.Expr:
+    return sympy.Add(*(mean_length(feature) for feature in table.feature_names))
 
 
 def _columns_of(shards: list[Shard]) -> list[Columns]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,11 +23,12 @@ from recfx.nodes.dist_context import DistContext
 from recfx.nodes.found_ahead import finder
 from recfx.passes import PassRecord, passes, run_passes
 from recfx.sharding.context import BatchContext
-from recfx.sharding.cut import cut
+from recfx.sharding.cut import CutGraph, Segment
 from recfx.sharding.dist_groups import DistGroups
 from recfx.sharding.load_state import LocalState, drop_shard_names, load_local_state
 from recfx.sharding.local_tables import LocalTables, make_local_tables
 from recfx.sharding.optimizer import sharded_optimizer
+from recfx.sharding.out_of_step import in_step, refuse_out_of_step
 from recfx.sharding.plan import read_plan
 from recfx.sharding.shards import CollectionSharding
 from recfx.sharding.state import save_sharded_state
@@ -84,14 +86,20 @@ class ShardedHashEmbeddingBagCollection(
         pipeline = passes(self.backend, self.sharding, self.groups)
         self.pass_records: list[PassRecord] = run_passes(graph_module, pipeline)
         self.graph_module = graph_module
-        # Segments share the graph's modules, so they are not registered.
-        self.__dict__["_segments"] = cut(graph_module)
+        self._cut = CutGraph(graph_module)
         (self._result,) = self._segments[2].outputs
         # What TorchRec's pipelines look at.
         self._input_dists = [module for module in graph_module.modules() if isinstance(module, InputDistStart)]
         self._has_uninitialized_input_dist = False
         hashing = [module for module in graph_module.modules() if isinstance(module, HashIds)]
         self.__dict__["_hash_ids"] = hashing[0] if hashing else None
+
+    @property
+    def _segments(self) -> list[Segment]:
+        """Of this object's graph: a shell around the same tables has modules, and so modes, of its own."""
+        if self._cut.graph_module is not self.graph_module:
+            self._cut = CutGraph(self.graph_module)
+        return self._cut.segments
 
     # TorchRec's ShardedModule
 
@@ -100,7 +108,13 @@ class ShardedHashEmbeddingBagCollection(
         return BatchContext()
 
     def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
-        """Start sending ids: the graph up to ``input_dist_start``."""
+        """Start sending ids: the graph up to ``input_dist_start``.
+
+        Raises:
+            InputError: the batch does not fit the collection; nothing was sent.
+            OutOfStepError: an earlier step failed here when others had begun it.
+        """
+        refuse_out_of_step(self.groups.pooled, self.collection)
         if self._row_moves and self.training:
             self._row_moves = {}
         values = ctx.values
@@ -116,13 +130,14 @@ class ShardedHashEmbeddingBagCollection(
         """Hash and look up what has arrived, and start sending pooled rows: up to ``output_dist_start``."""
         values, segment = ctx.values, self._segments[1]
         arriving = [name for name in segment.inputs if name not in values]
-        values.update(zip(arriving, dist_input, strict=True))
-        segment.run(values)
+        with in_step(self.groups.pooled, self.collection):
+            values.update(zip(arriving, dist_input, strict=True))
+            segment.run(values)
         return values
 
     def output_dist(self, ctx: BatchContext, output: dict[str, Any]) -> LazyAwaitable[KeyedTensor]:
         """The rest of the graph, run when the result is needed."""
-        return _Result(self._segments[2], output, self._result)
+        return _Result(self, self._segments[2], output)
 
     # What recfx.TrainPipeline does ahead
 
@@ -165,6 +180,14 @@ class ShardedHashEmbeddingBagCollection(
         """
         LocalState(self, saved, prefix)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedHashEmbeddingBagCollection:
+        """A copy with tables of its own that communicates in the same process groups, which cannot be copied."""
+        memo |= {id(group): group for group in vars(self.groups).values()}
+        duplicate = type(self).__new__(type(self))
+        memo[id(self)] = duplicate
+        duplicate.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return duplicate
+
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The whole tables' configs, in order."""
         return self._embedding_bag_configs
@@ -177,14 +200,22 @@ class ShardedHashEmbeddingBagCollection(
 class _Result(LazyAwaitable[KeyedTensor]):
     """A segment that runs when its result is asked for."""
 
-    def __init__(self, segment: Any, values: dict[str, Any], result: str) -> None:
+    def __init__(self, of: ShardedHashEmbeddingBagCollection, segment: Segment, values: dict[str, Any]) -> None:
         super().__init__()
-        self._segment, self._values, self._name = segment, values, result
+        self._of, self._segment, self._values = of, segment, values
 
     def _wait_impl(self) -> KeyedTensor:
-        self._segment.run(self._values)
-        keyed: KeyedTensor = self._values[self._name]
+        with in_step(self._of.groups.pooled, self._of.collection):
+            self._segment.run(self._values)
+        keyed: KeyedTensor = self._values[self._of._result]
         return keyed
+
+
+def sharded_collections(model: nn.Module) -> dict[str, ShardedHashEmbeddingBagCollection]:
+    """The sharded collections of ``model``, by fully qualified name."""
+    return {
+        path: module for path, module in model.named_modules() if isinstance(module, ShardedHashEmbeddingBagCollection)
+    }
 
 
 def shard_collection(
