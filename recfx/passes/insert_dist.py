@@ -266,10 +266,6 @@ class _Rewrite:
         )
 
 
-def _lengths(table: TableSpec) -> sympy.Expr:
-    return sympy.Add(*(mean_length(feature) for feature in table.feature_names))
-
-
 def _columns_of(shards: list[Shard]) -> list[Columns]:
     return [column for shard in shards for column in shard.output_columns]
 
