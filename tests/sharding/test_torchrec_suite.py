@@ -1,0 +1,105 @@
+"""TorchRec's own sharding test, run on converted models: meta tables, planner, one step, predictions compared.
+
+Its ``DistributedModelParallel`` is replaced by the conversion before it, and by our sharders; all else is TorchRec's.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
+from torchrec import EmbeddingBagConfig, PoolingType
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import ParameterConstraints
+from torchrec.distributed.test_utils.test_model import TestSparseNN
+from torchrec.distributed.types import ShardingEnv
+
+import recfx
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from tests.sharding.ranks import ranks
+
+# test_sharding imports two names from a package that the wheel does not have; nothing here uses them.
+_absent = types.ModuleType("torchrec.distributed.tests.test_sequence_model")
+_absent.TestEmbeddingCollectionSharder = _absent.TestSequenceSparseNN = object  # type: ignore[attr-defined]
+with mock.patch.dict(sys.modules, {"torchrec.distributed.tests": types.ModuleType("tests"), _absent.__name__: _absent}):
+    from torchrec.distributed.test_utils import test_sharding
+
+# TestSparseNN's name begins as a test class does.
+TestSparseNN.__test__ = False  # type: ignore[attr-defined]
+
+
+def tables(pooling: PoolingType, dim: int, prefix: str) -> list[EmbeddingBagConfig]:
+    return [
+        EmbeddingBagConfig(
+            num_embeddings=(i + 1) * 10,
+            embedding_dim=dim,
+            name=f"{prefix}table_{i}",
+            feature_names=[f"{prefix}feature_{i}"],
+            pooling=pooling,
+        )
+        for i in range(3)
+    ]
+
+
+def run_torchrec_test(rank: int, world_size: int, sharding_type: str, pooling: PoolingType, dim: int) -> int:
+    converted: list[nn.Module] = []
+
+    def convert_first(model: nn.Module, env: ShardingEnv, plan: Any, sharders: Any, device: torch.device) -> nn.Module:
+        fused_params = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1}
+        ours = recfx.sharders(fused_params=fused_params)
+        wrapped = DistributedModelParallel(
+            recfx.convert(model, hashing=None), env=env, plan=plan, sharders=ours, device=device
+        )
+        converted.extend(m for m in wrapped.modules() if isinstance(m, ShardedHashEmbeddingBagCollection))
+        return wrapped
+
+    torch.manual_seed(0)
+    weighted = tables(PoolingType.SUM, dim, "weighted_")
+    sharder = test_sharding.create_test_sharder(
+        "embedding_bag_collection", sharding_type, "dense" if sharding_type == "data_parallel" else "fused"
+    )
+    with mock.patch.object(test_sharding, "DistributedModelParallel", convert_first):
+        test_sharding.sharding_single_rank_test_single_process(
+            pg=dist.group.WORLD,
+            device=torch.device("cpu"),
+            rank=rank,
+            world_size=world_size,
+            model_class=TestSparseNN,
+            embedding_groups={"group_0": ["feature_0", "feature_1"]},
+            tables=tables(pooling, dim, ""),
+            weighted_tables=weighted,
+            sharders=[sharder],
+            optim=EmbOptimType.EXACT_SGD,
+            local_size=2,
+            constraints={
+                config.name: ParameterConstraints(min_partition=dim // 2)
+                for config in [*tables(pooling, dim, ""), *weighted]
+            },
+            random_seed=5,
+        )
+    return len(converted)
+
+
+@pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
+@pytest.mark.parametrize(
+    ("sharding_type", "world_size"),
+    [
+        ("table_wise", 2),
+        ("row_wise", 2),
+        ("column_wise", 2),
+        ("data_parallel", 2),
+        ("table_column_wise", 2),
+        ("table_row_wise", 4),
+        ("grid_shard", 4),
+    ],
+)
+def test_torchrec_own_test_passes(sharding_type: str, world_size: int, pooling: PoolingType) -> None:
+    found = ranks(world_size).run(run_torchrec_test, sharding_type, pooling, 16)
+    assert found == [2] * world_size  # the plain and the weighted collection
