@@ -38,6 +38,7 @@ def test_dlrm_before_conversion() -> None:
         "expand_collection",
         "insert_hash",
         "elide_hash",
+        "insert_dist",
         "batch_lookups",
         "lower",
     ]
