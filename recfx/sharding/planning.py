@@ -13,6 +13,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from recfx.classify import CONVERTED, CONVERTIBLE, classify
 from recfx.errors import ConversionError
+from recfx.sharding.collection import sharded_collections
 from recfx.sharding.default_sharders import torchrec_sharders
 from recfx.sharding.enumerator import OrderedEnumerator
 from recfx.sharding.placements import replace_placements
@@ -42,13 +43,20 @@ def plan(
 
     Raises:
         ConversionError: ``plan_does_not_fit`` with TorchRec's own text, ``plan_failed``, ``unknown_table``,
-            ``no_sharding_option``, ``no_collection``, ``invalid_topology``.
+            ``no_sharding_option``, ``no_collection``, ``already_sharded``, ``invalid_topology``.
     """
     if not isinstance(topology, (Topology, NpuTopology)):
         raise ConversionError(
             f"topology is a {type(topology).__name__}.",
             reason="invalid_topology",
             what_to_do="give a torchrec.distributed.planner.Topology or recfx.sharding.topology.npu_topology(...).",
+        )
+    for path in sharded_collections(model):
+        raise ConversionError(
+            "the collection is sharded already.",
+            reason="already_sharded",
+            module_path=path,
+            what_to_do="make the plan from the model before it is sharded.",
         )
     pod = topology.as_cuda() if isinstance(topology, NpuTopology) else topology
     sharders = planning_sharders(model, others=pod is topology)

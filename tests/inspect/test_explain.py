@@ -38,6 +38,7 @@ def test_dlrm_before_conversion() -> None:
         "expand_collection",
         "insert_hash",
         "elide_hash",
+        "insert_dist",
         "batch_lookups",
         "lower",
     ]
@@ -92,6 +93,7 @@ def test_dlrm_after_conversion_with_an_index() -> None:
         usable_share=1.0,
         room=96,
         batches_until_full=24,
+        rows_here=100,
     )
     assert codes(report.reasons) == [
         ("warning", "weights_not_used", f"{DLRM_PATH}.embedding_bags.t0"),

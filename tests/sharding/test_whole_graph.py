@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 import recfx
@@ -147,6 +148,22 @@ def again(rank: int, world_size: int) -> None:
         assert (name == "over.weight" or name == "over.bias") or not torch.equal(
             parameter, duplicate.get_parameter(name)
         ), name
+
+
+def in_model_parallel(rank: int, world_size: int) -> str:
+    model, plan = model_and_plan(CASE, world_size)
+    (batch,) = (step[rank] for step in batches(CASE, world_size, 1))
+    wrapped = DistributedModelParallel(recfx.convert(model), plan=plan, sharders=recfx.sharders())
+    assert recfx.convert(wrapped) is wrapped
+    with pytest.raises(recfx.ConversionError) as caught:
+        recfx.convert(wrapped, plan=plan)
+    assert caught.value.reason == "already_sharded"
+    return recfx.trace(wrapped, (batch,)).code
+
+
+def test_a_model_in_distributed_model_parallel_is_traced() -> None:
+    for code in ranks(2).run(in_model_parallel):
+        assert "sparse_input_dist_start = self.sparse.graph_module.input_dist_start(" in code
 
 
 def test_what_is_sharded_is_converted_and_stays_as_it_is() -> None:
