@@ -39,8 +39,9 @@ def save_checkpoint(
 
     Raises:
         CheckpointError: ``checkpoint_not_written`` (the disk is full, say, or the directory is not ours to write:
-            the checkpoint that was there before is as it was), ``checkpoint_busy``, ``model_on_meta``, ``model_is_sharded``,
-            ``optimizer_not_supported`` (also one that steps parameters outside the model), ``value_not_supported``.
+            the checkpoint that was there before is as it was), ``checkpoint_busy``, ``model_on_meta``,
+            ``model_is_sharded``, ``optimizer_not_supported`` (also one that steps parameters outside the model),
+            ``value_not_supported``.
     """
     path = Path(directory)
     refuse_sharded(model)
