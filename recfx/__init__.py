@@ -2,13 +2,22 @@
 
 ``convert`` rewrites the ``torchrec.EmbeddingBagCollection``s of any model to hashed collections of explicit nodes;
 ``explain``, ``trace`` and ``verify`` show what it did and that it is right; ``unconvert`` goes back;
-``save_checkpoint`` and ``load_checkpoint`` keep a training; ``plan`` and ``sharders`` shard one.
+``save_checkpoint`` and ``load_checkpoint`` keep a training; ``plan`` and ``sharders`` shard one,
+``TrainPipeline`` runs it.
 """
 
 from recfx.checkpoint import load_checkpoint, save_checkpoint
 from recfx.collection import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.convert import convert
-from recfx.errors import CheckpointError, ConversionError, ExportError, InputError, RecfxError, TableFullError
+from recfx.errors import (
+    CheckpointError,
+    ConversionError,
+    ExportError,
+    InputError,
+    OutOfStepError,
+    RecfxError,
+    TableFullError,
+)
 from recfx.hashing import HashConfig, HashIndex
 from recfx.inspect import Report, explain
 from recfx.passes import passes
@@ -16,6 +25,7 @@ from recfx.sample import Sample
 from recfx.sharding.default_sharders import sharders
 from recfx.sharding.planning import plan
 from recfx.trace import trace
+from recfx.training.pipeline import TrainPipeline
 from recfx.unconvert import unconvert
 from recfx.verify import verify
 from recfx.verify_report import VerifyReport
@@ -31,10 +41,12 @@ __all__ = [
     "HashEmbeddingBagConfig",
     "HashIndex",
     "InputError",
+    "OutOfStepError",
     "RecfxError",
     "Report",
     "Sample",
     "TableFullError",
+    "TrainPipeline",
     "VerifyReport",
     "convert",
     "explain",

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_modules import (
@@ -24,6 +25,7 @@ from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbe
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.errors import ConversionError
 from recfx.ir.meta import SourceLocation
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
 
 CONVERTIBLE, CONVERTED, KEPT, REFUSED = "convertible", "converted", "kept", "refused"
 
@@ -74,8 +76,12 @@ def classify(module: nn.Module, path: str) -> Finding | None:
     def kept(reason: str, message: str, what_to_do: str = "") -> Finding:
         return Finding(module, [path], KEPT, reason, message, what_to_do)
 
-    if isinstance(module, HashEmbeddingBagCollection):
+    if isinstance(module, (HashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection)):
         return Finding(module, [path], CONVERTED)
+    if isinstance(module, DistributedModelParallel) and sharded_collections(module):
+        return None  # it holds collections that were converted first
+    if isinstance(module, ShardedEmbeddingCollection):
+        return kept("embedding_collection", "a sharded EmbeddingCollection is not pooled; it works as before.")
     if isinstance(module, (DistributedModelParallel, ShardedModule)):
         return refused(
             "distributed_model_parallel",

@@ -20,6 +20,7 @@ from recfx.islands import Hashing, build_islands, carry_hooks, config_for
 from recfx.load_guard import guard_loading
 from recfx.notes import compile_dropped, not_verified
 from recfx.sample import Sample
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.shard_model import leave_to_collections, shard_islands
 from recfx.shells import copy_shells, replace_in_place
 from recfx.verify import verify as verify_conversion
@@ -53,8 +54,8 @@ def convert(
         sample: one call of it, as a tuple of positional arguments or a :class:`Sample`. Used to confirm where the
             collections are called, and to verify the result.
         hashing: one config for every table, None for static tables, or a dict by table name (others take the default).
-        plan: TorchRec's sharding plan, by fully qualified name of the collections. They come back sharded, each rank with
-            its own part of the weights that ``model`` has; every rank calls ``convert`` then.
+        plan: TorchRec's sharding plan, by fully qualified name of the collections. They come back sharded, each rank
+            with its own part of the weights that ``model`` has; every rank calls ``convert`` then.
         env: the ranks to shard over; with it and without ``plan``, TorchRec's planner makes one. Default: all ranks.
         device: move the result there; tables on meta are allocated and initialised.
         backend: kernel target of the lookups; ``"auto"`` takes the first that can serve each.
@@ -72,10 +73,12 @@ def convert(
         ConversionError: with a reason code; the model is as it was.
     """
     call = None if sample is None else Sample.of(sample)
-    _check_arguments(model, call, plan, whole_graph, verify, on_unsupported)
+    _check_arguments(model, call, plan, env, whole_graph, verify, on_unsupported)
     sharded = plan is not None or env is not None
     discovery = discover(model, call)
     _refuse(discovery, on_unsupported)
+    if sharded:
+        _refuse_sharded(discovery)
     if discovery.of(CONVERTED) and not discovery.of(CONVERTIBLE):
         _refuse_other_request(discovery, hashing, backend)
         if sharded:
@@ -109,7 +112,7 @@ def convert(
 
 
 def _check_arguments(
-    model: Any, call: Sample | None, plan: Any, whole_graph: bool, verify: bool | None, on_unsupported: str
+    model: Any, call: Sample | None, plan: Any, env: Any, whole_graph: bool, verify: bool | None, on_unsupported: str
 ) -> None:
     check_module(model)
     if on_unsupported not in ("error", "keep"):
@@ -121,6 +124,12 @@ def _check_arguments(
             f"plan is a {type(plan).__name__}.",
             reason="invalid_argument",
             what_to_do="pass a torchrec.distributed.types.ShardingPlan, from recfx.plan or TorchRec's planner.",
+        )
+    if env is not None and not isinstance(env, ShardingEnv):
+        raise ConversionError(
+            f"env is a {type(env).__name__}.",
+            reason="invalid_argument",
+            what_to_do="pass torchrec.distributed.types.ShardingEnv.from_process_group(group).",
         )
     if call is None and (whole_graph or verify):
         raise ConversionError(
@@ -153,8 +162,7 @@ def _holds_ddp(model: nn.Module) -> bool:
 def _refuse_other_request(discovery: Discovery, hashing: Hashing, backend: str) -> None:
     """Converting twice is a no-op; asking for something else the second time is an error."""
     for finding in discovery.of(CONVERTED):
-        island = finding.module
-        assert isinstance(island, HashEmbeddingBagCollection)
+        island: Any = finding.module  # sharded ones remember the request too
         other = [
             table
             for table, requested in island.requested.items()
@@ -167,6 +175,19 @@ def _refuse_other_request(discovery: Discovery, hashing: Hashing, backend: str) 
                 reason="already_converted",
                 module_path=finding.path,
                 what_to_do="call recfx.unconvert first, then convert as you want it.",
+            )
+
+
+def _refuse_sharded(discovery: Discovery) -> None:
+    """A rank has its shards alone: another plan cannot be made of them."""
+    for finding in discovery.of(CONVERTED):
+        if isinstance(finding.module, ShardedHashEmbeddingBagCollection):
+            raise ConversionError(
+                "the collection is sharded already.",
+                reason="already_sharded",
+                module_path=finding.path,
+                what_to_do="leave plan= and env= out; for another plan build the model anew, convert it with that "
+                "plan, and load the state of this one.",
             )
 
 
@@ -196,12 +217,14 @@ def _shard(
     inplace: bool,
 ) -> nn.Module:
     """The collections on all ranks; the rest of the model as it is."""
+    conversion = conversion_of(converted)  # hangs on a root that may be a collection itself
     sharded = shard_islands(converted, plan, env, device)
     if inplace and id(converted) not in sharded:
         replace_in_place(converted, sharded)
         model = converted
     else:
         model, _ = copy_shells(converted, sharded)
+    attach_conversion(model, conversion)
     leave_to_collections(model)
     return model
 
@@ -244,9 +267,11 @@ def _verify(model: nn.Module, converted: nn.Module, call: Sample | None, convers
 
 def _as_whole_graph(converted: nn.Module, call: Sample | None) -> nn.Module:
     assert call is not None
-    if isinstance(converted, (WholeGraph, HashEmbeddingBagCollection)):
+    if isinstance(converted, (WholeGraph, HashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection)):
         return converted  # an island is a graph already
-    return WholeGraph(unwrap(converted), call)
+    graph = WholeGraph(unwrap(converted), call)
+    leave_to_collections(graph)
+    return graph
 
 
 def _patch(

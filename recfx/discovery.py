@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._dynamo.eval_frame import OptimizedModule
+from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recfx.classify import Finding, classify
 from recfx.errors import ConversionError
@@ -150,10 +151,12 @@ def _own_tensor_attributes(root: nn.Module) -> None:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside DistributedDataParallel and torch.compile wrappers."""
+    """The module inside DistributedDataParallel, DistributedModelParallel and torch.compile wrappers."""
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             inner: Any = model.module
+        elif isinstance(model, DistributedModelParallel):
+            inner = model._modules.get("_dmp_wrapped_module")
         else:
             inner = model._modules.get("_orig_mod") if isinstance(model, OptimizedModule) else None
         if inner is None:

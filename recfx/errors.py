@@ -45,6 +45,10 @@ class TableFullError(RecfxError, RuntimeError):
     """An id needs a row and its bucket has none left. The table is as it was before the batch."""
 
 
+class OutOfStepError(RecfxError, RuntimeError):
+    """This rank failed in the middle of a step, and its peers wait for the rest of it. Nothing was sent."""
+
+
 class CheckpointError(RecfxError, RuntimeError):
     """A saved state is torn, or belongs to something else. The model is as it was."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from recfx.collection import HashEmbeddingBagCollection
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 
 
 def inline_islands(graph_module: fx.GraphModule) -> None:
@@ -14,7 +15,9 @@ def inline_islands(graph_module: fx.GraphModule) -> None:
         if node.op != "call_module":
             continue
         island = graph_module.get_submodule(str(node.target))
-        if not isinstance(island, HashEmbeddingBagCollection) or island._forward_hooks or island._forward_pre_hooks:
+        if not isinstance(island, (HashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection)):
+            continue
+        if island._forward_hooks or island._forward_pre_hooks:
             continue
         with graph.inserting_before(node):
             output = _copy_nodes(graph, node, island.graph_module.graph)
@@ -36,5 +39,6 @@ def _copy_nodes(graph: fx.Graph, call: fx.Node, island: fx.Graph) -> fx.Node:
             return mapped[output]
         else:
             mapped[inner] = graph.node_copy(inner, mapped.__getitem__)
-            mapped[inner].target = f"{call.target}.graph_module.{inner.target}"
+            if inner.op == "call_module":  # not the items of pairs
+                mapped[inner].target = f"{call.target}.graph_module.{inner.target}"
     raise AssertionError("an island's graph has an output")

@@ -6,6 +6,7 @@ from torch import nn
 
 from recfx.conversion import Note
 from recfx.sample import Sample
+from recfx.sharding.collection import sharded_collections
 from recfx.shells import compiled_in_place
 
 # Verification holds up to three copies of the parameters, and gradients: larger models are verified only on request.
@@ -26,6 +27,9 @@ def not_verified(model: nn.Module, call: Sample | None, asked: bool) -> list[Not
     if (call is not None and call.on_meta()) or any(parameter.is_meta for parameter in model.parameters()):
         message = "there is nothing to compute with on the meta device."
         return [Note("verification_skipped", "", message, "call recfx.verify once the model is on a device.")]
+    for path in sharded_collections(model):
+        message = "the model holds sharded collections, of which a rank has a part only."
+        return [Note("verification_skipped", path, message, "convert all collections before any is sharded.")]
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     if asked or size <= MOST_BYTES_VERIFIED:
         return []

@@ -6,10 +6,12 @@ import copy
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from recfx.run_step import Run, run_step
 from recfx.sample import Sample
+from recfx.sharding.collection import sharded_collections
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,14 @@ def largest_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
 def compare_forward(expected: nn.Module, actual: nn.Module, sample: Sample, training: bool) -> Difference | str | None:
     """Compare one step of two models, on copies, at two batch sizes in one mode.
 
+    With sharded collections the steps communicate: all ranks compare together, and agree on what comes of it.
+
     Returns:
         the first difference in outputs, gradients, parameters or buffers; None if they agree; text where ``expected``
         itself fails on the sample, so that nothing was compared.
     """
     for call in (sample, sample.resized()):
-        if call is None:
+        if _any_rank(expected, call is None) or call is None:
             continue
         try:
             wanted = run_step(copy.deepcopy(expected), call, training)
@@ -76,11 +80,23 @@ def compare_forward(expected: nn.Module, actual: nn.Module, sample: Sample, trai
         except Exception as error:
             return Difference("forward", f"raises {type(error).__name__}: {error}")
         difference = _first_difference(wanted, found)
-        if difference is not None and _first_difference(wanted, run_step(copy.deepcopy(expected), call, training)):
-            continue  # the model differs from itself under one seed
-        if difference is not None:
-            return difference
+        if not _any_rank(expected, difference is not None):
+            continue
+        again = _first_difference(wanted, run_step(copy.deepcopy(expected), call, training))
+        if not _any_rank(expected, again is not None):
+            return difference or Difference("another rank", "its values differ")
+        # else the model differs from itself under one seed
     return None
+
+
+def _any_rank(model: nn.Module, flag: bool) -> bool:
+    """``flag``; with sharded collections, whether any rank has it: they must go on alike."""
+    groups = {id(each.groups.pooled): each.groups.pooled for each in sharded_collections(model).values()}
+    for group in groups.values():
+        flags = torch.tensor([int(flag)])
+        dist.all_reduce(flags, group=group)
+        flag = bool(flags)
+    return flag
 
 
 def _first_difference(wanted: Run, found: Run) -> Difference | None:

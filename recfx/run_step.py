@@ -12,6 +12,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from recfx.collection import HashEmbeddingBagCollection, weight_name
+from recfx.nodes.training_checks import on_a_copy
 from recfx.randomness import fixed_randomness
 from recfx.sample import Sample, tensors_of
 
@@ -49,7 +50,7 @@ def run_step(model: nn.Module, call: Sample, training: bool) -> Run:
     model.train(training)
     handles = _watch(model, run)
     call = call.clone()
-    with fixed_randomness():
+    with fixed_randomness(), on_a_copy():
         outputs = tensors_of(model(*call.args, **call.kwargs))
         for position, output in enumerate(outputs):
             run.outputs[str(position)] = output.detach().clone()

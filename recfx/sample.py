@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import torch
+from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recfx.nodes.bags import select_bags
@@ -86,6 +87,8 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     """Every tensor in a nest of containers, dataclasses and TorchRec types, in a fixed order."""
     if isinstance(value, torch.Tensor):
         return [value]
+    if isinstance(value, LazyAwaitable):  # what a sharded collection gives
+        return tensors_of(value.wait())
     if isinstance(value, KeyedTensor):
         return [value.values()]
     if isinstance(value, (KeyedJaggedTensor, JaggedTensor)):

@@ -10,6 +10,7 @@ from recfx.collection import HashEmbeddingBagCollection
 from recfx.convert import convert
 from recfx.discovery import unwrap
 from recfx.sample import Sample
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.whole_graph import WholeGraph, build_whole_graph, check_modes, sample_failed
 
 
@@ -19,7 +20,8 @@ def trace(model: nn.Module, sample: Any) -> fx.GraphModule:
     A model that is not converted yet is converted on the side, as ``convert`` does by default; it is not changed.
     Modules that hold no collection are one call each; so are those that cannot be traced
     (``graph_module.meta["recfx_rollbacks"]`` says why). The graph runs: it agrees with the Python model at two batch
-    sizes, and shares its modules.
+    sizes, and shares its modules. With sharded collections that comparison communicates: every rank calls ``trace``,
+    with a sample of its own.
 
     Args:
         model: any model with standard or converted collections.
@@ -33,7 +35,7 @@ def trace(model: nn.Module, sample: Any) -> fx.GraphModule:
     if isinstance(model, WholeGraph):
         return model.graph_module
     converted = unwrap(convert(model, call, verify=False, on_unsupported="keep"))
-    if isinstance(converted, HashEmbeddingBagCollection):
+    if isinstance(converted, (HashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection)):
         return converted.graph_module
     traced = build_whole_graph(converted, call, converted.training)
     if traced.not_compared:

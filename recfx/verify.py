@@ -12,12 +12,14 @@ from torch import nn
 
 from recfx.collection import converted_collections, weight_name
 from recfx.discovery import unwrap
-from recfx.errors import RecfxError
+from recfx.errors import ConversionError, RecfxError
+from recfx.nodes.training_checks import on_a_copy
 from recfx.oracle import attach_optimizers, copy_fused_state, oracle_of
 from recfx.parity import compare_tensors, largest_difference
 from recfx.randomness import fixed_randomness
 from recfx.run_step import LEARNING_RATE, Run, run_step
 from recfx.sample import Sample
+from recfx.sharding.collection import sharded_collections
 from recfx.training.in_backward import run_in_backward
 from recfx.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, REFUSED_SAMPLE, SKIPPED, Check, VerifyReport
 
@@ -40,8 +42,12 @@ def verify(
         sample: one call, as for ``convert``.
         rtol: relative tolerance; at least 1e-2 with float16 tables and 2e-2 with bfloat16 ones.
         atol: absolute tolerance, likewise.
+
+    Raises:
+        ConversionError: ``sharded_model``: what one rank holds is no whole model.
     """
     call = Sample.of(sample)
+    _refuse_sharded(original, converted)
     original, converted = unwrap(original), unwrap(converted)
     if call.on_meta() or any(parameter.is_meta for parameter in converted.parameters()):
         message = "there is nothing to compute with on the meta device"
@@ -134,7 +140,7 @@ class _Comparison:
         hashed = copy.deepcopy(self.converted).train()
         hashed_call = call.clone()
         try:
-            with fixed_randomness(), torch.no_grad():
+            with fixed_randomness(), torch.no_grad(), on_a_copy():
                 hashed(*hashed_call.args, **hashed_call.kwargs)
         except Exception as error:  # compared with what the original does, by the caller
             return self.converted, error
@@ -236,6 +242,18 @@ class _Comparison:
                     expected = _same_rows(expected, actual)
                     if expected is not None and actual is not None:
                         noted[what] = max(noted.get(what, 0.0), largest_difference(expected, actual))
+
+
+def _refuse_sharded(*models: nn.Module) -> None:
+    for model in models:
+        for path in sharded_collections(model):
+            raise ConversionError(
+                "the collection is sharded: a rank has its shards and its samples alone, and nothing that it could be "
+                "compared with.",
+                reason="sharded_model",
+                module_path=path,
+                what_to_do="verify before sharding; convert(model, sample, plan=...) does so by itself.",
+            )
 
 
 def _has_optimizer(weight: nn.Parameter) -> bool:

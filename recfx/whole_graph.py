@@ -18,6 +18,7 @@ from recfx.ir.meta import META_KEY
 from recfx.islands import carry_hooks
 from recfx.parity import Difference, compare_forward
 from recfx.sample import Sample
+from recfx.sharding.collection import sharded_collections
 from recfx.shells import copy_shells
 from recfx.tracing import Rollback, ShallowTracer, rollback_of, trace_graph
 
@@ -173,7 +174,7 @@ def _trace(
 ) -> tuple[fx.GraphModule, list[Rollback], set[str]]:
     root, _ = copy_shells(model)
     set_mode(root, training)
-    islands = {id(island) for island in converted_collections(root).values()}
+    islands = {id(island) for island in (*converted_collections(root).values(), *sharded_collections(root).values())}
     tracer = ShallowTracer(islands, opaque)
     try:
         graph = trace_graph(root, sample, tracer)

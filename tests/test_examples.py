@@ -1,4 +1,8 @@
-"""The demo runs from a shell, on generated rows and on files in Criteo's two forms, and says what went wrong."""
+"""The examples run from a shell.
+
+The demo: on generated rows and on files in Criteo's two forms; and it says what went wrong. Those of sharded training:
+alone, and under torchrun.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +23,24 @@ SMALL = ["--steps", "8", "--batch-size", "64", "--rows", "2000", "--dim", "8"]
 
 
 def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(EXAMPLES / "train_dlrm.py"), *arguments]
+    return run_example("train_dlrm", *arguments)
+
+
+def run_example(name: str, *arguments: str, processes: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run it with ``python``, or with ``torchrun`` if it shall be several processes."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes else []
+    command = [sys.executable, *torchrun, str(EXAMPLES / f"{name}.py"), *arguments]
     paths = os.pathsep.join(path for path in (str(REPOSITORY), os.environ.get("PYTHONPATH")) if path)
     environment = {**os.environ, "PYTHONPATH": paths}  # also where recfx is not installed
     return subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=REPOSITORY, env=environment, timeout=300
     )
+
+
+def assert_ended_well(finished: subprocess.CompletedProcess[str]) -> None:
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "terminate called" not in finished.stderr
+    assert "Traceback" not in finished.stderr
 
 
 @pytest.fixture
@@ -157,3 +173,36 @@ def test_shuffled_batches_are_full_and_cover_an_epoch(criteo: ModuleType) -> Non
     total = sum(batch.dense.sum() for batch in batches)
     assert float(total) == pytest.approx(3 * float(rows.dense.sum()), rel=1e-4)
     assert [len(batch) for batch in rows.shuffled_batches(500, 2)] == [100, 100]
+
+
+@pytest.mark.parametrize(("processes", "optimizer"), [(0, "adam"), (2, "adagrad")])
+def test_rec_sdk_quick_start(processes: int, optimizer: str) -> None:
+    finished = run_example(
+        "rec_sdk_quickstart", "--optimizer", optimizer, "--epochs", "2", "--batches", "10", processes=processes
+    )
+    assert_ended_well(finished)  # 1 if the loss did not fall
+    assert finished.stdout.count(": 20 steps, loss") == max(processes, 1)
+    assert finished.stdout.count("demo done") == 1
+    assert f"rank:{max(processes, 1) - 1}/cpu" in finished.stdout
+
+
+def test_explore_sharding_starts_its_processes() -> None:
+    finished = run_example("explore_sharding", "--world-size", "4", "--type", "table_row_wise", "--type", "grid_shard")
+    assert_ended_well(finished)
+    assert finished.stdout.count("at most 0.0e+00 from the unsharded collection") == 8
+    assert "ebc_output_dist_wait_1 = output_dist_wait(ebc_output_dist_start_1)" in finished.stdout
+
+
+def test_explore_sharding_under_torchrun() -> None:
+    finished = run_example("explore_sharding", "--type", "row_wise", processes=2)
+    assert_ended_well(finished)
+    assert "large_1    (2048, 64)  rows 2048..4095 columns 0..63" in finished.stdout
+    assert "ebc_bucketize = bucketize(ebc_select_features)" in finished.stdout
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_torchrec_tour(processes: int) -> None:
+    finished = run_example("torchrec_tour", "--steps", "10", processes=processes)
+    assert_ended_well(finished)  # 1 if a loss did not fall
+    assert "the same as sharded(features): True" in finished.stdout
+    assert finished.stdout.count("optimizer of the rest has ['over.weight', 'over.bias']") == 2

@@ -9,6 +9,7 @@ from recfx.inspect.report import (
     Report,
     Verification,
 )
+from recfx.inspect.sharding_report import ShardingReport, ShardReport
 from recfx.inspect.table_report import HashingReport, Reason, TableReport
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "PassReport",
     "Reason",
     "Report",
+    "ShardReport",
+    "ShardingReport",
     "TableReport",
     "Verification",
     "explain",

@@ -1,10 +1,13 @@
 """Whether an index has rows enough, from what it has counted: forecasts, and how many rows would do.
 
 Counted is all training since the index was built; a state brings the counts that were saved with it. What is said of
-a batch is the mean over all of them.
+a batch is the mean over all of them. A rank that holds a slice of a table forecasts for its slice, and takes the others
+to be like it where it says how many rows the table should have.
 """
 
 from __future__ import annotations
+
+import math
 
 from recfx.hashing.usable_share import rows_for
 from recfx.inspect.index_facts import IndexFacts
@@ -22,12 +25,14 @@ def suggested_rows(index: IndexFacts) -> int | None:
     ids without a row are not counted, their sightings are; see ``_ids_sharing``. ``"evict"``: twice the rows.
     """
     config, taken = index.config, index.occupancy.taken
+    if not index.buckets:
+        return None
     if churns(index):
         wanted = 2 * config.index_rows
     elif index.trained["shared_answers"] > 0:
-        wanted = rows_for(taken + _ids_sharing(index), config.buckets, COMFORTABLE)
+        wanted = _rows_for(taken + _ids_sharing(index), index)
     elif nearly_full(index):
-        wanted = rows_for(taken + min(index.trained["inserted"], taken), config.buckets, COMFORTABLE)
+        wanted = _rows_for(taken + min(index.trained["inserted"], taken), index)
     else:
         return None
     return config.dense_rows + max(wanted, config.index_rows)
@@ -36,7 +41,7 @@ def suggested_rows(index: IndexFacts) -> int | None:
 def nearly_full(index: IndexFacts) -> bool:
     """Whether most of the ids that are expected to fit are there. An index that evicts is meant to be full."""
     taken = index.occupancy.taken
-    return not index.config.evicts and taken >= NEARLY_FULL * (taken + index.room)
+    return not index.config.evicts and taken > 0 and taken >= NEARLY_FULL * (taken + index.room)
 
 
 def new_ids_a_batch(index: IndexFacts) -> float:
@@ -62,7 +67,7 @@ def churns(index: IndexFacts) -> bool:
     tenth or more evicted an id.
     """
     evicted = index.trained["evicted"]
-    return evicted >= index.config.index_rows and evicted >= CHURN * index.trained["ids_seen"]
+    return 0 < index.index_rows <= evicted and evicted >= CHURN * index.trained["ids_seen"]
 
 
 def batches_kept(index: IndexFacts) -> float:
@@ -70,7 +75,12 @@ def batches_kept(index: IndexFacts) -> float:
 
     J. D. C. Little, "A proof for the queuing formula L = lambda W", Operations Research 9 (1961), 383-387.
     """
-    return index.config.index_rows * index.trained["batches"] / max(index.trained["evicted"], 1)
+    return index.index_rows * index.trained["batches"] / max(index.trained["evicted"], 1)
+
+
+def _rows_for(ids: int, index: IndexFacts) -> int:
+    """Rows of the whole table for so many ids in the index's part of it."""
+    return rows_for(math.ceil(ids / index.part), index.config.buckets, COMFORTABLE)
 
 
 def _ids_sharing(index: IndexFacts) -> int:

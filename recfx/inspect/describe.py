@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 
 from recfx.collection import HashEmbeddingBagCollection
+from recfx.hashing import ResolvedHashConfig
 from recfx.inspect import capacity
 from recfx.inspect.facts import TableFacts, table_facts
 from recfx.inspect.index_facts import IndexFacts
@@ -17,6 +18,7 @@ from recfx.inspect.reasons import table_reasons, type_name
 from recfx.inspect.report import NodeReport, PassReport
 from recfx.inspect.table_report import HashingReport, TableReport
 from recfx.ir.meta import node_meta
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.training.fused_optimizer import FusedOptimizer
 from recfx.training.in_backward import NotFused
 
@@ -29,15 +31,22 @@ def describe_island(island: HashEmbeddingBagCollection, path: str, existed: bool
         path: its fully qualified name in the model.
         existed: whether its tables were there before recfx.
     """
-    tables = [_table(facts) for facts in table_facts(island, path, existed)]
+    tables = [table_report(facts) for facts in table_facts(island, path, existed)]
     return {
         "is_weighted": island.is_weighted(),
         "device": str(island.device),
         "tables": tuple(tables),
-        "nodes": _nodes(island),
+        **graph_fields(island),
+        "reasons": tuple(reason for table in tables for reason in table.reasons),
+    }
+
+
+def graph_fields(island: HashEmbeddingBagCollection | ShardedHashEmbeddingBagCollection) -> dict[str, Any]:
+    """What became of the collection's graph, and how."""
+    return {
+        "nodes": _nodes(island.graph_module),
         "passes": tuple(PassReport(record.name, record.modified, record.text) for record in island.pass_records),
         "declined": tuple(declined for record in island.pass_records for declined in record.declined),
-        "reasons": tuple(reason for table in tables for reason in table.reasons),
     }
 
 
@@ -60,7 +69,8 @@ def describe_other(collection: nn.Module) -> dict[str, Any]:
     return {"is_weighted": is_weighted, "device": device, "tables": tables}
 
 
-def _table(facts: TableFacts) -> TableReport:
+def table_report(facts: TableFacts) -> TableReport:
+    """One table of a converted collection."""
     spec, weight = facts.spec, facts.weight
     return TableReport(
         name=spec.name,
@@ -72,7 +82,7 @@ def _table(facts: TableFacts) -> TableReport:
         dtype=type_name(weight.dtype),
         device=str(weight.device),
         bytes=weight.numel() * weight.element_size(),
-        hashing=_hashing(facts),
+        hashing=hashing_report(spec.hashing, facts.index_facts),
         kernel=facts.kernel.name,
         kernels_passed_over=facts.kernel.passed_over,
         optimizer=_optimizer(facts),
@@ -81,11 +91,11 @@ def _table(facts: TableFacts) -> TableReport:
     )
 
 
-def _hashing(facts: TableFacts) -> HashingReport:
-    config, index = facts.spec.hashing, facts.index_facts
+def hashing_report(config: ResolvedHashConfig | None, index: IndexFacts | None) -> HashingReport:
+    """How ids become rows; ``index``: what one with data shows of itself."""
     if config is None:
         return HashingReport("static")
-    if facts.index is None:
+    if not config.has_index:
         return HashingReport("adopted", rows=config.rows, dense_rows=config.dense_rows)
     found = HashingReport(
         "index",
@@ -106,9 +116,9 @@ def _index(index: IndexFacts) -> dict[str, Any]:
     occupancy = index.occupancy
     return {
         "ids_held": occupancy.taken,
-        "occupancy": occupancy.taken / occupancy.rows,
-        "worst_bucket": occupancy.worst_bucket,
-        "worst_bucket_occupancy": occupancy.worst_bucket_taken / occupancy.worst_bucket_rows,
+        "occupancy": occupancy.taken / max(occupancy.rows, 1),
+        "worst_bucket": occupancy.worst_bucket if index.buckets else None,
+        "worst_bucket_occupancy": occupancy.worst_bucket_taken / max(occupancy.worst_bucket_rows, 1),
         "counters": tuple(index.counters.items()),
         "candidates": None if index.candidates is None else index.candidates.waiting,
         "longest_probe": index.longest_probe,
@@ -117,6 +127,7 @@ def _index(index: IndexFacts) -> dict[str, Any]:
         "room": int(index.room),
         "batches_until_full": capacity.batches_until_full(index),
         "suggested_rows": capacity.suggested_rows(index),
+        "rows_here": index.rows,
     }
 
 
@@ -128,9 +139,9 @@ def _optimizer(facts: TableFacts) -> str:
     return "none: gradients to weight.grad" if facts.weight.requires_grad else "none: frozen"
 
 
-def _nodes(island: HashEmbeddingBagCollection) -> tuple[NodeReport, ...]:
+def _nodes(graph_module: fx.GraphModule) -> tuple[NodeReport, ...]:
     nodes = []
-    for node in island.graph_module.graph.nodes:
+    for node in graph_module.graph.nodes:
         meta = node_meta(node)
         if meta is not None:
             dtype = "" if meta.dtype is None else type_name(meta.dtype)

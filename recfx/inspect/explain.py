@@ -15,15 +15,17 @@ from recfx.classify import CONVERTIBLE, KEPT, REFUSED, Finding
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.conversion import Found
 from recfx.discovery import Discovery, discover, unwrap
-from recfx.errors import ConversionError
 from recfx.growth import Growth
 from recfx.hashing import HashConfig
 from recfx.inspect.describe import describe_island, describe_other
+from recfx.inspect.describe_sharded import describe_sharded
+from recfx.inspect.planned import PlannedSharding, already_sharded
 from recfx.inspect.records import Records
 from recfx.inspect.report import REPORT_VERSION, CollectionReport, Report, Verification
 from recfx.inspect.table_report import SEVERITIES, Reason
 from recfx.islands import build_islands
 from recfx.sample import Sample
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.tracing import Rollback
 from recfx.whole_graph import WholeGraph
 
@@ -37,17 +39,13 @@ def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
     Args:
         model: any module, converted or not, also inside DDP and torch.compile wrappers.
         sample: one call of it, to confirm where its collections are called; a conversion with a sample remembers.
-        plan: sharding plan; not available yet.
+        plan: TorchRec's sharding plan for a model that is not sharded: what it would do to the tables, and what is
+            wrong with it. A sharded model is explained as this rank sees it; nothing is communicated.
 
     Raises:
-        ConversionError: ``sharding_not_available``.
+        ConversionError: ``invalid_argument``.
     """
-    if plan is not None:
-        raise ConversionError(
-            "sharding plans are not available yet.",
-            reason="sharding_not_available",
-            what_to_do="explain without plan=; the result runs on one device.",
-        )
+    planned = None if plan is None else PlannedSharding(plan)
     model = _holder(model)
     records = Records.of(model)
     traceable = not records.traced() and not isinstance(unwrap(model), WholeGraph)
@@ -61,7 +59,9 @@ def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
                 finding.message, finding.what_to_do = found.message, found.what_to_do
         islands = _dry_run(discovery)
         collections = [
-            _collection(finding, islands.get(id(finding.module), finding.module), records.of_collection(finding))
+            _collection(
+                finding, islands.get(id(finding.module), finding.module), records.of_collection(finding), planned
+            )
             for finding in discovery.findings
         ]
     rollbacks = list(discovery.rollbacks) + [found for _, record in records.conversions for found in record.rollbacks]
@@ -73,6 +73,8 @@ def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
     verification = records.verification(model)
     reasons = [reason for collection in collections for reason in collection.reasons]
     reasons += _model_reasons(discovery, rollbacks, verification) + notes
+    if planned is not None:
+        reasons += planned.unknown({path for finding in discovery.findings for path in finding.paths})
     reasons.sort(key=lambda reason: SEVERITIES.index(reason.severity))
     return Report(
         version=REPORT_VERSION,
@@ -105,12 +107,18 @@ def _dry_run(discovery: Discovery) -> dict[int, nn.Module]:
         return build_islands(discovery.of(CONVERTIBLE), HashConfig(), "auto", growth, keep_refused=True)
 
 
-def _collection(finding: Finding, island: nn.Module, found: Found | None) -> CollectionReport:
+def _collection(
+    finding: Finding, island: nn.Module, found: Found | None, planned: PlannedSharding | None
+) -> CollectionReport:
+    existed = finding.status == CONVERTIBLE or (found is not None and found.kind != HashEmbeddingBagCollection.__name__)
     if isinstance(island, HashEmbeddingBagCollection):
-        existed = finding.status == CONVERTIBLE or (
-            found is not None and found.kind != HashEmbeddingBagCollection.__name__
-        )
         described = describe_island(island, finding.path, existed)
+        if planned is not None:
+            planned.describe(described, island, finding.paths)
+    elif isinstance(island, ShardedHashEmbeddingBagCollection):
+        described = describe_sharded(island, finding.path, existed)
+        if planned is not None:
+            described["reasons"] = (*described["reasons"], already_sharded(finding.path))
     else:
         described = describe_other(finding.module)
     how = finding.found if found is None or finding.found != "walked" else found.found

@@ -70,7 +70,7 @@ def table_facts(island: HashEmbeddingBagCollection, path: str, existed: bool) ->
         path: its fully qualified name in the model.
         existed: whether its tables were there before recfx.
     """
-    kernels, indexes = kernels_by_table(island), dict(island.hash_indexes.items())
+    kernels, indexes = kernels_by_table(island.graph_module), dict(island.hash_indexes.items())
     facts = []
     for spec, config in zip(island.tables, island.embedding_bag_configs(), strict=True):
         bag = island.embedding_bags[spec.name]
@@ -94,10 +94,10 @@ def table_facts(island: HashEmbeddingBagCollection, path: str, existed: bool) ->
     return facts
 
 
-def kernels_by_table(island: HashEmbeddingBagCollection) -> dict[str, Kernel]:
+def kernels_by_table(graph_module: nn.Module) -> dict[str, Kernel]:
     """The kernel that each table's lookup takes as the tables are now: they may have moved since it was lowered."""
     kernels: dict[str, Kernel] = {}
-    for module in island.graph_module.children():
+    for module in graph_module.children():
         if not isinstance(module, Lookup):
             continue
         try:

@@ -8,6 +8,7 @@ from html import escape
 from recfx.inspect import wording
 from recfx.inspect.index_columns import INDEX_COLUMNS, has_index, index_row
 from recfx.inspect.report import CollectionReport, Report
+from recfx.inspect.sharding_columns import SHARDING_COLUMNS, sharding_row, sharding_title
 from recfx.inspect.table_report import Reason, TableReport
 
 _STYLE = """
@@ -67,6 +68,10 @@ def _details(collection: CollectionReport) -> list[str]:
     parts = [f"<h2>{escape(wording.name_of(collection.path))}</h2>"]
     if collection.tables:
         parts.append(_table(_TABLE_COLUMNS, _table_rows(collection)))
+    if title := sharding_title(collection.tables):
+        parts.append(f"<h3>{escape(title)}</h3>")
+        sharded = [table for table in collection.tables if table.sharding is not None]
+        parts.append(_table(SHARDING_COLUMNS, (sharding_row(table, most=64) for table in sharded)))
     if indexed := [table for table in collection.tables if has_index(table)]:
         columns = (*INDEX_COLUMNS, *_FORECAST_COLUMNS)
         parts.append(
@@ -105,7 +110,7 @@ def _table_rows(collection: CollectionReport) -> Iterable[tuple[str, ...]]:
             one.dtype,
             one.device,
             wording.size(one.bytes),
-            wording.hashing(one.hashing),
+            wording.hashing(one.hashing, wording.is_here(one)),
             one.kernel,
             " ".join(f"{declined.by}: {declined.message}" for declined in one.kernels_passed_over),
             one.optimizer,

@@ -35,7 +35,7 @@ def index_row(table: TableReport, count: Callable[[int], str]) -> tuple[str, ...
         table.name,
         *(count(counters[name]) for name in _COUNTERS),
         "" if found.candidates is None else count(found.candidates),
-        f"{found.worst_bucket}: {wording.share(found.worst_bucket_occupancy)}",
+        "" if found.worst_bucket is None else f"{found.worst_bucket}: {wording.share(found.worst_bucket_occupancy)}",
         f"{found.longest_probe}",
-        f"{(found.index_bytes or 0) / (found.rows or 1):.1f}",
+        f"{(found.index_bytes or 0) / (found.rows_here or 1):.1f}",
     )

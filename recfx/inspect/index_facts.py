@@ -33,10 +33,16 @@ class Candidates:
 
 @dataclass(frozen=True)
 class IndexFacts:
-    """One index.
+    """One index, of a table or of a slice of one.
+
+    What it has counted is the slice's own, except after a table was cut: what the whole one had counted before went to
+    the first slice.
 
     Args:
-        config: of it.
+        config: of the whole table.
+        rows: of it that the index holds, the dense ones included.
+        index_rows: those of them that it gives out.
+        buckets: that these are cut into; 0 in a slice of dense rows.
         occupancy: how full it is.
         counters: of training and eval together.
         trained: the same counters, training alone.
@@ -49,6 +55,9 @@ class IndexFacts:
     """
 
     config: ResolvedHashConfig
+    rows: int
+    index_rows: int
+    buckets: int
     occupancy: Occupancy
     counters: dict[str, int]
     trained: dict[str, int]
@@ -64,23 +73,34 @@ class IndexFacts:
         """None where the index is on the meta device and holds nothing."""
         if index.bucket_taken.is_meta:
             return None
-        config, buffers = index.config, index.index_buffers()
-        begins = bucket_begins(torch.arange(config.buckets + 1), config.rows, config.dense_rows, config.buckets)
+        config, policy, buffers = index.config, index.policy, index.index_buffers()
+        own = policy.own_buckets
+        borders = torch.arange(own.start, own.start + len(own) + 1)
+        begins = bucket_begins(borders, config.rows, config.dense_rows, config.buckets) - policy.row_begin
         return cls(
             config=config,
+            rows=policy.own_rows,
+            index_rows=policy.own_index_rows,
+            buckets=len(own),
             occupancy=index.occupancy(),
             counters=index.counters,
             trained=dict(zip(COUNTERS, buffers.counts.tolist(), strict=True)),
             evaluated=dict(zip(EVAL_COUNTERS, index.eval_counts.tolist(), strict=True)),
-            candidates=_candidates(buffers, begins) if config.admits else None,
+            candidates=_candidates(buffers, begins, own.start) if config.admits else None,
             longest_probe=index.longest_probe(),
             bytes=sum(tensor.numel() * tensor.element_size() for tensor in buffers),
-            usable_share=usable_share(config.index_rows, config.buckets),
-            room=expected_room(begins.diff() - buffers.bucket_taken),
+            usable_share=usable_share(policy.own_index_rows, len(own)) if own else 1.0,
+            room=expected_room(begins.diff() - buffers.bucket_taken) if own else 0.0,
         )
 
+    @property
+    def part(self) -> float:
+        """Which part of the rows that the table gives out these are."""
+        return self.index_rows / self.config.index_rows
 
-def _candidates(buffers: IndexBuffers, begins: Tensor) -> Candidates:
+
+def _candidates(buffers: IndexBuffers, begins: Tensor, first_bucket: int) -> Candidates:
+    """``begins``: where each bucket begins among the index's rows, and where the last one ends."""
     places = torch.nonzero(buffers.candidate_counts).squeeze(1)
     bucket = torch.searchsorted(begins, places, right=True) - 1
     waiting = torch.bincount(bucket, minlength=begins.numel() - 1)
@@ -88,4 +108,6 @@ def _candidates(buffers: IndexBuffers, begins: Tensor) -> Candidates:
     if not full:
         return Candidates(places.numel())
     first_seen = buffers.candidate_order[begins[full[0]] : begins[full[0] + 1]].min() >> _ORDER_BITS
-    return Candidates(places.numel(), full[0], int(buffers.counts[COUNTERS.index("batches")] - first_seen))
+    return Candidates(
+        places.numel(), first_bucket + full[0], int(buffers.counts[COUNTERS.index("batches")] - first_seen)
+    )

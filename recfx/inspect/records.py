@@ -11,9 +11,11 @@ from recfx.collection import HashEmbeddingBagCollection
 from recfx.conversion import Conversion, Found, conversion_of
 from recfx.discovery import unwrap
 from recfx.inspect.report import Verification
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.whole_graph import WholeGraph
 
-_WRAPPERS = {"module", "_orig_mod"}  # what DistributedDataParallel and torch.compile call the model inside
+# What DistributedDataParallel, torch.compile and DistributedModelParallel call the model inside.
+_WRAPPERS = {"module", "_orig_mod", "_dmp_wrapped_module"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Records:
     def verification(self, model: nn.Module) -> Verification:
         """Of the outermost conversion; where there is none, why."""
         if not self.conversions:
-            built = any(isinstance(module, HashEmbeddingBagCollection) for module in model.modules())
+            ours = (HashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection)
+            built = any(isinstance(module, ours) for module in model.modules())
             return Verification(None, "not run: built directly" if built else "not run: not converted yet")
         _, record = self.conversions[0]
         if record.verification is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from recfx.inspect.sharding_report import ShardingReport
 from recfx.lowering.registry import Declined
 
 SEVERITIES = ("error", "warning", "info")
@@ -56,6 +57,8 @@ class HashingReport:
         batches_until_full: batches until then at the mean pace so far: a lower estimate where fewer and fewer ids are
             new, an upper one where more and more are. None before training, and with ``on_full="evict"``.
         suggested_rows: for ``HashConfig.rows``, with the buckets that it has; None where nothing asks for more.
+        rows_here: rows of the index that all this is said of: the table's, or those of a rank's slice of a table whose
+            rows are cut. None on meta, and where this rank has none.
     """
 
     mode: str
@@ -79,6 +82,7 @@ class HashingReport:
     room: int | None = None
     batches_until_full: int | None = None
     suggested_rows: int | None = None
+    rows_here: int | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,8 @@ class TableReport:
             ``"in backward, not fused: <reason>"``.
         custom_init_fn: whether it brings an ``init_fn`` of its own, which new rows take their values from.
         reasons: those of the report's reasons that are about this table.
+        sharding: where its parts are; None where it is not sharded. ``rows``, ``dim`` and ``bytes`` are the whole
+            table's, ``device``, ``kernel`` and ``optimizer`` those of this rank's part, ``""`` where it has none.
     """
 
     name: str
@@ -119,3 +125,4 @@ class TableReport:
     optimizer: str = ""
     custom_init_fn: bool = False
     reasons: tuple[Reason, ...] = ()
+    sharding: ShardingReport | None = None

@@ -15,6 +15,7 @@ from rich.text import Text
 from recfx.inspect import wording
 from recfx.inspect.index_columns import INDEX_COLUMNS, has_index, index_row
 from recfx.inspect.report import CollectionReport, Report
+from recfx.inspect.sharding_columns import SHARDING_COLUMNS, sharding_row, sharding_title
 from recfx.inspect.table_report import Reason, TableReport
 
 WIDTH = 120
@@ -88,6 +89,8 @@ def _details(collection: CollectionReport) -> list[RenderableType]:
         Text(f"\n{wording.name_of(collection.path)}: {collection.status}, {_totals(collection.tables)}"),
         _tables(collection.tables),
     ]
+    if title := sharding_title(collection.tables):
+        parts += [Text(f"  {title}"), _sharding([table for table in collection.tables if table.sharding is not None])]
     if indexed := [table for table in collection.tables if has_index(table)]:
         parts += [Text("  indexes, with what they have counted so far"), _indexes(indexed)]
     if collection.nodes:
@@ -97,7 +100,8 @@ def _details(collection: CollectionReport) -> list[RenderableType]:
             sizes.add_row(node.name, wording.shape(node.shape), size, node.kernel, node.made_by)
         if len(collection.nodes) > 2 * _FEW:
             sizes.add_row(f"... {len(collection.nodes) - 2 * _FEW:,} more", "", "", "", "")
-        parts += [Text("  sizes, in B (batch size) and L_f (mean number of ids a sample of feature f)"), sizes]
+        ranks = ", W (ranks)" if title else ""
+        parts += [Text(f"  sizes, in B (batch size){ranks} and L_f (mean number of ids a sample of feature f)"), sizes]
     return parts
 
 
@@ -108,7 +112,14 @@ def _tables(tables: tuple[TableReport, ...]) -> Table:
         shown = group if len(tables) <= _FEW else group[:_EXAMPLES]
         for one in shown:
             features, size = wording.listed(one.features, 2), wording.size(one.bytes)
-            cells = (one.pooling, one.dtype, size, wording.hashing(one.hashing), one.kernel, wording.optimizer(one))
+            cells = (
+                one.pooling,
+                one.dtype,
+                size,
+                wording.hashing(one.hashing, wording.is_here(one)),
+                one.kernel,
+                wording.optimizer(one),
+            )
             grid.add_row(one.name, features, f"{one.rows:,}", str(one.dim), *cells)
         rest = group[len(shown) :]
         if rest:
@@ -118,6 +129,23 @@ def _tables(tables: tuple[TableReport, ...]) -> Table:
         others = [one for group in groups[_MOST_GROUPS:] for one in group]
         grid.add_row(f"... {len(others):,} others", *[""] * 5, wording.size(sum(one.bytes for one in others)))
     return grid
+
+
+def _sharding(tables: list[TableReport]) -> Table:
+    """A few of each kind, where there are many."""
+    grid = _grid(*SHARDING_COLUMNS)
+    groups = [tables] if len(tables) <= _FEW else _groups(tables, _sharding_key)[:_MOST_GROUPS]
+    shown = [table for group in groups for table in (group if len(tables) <= _FEW else group[:_EXAMPLES])]
+    for one in shown:
+        grid.add_row(*sharding_row(one))
+    if len(shown) < len(tables):
+        grid.add_row(f"... {len(tables) - len(shown):,} more")
+    return grid
+
+
+def _sharding_key(table: TableReport) -> Hashable:
+    found = table.sharding
+    return None if found is None else (found.sharding_type, found.compute_kernel, found.bytes_here > 0)
 
 
 def _indexes(tables: list[TableReport]) -> Table:
@@ -170,7 +198,7 @@ def _groups(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> list[li
 def _grid(*columns: str) -> Table:
     grid = Table(box=box.ASCII, padding=(0, 1), pad_edge=False, show_edge=False)
     for column in columns:
-        right = column in ("rows", "dim", "size", "tables", *INDEX_COLUMNS[1:])
+        right = column in ("rows", "dim", "size", "tables", *INDEX_COLUMNS[1:], *SHARDING_COLUMNS[-3:])
         grid.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=right)
     return grid
 

@@ -71,15 +71,20 @@ def share(part: float) -> str:
     return f"{100 * part:.1f}%"
 
 
-def hashing(found: HashingReport | None) -> str:
-    """How ids become rows, in a line."""
+def hashing(found: HashingReport | None, here: bool = True) -> str:
+    """How ids become rows, in a line; ``here``: whether this rank has anything of the table."""
     if found is None or found.mode != "index":
         return "" if found is None else found.mode
     dense = f", ids below {found.dense_rows:,} dense" if found.dense_rows else ""
     if found.ids_held is None or found.occupancy is None or found.worst_bucket_occupancy is None:
-        return f"index{dense}, not allocated"
+        return f"index{dense}, {'not allocated' if here else 'on other ranks'}"
     worst = f", worst bucket {share(found.worst_bucket_occupancy)}" if (found.buckets or 1) > 1 else ""
     return f"index{dense}: {found.ids_held:,} ids, {share(found.occupancy)}{worst}{_rules(found)}"
+
+
+def is_here(table: TableReport) -> bool:
+    """Whether this rank has some of the table."""
+    return table.sharding is None or table.sharding.bytes_here > 0
 
 
 def optimizer(table: TableReport) -> str:

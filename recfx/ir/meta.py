@@ -32,6 +32,21 @@ class SourceLocation:
 
 
 @dataclass(frozen=True)
+class Collective:
+    """One collective call of a node.
+
+    Args:
+        operation: ``"all_to_all"``, ``"reduce_scatter"`` or ``"all_gather"``.
+        bytes: symbolic size of what this rank hands over, its own part included.
+        backward: whether it runs in the backward.
+    """
+
+    operation: str
+    bytes: sympy.Expr
+    backward: bool = False
+
+
+@dataclass(frozen=True)
 class NodeMeta:
     """Facts about one node.
 
@@ -46,6 +61,7 @@ class NodeMeta:
         source: where the user's code makes the collection, if known.
         tables: names of the tables that the node works on.
         kernel: the backend that serves a lookup, once lowered.
+        collectives: what the node puts on the wire, in order; those of the backward last.
     """
 
     kind: str
@@ -58,6 +74,7 @@ class NodeMeta:
     source: SourceLocation | None = None
     tables: tuple[str, ...] = ()
     kernel: str = ""
+    collectives: tuple[Collective, ...] = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NodeMeta:
         return self  # frozen: copies of a graph share it

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
 from recfx.ir.columns import Columns
 
-
-class _Run(NamedTuple):
-    """Columns that stand side by side in a part as in the result; ``part`` -1: zeros, nobody holds them."""
-
-    part: int
-    begin: int
-    width: int
+_NOBODY = -1
 
 
 class ColumnOrder:
-    """Concatenates stretches of parts; what is in the right order already is not cut.
+    """Concatenates stretches of parts; columns that are neighbours before and after stay together.
 
     Args:
         parts: the columns of each part, in order.
@@ -27,25 +20,31 @@ class ColumnOrder:
     """
 
     def __init__(self, parts: list[list[Columns]], wanted: list[Columns]) -> None:
-        where: dict[Columns, tuple[int, int]] = {}
-        widths = []
+        place = {columns: position for position, columns in enumerate(wanted)}
+        after = {columns: wanted[position + 1] for columns, position in place.items() if position + 1 < len(wanted)}
+        self._widths: list[list[int]] = []  # of the stretches of each part
+        where: dict[Columns, tuple[int, int]] = {}  # what a stretch begins with: part, number of the stretch
+        inside: set[Columns] = set()  # columns that follow others in their stretch
         for number, part in enumerate(parts):
-            begin = 0
+            widths: list[int] = []
+            last: Columns | None = None
             for columns in part:
-                where[columns] = (number, begin)
-                begin += columns.dim
-            widths.append(begin)
-        runs: list[_Run] = []
+                if last is not None and after.get(last) == columns:
+                    widths[-1] += columns.dim
+                    inside.add(columns)
+                else:
+                    where[columns] = (number, len(widths))
+                    widths.append(columns.dim)
+                last = columns
+            self._widths.append(widths)
+        self._pieces: list[tuple[int, int]] = []  # part, and stretch of it; or _NOBODY and a width
         for columns in wanted:
-            number, begin = where.get(columns, (-1, 0))
-            last = runs[-1] if runs else None
-            adjacent = last is not None and last.part == number and (number < 0 or last.begin + last.width == begin)
-            if last is not None and adjacent:
-                runs[-1] = last._replace(width=last.width + columns.dim)
-            else:
-                runs.append(_Run(number, begin, columns.dim))
-        self._runs = runs
-        self._is_whole = [run.part >= 0 and run.width == widths[run.part] for run in runs]
+            if columns in inside:
+                continue
+            piece = where.get(columns, (_NOBODY, columns.dim))
+            if piece[0] == _NOBODY and self._pieces and self._pieces[-1][0] == _NOBODY:
+                piece = (_NOBODY, self._pieces.pop()[1] + columns.dim)
+            self._pieces.append(piece)
 
     def __call__(self, parts: Sequence[torch.Tensor], batch_size: int) -> torch.Tensor:
         """Join.
@@ -57,19 +56,21 @@ class ColumnOrder:
         Returns:
             ``[B, sum of the wanted dims]``.
         """
-        if not self._runs:
-            return torch.zeros(batch_size, 0)
-        pieces = [
-            self._zeros(run, parts, batch_size)
-            if run.part < 0
-            else parts[run.part]
-            if is_whole
-            else parts[run.part].narrow(1, run.begin, run.width)
-            for run, is_whole in zip(self._runs, self._is_whole, strict=True)
+        # Split, not narrow: the backward of many narrows makes as many tensors of the whole size.
+        stretches = [
+            (part,) if len(widths) == 1 else part.split(widths, dim=1)
+            for part, widths in zip(parts, self._widths, strict=True)
         ]
+        pieces = [
+            _zeros(parts, batch_size, piece) if part == _NOBODY else stretches[part][piece]
+            for part, piece in self._pieces
+        ]
+        if not pieces:
+            return torch.zeros(batch_size, 0)
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
-    def _zeros(self, run: _Run, parts: Sequence[torch.Tensor], batch_size: int) -> torch.Tensor:
-        if parts:
-            return parts[0].new_zeros(batch_size, run.width)
-        return torch.zeros(batch_size, run.width, dtype=torch.float32)
+
+def _zeros(parts: Sequence[torch.Tensor], batch_size: int, width: int) -> torch.Tensor:
+    if parts:
+        return parts[0].new_zeros(batch_size, width)
+    return torch.zeros(batch_size, width, dtype=torch.float32)

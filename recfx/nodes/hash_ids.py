@@ -20,6 +20,7 @@ from recfx.kernels.pooled_lookup import IndexView
 from recfx.nodes.answers import answer_replayed, answer_unseen
 from recfx.nodes.bags import keep_ids, with_values
 from recfx.nodes.base import NodeModule
+from recfx.nodes.found_ahead import FoundRows, found_rows
 from recfx.nodes.in_flight import BatchesInFlight, BatchInFlight
 from recfx.nodes.new_rows import GivenRows, NewRows
 from recfx.nodes.raw_ids import RawIds, add_found
@@ -49,6 +50,7 @@ class HashIds(NodeModule):
 
     Attributes:
         inside_lookup: the lookup behind it finds rows itself: hand raw ids over where that can be done.
+        counts_every_id: some table scores or counts all of them: nothing can be done ahead.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class HashIds(NodeModule):
         self._new_rows = NewRows(store)
         self._in_flight = BatchesInFlight()
         self._evicting = [table for table in tables if table.evicts]
-        self._needs_every_id = any(table.evicts or table.admits for table in tables)  # to score or to count it
+        self.counts_every_id = any(table.evicts or table.admits for table in tables)
 
     @property
     def hashed(self) -> tuple[str, ...]:
@@ -98,14 +100,26 @@ class HashIds(NodeModule):
             check_fused(self.collection, self._evicting, self._store)
         if features.values().is_meta:
             return features
+        found = found_rows(features) if self.training and not self.counts_every_id and not _is_replay() else None
+        if found is not None:
+            return self._insert_absent(features, found)
         if self.inside_lookup and not self._must_hash_now():
             return RawIds(features, self)
         return self.hash(features)
 
+    def _insert_absent(self, features: KeyedJaggedTensor, found: FoundRows) -> KeyedJaggedTensor:
+        """The rest, where rows were looked for ahead."""
+        raw, rows = RawIds(features, self), found.rows
+        if bool((rows == -1).any()):
+            raw.insert(found.ids, rows, [])
+        else:
+            raw.answered([])
+        return with_values(features, rows.to(features.values().device), features.weights_or_none())
+
     def _must_hash_now(self) -> bool:
         """Whether finding rows is not all that is to be done: ids are counted, or rows must stay for a backward."""
         if self.training:
-            return self._needs_every_id or _is_replay()
+            return self.counts_every_id or _is_replay()
         return bool(self._evicting) and torch.is_grad_enabled()
 
     def hash(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -151,6 +165,10 @@ class HashIds(NodeModule):
             self._store.index(table.name).view(self.training) if table.name in self._is_hashed else None
             for table in self.tables
         ]
+
+    def index(self, table: str) -> HashIndex:
+        """Of a table that has one."""
+        return self._store.index(table)
 
     def _indexes(self, segments: list[Segment]) -> list[HashIndex]:
         return [self._store.index(segment.table.name) for segment in segments]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torchrec.distributed.comm_ops import get_gradient_division
-from torchrec.distributed.dist_data import PooledEmbeddingsAllToAll
+from torchrec.distributed.dist_data import PooledEmbeddingsAllToAll, PooledEmbeddingsReduceScatter
 from torchrec.distributed.types import Awaitable, NoWait
 
 from recfx.ir.columns import Columns, total_dim
@@ -88,8 +88,8 @@ class AllToAll(OutputDistStart):
 class ReduceScatter(OutputDistStart):
     """Every rank sends a part of the same columns; each gets their sums, for its own samples.
 
-    An all-to-all, and a sum in the order of ranks: as many bytes, the same bits on every run, and ranks may have
-    batches of any size (gloo's reduce-scatter of uneven sizes has no backward in torchrec 1.8.0).
+    Where batches differ in size it is an all-to-all, and a sum in the order of ranks: as many bytes, but more copies
+    (gloo has no backward for the reduce-scatter of uneven sizes in torchrec 1.8.0).
 
     Args:
         group, columns, parts: see above.
@@ -102,7 +102,8 @@ class ReduceScatter(OutputDistStart):
     ) -> None:
         super().__init__(group, columns, parts)
         self.hosts = hosts
-        self._dist = _all_to_all(group, [total_dim(columns)] * group.size())
+        self._dist = PooledEmbeddingsReduceScatter(group)
+        self._uneven = _all_to_all(group, [total_dim(columns)] * group.size())
 
     def with_parts(self, parts: list[list[Columns]]) -> ReduceScatter:
         """The same for inputs that hold their columns otherwise."""
@@ -115,9 +116,12 @@ class ReduceScatter(OutputDistStart):
             by_rank = pooled.split(sizes)
             pooled = torch.cat([by_rank[host * ranks + rank] for rank in range(ranks) for host in range(self.hosts)])
             sizes = [sum(sizes[rank::ranks]) for rank in range(ranks)]
-        if ranks == 1:
+        if ranks == 1 or not self.columns:  # none: no rank of the group has any
             return NoWait(pooled)
-        return _SumOverRanks(self._dist(pooled, sizes), ranks)
+        if len(set(sizes)) > 1:
+            return _SumOverRanks(self._uneven(pooled, sizes), ranks)
+        sent: Awaitable[torch.Tensor] = self._dist(pooled, sizes)
+        return sent
 
 
 class CrossHost(AllToAll):

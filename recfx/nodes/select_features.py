@@ -39,6 +39,7 @@ class SelectFeatures(NodeModule):
         # Beside an index no kernel checks ids: static tables are checked here then, as the standard collection does it.
         self._set_checks(everything=any(table.has_index for table in tables))
         self._positions: dict[tuple[str, ...], list[int]] = {}
+        self.has_expanded = False  # a batch whose features had sizes of their own; for the report
 
     def _set_checks(self, *, everything: bool) -> None:
         self._checks_lengths = everything
@@ -145,6 +146,7 @@ class SelectFeatures(NodeModule):
                 module_path=self.collection,
                 what_to_do="pass inverse_indices= to the KeyedJaggedTensor, or one batch size for all features.",
             )
+        self.has_expanded = True
         inverse_position = {key: position for position, key in enumerate(inverse_indices[0])}
         strides = features.stride_per_key()
         starts = [0]

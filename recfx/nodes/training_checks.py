@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
 import torch
 import torch.distributed
 
@@ -9,10 +13,24 @@ from recfx.errors import ConversionError
 from recfx.ir.tables import TableSpec
 from recfx.nodes.table_store import TableStore
 
+_on_a_copy: ContextVar[bool] = ContextVar("on_a_copy", default=False)
+
+
+@contextlib.contextmanager
+def on_a_copy() -> Iterator[None]:
+    """Let a copy that is thrown away train unsharded on several ranks: it is there to be compared, on this one."""
+    token = _on_a_copy.set(True)
+    try:
+        yield
+    finally:
+        _on_a_copy.reset(token)
+
 
 def refuse_replicas(collection: str, hashed: tuple[str, ...]) -> None:
     """Raises a ``ConversionError``, ``unsharded_hash_table``, where several ranks train indexes of their own."""
     distributed = torch.distributed
+    if _on_a_copy.get():
+        return
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise ConversionError(
             f"tables {list(hashed)} have an index and train unsharded on {distributed.get_world_size()} "

@@ -6,10 +6,12 @@ import sympy
 import torch
 from torch import fx
 
-from recfx.ir.meta import BATCH, NodeMeta, annotate, mean_length, node_meta
+from recfx.ir.meta import BATCH, WORLD, Collective, NodeMeta, annotate, mean_length, node_meta
 from recfx.ir.tables import TableSpec, embedding_dims
 from recfx.nodes.base import NodeModule
 from recfx.nodes.unexpanded import UnexpandedCollection
+
+_OF_IDS = ("select_features", "bucketize", "input_dist_start", "input_dist_wait", "hash_ids")
 
 
 def node_name(collection: str, kind: str) -> str:
@@ -30,6 +32,8 @@ def add_node(
     like: UnexpandedCollection | NodeMeta,
     tables: tuple[TableSpec, ...],
     made_by: str,
+    shape: tuple[sympy.Expr, ...] | None = None,
+    collectives: tuple[Collective, ...] = (),
 ) -> fx.Node:
     """Insert a call of ``module`` at the graph's insertion point.
 
@@ -41,6 +45,8 @@ def add_node(
         like: where collection name and source location come from.
         tables: the tables that the node works on.
         made_by: name of the pass.
+        shape: symbolic, of the value; None: what the kind gives on one rank.
+        collectives: what the node puts on the wire.
     """
     numbers = graph_module.meta.setdefault("recfx_numbers", {})
     number = numbers[kind] = numbers.get(kind, -1) + 1
@@ -49,7 +55,8 @@ def add_node(
     name = node_name(like.collection, target)
     module.label = name
     node = graph_module.graph.create_node("call_module", target, arguments, {}, name=name)
-    shape, dtype, width = _size(kind, tables)
+    usual, dtype, width = _size(kind, tables)
+    shape = usual if shape is None else shape
     return annotate(
         node,
         NodeMeta(
@@ -62,6 +69,7 @@ def add_node(
             device=_device(like),
             source=like.source,
             tables=tuple(table.name for table in tables),
+            collectives=collectives,
         ),
     )
 
@@ -90,10 +98,12 @@ def renumber(graph_module: fx.GraphModule, kinds: tuple[str, ...]) -> None:
 
 
 def _size(kind: str, tables: tuple[TableSpec, ...]) -> tuple[tuple[sympy.Expr, ...], torch.dtype, int]:
-    if kind in ("select_features", "hash_ids"):
+    if kind in _OF_IDS:
         ids = BATCH * sympy.Add(*(mean_length(feature) for table in tables for feature in table.feature_names))
         return (ids,), torch.int64, 8
-    return (BATCH, sympy.Integer(sum(embedding_dims(tables)))), torch.float32, 4
+    # Lookups of shards pool the samples of all ranks.
+    samples = BATCH * WORLD if kind == "lookup" and any(table.shard_of for table in tables) else BATCH
+    return (samples, sympy.Integer(sum(embedding_dims(tables)))), torch.float32, 4
 
 
 def _device(like: UnexpandedCollection | NodeMeta) -> str:

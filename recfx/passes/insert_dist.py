@@ -1,8 +1,8 @@
 """insert_dist: explicit communication, as the sharding plan says.
 
 Between ``select_features`` and the lookups: ids to the ranks of the shards that they read (``bucketize`` where rows
-are cut, ``input_dist_start``, ``input_dist_wait``), and hashing where the shards' indexes are. Behind the lookups, which
-are those of this rank's shards now: pooled rows back to the ranks of the samples (``output_dist_start``,
+are cut, ``input_dist_start``, ``input_dist_wait``), and hashing where the shards' indexes are. Behind the lookups, now
+those of this rank's shards: pooled rows back to the ranks of the samples (``output_dist_start``,
 ``output_dist_wait``), once a way in which they travel. Lookups pool sums; ``mean_divide`` comes last, by the lengths
 of this rank's own batch. What an ``output_dist`` must know of the ``input_dist`` goes along an edge, the dist context.
 
@@ -14,10 +14,11 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass
 
+import sympy
 from torch import fx
 
 from recfx.ir.columns import Columns, total_dim
-from recfx.ir.meta import NodeMeta, node_meta
+from recfx.ir.meta import BATCH, WORLD, Collective, NodeMeta, node_meta
 from recfx.ir.tables import TableSpec, embedding_dims, embedding_names
 from recfx.kernels.bucketize import Routes
 from recfx.nodes import (
@@ -34,6 +35,7 @@ from recfx.nodes import (
 )
 from recfx.nodes.base import NodeModule
 from recfx.nodes.output_dist import AllToAll, CrossHost, OwnBatch, ReduceScatter
+from recfx.passes import _collectives as wire
 from recfx.passes._nodes import add_node, node_name, nodes_of_kind, remove_node, renumber
 from recfx.passes.base import PassResult
 from recfx.sharding.dist_groups import DistGroups
@@ -86,6 +88,8 @@ class _Rewrite:
         self.selected, self.store = selected, lookup.store
         self.keys = selected.keys
         self.local = tuple(shard.spec for shard in sharding.local())
+        self.arriving_ids = wire.arriving_ids(sharding.local())
+        self.everybody: sympy.Expr = WORLD * BATCH
 
     def run(self) -> None:
         self.selected.check_everything()
@@ -120,11 +124,27 @@ class _Rewrite:
         if any(shard.piece >= 0 for shard in shards):
             pieces = [shard.piece for shard in shards for _ in shard.table.embedding_names]
             module = Bucketize(self.routes(sources, pieces), arriving)
-            source, positions = self.add("bucketize", module, (self.select,), self.selected.tables), None
+            sent = (wire.sent_ids(shards),)
+            source, positions = self.add("bucketize", module, (self.select,), self.selected.tables, sent), None
+        world_size, is_weighted = self.sharding.world_size, self.selected.is_weighted
         start = InputDistStart(self.groups.ids, splits, positions, arriving)
-        started = self.add("input_dist_start", start, (source,), self.selected.tables)
+        started = self.add(
+            "input_dist_start",
+            start,
+            (source,),
+            self.selected.tables,
+            (wire.sent_ids(shards),),
+            wire.of_splits(world_size, is_weighted),
+        )
         pair = self.item(started, 0, "ids_in_flight"), self.item(started, 1, "dist_context_in_flight")
-        arrived = self.add("input_dist_wait", InputDistWait(), pair, self.local)
+        arrived = self.add(
+            "input_dist_wait",
+            InputDistWait(),
+            pair,
+            self.local,
+            (self.arriving_ids,),
+            wire.of_ids(shards, world_size, is_weighted),
+        )
         return self.item(arrived, 0, "ids"), self.item(arrived, 1, "dist_context")
 
     def routes(self, sources: list[int], pieces: list[int]) -> Routes:
@@ -145,7 +165,7 @@ class _Rewrite:
         if not hashed:
             return rows
         module = HashIds(self.selected.collection, self.local, hashed, self.store, sharded=True)
-        return self.add("hash_ids", module, (rows,), self.local)
+        return self.add("hash_ids", module, (rows,), self.local, (self.arriving_ids,))
 
     # Pooled rows
 
@@ -156,22 +176,32 @@ class _Rewrite:
         local = self.sharding.local((group,))
         for shard in local:
             module = Lookup(self.selected.collection, (shard.spec,), "SUM", keys, self.selected.is_weighted, self.store)
-            lookups.append(self.add("lookup", module, (rows,), (shard.spec,)))
+            size = self.everybody, sympy.Integer(total_dim(shard.output_columns))
+            lookups.append(self.add("lookup", module, (rows,), (shard.spec,), size))
             parts.append(_columns_of([shard]))
-        start = self.output_dist_start(group, parts)
-        return self.add("output_dist_start", start, (*lookups, context), self.sharding.of_group(group))
+        start, collectives = self.output_dist_start(group, parts)
+        size = self.everybody, sympy.Integer(total_dim(start.columns))
+        tables = self.sharding.of_group(group)
+        return self.add("output_dist_start", start, (*lookups, context), tables, size, collectives)
 
-    def output_dist_start(self, group: str, parts: list[list[Columns]]) -> OutputDistStart:
-        sharding, groups = self.sharding, self.groups
+    def output_dist_start(
+        self, group: str, parts: list[list[Columns]]
+    ) -> tuple[OutputDistStart, tuple[Collective, ...]]:
+        sharding, groups, ranks = self.sharding, self.groups, self.sharding.world_size
         if group == TABLE_WISE:
-            sent = [_columns_of(sharding.on_rank(rank, (group,))) for rank in range(sharding.world_size)]
-            return AllToAll(groups.pooled, sent[sharding.rank], parts, [total_dim(columns) for columns in sent])
+            sent = [_columns_of(sharding.on_rank(rank, (group,))) for rank in range(ranks)]
+            mine, dims = sent[sharding.rank], [total_dim(columns) for columns in sent]
+            return AllToAll(groups.pooled, mine, parts, dims), wire.of_all_to_all(mine, sum(dims), ranks)
         if group == ROW_WISE:
-            return ReduceScatter(groups.pooled, self.everywhere(group), parts)
+            columns = self.everywhere(group)
+            return ReduceScatter(groups.pooled, columns, parts), wire.of_reduce_scatter(columns, ranks)
         if group == TABLE_ROW_WISE:
-            host, hosts = sharding.rank // sharding.local_size, sharding.world_size // sharding.local_size
-            return ReduceScatter(groups.intra, self.of_host(host), parts, hosts)
-        return OwnBatch(groups.pooled, self.everywhere(group), parts)
+            host, hosts = sharding.rank // sharding.local_size, ranks // sharding.local_size
+            columns = self.of_host(host)
+            collectives = wire.of_reduce_scatter(columns, sharding.local_size, hosts)
+            return ReduceScatter(groups.intra, columns, parts, hosts), collectives
+        columns = self.everywhere(group)
+        return OwnBatch(groups.pooled, columns, parts), wire.of_own_batch(columns, ranks)
 
     def everywhere(self, group: str) -> list[Columns]:
         """Columns that every rank has a part of, or all of."""
@@ -189,32 +219,46 @@ class _Rewrite:
     def collect(self, group: str, started: fx.Node, context: fx.Node) -> tuple[fx.Node, list[Columns]]:
         """The pooled rows of this rank's samples, and which columns these are."""
         sharding, tables = self.sharding, self.sharding.of_group(group)
-        arrived = self.add("output_dist_wait", OutputDistWait(), (started,), tables)
-        if group == TABLE_WISE:
+        if group == TABLE_ROW_WISE:
+            started, columns = self.cross_hosts(started, context)
+        elif group == TABLE_WISE:
             ranks = range(sharding.world_size)
             columns = [column for rank in ranks for column in _columns_of(sharding.on_rank(rank, (group,)))]
-        elif group == TABLE_ROW_WISE:
-            hosts = [self.of_host(host) for host in range(sharding.world_size // sharding.local_size)]
-            host, local_rank = divmod(sharding.rank, sharding.local_size)
-            dims = [total_dim(columns) for columns in hosts]
-            hop = CrossHost(self.groups.cross, hosts[host], [hosts[host]], dims, local_rank, sharding.local_size)
-            sent = self.add("output_dist_start", hop, (arrived, context), tables)
-            arrived = self.add("output_dist_wait", OutputDistWait(), (sent,), tables)
-            columns = [column for each in hosts for column in each]
         else:
             columns = self.everywhere(group)
+        size = BATCH, sympy.Integer(total_dim(columns))
+        arrived = self.add("output_dist_wait", OutputDistWait(), (started,), tables, size)
         divided = tuple(table.name for table in tables if table.pooling == "MEAN")
         if divided:
             divide = MeanDivide(tables, divided, tuple(self.keys), columns)
-            arrived = self.add("mean_divide", divide, (arrived, self.select), tables)
+            arrived = self.add("mean_divide", divide, (arrived, self.select), tables, size)
         return arrived, columns
+
+    def cross_hosts(self, started: fx.Node, context: fx.Node) -> tuple[fx.Node, list[Columns]]:
+        """The second hop: sums of one host, for this rank and its counterparts, to the ranks whose samples they are."""
+        sharding, tables = self.sharding, self.sharding.of_group(TABLE_ROW_WISE)
+        hosts = [self.of_host(host) for host in range(sharding.world_size // sharding.local_size)]
+        host, local_rank = divmod(sharding.rank, sharding.local_size)
+        dims = [total_dim(columns) for columns in hosts]
+        size = len(hosts) * BATCH, sympy.Integer(dims[host])
+        arrived = self.add("output_dist_wait", OutputDistWait(), (started,), tables, size)
+        hop = CrossHost(self.groups.cross, hosts[host], [hosts[host]], dims, local_rank, sharding.local_size)
+        collectives = wire.of_all_to_all(hosts[host], sum(dims), len(hosts))
+        sent = self.add("output_dist_start", hop, (arrived, context), tables, size, collectives)
+        return sent, [column for columns in hosts for column in columns]
 
     # Nodes
 
     def add(
-        self, kind: str, module: NodeModule, arguments: tuple[fx.Node, ...], tables: tuple[TableSpec, ...]
+        self,
+        kind: str,
+        module: NodeModule,
+        arguments: tuple[fx.Node, ...],
+        tables: tuple[TableSpec, ...],
+        shape: tuple[sympy.Expr, ...] | None = None,
+        collectives: tuple[Collective, ...] = (),
     ) -> fx.Node:
-        return add_node(self.graph_module, kind, module, arguments, self.meta, tables, self.name)
+        return add_node(self.graph_module, kind, module, arguments, self.meta, tables, self.name, shape, collectives)
 
     def item(self, pair: fx.Node, number: int, name: str) -> fx.Node:
         return self.graph_module.graph.create_node(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
+from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable, KJTSplitsAllToAllMeta
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import Awaitable, LazyAwaitable, ParameterSharding, ShardedModule, ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -17,18 +18,23 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.hashing.row_move import RowMove
-from recfx.nodes import InputDistStart
+from recfx.nodes import HashIds, InputDistStart
 from recfx.nodes.dist_context import DistContext
+from recfx.nodes.found_ahead import finder
 from recfx.passes import PassRecord, passes, run_passes
 from recfx.sharding.context import BatchContext
-from recfx.sharding.cut import cut
+from recfx.sharding.cut import CutGraph, Segment
 from recfx.sharding.dist_groups import DistGroups
 from recfx.sharding.load_state import LocalState, drop_shard_names, load_local_state
 from recfx.sharding.local_tables import LocalTables, make_local_tables
 from recfx.sharding.optimizer import sharded_optimizer
+from recfx.sharding.out_of_step import in_step, refuse_out_of_step
 from recfx.sharding.plan import read_plan
 from recfx.sharding.shards import CollectionSharding
 from recfx.sharding.state import save_sharded_state
+
+# What input_dist_start gives; the second inside TorchRec's pipelines, which start all collections' exchanges at once.
+_STARTED = (Awaitable, KJTSplitsAllToAllMeta)
 
 
 class ShardedHashEmbeddingBagCollection(
@@ -59,6 +65,7 @@ class ShardedHashEmbeddingBagCollection(
         local: LocalTables,
     ) -> None:
         super().__init__()
+        self._hash_ids: HashIds | None
         self.collection, self.backend, self.source = unsharded.collection, unsharded.backend, unsharded.source
         self.requested, self.calls = dict(unsharded.requested), unsharded.calls
         self._embedding_bag_configs, self._is_weighted = unsharded.embedding_bag_configs(), unsharded.is_weighted()
@@ -79,12 +86,20 @@ class ShardedHashEmbeddingBagCollection(
         pipeline = passes(self.backend, self.sharding, self.groups)
         self.pass_records: list[PassRecord] = run_passes(graph_module, pipeline)
         self.graph_module = graph_module
-        # Segments share the graph's modules, so they are not registered.
-        self.__dict__["_segments"] = cut(graph_module)
+        self._cut = CutGraph(graph_module)
         (self._result,) = self._segments[2].outputs
         # What TorchRec's pipelines look at.
         self._input_dists = [module for module in graph_module.modules() if isinstance(module, InputDistStart)]
         self._has_uninitialized_input_dist = False
+        hashing = [module for module in graph_module.modules() if isinstance(module, HashIds)]
+        self.__dict__["_hash_ids"] = hashing[0] if hashing else None
+
+    @property
+    def _segments(self) -> list[Segment]:
+        """Of this object's graph: a shell around the same tables has modules, and so modes, of its own."""
+        if self._cut.graph_module is not self.graph_module:
+            self._cut = CutGraph(self.graph_module)
+        return self._cut.segments
 
     # TorchRec's ShardedModule
 
@@ -93,7 +108,13 @@ class ShardedHashEmbeddingBagCollection(
         return BatchContext()
 
     def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
-        """Start sending ids: the graph up to ``input_dist_start``."""
+        """Start sending ids: the graph up to ``input_dist_start``.
+
+        Raises:
+            InputError: the batch does not fit the collection; nothing was sent.
+            OutOfStepError: an earlier step failed here when others had begun it.
+        """
+        refuse_out_of_step(self.groups.pooled, self.collection)
         if self._row_moves and self.training:
             self._row_moves = {}
         values = ctx.values
@@ -101,7 +122,7 @@ class ShardedHashEmbeddingBagCollection(
         first = self._segments[0]
         first.run(values)
         del values["features"]
-        started = [name for name in first.outputs if isinstance(values[name], Awaitable)]
+        started = [name for name in first.outputs if isinstance(values[name], _STARTED)]
         ctx.sharding_contexts = [values[name] for name in first.outputs if isinstance(values[name], DistContext)]
         return KJTListSplitsAwaitable([values.pop(name) for name in started], ctx)
 
@@ -109,13 +130,28 @@ class ShardedHashEmbeddingBagCollection(
         """Hash and look up what has arrived, and start sending pooled rows: up to ``output_dist_start``."""
         values, segment = ctx.values, self._segments[1]
         arriving = [name for name in segment.inputs if name not in values]
-        values.update(zip(arriving, dist_input, strict=True))
-        segment.run(values)
+        with in_step(self.groups.pooled, self.collection):
+            values.update(zip(arriving, dist_input, strict=True))
+            segment.run(values)
         return values
 
     def output_dist(self, ctx: BatchContext, output: dict[str, Any]) -> LazyAwaitable[KeyedTensor]:
         """The rest of the graph, run when the result is needed."""
-        return _Result(self._segments[2], output, self._result)
+        return _Result(self, self._segments[2], output)
+
+    # What recfx.TrainPipeline does ahead
+
+    def finder_of_rows(self) -> Callable[[KJTList], None] | None:
+        """What looks up the rows of ids that have arrived, on any thread; None where that cannot be done ahead."""
+        find = None if self._hash_ids is None else finder(self._hash_ids)
+        if find is None:
+            return None
+        chosen = find
+        return lambda arrived: chosen(arrived[0])
+
+    def hashed_in_turn(self) -> list[str]:
+        """Tables that count every id or evict: ranks that have one look rows up in the batch's own step."""
+        return [table.name for table in self.tables if table.evicts or table.admits]
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:
@@ -144,6 +180,14 @@ class ShardedHashEmbeddingBagCollection(
         """
         LocalState(self, saved, prefix)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedHashEmbeddingBagCollection:
+        """A copy with tables of its own that communicates in the same process groups, which cannot be copied."""
+        memo |= {id(group): group for group in vars(self.groups).values()}
+        duplicate = type(self).__new__(type(self))
+        memo[id(self)] = duplicate
+        duplicate.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return duplicate
+
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The whole tables' configs, in order."""
         return self._embedding_bag_configs
@@ -156,14 +200,22 @@ class ShardedHashEmbeddingBagCollection(
 class _Result(LazyAwaitable[KeyedTensor]):
     """A segment that runs when its result is asked for."""
 
-    def __init__(self, segment: Any, values: dict[str, Any], result: str) -> None:
+    def __init__(self, of: ShardedHashEmbeddingBagCollection, segment: Segment, values: dict[str, Any]) -> None:
         super().__init__()
-        self._segment, self._values, self._name = segment, values, result
+        self._of, self._segment, self._values = of, segment, values
 
     def _wait_impl(self) -> KeyedTensor:
-        self._segment.run(self._values)
-        keyed: KeyedTensor = self._values[self._name]
+        with in_step(self._of.groups.pooled, self._of.collection):
+            self._segment.run(self._values)
+        keyed: KeyedTensor = self._values[self._of._result]
         return keyed
+
+
+def sharded_collections(model: nn.Module) -> dict[str, ShardedHashEmbeddingBagCollection]:
+    """The sharded collections of ``model``, by fully qualified name."""
+    return {
+        path: module for path, module in model.named_modules() if isinstance(module, ShardedHashEmbeddingBagCollection)
+    }
 
 
 def shard_collection(

@@ -37,6 +37,14 @@ class Segment:
         values.update(zip(self.outputs, results, strict=True))
 
 
+class CutGraph:
+    """A graph and its segments. No module, and no container: copies of modules share it until they make their own."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        self.graph_module = graph_module
+        self.segments = cut(graph_module)
+
+
 def cut(graph_module: fx.GraphModule) -> list[Segment]:
     """Three segments: up to the last ``input_dist_start``, up to the last ``output_dist_start``, and the rest."""
     number_of = _number_nodes(graph_module.graph)

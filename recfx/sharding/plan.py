@@ -46,10 +46,11 @@ def read_plan(
         path: fully qualified name of the collection, for messages.
 
     Raises:
-        ConversionError: ``plan_unknown_table``, ``plan_missing_table``, ``unsupported_sharding_type``,
-            ``unsupported_compute_kernel``, ``unsupported_plan_option``, ``plan_shape_mismatch``, ``plan_rank``,
-            ``plan_invalid``.
+        ConversionError: ``invalid_argument``, ``plan_unknown_table``, ``plan_missing_table``,
+            ``unsupported_sharding_type``, ``unsupported_compute_kernel``, ``unsupported_plan_option``,
+            ``plan_shape_mismatch``, ``plan_rank``, ``plan_invalid``.
     """
+    _check_types(plan, path)
     names = [table.name for table in tables]
     unknown = [name for name in plan if name not in names]
     if unknown:
@@ -64,11 +65,20 @@ def read_plan(
     return CollectionSharding(sharded, rank, world_size, local_sizes.pop() if local_sizes else 1)
 
 
+def _check_types(plan: object, path: str) -> None:
+    if not isinstance(plan, Mapping):
+        raise _error("invalid_argument", f"the plan of a collection is a {type(plan).__name__}.", path)
+    for table, sharding in plan.items():
+        if not isinstance(sharding, ParameterSharding):
+            raise _error("invalid_argument", f"the plan of table {table!r} is a {type(sharding).__name__}.", path)
+
+
 class _Reader:
     """Reads the plan of one table."""
 
     def __init__(self, table: TableSpec, sharding: ParameterSharding, world_size: int, path: str) -> None:
         self.table, self.sharding, self.world_size, self.path = table, sharding, world_size, path
+        self.planned_borders: tuple[int, ...] = ()
 
     def read(self) -> ShardedTable:
         kind = self.sharding.sharding_type
@@ -78,7 +88,8 @@ class _Reader:
         else:
             shards = self._cut()
         kernel = self.sharding.compute_kernel
-        return ShardedTable(self.table, kind, kernel, self._group(shards), name_shards(shards))
+        group = self._group(shards)
+        return ShardedTable(self.table, kind, kernel, group, name_shards(shards), self.planned_borders)
 
     @property
     def _all_rows(self) -> tuple[int, int]:
@@ -109,6 +120,7 @@ class _Reader:
             if len({rank for _, _, rank in pieces}) != len(pieces):
                 raise self._error("plan_invalid", "places several pieces of the same columns on one rank.")
             borders = self._row_borders(pieces)
+            self.planned_borders = (*(row for row, _, _ in pieces), pieces[-1][0] + pieces[-1][1])
             for piece, (_, _, rank) in enumerate(pieces):
                 cut = piece if len(pieces) > 1 else -1
                 shards.append(self._shard(rank, (borders[piece], borders[piece + 1]), columns, cut))
@@ -153,7 +165,7 @@ class _Reader:
     def _group(self, shards: list[Shard]) -> str:
         """How pooled rows travel: a host of all ranks, or of one, makes one hop of two."""
         kind = self.sharding.sharding_type
-        if kind == DATA_PARALLEL or kind == ROW_WISE:
+        if kind in (DATA_PARALLEL, ROW_WISE):
             return kind
         if kind not in (TABLE_ROW_WISE, GRID_SHARD):
             return TABLE_WISE
@@ -190,6 +202,7 @@ class _Reader:
 
 
 _ADVICE = {
+    "invalid_argument": "pass a dict from table name to torchrec.distributed.types.ParameterSharding.",
     "plan_unknown_table": "make the plan from this model, or take the table out of it.",
     "plan_missing_table": "make the plan from this model.",
     "unsupported_sharding_type": "use one of the seven types of torchrec.distributed.types.ShardingType.",

@@ -89,7 +89,8 @@ def _environment(env: ShardingEnv | None) -> ShardingEnv:
         raise ConversionError(
             "there is no process group to shard over.",
             reason="no_process_group",
-            what_to_do="call torch.distributed.init_process_group first, or pass env=ShardingEnv.from_process_group(...).",
+            what_to_do="call torch.distributed.init_process_group first, or pass "
+            "env=ShardingEnv.from_process_group(...).",
         )
     return ShardingEnv.from_process_group(dist.group.WORLD)
 

@@ -59,6 +59,11 @@ class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[HashEmbeddingBagCol
         self._host_group = _group_of(host_env)
 
     @property
+    def host_group(self) -> ProcessGroup | None:
+        """What carries the ids, where it is not the model's own group."""
+        return self._host_group
+
+    @property
     def module_type(self) -> type[nn.Module]:
         """The class whose instances this shards; not its subclasses."""
         return self._module_type

@@ -80,6 +80,7 @@ class ShardedTable:
         compute_kernel: ``"fused"`` or ``"dense"``.
         group: one of ``GROUPS``.
         shards: by column block, then by row; empty ones included.
+        planned_borders: where the plan cuts the rows; the cuts of a table with an index are at bucket borders instead.
     """
 
     table: TableSpec
@@ -87,6 +88,7 @@ class ShardedTable:
     compute_kernel: str
     group: str
     shards: tuple[Shard, ...]
+    planned_borders: tuple[int, ...] = ()
 
     def row_borders(self) -> list[int]:
         """Where the rows are cut; the same in every column block. Empty where they are not."""

@@ -35,7 +35,13 @@ class FusedKeyedOptimizer(KeyedOptimizer):
         self._moves, self._starts = moves, starts
 
     def step(self, closure: Any = None) -> None:
-        """Nothing: the lookups' backwards have taken the step."""
+        """Does nothing, so that it can be one of several in TorchRec's ``CombinedOptimizer``.
+
+        The tables took their step inside ``backward``; settings such as ``lr`` are read at every step.
+        """
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Does nothing: the tables' gradients are used up inside ``backward``."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As TorchRec's. State with fewer rows follows the weights that ``load_state_dict`` loaded just before.

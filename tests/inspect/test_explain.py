@@ -181,10 +181,10 @@ def test_only_unpooled_collections() -> None:
     assert report.ok
 
 
-def test_plan_is_not_available() -> None:
+def test_a_plan_of_another_kind() -> None:
     with pytest.raises(ConversionError) as raised:
         explain(Towers(), plan=object())
-    assert raised.value.reason == "sharding_not_available"
+    assert raised.value.reason == "invalid_argument"
 
 
 class Branching(nn.Module):

@@ -1,0 +1,141 @@
+"""What each sharding type does to a converted collection: plan, shards, and the graph with its communication.
+
+    python examples/explore_sharding.py                                  # every type, on 2 processes
+    python examples/explore_sharding.py --world-size 4 --type grid_shard
+    torchrun --nproc-per-node 2 examples/explore_sharding.py --type row_wise
+
+Two large tables and two small ones, which hold some ids already: rows and ids move to the shards together. Four
+processes stand for two hosts of two. Each rank looks its batch up and compares with the collection that is not sharded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from processes import free_port, print_once, process_group, quiet
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed.planner import ParameterConstraints, Topology
+from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardingType
+
+import recfx
+from recfx.ir import format_graph
+
+ROWS = {"large_0": 4096, "large_1": 4096, "small_0": 1024, "small_1": 1024}
+DIM, BATCH_SIZE, RANKS_A_HOST = 64, 8, 2
+TYPES = [kind.value for kind in ShardingType]
+
+
+def main() -> int:
+    options = parse_arguments()
+    if "RANK" in os.environ:  # torchrun has started us
+        run_rank(options.type)
+    else:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+        mp.spawn(run_spawned, (options.world_size, options.type), nprocs=options.world_size)
+    return 0
+
+
+def run_spawned(rank: int, world_size: int, kinds: list[str]) -> None:
+    os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)))
+    os.environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world_size)))
+    run_rank(kinds)
+
+
+def run_rank(kinds: list[str]) -> None:
+    quiet()
+    torch.set_num_threads(1)
+    batches = [draw_batch(seed) for seed in range(int(os.environ["WORLD_SIZE"]))]
+    collection = build()
+    for batch in batches:  # every id gets its row, the same on every rank
+        collection(batch)
+    with process_group(torch.device("cpu")):
+        for kind in kinds:
+            explore(kind, collection, batches)
+
+
+def explore(kind: str, collection: recfx.HashEmbeddingBagCollection, batches: list[KeyedJaggedTensor]) -> None:
+    """Plan, shard, look up, and tell of it; the collection stays as it is."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    print_once(f"\n\n== {kind} on {world_size} processes {'=' * 40}")
+
+    plan = make_plan(collection, kind, world_size)
+    print_once(f"\nplan of all ranks: {plan}")
+
+    (sharder,) = [each for each in recfx.sharders() if each.module_type is type(collection)]
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    sharded = sharder.shard(collection, plan.plan[""], env, torch.device("cpu"))
+
+    in_order(describe(sharded))
+    print_once(f"\nrewritten graph, rank 0:\n{format_graph(sharded.graph_module)}")
+
+    ours, whole = sharded.eval()(batches[rank]), collection.eval()(batches[rank])
+    difference = float((ours.values() - whole.values()).detach().abs().max())
+    in_order(f"rank {rank}: {list(ours.values().shape)}, at most {difference:.1e} from the unsharded collection")
+    torch.testing.assert_close(ours.values(), whole.values())
+
+
+def build() -> recfx.HashEmbeddingBagCollection:
+    """A standard collection, converted; the same on every rank."""
+    torch.manual_seed(0)
+    standard = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=name, num_embeddings=rows, embedding_dim=DIM, feature_names=[name.replace("_", "_feature_")]
+            )
+            for name, rows in ROWS.items()
+        ]
+    )
+    # Rows are cut between buckets. Tables as small as these would have one by default, and with it one row-wise shard.
+    return recfx.convert(standard, hashing=recfx.HashConfig(dense_rows=0, buckets=8))
+
+
+def draw_batch(seed: int) -> KeyedJaggedTensor:
+    """Bags of up to three raw ids."""
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 4, (len(ROWS) * BATCH_SIZE,), generator=draw)
+    ids = torch.randint(-(2**63), 2**63 - 1, (int(lengths.sum()),), generator=draw)
+    return KeyedJaggedTensor([name.replace("_", "_feature_") for name in ROWS], ids, lengths=lengths)
+
+
+def make_plan(collection: recfx.HashEmbeddingBagCollection, kind: str, world_size: int) -> ShardingPlan:
+    """TorchRec's planner, held to one sharding type."""
+    columns = DIM // 2 if kind in ("column_wise", "table_column_wise", "grid_shard") else None
+    topology = Topology(world_size, compute_device="cpu", local_world_size=RANKS_A_HOST)
+    limits = ParameterConstraints(sharding_types=[kind], min_partition=columns)
+    return recfx.plan(collection, topology, dict.fromkeys(ROWS, limits), batch_size=BATCH_SIZE)
+
+
+def describe(sharded: torch.nn.Module) -> str:
+    """This rank's shards."""
+    lines = [f"rank {dist.get_rank()} holds:"]
+    for shard in sharded.sharding.local():
+        weight = tuple(sharded.embedding_bags[shard.name].weight.shape)
+        ids = len(sharded.hash_indexes[shard.name])
+        rows, columns = (f"{first}..{end - 1}" for first, end in (shard.rows, shard.columns))
+        lines.append(f"  {shard.name:10} {weight!s:11} rows {rows:10} columns {columns:6} {ids:3} ids in its index")
+    return "\n".join(lines)
+
+
+def in_order(text: str) -> None:
+    """Print what every rank has to say, rank after rank."""
+    texts = [""] * dist.get_world_size()
+    dist.all_gather_object(texts, text)
+    print_once("\n".join(texts))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--world-size", type=int, choices=(2, 4), default=2, help="processes to start (default 2)")
+    parser.add_argument("--type", choices=TYPES, action="append", help="a sharding type (default: each in turn)")
+    options = parser.parse_args()
+    options.type = options.type or TYPES
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

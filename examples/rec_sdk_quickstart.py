@@ -1,0 +1,197 @@
+"""The quick start of Rec SDK Torch on recfx: raw ids, row-wise sharded tables, a training pipeline.
+
+    python examples/rec_sdk_quickstart.py
+    torchrun --nproc-per-node 2 examples/rec_sdk_quickstart.py
+
+The steps and the calls are those of its documentation; the names come from ``recfx.compat.hybrid_torchrec``. The data
+differ: here ids have all 64 bits and the labels depend on them, so that there is something to learn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from processes import print_once, process_group, quiet
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.utils.data import DataLoader
+from torch.utils.data.dataset import IterableDataset
+from torchrec import JaggedTensor, KeyedJaggedTensor, PoolingType
+from torchrec.distributed.planner import ParameterConstraints
+from torchrec.distributed.types import ShardingEnv
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.streamable import Pipelineable
+
+from recfx.compat.hybrid_torchrec import (
+    DistributedModelParallel,
+    EmbeddingShardingPlanner,
+    HashEmbeddingBagCollection,
+    HashEmbeddingBagConfig,
+    HybridTrainPipelineSparseDist,
+    Topology,
+    get_default_hybrid_sharders,
+)
+
+FEATURES = {"product": ["phone", "clothes"], "user": ["user"]}  # of each table
+ROWS, DIM = 10240, 64
+BATCH_SIZE, DISTINCT_IDS = 128, 512
+OPTIMIZERS = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
+
+
+# 1. The batch
+@dataclass
+class Batch(Pipelineable):
+    """What a pipeline can move to a device."""
+
+    sparse_features: KeyedJaggedTensor
+    labels: torch.Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        return Batch(
+            self.sparse_features.to(device, non_blocking=non_blocking),
+            self.labels.to(device, non_blocking=non_blocking),
+        )
+
+    def pin_memory(self) -> Batch:
+        return Batch(self.sparse_features.pin_memory(), self.labels.pin_memory())
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        self.sparse_features.record_stream(stream)
+        self.labels.record_stream(stream)
+
+
+# 2. The data
+class RandomRecDataset(IterableDataset[Batch]):
+    """Batches of raw ids; every id pulls the label to one side."""
+
+    def __init__(self, batches: int, rank: int) -> None:
+        super().__init__()
+        names = [name for features in FEATURES.values() for name in features]
+        world = torch.Generator().manual_seed(0)  # the same ids on every rank
+        self.ids = {name: torch.randint(-(2**63), 2**63 - 1, (DISTINCT_IDS,), generator=world) for name in names}
+        self.pulls = {name: torch.randn(DISTINCT_IDS, generator=world) for name in names}
+        draw = torch.Generator().manual_seed(1 + rank)
+        self.data = [self.draw_batch(draw) for _ in range(batches)]
+
+    def draw_batch(self, draw: torch.Generator) -> Batch:
+        features, pull = {}, torch.zeros(BATCH_SIZE)
+        for name, ids in self.ids.items():
+            drawn = torch.randint(DISTINCT_IDS, (BATCH_SIZE,), generator=draw)
+            features[name] = JaggedTensor(values=ids[drawn], lengths=torch.ones(BATCH_SIZE).long())
+            pull += self.pulls[name][drawn]
+        return Batch(KeyedJaggedTensor.from_jt_dict(features), (pull > 0).float())
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+# 3. The model
+class TestModel(torch.nn.Module):
+    """Hashed tables and a linear layer."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.ebc = HashEmbeddingBagCollection(
+            device="meta",
+            tables=[
+                HashEmbeddingBagConfig(
+                    name=table, embedding_dim=DIM, num_embeddings=ROWS, feature_names=names, pooling=PoolingType.SUM
+                )
+                for table, names in FEATURES.items()
+            ],
+        )
+        self.linear_net = torch.nn.Linear(DIM * sum(map(len, FEATURES.values())), 1, device=device)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        result = self.linear_net(self.ebc(batch.sparse_features).values()).squeeze(-1)
+        return binary_cross_entropy_with_logits(result, batch.labels), result
+
+
+# 5. Shards
+def create_ddp(model: TestModel, device: torch.device) -> DistributedModelParallel:
+    """Cut every table by its rows. Ids travel over the hosts, pooled rows between the devices."""
+    host_gp = dist.new_group(backend="gloo")
+    host_env = ShardingEnv(world_size=dist.get_world_size(), rank=dist.get_rank(), pg=host_gp)
+    hybrid_sharders = get_default_hybrid_sharders(host_env=host_env)
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=dist.get_world_size(), compute_device=device.type),
+        constraints={
+            table: ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"]) for table in FEATURES
+        },
+    )
+    plan = planner.collective_plan(model, hybrid_sharders, dist.GroupMember.WORLD)
+    print_once(plan)
+    return DistributedModelParallel(model, device=device, plan=plan, sharders=hybrid_sharders)
+
+
+def train(device: torch.device, options: argparse.Namespace) -> list[float]:
+    """The loss of every step."""
+    loader = DataLoader(
+        RandomRecDataset(options.batches, dist.get_rank()),
+        batch_size=None,
+        batch_sampler=None,
+        pin_memory=device.type != "cpu",
+    )
+    model = TestModel(device)
+
+    # 4. The optimizer of the tables, which runs inside backward
+    apply_optimizer_in_backward(OPTIMIZERS[options.optimizer], model.ebc.parameters(), {"lr": 0.05, "eps": 1e-8})
+
+    ddp_model = create_ddp(model, device)
+
+    # 6. It and the optimizer of the rest, as one
+    dense_optimizer = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(ddp_model.named_parameters())),
+        lambda params: OPTIMIZERS[options.optimizer](params, lr=0.01),
+    )
+    optimizer = CombinedOptimizer([ddp_model.fused_optimizer, dense_optimizer])
+
+    # 7. The pipeline
+    pipeline = HybridTrainPipelineSparseDist(ddp_model, optimizer, device, execute_all_batches=True, return_loss=True)
+
+    # 8. Training
+    losses = []
+    for _ in range(options.epochs):
+        batched_iterator = iter(loader)
+        while True:
+            try:
+                _, loss = pipeline.progress(batched_iterator)
+            except StopIteration:
+                break
+            losses.append(float(loss))
+        print_once(f"step {len(losses):3}: loss {sum(losses[-options.batches :]) / options.batches:.4f}")
+    return losses
+
+
+def main() -> int:
+    options = parse_arguments()
+    device = torch.device(options.device)
+    quiet()
+    torch.manual_seed(0)
+    with process_group(device):
+        losses = train(device, options)
+        print(f"rank {dist.get_rank()}: {len(losses)} steps, loss {losses[0]:.4f} -> {losses[-1]:.4f}", flush=True)
+        print_once("demo done")
+    return 0 if losses[-1] < losses[0] else 1
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cpu", help="cpu is what this has been run on (default %(default)s)")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adagrad")
+    parser.add_argument("--batches", type=int, default=20, help="of an epoch (default %(default)s)")
+    parser.add_argument("--epochs", type=int, default=5)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""TorchRec's introduction, on a converted model: from a jagged batch to sharded training.
+
+python examples/torchrec_tour.py
+torchrun --nproc-per-node 2 examples/torchrec_tour.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from processes import print_once, process_group, quiet
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.types import LazyAwaitable, ShardingEnv
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+import recfx
+from recfx.ir import format_graph
+
+CPU = torch.device("cpu")
+RAW_IDS = recfx.HashConfig(dense_rows=0)
+
+
+class Model(torch.nn.Module):
+    """A user's model: two towers, and how well they go together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = EmbeddingBagCollection(
+            tables=[
+                EmbeddingBagConfig(
+                    name="product_table", num_embeddings=16384, embedding_dim=16, feature_names=["product"]
+                ),
+                EmbeddingBagConfig(name="user_table", num_embeddings=16384, embedding_dim=16, feature_names=["user"]),
+            ]
+        )
+        self.over = torch.nn.Linear(16, 16)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        pooled = self.ebc(features)
+        return (pooled["product"] * self.over(pooled["user"])).sum(dim=1)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, default=40, help="of training (default %(default)s)")
+    options = parser.parse_args()
+    quiet()
+    torch.manual_seed(0)
+    features = a_batch()
+    convert_a_collection(features)
+    with process_group(CPU):
+        shard_by_hand(features)
+        losses = {way: train(way, options.steps) for way in ("in_backward", "fused_params")}
+        section("6. Both ways end alike")
+        for way, (first, last) in losses.items():
+            print_once(f"{way:12} loss {first:.4f} -> {last:.4f}")
+    return 0 if all(last < first for first, last in losses.values()) else 1
+
+
+def a_batch() -> KeyedJaggedTensor:
+    """Two samples and two features, with bags of two, none, one and one."""
+    return KeyedJaggedTensor(
+        keys=["product", "user"],
+        values=torch.tensor([101, -(2**63), 7_000_000_000, 42]),
+        lengths=torch.tensor([2, 0, 1, 1]),
+    )
+
+
+def convert_a_collection(features: KeyedJaggedTensor) -> None:
+    """Before there are processes."""
+    section("1. KeyedJaggedTensor: bags of ids, a feature after the other")
+    print_once(features)
+    print_once("product of both samples:", features["product"].to_dense())
+
+    section("2. EmbeddingBagCollection, and what recfx.convert makes of it")
+    standard = Model().ebc
+    print_once(f"{type(standard).__name__} takes ids below 16384, one row each; these are raw.")
+    converted = recfx.convert(standard, hashing=RAW_IDS)
+    pooled = converted(features)
+    print_once(f"{type(converted).__name__} gives a {type(pooled).__name__} of {pooled.keys()}:")
+    print_once("product:", tuple(pooled["product"].shape), " user:", tuple(pooled["user"].shape))
+    print_once("ids of product_table and their rows:", *converted.index("product_table").items())
+    print_once(format_graph(converted.graph_module))
+
+
+def shard_by_hand(features: KeyedJaggedTensor) -> None:
+    """Planner and sharder, and the three stages of a sharded module."""
+    section("3. A plan, and a sharded module")
+    converted = recfx.convert(Model(), hashing=RAW_IDS)
+    sharders = recfx.sharders()
+    planner = EmbeddingShardingPlanner(topology=Topology(dist.get_world_size(), "cpu"))
+    plan = planner.collective_plan(converted, sharders, dist.GroupMember.WORLD)
+    print_once(plan)
+    (sharder,) = [each for each in sharders if each.module_type is type(converted.ebc)]
+    env = ShardingEnv.from_process_group(dist.GroupMember.WORLD)
+    sharded = sharder.shard(converted.ebc, plan.plan["ebc"], env, CPU)
+    print_once(f"{type(sharded).__name__}:\n{format_graph(sharded.graph_module)}")
+
+    section("4. Input dist, lookup, output dist")
+    context = sharded.create_context()
+    sent = sharded.input_dist(context, features)
+    print_once("input_dist:  ", type(sent).__name__)
+    arrived = sent.wait().wait()
+    for part in arrived:
+        print(f"  rank {dist.get_rank()} has bags of all ranks: {part.to_dict()}", flush=True)
+    dist.barrier()
+    looked_up = sharded.compute(context, arrived)
+    result = sharded.output_dist(context, looked_up)
+    assert isinstance(result, LazyAwaitable)
+    print_once("output_dist:  a LazyAwaitable[KeyedTensor]; it waits for the peers when somebody looks inside:")
+    print_once("product:", tuple(result["product"].shape), " user:", tuple(result["user"].shape))
+    at_once = sharded(features)
+    print_once("the same as sharded(features):", torch.equal(at_once.values(), result.values()))
+
+
+def train(way: str, steps: int) -> tuple[float, float]:
+    """Train the whole model; the tables' optimizer is set in one of TorchRec's two ways.
+
+    Returns:
+        this rank's first and last loss.
+    """
+    section(f"5. DistributedModelParallel, optimizer of the tables by {way}")
+    torch.manual_seed(0)
+    model = recfx.convert(Model(), hashing=RAW_IDS)
+    sharders = recfx.sharders()
+    if way == "in_backward":
+        apply_optimizer_in_backward(torch.optim.Adagrad, model.ebc.parameters(), {"lr": 0.2, "eps": 1e-8})
+    else:
+        sharders = recfx.sharders(
+            fused_params={"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.2, "eps": 1e-8}
+        )
+    parallel = DistributedModelParallel(model, device=CPU, sharders=sharders)
+    dense = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(parallel.named_parameters())),
+        lambda params: torch.optim.Adam(params, lr=0.01),
+    )
+    print_once("optimizer of the rest has", list(dense.params))
+    optimizer = CombinedOptimizer([parallel.fused_optimizer, dense])
+    draw = torch.Generator().manual_seed(dist.get_rank())
+    losses = []
+    for step in range(steps):
+        features, labels = draw_sample(draw)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(parallel(features), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        if step % 10 == 9:
+            print_once(f"step {step + 1:3}: loss {sum(losses[-10:]) / 10:.4f}")
+    return losses[0], losses[-1]
+
+
+def draw_sample(draw: torch.Generator, size: int = 256) -> tuple[KeyedJaggedTensor, torch.Tensor]:
+    """Raw ids of 50 products and users; they go together where both are even, or both odd."""
+    products, users = torch.randint(50, (2, size), generator=draw)
+    ids = torch.cat([products, users]) * 0x1234_5678_9ABC_DEF - 2**62  # an odd factor
+    features = KeyedJaggedTensor(["product", "user"], ids, lengths=torch.ones(2 * size, dtype=torch.int64))
+    return features, (products % 2 == users % 2).float()
+
+
+def section(title: str) -> None:
+    print_once(f"\n\n== {title} {'=' * max(3, 80 - len(title))}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

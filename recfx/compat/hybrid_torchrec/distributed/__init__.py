@@ -1,0 +1,1 @@
+"""As ``hybrid_torchrec.distributed``."""

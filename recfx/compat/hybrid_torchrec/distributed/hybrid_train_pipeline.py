@@ -1,0 +1,114 @@
+"""``HybridTrainPipelineSparseDist``: the ids of the next batches travel while a batch is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+
+from recfx.errors import ConversionError
+
+MOST_BATCHES = 12
+
+
+class HybridTrainPipelineSparseDist:
+    """Trains a sharded model on what an iterator gives.
+
+    The model's ``forward`` takes a batch (TorchRec's ``Pipelineable``) and returns ``(loss, output)``. The loss may
+    have several elements: their sum is what is minimised.
+
+    Args:
+        model: as ``DistributedModelParallel`` gave it.
+        optimizer: of the model, fused ones included (``CombinedOptimizer``).
+        device: where the model is.
+        execute_all_batches: True: the batches in flight are trained when the iterator ends.
+        apply_jit: False.
+        return_loss: whether ``progress`` gives back the loss too.
+        pipe_n_batch: from 1 to 12. How many batches Rec SDK Torch has on their way; checked and not used, as the
+            results are the same and the pipeline here keeps its own number.
+
+    Raises:
+        ConversionError: ``pipeline_argument``, ``no_npu_pipeline``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        execute_all_batches: bool = True,
+        apply_jit: bool = False,
+        return_loss: bool = False,
+        pipe_n_batch: int = 6,
+    ) -> None:
+        _check(model, optimizer, device, execute_all_batches, apply_jit, pipe_n_batch)
+        self._model, self._return_loss = model, return_loss
+        self._pipeline: Any = TrainPipelineSparseDist(model, optimizer, device)
+
+    def progress(self, dataloader_iter: Iterator[Any]) -> Any:
+        """Train one batch.
+
+        Returns:
+            what the model returned as ``output``; with ``return_loss``, ``(output, loss)``, the loss detached.
+
+        Raises:
+            StopIteration: every batch has been trained.
+            ConversionError: ``forward_without_loss``.
+        """
+        losses: list[torch.Tensor] = []
+        # Every pipeline calls the model once for a batch; the loss is in what it returns.
+        hook = self._model.register_forward_hook(lambda _, __, returned: losses.append(_loss_of(returned)))
+        try:
+            output = self._pipeline.progress(dataloader_iter)
+        finally:
+            hook.remove()
+        return (output, losses[-1]) if self._return_loss else output
+
+
+def _loss_of(returned: Any) -> torch.Tensor:
+    if not (isinstance(returned, (tuple, list)) and len(returned) == 2 and isinstance(returned[0], torch.Tensor)):
+        raise ConversionError(
+            f"the model's forward returned a {type(returned).__name__}, not (loss, output).",
+            reason="forward_without_loss",
+            what_to_do="return the loss first, then the output.",
+        )
+    return returned[0].detach()
+
+
+def _check(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    execute_all_batches: bool,
+    apply_jit: bool,
+    pipe_n_batch: int,
+) -> None:
+    for name, value, wanted in (
+        ("model", model, nn.Module),
+        ("optimizer", optimizer, torch.optim.Optimizer),
+        ("device", device, torch.device),
+    ):
+        if not isinstance(value, wanted):
+            raise _refusal(f"{name} is a {type(value).__name__}.", f"pass a {wanted.__module__}.{wanted.__name__}.")
+    placed = getattr(model, "device", None)
+    if isinstance(placed, torch.device) and placed.type != device.type:
+        raise _refusal(
+            f"device is {device}, the model is on {placed}.", "pass the device that the model was built for."
+        )
+    if execute_all_batches is not True:
+        raise _refusal(f"execute_all_batches is {execute_all_batches!r}.", "leave it out: no batch is left behind.")
+    if apply_jit is not False:
+        raise _refusal(f"apply_jit is {apply_jit!r}.", "leave it out: graphs of sharded tables are not scripted.")
+    if isinstance(pipe_n_batch, bool) or not isinstance(pipe_n_batch, int) or not 1 <= pipe_n_batch <= MOST_BATCHES:
+        raise _refusal(f"pipe_n_batch is {pipe_n_batch!r}.", f"pass an integer from 1 to {MOST_BATCHES}.")
+    if device.type == "npu":  # TorchRec's pipeline would take CUDA streams
+        raise ConversionError(
+            "this pipeline does not know NPUs yet.", reason="no_npu_pipeline", what_to_do="use a CPU."
+        )
+
+
+def _refusal(message: str, what_to_do: str) -> ConversionError:
+    return ConversionError(message, reason="pipeline_argument", what_to_do=what_to_do)

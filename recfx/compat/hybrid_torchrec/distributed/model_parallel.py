@@ -1,0 +1,118 @@
+"""``DistributedModelParallel`` with the arguments that Rec SDK Torch documents for NPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.model_parallel import DataParallelWrapper
+from torchrec.distributed.model_parallel import DistributedModelParallel as TorchRecModelParallel
+from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
+
+from recfx.collection import converted_collections
+from recfx.errors import ConversionError
+from recfx.sharding.sharder import HashEmbeddingBagCollectionSharder
+
+
+class DistributedModelParallel(TorchRecModelParallel):  # type: ignore[misc, unused-ignore]
+    """TorchRec's, which on NPUs is called in one way only: other ways are refused before anything is sharded.
+
+    Args:
+        module: holds at least one ``HashEmbeddingBagCollection``.
+        env: None.
+        device: of the shards; on ``npu`` the arguments are checked.
+        plan: what ``EmbeddingShardingPlanner(...).collective_plan(module, sharders, pg)`` gave.
+        sharders: what ``get_default_hybrid_sharders(host_env)`` gave.
+        init_data_parallel: True.
+        init_parameters: True.
+        data_parallel_wrapper: None.
+        model_tracker_configs: None.
+        check_arguments: None: on ``npu`` alone, as elsewhere TorchRec takes more; True, False: always, never.
+
+    Raises:
+        ConversionError: ``npu_argument`` for one that must stay at its default, ``npu_plan``, ``npu_sharders``,
+            ``no_collection``.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        env: ShardingEnv | None = None,
+        device: torch.device | None = None,
+        plan: ShardingPlan | None = None,
+        sharders: list[ModuleSharder[nn.Module]] | None = None,
+        init_data_parallel: bool = True,
+        init_parameters: bool = True,
+        data_parallel_wrapper: DataParallelWrapper | None = None,
+        model_tracker_configs: Any = None,
+        *,
+        check_arguments: bool | None = None,
+    ) -> None:
+        on_npu = device is not None and torch.device(device).type == "npu"
+        if on_npu if check_arguments is None else check_arguments:
+            _check_defaults(
+                env=(env, None),
+                init_data_parallel=(init_data_parallel, True),
+                init_parameters=(init_parameters, True),
+                data_parallel_wrapper=(data_parallel_wrapper, None),
+                model_tracker_configs=(model_tracker_configs, None),
+            )
+            _check_sharders(sharders)
+            _check_plan(plan, module)
+        super().__init__(
+            module,
+            env,
+            device,
+            plan,
+            sharders,
+            init_data_parallel,
+            init_parameters,
+            data_parallel_wrapper,
+            model_tracker_configs,
+        )
+
+
+def _check_defaults(**arguments: tuple[Any, Any]) -> None:
+    for name, (value, default) in arguments.items():
+        if value is not default:
+            raise ConversionError(
+                f"{name} is {value!r}; on NPUs it is {default!r} and nothing else.",
+                reason="npu_argument",
+                what_to_do=f"leave {name} out.",
+            )
+
+
+def _check_sharders(sharders: list[ModuleSharder[nn.Module]] | None) -> None:
+    ours = [sharder for sharder in sharders or () if isinstance(sharder, HashEmbeddingBagCollectionSharder)]
+    if not ours or any(sharder.host_group is None for sharder in ours):
+        raise ConversionError(
+            "sharders are not those of get_default_hybrid_sharders: "
+            + ("none sends ids over the hosts." if ours else "none is for HashEmbeddingBagCollection."),
+            reason="npu_sharders",
+            what_to_do="pass sharders=get_default_hybrid_sharders(host_env=host_env).",
+        )
+
+
+def _check_plan(plan: ShardingPlan | None, module: nn.Module) -> None:
+    """Where a plan came from cannot be seen; that it is one for this model can."""
+    how = "pass plan=EmbeddingShardingPlanner(...).collective_plan(module, sharders, dist.GroupMember.WORLD)."
+    if not isinstance(plan, ShardingPlan):
+        raise ConversionError(f"plan is a {type(plan).__name__}.", reason="npu_plan", what_to_do=how)
+    collections = converted_collections(module)
+    if not collections:
+        raise ConversionError(
+            "the model holds no HashEmbeddingBagCollection.",
+            reason="no_collection",
+            what_to_do="build its tables with HashEmbeddingBagCollection, or call recfx.convert(model) first.",
+        )
+    for path, collection in collections.items():
+        planned: Any = plan.plan.get(path, {})
+        missing = [table.name for table in collection.tables if table.name not in planned]
+        if missing:
+            raise ConversionError(
+                f"the plan says nothing of table {missing[0]!r}: it was made for another model.",
+                reason="npu_plan",
+                module_path=path,
+                what_to_do=how,
+            )

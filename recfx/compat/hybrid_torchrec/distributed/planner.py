@@ -1,0 +1,89 @@
+"""``Topology`` and ``EmbeddingShardingPlanner`` that know NPUs; TorchRec's refuse them unless they are patched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
+from torchrec.distributed.planner import EmbeddingShardingPlanner as TorchRecPlanner
+from torchrec.distributed.planner import Topology as TorchRecTopology
+from torchrec.distributed.planner.constants import BATCH_SIZE
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import ModuleSharder, ShardingPlan
+
+from recfx.errors import ConversionError
+from recfx.sharding.planning import plan
+from recfx.sharding.topology import NpuTopology, npu_topology
+
+
+def Topology(world_size: int, compute_device: str, **settings: Any) -> TorchRecTopology | NpuTopology:
+    """TorchRec's topology, or an NPU pod with the figures of :func:`recfx.sharding.topology.npu_topology`.
+
+    Args:
+        world_size: devices in all.
+        compute_device: ``"npu"``, or what TorchRec knows.
+        settings: TorchRec's other arguments; none for ``"npu"``, whose documented defaults are those of a GPU.
+
+    Raises:
+        ConversionError: ``npu_argument``.
+    """
+    if compute_device != "npu":
+        return TorchRecTopology(world_size=world_size, compute_device=compute_device, **settings)
+    if settings:
+        raise _must_stay(sorted(settings), "describe another pod with recfx.sharding.topology.npu_topology.")
+    return npu_topology(world_size)
+
+
+class EmbeddingShardingPlanner:
+    """TorchRec's planner, for NPU pods too.
+
+    Args:
+        topology: what :func:`Topology` gave.
+        batch_size: samples a rank.
+        constraints: by table.
+        settings: TorchRec's other arguments; none for an NPU pod.
+
+    Raises:
+        ConversionError: ``npu_argument``.
+    """
+
+    def __init__(
+        self,
+        topology: TorchRecTopology | NpuTopology | None = None,
+        batch_size: int | None = None,
+        constraints: dict[str, ParameterConstraints] | None = None,
+        **settings: Any,
+    ) -> None:
+        self._pod: NpuTopology | None = topology if isinstance(topology, NpuTopology) else None
+        self._batch_size, self._constraints = batch_size or BATCH_SIZE, constraints
+        if self._pod is None:
+            self._torchrec: Any = TorchRecPlanner(topology, batch_size, constraints=constraints, **settings)
+        elif settings:
+            raise _must_stay(sorted(settings), "plan with recfx.plan, or as TorchRec does it for its own devices.")
+
+    def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
+        """A plan of this process alone."""
+        if self._pod is None:
+            return self._torchrec.plan(module, sharders)
+        return plan(module, self._pod, self._constraints, batch_size=self._batch_size)
+
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: list[ModuleSharder[nn.Module]] | None = None,
+        pg: dist.ProcessGroup | None = None,
+    ) -> ShardingPlan:
+        """Rank 0's plan, the same on every rank."""
+        if self._pod is None:
+            return self._torchrec.collective_plan(module, sharders, pg)
+        group = pg or dist.GroupMember.WORLD
+        found: ShardingPlan = invoke_on_rank_and_broadcast_result(group, 0, self.plan, module, sharders or [])
+        return found
+
+
+def _must_stay(names: list[str], what_to_do: str) -> ConversionError:
+    return ConversionError(
+        f"{', '.join(names)}: on NPUs these keep their defaults.", reason="npu_argument", what_to_do=what_to_do
+    )

@@ -1,0 +1,36 @@
+"""``get_default_hybrid_sharders``: sharders whose ids travel between the hosts."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.types import ModuleSharder, ShardingEnv
+
+from recfx.errors import ConversionError
+from recfx.sharding.default_sharders import sharders
+
+_HOW = "pass ShardingEnv.from_process_group(dist.new_group(backend='gloo'))."
+
+
+def get_default_hybrid_sharders(host_env: ShardingEnv) -> list[ModuleSharder[nn.Module]]:
+    """Sharders for the planner and for ``DistributedModelParallel``.
+
+    Args:
+        host_env: over a gloo group of all ranks, on which ids travel; pooled rows use the model's own group.
+
+    Raises:
+        ConversionError: ``host_env_missing``, ``host_env_without_group``, ``host_env_not_gloo``.
+    """
+    if not isinstance(host_env, ShardingEnv):
+        raise ConversionError(
+            f"host_env is a {type(host_env).__name__}, not a ShardingEnv.", reason="host_env_missing", what_to_do=_HOW
+        )
+    made = sharders(host_env=host_env)
+    backend = dist.get_backend(host_env.process_group)
+    if backend != "gloo":
+        raise ConversionError(
+            f"host_env is over {backend}: ids are on the host, where only gloo sends.",
+            reason="host_env_not_gloo",
+            what_to_do=_HOW,
+        )
+    return made

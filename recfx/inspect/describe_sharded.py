@@ -1,0 +1,121 @@
+"""The report of a sharded collection, as this rank sees it; and of what a plan would make of a converted one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagConfig
+
+from recfx.collection import HashEmbeddingBagCollection
+from recfx.hashing import HashIndex
+from recfx.inspect.describe import graph_fields, hashing_report, table_report
+from recfx.inspect.facts import TableFacts, kernels_by_table
+from recfx.inspect.index_facts import IndexFacts
+from recfx.inspect.sharding_reasons import collection_sharding_reasons, sharding_reasons
+from recfx.inspect.sharding_report import ShardingReport
+from recfx.inspect.table_report import TableReport
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.plan import read_plan
+from recfx.sharding.shards import CollectionSharding, ShardedTable
+
+
+def describe_sharded(sharded: ShardedHashEmbeddingBagCollection, path: str, existed: bool) -> dict[str, Any]:
+    """The fields of a :class:`CollectionReport`; arguments as of ``describe_island``. Communicates nothing."""
+    kernels, configs = kernels_by_table(sharded.graph_module), sharded.embedding_bag_configs()
+    tables = []
+    for table, config in zip(sharded.sharding.tables, configs, strict=True):
+        here = [shard for shard in sharded.sharding.local() if shard.table.name == table.table.name]
+        if not here:
+            tables.append(_with_sharding(_elsewhere(table, config), table, sharded.sharding, path))
+            continue
+        name = here[0].name  # all shards of a table on one rank have the same rows
+        bag, index = sharded.embedding_bags[name], dict(sharded.hash_indexes.items()).get(name)
+        assert isinstance(bag, nn.EmbeddingBag)
+        assert index is None or isinstance(index, HashIndex)
+        facts = TableFacts(
+            module_path=_join(path, name),
+            spec=table.table,
+            config=config,
+            bag=bag,
+            weight=sharded._store.weight(name),
+            index=index,
+            index_facts=None if index is None else IndexFacts.of(index),
+            kernel=kernels[name],
+            optimizer=sharded._store.optimizers.get(name),
+            existed=existed,
+        )
+        tables.append(_with_sharding(table_report(facts), table, sharded.sharding, path))
+    reasons = collection_sharding_reasons(sharded.tables, sharded.graph_module, path)
+    return {
+        "is_weighted": sharded.is_weighted(),
+        "device": next((table.device for table in tables if table.device), ""),
+        "tables": tuple(tables),
+        **graph_fields(sharded),
+        "reasons": reasons + tuple(reason for table in tables for reason in table.reasons),
+    }
+
+
+def with_plan(
+    described: dict[str, Any],
+    island: HashEmbeddingBagCollection,
+    plan: Mapping[str, Any],
+    rank: int,
+    world_size: int,
+    path: str,
+) -> dict[str, Any]:
+    """``describe_island``'s fields, and what ``plan`` would do to the tables; the graph is that of one rank.
+
+    Raises:
+        ConversionError: as ``read_plan``.
+    """
+    sharding = read_plan(island.tables, plan, rank, world_size, path)
+    tables = tuple(
+        _with_sharding(report, table, sharding, path)
+        for report, table in zip(described["tables"], sharding.tables, strict=True)
+    )
+    added = collection_sharding_reasons(island.tables, None, path)
+    reasons = tuple(reason for table in tables for reason in table.reasons)
+    return {**described, "tables": tables, "reasons": added + reasons}
+
+
+def _with_sharding(report: TableReport, table: ShardedTable, sharding: CollectionSharding, path: str) -> TableReport:
+    element_bytes = _element_bytes(report)
+    reasons = sharding_reasons(table, _join(path, table.table.name), report.optimizer)
+    return replace(
+        report,
+        bytes=report.rows * report.dim * element_bytes,
+        sharding=ShardingReport.of(table, sharding, element_bytes),
+        reasons=report.reasons + reasons,
+    )
+
+
+def _element_bytes(report: TableReport) -> int:
+    dtype: torch.dtype = getattr(torch, report.dtype)
+    return dtype.itemsize
+
+
+def _elsewhere(table: ShardedTable, config: EmbeddingBagConfig) -> TableReport:
+    """A table that this rank has nothing of: from its config."""
+    spec = table.table
+    bits = DATA_TYPE_NUM_BITS[config.data_type]
+    return TableReport(
+        name=spec.name,
+        features=spec.feature_names,
+        embedding_names=spec.embedding_names,
+        rows=spec.num_embeddings,
+        dim=spec.embedding_dim,
+        pooling=spec.pooling,
+        dtype={32: "float32", 16: "float16"}.get(bits, "float32"),
+        device="",
+        bytes=0,
+        hashing=hashing_report(spec.hashing, None),
+        custom_init_fn=spec.custom_init_fn,
+    )
+
+
+def _join(path: str, table: str) -> str:
+    return f"{path}.embedding_bags.{table}" if path else f"embedding_bags.{table}"

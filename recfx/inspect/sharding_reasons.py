@@ -1,0 +1,128 @@
+"""What is worth saying of how a table is sharded: one small rule each, in one literal list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from recfx.inspect.table_report import Reason
+from recfx.ir.tables import TableSpec
+from recfx.nodes import SelectFeatures
+from recfx.sharding.shards import Shard, ShardedTable
+
+UNEVEN = 1.25  # the largest piece, in mean pieces
+
+
+def sharding_reasons(table: ShardedTable, path: str, optimizer: str) -> tuple[Reason, ...]:
+    """Every rule's answer for one table.
+
+    Args:
+        table: with its shards.
+        path: of its ``nn.EmbeddingBag``.
+        optimizer: as :attr:`TableReport.optimizer` says it.
+    """
+    return tuple(reason for rule in _RULES if (reason := rule(table, path, optimizer)) is not None)
+
+
+def ranks_without_rows(table: ShardedTable, path: str, _: str) -> Reason | None:
+    """Fewer rows, or buckets of rows, than pieces."""
+    pieces = _pieces(table)
+    empty = [shard.rank for shard in pieces if shard.is_empty]
+    if not empty:
+        return None
+    config = table.table.hashing
+    if config is None or not table.table.has_index:
+        message = f"{table.table.num_embeddings:,} rows are cut over {len(pieces)} ranks: ranks {empty} get none."
+        return Reason(
+            "ranks_without_rows", path, message, "table_wise or data_parallel serves so small a table better."
+        )
+    message = (
+        f"its {config.buckets} buckets are cut over {len(pieces)} ranks, and a bucket stays whole: ranks {empty} get "
+        "no rows, and no work."
+    )
+    advice = f"give HashConfig(buckets=...) a multiple of {len(pieces)}, before the table has learnt any id."
+    return Reason("ranks_without_rows", path, message, advice, "warning")
+
+
+def uneven_cuts(table: ShardedTable, path: str, _: str) -> Reason | None:
+    """Some rank has far more rows than others."""
+    pieces = _pieces(table)
+    sizes = [shard.rows[1] - shard.rows[0] for shard in pieces]
+    if not sizes or min(sizes) == 0 or max(sizes) * len(sizes) < UNEVEN * sum(sizes):
+        return None
+    message = f"its rows are cut unevenly: ranks hold {min(sizes):,} to {max(sizes):,} of {sum(sizes):,}."
+    advice = "nothing if that is meant"
+    if table.table.has_index:
+        advice += "; cuts are at bucket borders, so more buckets, in a multiple of the ranks, make them even"
+    return Reason("uneven_cuts", path, message, f"{advice}.")
+
+
+def cuts_at_bucket_borders(table: ShardedTable, path: str, _: str) -> Reason | None:
+    """The plan cut inside a bucket, or the table has got other rows since."""
+    borders, planned = table.row_borders(), list(table.planned_borders)
+    if not table.table.has_index or not borders or borders == planned:
+        return None
+    found, wanted = _few(borders[1:-1]), _few(planned[1:-1])
+    message = f"its rows are cut at {found}, where buckets begin, not at {wanted} as the plan says."
+    return Reason("cuts_at_bucket_borders", path, message, "nothing: an id and its row stay together that way.")
+
+
+def optimizer_state_per_column_block(table: ShardedTable, path: str, optimizer: str) -> Reason | None:
+    """Row-wise Adagrad has one number a row, of the columns that are in one place."""
+    blocks = len({shard.columns for shard in table.shards})
+    if blocks < 2 or optimizer != "fused rowwise_adagrad":
+        return None
+    message = (
+        f"row-wise Adagrad keeps one number a row in each of the {blocks} column blocks, the mean over the block's "
+        "columns: as TorchRec's does, and not what the whole table would train."
+    )
+    advice = "use Adagrad, or cut no columns, where training must not depend on the plan."
+    return Reason("optimizer_state_per_column_block", path, message, advice)
+
+
+def ids_on_every_rank(table: ShardedTable, path: str, _: str) -> Reason | None:
+    """Replicas are kept equal by giving all of them the same ids."""
+    if not table.is_replicated:
+        return None
+    message = "every rank gets the ids of all ranks and pools all samples: replicas see the same, and stay equal."
+    return Reason("ids_on_every_rank", path, message, "nothing for a small table; table_wise sends less otherwise.")
+
+
+def collection_sharding_reasons(
+    tables: tuple[TableSpec, ...], graph_module: nn.Module | None, path: str
+) -> tuple[Reason, ...]:
+    """What is so for the collection as a whole; ``graph_module``: of a sharded one."""
+    reasons = []
+    means = [table.name for table in tables if table.pooling == "MEAN"]
+    if means:
+        message = f"MEAN of tables {_few(means)} runs as SUM, and is divided by the lengths once sums are complete."
+        reasons.append(Reason("mean_divided_last", path, message, "nothing: the result is the mean."))
+    nodes = () if graph_module is None else graph_module.children()
+    if any(isinstance(node, SelectFeatures) and node.has_expanded for node in nodes):
+        message = (
+            "a batch had features with batch sizes of their own: they are expanded to the full batch before ids are "
+            "sent, which TorchRec's collections do after."
+        )
+        advice = "expect more ids on the wire; deduplicate after the collection where that matters."
+        reasons.append(Reason("variable_batch_expanded", path, message, advice))
+    return tuple(reasons)
+
+
+def _pieces(table: ShardedTable) -> list[Shard]:
+    """The pieces that the rows of the first column block are cut into; none where they are not."""
+    return [shard for shard in table.shards if shard.piece >= 0 and shard.columns == table.shards[0].columns]
+
+
+def _few(items: list[int] | list[str], most: int = 4) -> str:
+    shown = ", ".join(str(item) for item in items[:most])
+    return shown + (f" and {len(items) - most} more" if len(items) > most else "")
+
+
+_RULES: tuple[Callable[[ShardedTable, str, str], Reason | None], ...] = (
+    ranks_without_rows,
+    uneven_cuts,
+    cuts_at_bucket_borders,
+    optimizer_state_per_column_block,
+    ids_on_every_rank,
+)

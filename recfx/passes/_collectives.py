@@ -1,0 +1,76 @@
+"""What the nodes of ``insert_dist`` put on the wire, symbolically: the same collectives, with the same bytes.
+
+``B`` is the batch size of a rank, the same on all; ``L_f`` the mean length of feature ``f`` in this rank's batch.
+"""
+
+from __future__ import annotations
+
+import sympy
+
+from recfx.ir.columns import Columns, total_dim
+from recfx.ir.meta import BATCH, WORLD, Collective, mean_length
+from recfx.sharding.shards import Shard
+
+_INT64, _FLOAT32 = 8, 4
+
+
+def sent_ids(shards: list[Shard]) -> sympy.Expr:
+    """Ids that a rank sends to these shards: of a feature as many as it has, whatever pieces its rows are cut into."""
+    whole = [shard for shard in shards if shard.piece < 0 or _is_first_piece(shard, shards)]
+    return BATCH * sympy.Add(*(mean_length(feature) for shard in whole for feature in shard.table.feature_names))
+
+
+def _is_first_piece(shard: Shard, shards: list[Shard]) -> bool:
+    same = [each for each in shards if each.table is shard.table and each.columns == shard.columns]
+    return shard is same[0]
+
+
+def arriving_ids(shards: list[Shard]) -> sympy.Expr:
+    """Ids that all ranks send to these shards of one rank, if rows are asked for evenly."""
+    terms = []
+    for shard in shards:
+        share = sympy.Rational(shard.rows[1] - shard.rows[0], shard.table.num_embeddings)
+        terms += [share * mean_length(feature) for feature in shard.table.feature_names]
+    return WORLD * BATCH * sympy.Add(*terms)
+
+
+def of_splits(world_size: int, is_weighted: bool) -> tuple[Collective, ...]:
+    """``input_dist_start``: how much follows, of lengths, ids and weights, and the batch size."""
+    if world_size == 1:
+        return ()
+    return (Collective("all_to_all", sympy.Integer((4 if is_weighted else 3) * world_size * _INT64)),)
+
+
+def of_ids(shards: list[Shard], world_size: int, is_weighted: bool) -> tuple[Collective, ...]:
+    """``input_dist_wait``: lengths and ids, and weights if there are any."""
+    if world_size == 1:
+        return ()
+    bags = BATCH * sum(len(shard.table.feature_names) for shard in shards)
+    ids = sent_ids(shards)
+    sizes = [bags * _INT64, ids * _INT64] + ([ids * _FLOAT32] if is_weighted else [])
+    return tuple(Collective("all_to_all", size) for size in sizes)
+
+
+def of_all_to_all(sent: list[Columns], arriving_dim: int, ranks: int) -> tuple[Collective, ...]:
+    """Pooled rows of all ranks' samples, and back come the gradients of this rank's."""
+    if ranks == 1:
+        return ()
+    return (
+        Collective("all_to_all", ranks * BATCH * total_dim(sent) * _FLOAT32),
+        Collective("all_to_all", BATCH * arriving_dim * _FLOAT32, backward=True),
+    )
+
+
+def of_reduce_scatter(sent: list[Columns], ranks: int, counterparts: int = 1) -> tuple[Collective, ...]:
+    """Parts of sums for the samples of ``ranks`` times ``counterparts`` ranks."""
+    if ranks == 1 or not sent:
+        return ()
+    own = counterparts * BATCH * total_dim(sent) * _FLOAT32
+    return Collective("reduce_scatter", ranks * own), Collective("all_gather", own, backward=True)
+
+
+def of_own_batch(columns: list[Columns], ranks: int) -> tuple[Collective, ...]:
+    """Nothing; but the gradients of this rank's samples go to everybody."""
+    if ranks == 1:
+        return ()
+    return (Collective("all_gather", BATCH * total_dim(columns) * _FLOAT32, backward=True),)

@@ -1,0 +1,44 @@
+"""A rank that fails in the middle of a step must not go on: its peers wait for the rest of that step.
+
+Collectives are matched by their order alone. Were the rank to start its next batch, its ids would arrive where pooled
+rows are waited for, and shorter messages are taken without an error. So nothing more is sent in that process group:
+the peers' collectives fail, at the latest when the group's timeout is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch.distributed as dist
+
+from recfx.errors import OutOfStepError
+
+_failed: dict[int, tuple[dist.ProcessGroup, str]] = {}  # by id; the group is kept, so that no other one gets the id
+
+
+@contextlib.contextmanager
+def in_step(group: dist.ProcessGroup, collection: str) -> Iterator[None]:
+    """Around what the other ranks of ``group`` take part in."""
+    try:
+        yield
+    except BaseException as error:
+        _failed.setdefault(id(group), (group, f"{collection or 'the root'}: {type(error).__name__}: {error}"))
+        raise
+
+
+def refuse_out_of_step(group: dist.ProcessGroup, collection: str) -> None:
+    """Before anything is sent.
+
+    Raises:
+        OutOfStepError: ``out_of_step``.
+    """
+    failed = _failed.get(id(group))
+    if failed is not None:
+        raise OutOfStepError(
+            f"an earlier step failed on this rank when others had begun it too ({failed[1]}).",
+            reason="out_of_step",
+            module_path=collection,
+            what_to_do="end this process, or destroy the process group on every rank; start again from the last "
+            "checkpoint.",
+        )

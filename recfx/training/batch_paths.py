@@ -1,0 +1,89 @@
+"""Where in a batch an object stands: how a pipeline knows ahead what a collection will be called with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+ATTRIBUTE, ITEM = "attribute", "item"
+Path = tuple[tuple[str, Any], ...]
+"""Steps from the batch to the object: (``"attribute"``, name) or (``"item"``, key)."""
+
+_ENTIRE = (torch.Tensor, KeyedJaggedTensor, JaggedTensor, KeyedTensor, nn.Module, str, bytes, int, float, type(None))
+_DEEPEST = 4
+
+
+def path_in(batch: Any, wanted: Any) -> Path | None:
+    """The shortest way from ``batch`` to the very object ``wanted``; None if it is not a part of the batch.
+
+    Looks into tuples, lists, dicts, and attributes of objects; not into tensors.
+    """
+    waiting: deque[tuple[Any, Path]] = deque([(batch, ())])
+    seen: set[int] = set()
+    while waiting:
+        value, path = waiting.popleft()
+        if value is wanted:
+            return path
+        if id(value) in seen or len(path) == _DEEPEST or isinstance(value, _ENTIRE):
+            continue
+        seen.add(id(value))
+        waiting.extend((part, (*path, step)) for step, part in _parts(value))
+    return None
+
+
+def follow(batch: Any, path: Path) -> Any:
+    """What stands there in another batch.
+
+    Raises:
+        AttributeError, LookupError, TypeError: this batch has no such part.
+    """
+    for kind, name in path:
+        batch = getattr(batch, name) if kind == ATTRIBUTE else batch[name]
+    return batch
+
+
+def tensors_in(batch: Any) -> Iterator[Any]:
+    """The parts of the batch that have ``record_stream``: tensors, and TorchRec's jagged ones."""
+    waiting, seen = [batch], set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if hasattr(value, "record_stream"):
+            yield value
+        elif not isinstance(value, _ENTIRE):
+            waiting.extend(part for _, part in _parts(value))
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """The batch on ``device``: by its own ``to``, or part by part: a tuple, a list, a dict or a dataclass."""
+    if hasattr(batch, "to"):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move(part, device) for part in batch))
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(move(part, device) for part in batch)
+    if isinstance(batch, Mapping):
+        return {key: move(part, device) for key, part in batch.items()}
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        parts = {each.name: move(getattr(batch, each.name), device) for each in dataclasses.fields(batch) if each.init}
+        return dataclasses.replace(batch, **parts)
+    return batch
+
+
+def _parts(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
+    if isinstance(value, Mapping):
+        yield from (((ITEM, key), part) for key, part in value.items())
+    elif isinstance(value, (tuple, list)):
+        yield from (((ITEM, position), part) for position, part in enumerate(value))
+    else:
+        yield from (((ATTRIBUTE, name), part) for name, part in getattr(value, "__dict__", {}).items())
+        slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+        yield from (((ATTRIBUTE, name), getattr(value, name)) for name in slots if hasattr(value, name))

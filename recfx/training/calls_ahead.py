@@ -1,0 +1,134 @@
+"""Calls of sharded collections ahead of the model: their ids are sent while an earlier batch computes."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+from torchrec.distributed.types import ShardedModule
+
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.training.background import Streams, Worker
+from recfx.training.batch_paths import Path, follow, path_in
+
+
+class KnownCall:
+    """A call whose arguments are parts of the batch.
+
+    Args:
+        name: path of the module in the model.
+        module: what is called.
+        args, kwargs: where in a batch the arguments stand.
+    """
+
+    def __init__(self, name: str, module: Any, args: list[Path], kwargs: dict[str, Path]) -> None:
+        self.name, self.module, self.args, self.kwargs = name, module, args, kwargs
+
+    @classmethod
+    def find(
+        cls, name: str, module: Any, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> KnownCall | None:
+        """The call that was made with these arguments; None if some are no part of the batch."""
+        places = [path_in(batch, arg) for arg in args]
+        named = {key: path_in(batch, arg) for key, arg in kwargs.items()}
+        if any(place is None for place in (*places, *named.values())):
+            return None
+        return cls(
+            name, module, [p for p in places if p is not None], {k: p for k, p in named.items() if p is not None}
+        )
+
+    def arguments(self, batch: Any) -> tuple[list[Any], dict[str, Any]] | None:
+        """The arguments for another batch; None if it has no such parts."""
+        try:
+            return [follow(batch, path) for path in self.args], {k: follow(batch, p) for k, p in self.kwargs.items()}
+        except (AttributeError, LookupError, TypeError):
+            return None
+
+
+class StartedCall:
+    """One call for one batch, on its way: ``start``, ``send``, ``wait``, ``finish``, in this order.
+
+    All collectives are started by ``start`` and ``send``, on the caller's thread: their order is the same on all ranks.
+    An error of any of these is kept until ``finish``: it belongs to the batch, and is raised when its turn comes.
+    """
+
+    def __init__(self, call: KnownCall, args: list[Any], kwargs: dict[str, Any]) -> None:
+        self.call, self.args, self.kwargs = call, args, kwargs
+        self.error: Exception | None = None
+        self._context: Any = None
+        self._sizes: Any = None
+        self._arrived: Future[Any] | None = None
+
+    def start(self, streams: Streams) -> None:
+        """Select the ids, and start telling the other ranks how many they are."""
+        module = self.call.module
+        try:
+            with streams.on(streams.ids):
+                streams.take((self.args, self.kwargs), streams.copy)
+                self._context = module.create_context()
+                args, kwargs = module.preprocess_input(list(self.args), dict(self.kwargs))
+                self._sizes = module.input_dist(self._context, *args, **kwargs)
+        except Exception as error:
+            self.error = error
+
+    def send(self, streams: Streams, worker: Worker) -> None:
+        """Start sending the ids; the worker waits for those that arrive, and finds their rows where it can."""
+        if self.error is not None or self._arrived is not None:
+            return
+        module = self.call.module
+        ours = isinstance(module, ShardedHashEmbeddingBagCollection)
+        try:
+            with streams.on(streams.ids):
+                ids = self._sizes.wait()
+            self._sizes = None
+            find_rows = module.finder_of_rows() if ours else None
+        except Exception as error:
+            self.error = error
+            return
+
+        def arrive() -> Any:
+            streams.use_device()
+            with streams.on(streams.ids):
+                arrived = ids.wait()
+                if find_rows is not None:
+                    find_rows(arrived)
+            return arrived
+
+        self._arrived = worker.run(arrive)
+
+    def wait(self) -> None:
+        """Until the worker has nothing to do with this call any more."""
+        if self._arrived is not None:
+            self._arrived.exception()
+
+    def is_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the model calls with the very objects that were expected."""
+        same_names = len(args) == len(self.args) and kwargs.keys() == self.kwargs.keys()
+        return (
+            same_names
+            and all(mine is theirs for mine, theirs in zip(self.args, args, strict=True))
+            and all(self.kwargs[key] is value for key, value in kwargs.items())
+        )
+
+    def finish(self, streams: Streams) -> Any:
+        """The rest of the call, in the model's forward. Returns its result.
+
+        Raises:
+            Exception: what went wrong in the call, ahead or now.
+        """
+        if self.error is not None:
+            raise self.error
+        assert self._arrived is not None
+        arrived = self._arrived.result()
+        streams.take((arrived, self._context), streams.ids)
+        return self.call.module.compute_and_output_dist(self._context, arrived)
+
+
+def sharded_modules(model: Any) -> dict[str, Any]:
+    """The outermost sharded modules, by path; TorchRec's own as well."""
+    found: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        inside = any(path.startswith(f"{outer}." if outer else "") for outer in found)
+        if isinstance(module, ShardedModule) and not inside:
+            found[path] = module
+    return found

@@ -1,0 +1,174 @@
+"""The training of ``cases``, through a pipeline or step by step; what it leaves is compared to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.streamable import Pipelineable
+
+import recfx
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from tests.sharding.cases import OPTIMIZERS, Case, Model, batches, build, plan_of, shard, with_optimizer
+
+CPU = torch.device("cpu")
+
+
+class Loop:
+    """One step after the other, with the pipelines' interface."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self.model, self.optimizer = model, optimizer
+
+    def progress(self, iterator: Iterator[Any]) -> Any:
+        batch = next(iterator)
+        if self.model.training:
+            self.optimizer.zero_grad()
+        loss, output = self.model(batch)
+        if self.model.training:
+            loss.backward()
+            self.optimizer.step()
+        return output
+
+
+PIPELINES: dict[str, Callable[..., Any]] = {
+    "loop": Loop,
+    "base": TrainPipelineBase,
+    "sparse_dist": TrainPipelineSparseDist,
+    "recfx": recfx.TrainPipeline,
+}
+
+
+class Two(nn.Module):
+    """Two collections that read the same features, and one input each that is not theirs."""
+
+    def __init__(self, first: nn.Module, second: nn.Module, width: int) -> None:
+        super().__init__()
+        self.first, self.second, self.over = first, second, nn.Linear(2 * width + 2, 3)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        both = torch.cat([self.first(batch.features).values(), self.second(batch.features).values()], 1)
+        return (self.over(torch.cat([both, batch.dense], 1)).tanh() ** 2).mean(), both.detach()
+
+
+@dataclass
+class Batch(Pipelineable):
+    """What a data loader gives."""
+
+    features: KeyedJaggedTensor
+    dense: torch.Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        return Batch(self.features.to(device, non_blocking), self.dense.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Batch:
+        return Batch(self.features.pin_memory(), self.dense.pin_memory())
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        self.features.record_stream(stream)
+        self.dense.record_stream(stream)
+
+
+def sharded_model(case: Case, world_size: int, form: str) -> nn.Module:
+    """The case's model.
+
+    Args:
+        form: ``"alone"``: the collection is sharded by itself; ``"wrapped"``: by ``DistributedModelParallel``;
+            ``"two"``: of two collections.
+    """
+    standard, width = build(case)
+    torch.manual_seed(1)
+    if form == "two":
+        model: nn.Module = Two(shard(case, standard, world_size), shard(case, build(case)[0], world_size), width)
+        model.over = nn.parallel.DistributedDataParallel(model.over)
+        return model
+    model = Model(standard, width)
+    if form == "wrapped":
+        model.sparse = with_optimizer(case, recfx.convert(standard, hashing=case.hashing))
+        plan: Any = plan_of(case, model.sparse, world_size)
+        return DistributedModelParallel(
+            model,
+            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            plan=ShardingPlan({"sparse": plan}),
+            sharders=recfx.sharders(),
+            device=CPU,
+        )
+    model.sparse = shard(case, standard, world_size)
+    model.over = nn.parallel.DistributedDataParallel(model.over)
+    return model
+
+
+def batches_of_rank(case: Case, rank: int, world_size: int, steps: int, form: str) -> list[Any]:
+    """As the form's model takes them."""
+    mine: list[Any] = [step[rank] for step in batches(case, world_size, steps)]
+    return [Batch(features, torch.ones(features.stride(), 2)) for features in mine] if form == "two" else mine
+
+
+def dense_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
+    """Of what no fused optimizer trains."""
+    kind, settings = OPTIMIZERS[case.optimizer]
+    dense = [p for name, p in model.named_parameters() if case.kernel == "dense" or "embedding_bags" not in name]
+    return kind(dense, **settings)
+
+
+def collections(model: nn.Module) -> list[ShardedHashEmbeddingBagCollection]:
+    return [each for each in model.modules() if isinstance(each, ShardedHashEmbeddingBagCollection)]
+
+
+def what_is_left(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and every index on this rank."""
+    left = {f"parameter {number}": p.detach().clone() for number, p in enumerate(model.parameters())}
+    for number, collection in enumerate(collections(model)):
+        for name, index in collection.hash_indexes.items():
+            for part, value in index.state_dict().items():
+                left[f"{number} {name} {part}"] = torch.as_tensor(value).clone()
+    return left
+
+
+def train(
+    rank: int, world_size: int, case: Case, pipeline: str, form: str = "alone", modes: str = "ttttt"
+) -> dict[str, Any]:
+    """Train on this rank until the batches end, a batch a letter of ``modes``: training or eval.
+
+    ``shards``, ``pooled`` and ``over`` are as those of ``cases.train_sharded``.
+    """
+    model = sharded_model(case, world_size, form)
+    driver = PIPELINES[pipeline](model, dense_optimizer(case, model), CPU)
+    source, pooled = iter(batches_of_rank(case, rank, world_size, len(modes), form)), []
+    for mode in modes:
+        model.train(mode == "t")
+        pooled.append(driver.progress(source))
+    with pytest.raises(StopIteration):
+        driver.progress(source)
+    sparse = collections(model)
+    shards = [
+        (each.table.name, each.rows, each.columns, sparse[0]._store.weight(each.name).detach().clone())
+        for each in sparse[0].sharding.local()
+    ]
+    over = next(p for name, p in model.named_parameters() if "over." in name and name.endswith("weight"))
+    return {
+        "pooled": pooled,
+        "shards": shards,
+        "over": over.detach(),
+        "left": what_is_left(model),
+        "forwards": [type(each.forward).__name__ for each in sparse],
+    }
+
+
+def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    """Equal bits on every rank."""
+    for rank, (mine, other) in enumerate(zip(found, expected, strict=True)):
+        for step, (one, two) in enumerate(zip(mine["pooled"], other["pooled"], strict=True)):
+            assert torch.equal(one, two), f"output of step {step} on rank {rank}"
+        assert mine["left"].keys() == other["left"].keys()
+        for name, value in mine["left"].items():
+            assert torch.equal(value, other["left"][name]), f"{name} on rank {rank}"

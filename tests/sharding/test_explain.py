@@ -1,0 +1,207 @@
+"""The report of sharded collections, on real ranks: where rows are, what the indexes of slices hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+
+import recfx
+from recfx.inspect import Report, ShardingReport, ShardReport
+from tests.inspect.test_formats import Balanced
+from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, with_optimizer
+from tests.sharding.ranks import ranks
+
+TABLES = (
+    Table("rows", 64, 8, ("f0",), "SUM", ("row_wise",)),
+    Table("whole", 64, 8, ("f1", "f0"), "MEAN", ("table_wise", 1)),
+    Table("columns", 64, 8, ("f2",), "MEAN", ("column_wise", 1, 0)),
+    Table("replicas", 64, 8, ("f2",), "SUM", ("data_parallel",)),
+)
+RAW = Case(TABLES, optimizer="rowwise_adagrad", hashing=recfx.HashConfig(dense_rows=0, buckets=3), raw_ids=20)
+DENSE = Case(TABLES, kernel="dense")
+NODES = ("bucketize", "input_dist_start", "input_dist_wait", "hash_ids", "lookup", "output_dist_start")
+
+
+def model_and_plan(case: Case, world_size: int) -> tuple[nn.Module, ShardingPlan]:
+    standard, width = build(case)
+    model = recfx.convert(Model(with_optimizer(case, standard), width), hashing=case.hashing)
+    return model, ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, model.sparse, world_size))})
+
+
+def explained(rank: int, world_size: int, case: Case, wrapping: str) -> dict[str, Any]:
+    model, plan = model_and_plan(case, world_size)
+    (batch,) = (step[rank] for step in batches(case, world_size, 1))
+    planned = recfx.explain(model, plan=plan)
+    if wrapping == "model_parallel":
+        model = DistributedModelParallel(model, plan=plan, sharders=recfx.sharders())
+    else:
+        model = recfx.convert(model, plan=plan)
+        model = nn.parallel.DistributedDataParallel(model) if wrapping == "data_parallel" else model
+    model(batch)[0].backward()
+    inner = model.module if wrapping else model
+    before = {name: value.clone() for name, value in inner.named_parameters()}
+    report = recfx.explain(model)
+    torch.testing.assert_close(dict(inner.named_parameters()), before, rtol=0, atol=0)
+    page = Balanced()
+    page.feed(report.to_html())
+    text = "\n".join(page.text)
+    assert page.open == []
+    held = {name: len(index) for name, index in inner.sparse.hash_indexes.items()}
+    facts = {"report": report, "text": str(report), "html": text, "json": report.to_json(), "planned": planned}
+    return {**facts, "held": held}
+
+
+def codes(report: Report) -> set[tuple[str, str]]:
+    return {(reason.code, reason.module_path.partition("embedding_bags.")[2]) for reason in report.reasons}
+
+
+@pytest.mark.parametrize("wrapping", ["", "data_parallel", "model_parallel"])
+def test_every_rank_sees_its_share(wrapping: str) -> None:
+    answers = ranks(2).run(explained, RAW, wrapping)
+    for rank, answer in enumerate(answers):
+        report = answer["report"]
+        (found,) = report.collections
+        assert report.ok
+        assert (found.status, found.kind, found.device) == ("converted", "EmbeddingBagCollection", "cpu")
+        kinds = [node.kind for node in found.nodes]
+        assert set(NODES) <= set(kinds)
+        tables = {table.name: table for table in found.tables}
+        assert {table.bytes for table in found.tables} == {64 * 8 * 4}
+        rows = tables["rows"].sharding
+        assert rows.shards == (ShardReport(0, (0, 21), (0, 8), 672), ShardReport(1, (21, 64), (0, 8), 1376))
+        assert (rows.rank, rows.world_size, rows.sharding_type, rows.compute_kernel) == (rank, 2, "row_wise", "fused")
+        assert (rows.rows_here, rows.columns_here, rows.bytes_here) == ((21, 8, 672), (43, 8, 1376))[rank]
+        assert tables["whole"].sharding.bytes_here == (0, 2048)[rank]
+        assert tables["whole"].optimizer == ("", "fused rowwise_adagrad")[rank]
+        assert (tables["whole"].hashing.ids_held is None) == (rank == 0)
+        assert tables["columns"].sharding.columns_here == 4
+        assert tables["replicas"].sharding.rows_here == 64
+        for name, held in answer["held"].items():
+            assert tables[name].hashing.ids_held == held > 0
+        slice_of = tables["rows"].hashing
+        assert slice_of.rows_here == rows.rows_here
+        assert slice_of.occupancy == slice_of.ids_held / rows.rows_here
+        assert slice_of.worst_bucket in ((0,), (1, 2))[rank]
+        assert codes(report) >= {
+            ("cuts_at_bucket_borders", "rows"),
+            ("uneven_cuts", "rows"),
+            ("optimizer_state_per_column_block", "columns"),
+            ("ids_on_every_rank", "replicas"),
+        }
+        assert "mean_divided_last" in {code for code, _ in codes(report)}
+        for shown in (answer["text"], answer["html"]):
+            assert f"sharding, as rank {rank} of 2 sees it" in shown
+            assert "0: rows 0-20, 1: rows" in shown
+        assert ("on other ranks" in answer["text"]) == (rank == 0)
+        plain = json.loads(answer["json"])["collections"][0]["tables"][0]["sharding"]
+        assert list(plain) == [field.name for field in dataclasses.fields(ShardingReport)]
+        assert plain["shards"][1] == {"rank": 1, "rows": [21, 64], "columns": [0, 8], "bytes": 1376}
+        planned = answer["planned"].collections[0].tables
+        assert [table.sharding for table in planned] == [table.sharding for table in found.tables]
+        assert codes(answer["planned"]) == codes(report) | {("weights_not_used", table) for table in tables}
+
+
+def test_dense_kernels_and_static_tables() -> None:
+    for answer in ranks(2).run(explained, DENSE, ""):
+        (found,) = answer["report"].collections
+        assert found.tables[0].sharding.compute_kernel == "dense"
+        assert found.tables[0].optimizer == "none: gradients to weight.grad"
+        assert not {"cuts_at_bucket_borders", "optimizer_state_per_column_block"} & {
+            code for code, _ in codes(answer["report"])
+        }
+
+
+def few_buckets(rank: int, world_size: int) -> tuple[Report, int]:
+    config = recfx.HashConfig(dense_rows=0, buckets=2, admit_after=2)
+    case = Case((TABLES[0], Table("tiny", 3, 8, ("f3",), "SUM", ("row_wise",))), raw_ids=30, optimizer="adagrad")
+    hashing: Any = {"rows": config, "tiny": None}
+    standard, width = build(case)
+    model = recfx.convert(Model(with_optimizer(case, standard), width), hashing=hashing)
+    plan = ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, model.sparse, world_size))})
+    model = recfx.convert(model, plan=plan)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(6):
+        ids = torch.randint(0, 53, (40,), generator=generator) * 2**40 + 7
+        batch = KeyedJaggedTensor(["f0", "f3"], ids, lengths=torch.tensor([10] * 4 + [0] * 4))
+        model(batch)[0].backward()
+    return recfx.explain(model), sum(len(index) for index in model.sparse.hash_indexes.values())
+
+
+def test_ranks_without_rows_and_slices_that_fill() -> None:
+    answers = ranks(4).run(few_buckets)
+    for rank, (report, held) in enumerate(answers):
+        rows, tiny = report.collections[0].tables
+        empty = [shard.rank for shard in rows.sharding.shards if shard.bytes == 0]
+        assert len(empty) == 2
+        assert (rows.sharding.rows_here == 0) == (rank in empty)
+        (reason,) = (one for one in rows.reasons if one.code == "ranks_without_rows")
+        assert reason.severity == "warning"
+        assert str(empty) in reason.message
+        assert [one.code for one in tiny.reasons] == ["ranks_without_rows"]
+        if rank in empty:
+            continue
+        assert rows.hashing.ids_held == held
+        assert rows.hashing.candidates is not None
+        assert rows.hashing.worst_bucket_occupancy == held / 32
+        assert ("index_nearly_full" in {one.code for one in rows.reasons}) == (held >= 0.8 * 32)
+        assert ((rows.hashing.suggested_rows or 0) > 64) == (held >= 0.8 * 32)
+    assert max(held for _, held in answers) >= 0.8 * 32
+
+
+def expanded(rank: int, world_size: int) -> list[str]:
+    case = replace(DENSE, tables=(TABLES[0], TABLES[3]))
+    model, plan = model_and_plan(case, world_size)
+    model = recfx.convert(model, plan=plan)
+    batch = KeyedJaggedTensor(
+        ["f0", "f2"],
+        torch.tensor([1, 2, 3]),
+        lengths=torch.tensor([1, 1, 1]),
+        stride_per_key_per_rank=[[2], [1]],
+        inverse_indices=(["f0", "f2"], torch.tensor([[0, 1, 0], [0, 0, 0]])),
+    )
+    before = {reason.code for reason in recfx.explain(model).reasons}
+    model(batch)[0].backward()
+    return sorted({reason.code for reason in recfx.explain(model).reasons} - before)
+
+
+def test_a_variable_batch_that_was_expanded() -> None:
+    assert ranks(2).run(expanded) == [["variable_batch_expanded"]] * 2
+
+
+def wrong_plans(rank: int, world_size: int) -> None:
+    model, plan = model_and_plan(RAW, world_size)
+    tables = dict(plan.plan["sparse"])
+    missing = ShardingPlan({"sparse": EmbeddingModuleShardingPlan({"rows": tables["rows"]})})
+    other = ShardingPlan({"elsewhere": plan.plan["sparse"]})
+    for wrong, reasons in (
+        (missing, {"plan_missing_table"}),
+        (other, {"plan_missing_collection", "plan_unknown_collection"}),
+    ):
+        report = recfx.explain(model, plan=wrong)
+        assert not report.ok
+        assert {reason.code for reason in report.reasons if reason.severity == "error"} == reasons
+        assert report.collections[0].tables[0].sharding is None
+    sharded = recfx.convert(model, plan=plan)
+    report = recfx.explain(sharded, plan=plan)
+    assert [reason.code for reason in report.reasons if reason.severity == "error"] == ["already_sharded"]
+    dist.barrier()
+
+
+def test_what_is_wrong_with_a_plan_is_in_the_report() -> None:
+    ranks(2).run(wrong_plans)
+
+
+def test_a_plan_without_a_process_group() -> None:
+    model, plan = model_and_plan(RAW, 2)
+    table = recfx.explain(model, plan=plan).collections[0].tables[0]
+    assert (table.sharding.rank, table.sharding.world_size) == (0, 2)

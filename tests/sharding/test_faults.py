@@ -1,0 +1,255 @@
+"""Ranks that fail: the others fail too, in bounded time, and nothing wrong is learnt. Short-lived gloo processes."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+
+import recfx
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, with_optimizer
+from tests.sharding.ranks import ranks
+
+TIMEOUT = 6.0  # of the groups, in seconds
+SLACK = 10.0  # for a busy machine
+CASE = Case(
+    (Table("rows", 40, 8, ("f0",), "SUM", ("row_wise",)), Table("whole", 40, 8, ("f1",), "MEAN", ("table_wise", 0))),
+    hashing=recfx.HashConfig(dense_rows=0, buckets=2),
+    raw_ids=12,
+    optimizer="adagrad",
+)
+
+
+def sharded_model(case: Case, world_size: int) -> Model:
+    standard, width = build(case)
+    torch.manual_seed(1)
+    model = recfx.convert(Model(with_optimizer(case, standard), width), hashing=case.hashing)
+    plan = plan_of(case, model.sparse, world_size)
+    sharded = recfx.convert(model, plan=ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan)}))
+    assert isinstance(sharded, Model)
+    return sharded
+
+
+def local_tensors(model: Model) -> dict[str, Any]:
+    """This rank's weights, ids and optimizer state, by shard."""
+    sparse = model.sparse
+    assert isinstance(sparse, ShardedHashEmbeddingBagCollection)
+    return {
+        name: {
+            "weight": sparse._store.weight(name).detach().clone(),
+            "index": {key: value.clone() for key, value in index.state_dict().items()},
+            "optimizer": {
+                key: value.clone() if isinstance(value, torch.Tensor) else value
+                for key, value in sparse._store.optimizers[name].state.items()
+            },
+        }
+        for name, index in sparse.hash_indexes.items()
+    }
+
+
+def load_local_tensors(model: Model, saved: dict[str, Any]) -> None:
+    sparse = model.sparse
+    assert isinstance(sparse, ShardedHashEmbeddingBagCollection)
+    for name, tensors in saved.items():
+        sparse._store.weight(name).data.copy_(tensors["weight"])
+        sparse.hash_indexes[name].load_state_dict(tensors["index"])
+        sparse._store.optimizers[name].state.update(tensors["optimizer"])
+
+
+def step(model: Model, batch: KeyedJaggedTensor) -> float:
+    loss, _ = model(batch)
+    loss.backward()
+    return float(loss.detach())
+
+
+# Running
+
+
+def run(folder: Path, function: Callable[[int, Path], Any], expected_exits: tuple[int, ...] = (0, 0)) -> list[Any]:
+    """``function(rank, folder)`` in new processes; what each gives back, None where one ended before."""
+    folder.mkdir()
+    context = mp.get_context("spawn")
+    processes = [context.Process(target=serve, args=(rank, folder, function)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60 + TIMEOUT + SLACK)
+    alive = [process for process in processes if process.is_alive()]
+    for process in alive:
+        process.kill()
+    assert not alive
+    assert tuple(process.exitcode for process in processes) == expected_exits
+    answers = [folder / f"answer{rank}" for rank in range(2)]
+    return [torch.load(path, weights_only=False) if path.exists() else None for path in answers]
+
+
+def serve(rank: int, folder: Path, function: Callable[[int, Path], Any]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=TIMEOUT),
+    )
+    try:
+        answer = function(rank, folder)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(3)
+    torch.save(answer, folder / f"writing{rank}")
+    (folder / f"writing{rank}").rename(folder / f"answer{rank}")
+    os._exit(0)  # a broken group does not come down in order
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Callable[[str], Path]:
+    return lambda name: tmp_path / name
+
+
+# A rank that dies
+
+
+def train_until_a_rank_dies(rank: int, folder: Path) -> dict[str, Any]:
+    model = sharded_model(CASE, 2)
+    data = [each[rank] for each in batches(CASE, 2, 3)]
+    step(model, data[0])
+    torch.save(local_tensors(model), folder.parent / f"saved{rank}")
+    second = step(model, data[1])
+    torch.save(second, folder.parent / f"second{rank}")
+    dist.barrier()
+    if rank == 1:
+        model.sparse.graph_module.lookup.register_forward_hook(lambda *_: os._exit(7))
+    began = time.monotonic()
+    try:
+        step(model, data[2])
+    except Exception as error:
+        return {"seconds": time.monotonic() - began, "error": f"{type(error).__name__}: {error}"}
+    return {"error": ""}
+
+
+def go_on(rank: int, folder: Path) -> float:
+    model = sharded_model(CASE, 2)
+    load_local_tensors(model, torch.load(folder.parent / f"saved{rank}"))
+    return step(model, batches(CASE, 2, 3)[1][rank])
+
+
+def test_a_rank_that_dies_takes_the_others_with_it_and_the_last_state_loads(
+    folders: Callable[[str], Path],
+) -> None:
+    first, second = run(folders("first"), train_until_a_rank_dies, expected_exits=(0, 7))
+    assert second is None
+    assert first["error"]
+    assert first["seconds"] < TIMEOUT + SLACK
+    losses = run(folders("again"), go_on)
+    assert losses == [torch.load(folders(f"second{rank}")) for rank in range(2)]
+
+
+# A table that runs full on one rank
+
+
+def fill_a_table(rank: int, folder: Path) -> dict[str, Any]:
+    case = CASE
+    model = sharded_model(case, 2)
+    data = [each[rank] for each in batches(case, 2, 2)]
+    step(model, data[0])
+    too_many = torch.arange(200) * 2**33 + 3
+    many = KeyedJaggedTensor(["f0", "f1"], too_many, lengths=torch.tensor([0] * 2 + [100] * 2))
+    before = local_tensors(model)
+    began = time.monotonic()
+    errors: list[BaseException] = []
+    for batch in (many, data[1]):  # the failing rank's caller carries on
+        try:
+            step(model, batch)
+        except Exception as error:
+            errors.append(error)
+            if rank == 1:
+                break
+    answer = {
+        "errors": [(type(error).__name__, getattr(error, "reason", ""), str(error)) for error in errors],
+        "seconds": time.monotonic() - began,
+        "before": before,
+        "after": local_tensors(model),
+    }
+    if rank == 0:  # alive until the other one has failed
+        deadline = time.monotonic() + TIMEOUT + SLACK
+        while not (folder / "answer1").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+    return answer
+
+
+def test_a_table_that_is_full_on_one_rank(folders: Callable[[str], Path]) -> None:
+    full, peer = run(folders("full"), fill_a_table)
+    (first, first_reason, message), (then, then_reason, advice) = full["errors"]
+    assert (first, first_reason) == ("TableFullError", "table_full")
+    assert "sparse: bucket" in message
+    assert "'whole'" in message
+    assert (then, then_reason) == ("OutOfStepError", "out_of_step")
+    assert "TableFullError" in advice
+    torch.testing.assert_close(full["after"], full["before"], rtol=0, atol=0)
+    assert full["seconds"] < SLACK
+    assert len(peer["errors"]) == 1
+    assert peer["seconds"] < TIMEOUT + SLACK
+    weights = [{name: shard["weight"] for name, shard in peer[when].items()} for when in ("after", "before")]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+
+
+# Wrong input on one rank
+
+
+def bad_batches(good: KeyedJaggedTensor) -> dict[str, Any]:
+    keys, lengths, size = good.keys(), good.lengths(), good.stride()
+    out_of_range = good.values().clone()
+    out_of_range[-1] = 10**9
+    return {
+        "missing_feature": KeyedJaggedTensor([keys[0]], torch.tensor([1]), lengths=torch.tensor([1, 0])),
+        "id_out_of_range": KeyedJaggedTensor(keys, out_of_range, lengths=lengths, stride=size),
+        "bad_lengths": KeyedJaggedTensor(keys, good.values(), lengths=lengths * 2, stride=size),
+        "wrong_id_dtype": KeyedJaggedTensor(keys, good.values().double(), lengths=lengths, stride=size),
+        "not_a_keyed_jagged_tensor": torch.zeros(3),
+    }
+
+
+def one_wrong_batch(rank: int, world_size: int, reason: str) -> None:
+    tables = (
+        Table("rows", 11, 8, ("f0",), "SUM", ("row_wise",)),
+        Table("all", 5, 8, ("f1",), "SUM", ("table_wise", 1)),
+    )
+    case = Case(tables, sizes=(3, 4))
+    model = sharded_model(case, world_size)
+    good = [each[rank] for each in batches(case, world_size, 2)]
+    step(model, good[0])
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    if rank == 1:
+        plain = KeyedJaggedTensor(["f0", "f1"], torch.tensor([1, 2, 3, 4]), lengths=torch.tensor([1, 1, 1, 1]))
+        sent = []
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("all_to_all_single", "all_gather", "all_reduce"):
+                patch.setattr(dist, name, lambda *_, name=name, **__: sent.append(name))
+            with pytest.raises(recfx.InputError) as caught:
+                model(bad_batches(plain)[reason])
+        assert (caught.value.reason, caught.value.module_path) == (reason, "sparse")
+        assert sent == []
+        for name, value in model.named_parameters():
+            assert torch.equal(value, before[name])
+    # The other rank waits for this rank's ids: the next batch takes the wrong one's place.
+    assert step(model, good[1]) > 0
+
+
+@pytest.mark.parametrize(
+    "reason", ["missing_feature", "id_out_of_range", "bad_lengths", "wrong_id_dtype", "not_a_keyed_jagged_tensor"]
+)
+def test_wrong_input_on_one_rank_is_found_before_anything_is_sent(reason: str) -> None:
+    ranks(2).run(one_wrong_batch, reason)

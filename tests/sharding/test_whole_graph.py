@@ -1,0 +1,153 @@
+"""Sharded collections inside whole-model graphs: the nodes of communication are the graph's own, on real ranks."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+
+import recfx
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, with_optimizer
+from tests.sharding.ranks import ranks
+
+MIXED = (
+    Table("rows", 11, 8, ("f0",), "SUM", ("row_wise",)),
+    Table("whole", 13, 8, ("f1", "f0"), "MEAN", ("table_wise", 1)),
+    Table("columns", 13, 8, ("f2",), "MEAN", ("column_wise", 1, 0)),
+    Table("replicas", 5, 8, ("f2",), "SUM", ("data_parallel",)),
+)
+CASE = Case(MIXED, optimizer="adagrad", sizes=(3, 4))
+RAW = Case(
+    tuple(replace(table, rows=64) for table in MIXED),
+    hashing=recfx.HashConfig(dense_rows=0, buckets=4),
+    raw_ids=20,
+    sizes=(3, 4),
+)
+EMPTY = Case(MIXED, sizes=(3, 0))
+
+
+def model_and_plan(case: Case, world_size: int) -> tuple[Model, ShardingPlan]:
+    standard, width = build(case)
+    torch.manual_seed(1)
+    model = Model(with_optimizer(case, standard), width)
+    converted = recfx.convert(standard, hashing=case.hashing)
+    return model, ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, converted, world_size))})
+
+
+def traced(rank: int, world_size: int, case: Case) -> dict[str, Any]:
+    model, plan = model_and_plan(case, world_size)
+    (batch,) = (step[rank] for step in batches(case, world_size, 1))
+    model = recfx.convert(model, hashing=case.hashing, plan=plan)
+    before = copy.deepcopy(model.state_dict())
+    graph = recfx.trace(model, (batch,))
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    ids_held = [len(index) for index in model.sparse.hash_indexes.values()]
+    found, wanted = (module.eval()(batch) for module in (graph, model))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+    alone = recfx.trace(model.sparse, (batch,))
+    assert alone is model.sparse.graph_module
+    return {"code": graph.code, "ids": sum(ids_held), "kinds": [node.name for node in graph.graph.nodes]}
+
+
+@pytest.mark.parametrize("case", [CASE, RAW, EMPTY], ids=["adopted", "raw", "empty_batch"])
+def test_trace_shows_the_nodes_of_communication(case: Case) -> None:
+    for answer in ranks(2).run(traced, case):
+        nodes = ["select_features", "bucketize", "input_dist_start", "input_dist_wait", "lookup", "output_dist_start"]
+        nodes += ["output_dist_wait", "mean_divide", "keyed_tensor"] + (["hash_ids"] if case is RAW else [])
+        for node in nodes:
+            assert f"sparse_{node} = self.sparse.graph_module.{node}(" in answer["code"]
+        assert "over" in answer["kinds"]
+        assert answer["ids"] == 0  # what was compared were copies
+
+
+def trained(rank: int, world_size: int, case: Case) -> None:
+    answers = []
+    for whole_graph in (False, True):
+        model, plan = model_and_plan(case, world_size)
+        steps = [step[rank] for step in batches(case, world_size, 3)]
+        model = recfx.convert(model, (steps[0],), hashing=case.hashing, plan=plan, whole_graph=whole_graph)
+        model = nn.parallel.DistributedDataParallel(model)
+        optimizer = torch.optim.SGD([p for name, p in model.named_parameters() if "over" in name], lr=0.1)
+        losses = []
+        for batch in steps:
+            optimizer.zero_grad()
+            loss, _ = model(batch)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        model.eval()
+        answers.append((losses, model(steps[0]), dict(model.module.named_parameters())))
+        sparse = model.module.get_submodule("sparse")
+        assert isinstance(sparse, ShardedHashEmbeddingBagCollection)
+    torch.testing.assert_close(answers[1], answers[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("case", [CASE, RAW], ids=["adopted", "raw"])
+def test_a_whole_graph_trains_as_the_python_model(case: Case) -> None:
+    ranks(2).run(trained, case)
+
+
+class Branching(Model):
+    """Cannot be traced: its path depends on values."""
+
+    def forward(self, features: Any) -> Any:
+        loss, pooled = super().forward(features)
+        return (loss * 2, pooled) if loss > 100 else (loss, pooled)
+
+
+def refused(rank: int, world_size: int) -> None:
+    model, plan = model_and_plan(CASE, world_size)
+    branching = Branching(model.sparse, model.over.in_features)
+    (batch,) = (step[rank] for step in batches(CASE, world_size, 1))
+    converted = recfx.convert(branching, (batch,), plan=plan)
+    for action in (
+        lambda: recfx.trace(converted, (batch,)),
+        lambda: recfx.convert(branching, (batch,), plan=plan, whole_graph=True),
+    ):
+        with pytest.raises(recfx.ConversionError) as caught:
+            action()
+        assert caught.value.reason == "untraceable_root"
+    dist.barrier()
+    converted(batch)[0].backward()
+
+
+def test_a_model_that_cannot_be_traced_says_so_on_every_rank() -> None:
+    ranks(2).run(refused)
+
+
+def again(rank: int, world_size: int) -> None:
+    model, plan = model_and_plan(CASE, world_size)
+    (batch,) = (step[rank] for step in batches(CASE, world_size, 1))
+    original = copy.deepcopy(model)
+    sharded = recfx.convert(model, (batch,), plan=plan)
+    assert recfx.convert(sharded) is sharded
+    assert recfx.convert(sharded, (batch,)) is sharded
+    assert recfx.convert(nn.parallel.DistributedDataParallel(sharded), (batch,)).module is sharded
+    with pytest.raises(recfx.ConversionError) as caught:
+        recfx.convert(sharded, plan=plan)
+    assert (caught.value.reason, caught.value.module_path) == ("already_sharded", "sparse")
+    with pytest.raises(recfx.ConversionError) as caught:
+        recfx.convert(sharded, hashing=recfx.HashConfig(dense_rows=0))
+    assert (caught.value.reason, caught.value.module_path) == ("already_converted", "sparse")
+    with pytest.raises(recfx.ConversionError) as caught:
+        recfx.verify(original, sharded, (batch,))
+    assert (caught.value.reason, caught.value.module_path) == ("sharded_model", "sparse")
+    assert "plan=" in caught.value.what_to_do
+    duplicate = copy.deepcopy(sharded)
+    loss, _ = duplicate(batch)
+    loss.backward()
+    for name, parameter in sharded.named_parameters():
+        assert (name == "over.weight" or name == "over.bias") or not torch.equal(
+            parameter, duplicate.get_parameter(name)
+        ), name
+
+
+def test_what_is_sharded_is_converted_and_stays_as_it_is() -> None:
+    ranks(2).run(again)

@@ -1,0 +1,98 @@
+"""The collectives of the graph are those on the wire: as many, in the same order, with as many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import sympy
+import torch
+import torch.distributed as dist
+from torch import fx
+
+from recfx.ir.meta import BATCH, Collective, mean_length, node_meta
+from tests.sharding.cases import Case, Table, batches, build, shard
+from tests.sharding.ranks import ranks
+from tests.sharding.test_mixed import random_case
+from tests.sharding.test_types import TYPES, one_type
+
+_OPERATIONS = {
+    "all_to_all_single": ("all_to_all", 1),
+    "reduce_scatter_tensor": ("reduce_scatter", 1),
+    "all_gather_into_tensor": ("all_gather", 1),
+    "all_gather": ("all_gather", 1),
+}
+
+Sent = list[tuple[str, int]]
+
+
+def recorded(step: Callable[[], object]) -> Sent:
+    """Run ``step`` with every collective of torch.distributed noted: operation and bytes handed over."""
+    sent: Sent = []
+
+    def watch(name: str) -> Callable[..., Any]:
+        operation, position = _OPERATIONS[name]
+        original = getattr(dist, name)
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            given = arguments[position] if len(arguments) > position else keywords["input"]
+            sent.append((operation, given.numel() * given.element_size()))
+            return original(*arguments, **keywords)
+
+        return call
+
+    with mock.patch.multiple(dist, **{name: watch(name) for name in _OPERATIONS}):
+        step()
+    return sent
+
+
+def predicted(graph: fx.Graph, values: dict[sympy.Symbol, Any]) -> tuple[Sent, Sent]:
+    """What the graph says of the forward, in order, and of the backward."""
+    forward, backward = [], []
+    for node in graph.nodes:
+        meta = node_meta(node)
+        for collective in () if meta is None else meta.collectives:
+            assert isinstance(collective, Collective)
+            size = collective.bytes.subs(values)
+            assert size.is_integer, f"{node.name}: {collective.bytes} is {size}"
+            (backward if collective.backward else forward).append((collective.operation, int(size)))
+    return forward, backward
+
+
+def record_step(rank: int, world_size: int, case: Case) -> tuple[Sent, Sent, Sent, Sent]:
+    standard, _ = build(case)
+    sharded = shard(case, standard, world_size)
+    features = batches(case, world_size, 1)[0][rank]
+    values: dict[sympy.Symbol, Any] = {BATCH: features.stride()}
+    for key in features.keys():  # noqa: SIM118 (a KeyedJaggedTensor is no dict)
+        values[mean_length(key)] = sympy.Rational(int(features[key].lengths().sum()), features.stride())
+    results: list[torch.Tensor] = []
+    forward = recorded(lambda: results.append(sharded(features).values()))
+    backward = recorded(lambda: results[0].sum().backward())
+    return forward, backward, *predicted(sharded.graph_module.graph, values)
+
+
+def check_wire(case: Case, world_size: int) -> None:
+    for forward, backward, forward_predicted, backward_predicted in ranks(world_size).run(record_step, case):
+        assert forward == forward_predicted
+        assert sorted(backward) == sorted(backward_predicted)
+        assert world_size == 1 or forward
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("kind", sorted(TYPES))
+def test_a_type_sends_what_its_graph_says(kind: str, world_size: int) -> None:
+    check_wire(one_type(kind, local_size=2 if world_size == 4 else 0), world_size)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_mixed_plan_sends_what_its_graph_says(number: int) -> None:
+    case = random_case(number, 4)
+    check_wire(Case(**{**case.__dict__, "sizes": (3,)}), 4)
+
+
+def test_weights_of_ids_travel_too() -> None:
+    tables = (Table("a", 9, 8, ("f0",), sharding=("row_wise",)), Table("b", 9, 8, ("f1",)))
+    check_wire(Case(tables, is_weighted=True), 2)

@@ -1,0 +1,154 @@
+"""``recfx.TrainPipeline``: the same bits as steps one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import recfx
+from recfx.nodes.hash_ids import HashIds
+from recfx.nodes.input_dist import InputDistStart
+from tests.sharding.cases import Case, Model, batches, build, with_optimizer
+from tests.sharding.pipelined import (
+    CPU,
+    PIPELINES,
+    assert_same,
+    batches_of_rank,
+    collections,
+    dense_optimizer,
+    sharded_model,
+    train,
+    what_is_left,
+)
+from tests.sharding.ranks import ranks
+from tests.sharding.test_hashed import hashed_case
+from tests.sharding.test_stock_pipeline import CASES as STOCK_CASES
+
+CASES = {
+    **STOCK_CASES,
+    "hashed_error": hashed_case("row_wise", "error", sizes=(3, 5)),
+    "hashed_share": hashed_case("table_wise", "share", sizes=(3, 5)),
+    "hashed_lru": hashed_case("row_wise", "lru"),
+    "hashed_lfu_admit": hashed_case("table_wise", "lfu_admit"),
+    "hashed_adopted": hashed_case("row_wise", "adopted"),
+}
+
+
+@pytest.mark.parametrize("form", ["alone", "wrapped", "two"])
+@pytest.mark.parametrize("name", CASES)
+def test_changes_no_bit(name: str, form: str) -> None:
+    expected = ranks(2).run(train, CASES[name], "loop", form, "ttttttt")
+    assert_same(ranks(2).run(train, CASES[name], "recfx", form, "ttttttt"), expected)
+
+
+@pytest.mark.parametrize("modes", ["t", "tt", "ttette", "e"])
+@pytest.mark.parametrize("name", ["mixed", "hashed_error", "hashed_share", "hashed_lfu_admit"])
+def test_changes_no_bit_where_steps_in_eval_mode_come_between(name: str, modes: str) -> None:
+    expected = ranks(2).run(train, CASES[name], "loop", "two", modes)
+    assert_same(ranks(2).run(train, CASES[name], "recfx", "two", modes), expected)
+
+
+@pytest.mark.parametrize("name", ["mixed", "hashed_error", "hashed_lru"])
+def test_changes_no_bit_on_one_rank(name: str) -> None:
+    expected = ranks(1).run(train, CASES[name], "loop")
+    assert_same(ranks(1).run(train, CASES[name], "recfx"), expected)
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_a_model_without_sharded_collections_runs_as_well(converted: bool) -> None:
+    case, left = CASES["hashed_error"] if converted else CASES["mixed"], []
+    for pipeline in ("loop", "recfx"):
+        standard, width = build(case)
+        torch.manual_seed(1)
+        sparse = with_optimizer(case, recfx.convert(standard, hashing=case.hashing)) if converted else standard
+        model = Model(sparse, width)
+        driver = PIPELINES[pipeline](model, dense_optimizer(case, model), CPU)
+        source = iter([step[0] for step in batches(case, 1, 4)])
+        outputs = [driver.progress(source) for _ in range(4)]
+        left.append([*outputs, *(p.detach() for p in model.parameters())])
+    assert all(torch.equal(mine, other) for mine, other in zip(*left, strict=True))
+    assert [(each.path, each.reason) for each in driver.report()] == ([("sparse", "not_sharded")] if converted else [])
+
+
+# What is done between steps
+
+
+def train_and_interfere(rank: int, world_size: int, case: Case, pipeline: str) -> dict[str, Any]:
+    """Between the steps: an evaluation, ids that are erased, a state that is loaded."""
+    model = sharded_model(case, world_size, "alone")
+    driver = PIPELINES[pipeline](model, dense_optimizer(case, model), CPU)
+    mine = batches_of_rank(case, rank, world_size, 8, "alone")
+    source, pooled, saved = iter(mine), [], {}
+    indexes = dict(collections(model)[0].hash_indexes.items())
+    for step in range(8):
+        pooled.append(driver.progress(source))
+        if step in (2, 5):
+            model.eval()
+            pooled.append(model(mine[7])[1])
+            model.train()
+        for name, index in indexes.items():
+            if step == 1:
+                saved[name] = {key: value.clone() for key, value in index.state_dict().items()}
+            if step == 3:
+                index.erase(index.items()[0][::2])
+            if step == 5:
+                index.load_state_dict(saved[name])
+    return {"pooled": pooled, "left": what_is_left(model)}
+
+
+@pytest.mark.parametrize("name", ["hashed_error", "hashed_share", "hashed_lfu_admit"])
+def test_nothing_of_later_batches_is_seen_between_steps(name: str) -> None:
+    expected = ranks(2).run(train_and_interfere, CASES[name], "loop")
+    assert_same(ranks(2).run(train_and_interfere, CASES[name], "recfx"), expected)
+
+
+# Whether anything is ahead
+
+
+def train_and_watch(rank: int, world_size: int, case: Case) -> dict[str, Any]:
+    """The order of events of four steps."""
+    model = sharded_model(case, world_size, "alone")
+    events: list[str] = []
+
+    def note(kind: type[nn.Module], method: str, event: str) -> Any:
+        original = getattr(kind, method)
+
+        def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+            events.append(event)
+            return original(self, *args, **kwargs)
+
+        setattr(kind, method, noted)
+        return lambda: setattr(kind, method, original)
+
+    undo = [note(InputDistStart, "forward", "send"), note(HashIds, "_insert_absent", "insert")]
+    try:
+        pipeline = recfx.TrainPipeline(model, dense_optimizer(case, model), "cpu")
+        source = iter(batches_of_rank(case, rank, world_size, 4, "alone"))
+        model.register_forward_pre_hook(lambda *_: events.append("forward"))
+        report = [pipeline.report()]
+        for _ in range(4):
+            pipeline.progress(source)
+            events.append("step")
+        report.append(pipeline.report())
+    finally:
+        for each in undo:
+            each()
+    return {"events": " ".join(events), "report": [(r.path, r.pipelined, r.reason) for each in report for r in each]}
+
+
+def test_ids_are_sent_and_rows_found_ahead() -> None:
+    for answer in ranks(2).run(train_and_watch, CASES["hashed_error"]):
+        assert answer["events"] == (
+            "forward send send step send forward insert step send forward insert step forward insert step"
+        )
+        assert answer["report"] == [("sparse", False, "no_batch_yet"), ("sparse", True, "")]
+
+
+def test_where_ids_are_counted_they_are_hashed_in_turn_and_the_report_says_so() -> None:
+    for answer in ranks(2).run(train_and_watch, CASES["hashed_lfu_admit"]):
+        assert "insert" not in answer["events"]
+        assert answer["events"].endswith("send forward step send forward step forward step")
+        assert answer["report"][1] == ("sparse", True, "hashed_in_turn")
