@@ -17,6 +17,7 @@ from recfx.checkpoint.in_backward_plan import plan_in_backward
 from recfx.checkpoint.manifest import Manifest, missing
 from recfx.checkpoint.model_plan import plan_model
 from recfx.checkpoint.names import OPTIMIZER, SETTINGS, mismatch, with_prefix
+from recfx.checkpoint.not_sharded import refuse_sharded
 from recfx.checkpoint.ordinary import load_state, rebuild_state, unwrap_optimizer
 from recfx.discovery import unwrap
 from recfx.hashing.row_move import RowMove
@@ -47,9 +48,10 @@ def load_checkpoint(
         CheckpointError: ``checkpoint_missing``, ``checkpoint_torn``, ``checkpoint_version``, ``checkpoint_busy``,
             ``checkpoint_unreadable`` (what the disk says), ``checkpoint_mismatch`` (another model, naming what
             differs, or a table that has an index on one side only), ``model_on_meta``,
-            ``optimizer_not_supported``, ``bucket_too_small``, or what is wrong with an index.
+            ``model_is_sharded``, ``optimizer_not_supported``, ``bucket_too_small``, or what is wrong with an index.
     """
     path = Path(directory)
+    refuse_sharded(model)
     consequence = ["Nothing was loaded."]
     what_to_do = "see that the files can be read, and load again, or use another checkpoint."
     with told_as("checkpoint_unreadable", path, lambda: consequence[-1], what_to_do):

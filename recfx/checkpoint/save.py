@@ -17,6 +17,7 @@ from recfx.checkpoint.disk_errors import told_as
 from recfx.checkpoint.in_backward import optimizers_in_backward
 from recfx.checkpoint.manifest import Manifest
 from recfx.checkpoint.names import IN_BACKWARD, MODEL, OPTIMIZER, SETTINGS
+from recfx.checkpoint.not_sharded import refuse_sharded
 from recfx.checkpoint.ordinary import describe_optimizer, unwrap_optimizer
 from recfx.discovery import unwrap
 from recfx.errors import CheckpointError
@@ -39,9 +40,11 @@ def save_checkpoint(
     Raises:
         CheckpointError: ``checkpoint_not_written`` (the disk is full, say, or the directory is not ours to write:
             the checkpoint that was there before is as it was), ``checkpoint_busy``, ``model_on_meta``,
-            ``optimizer_not_supported`` (also one that steps parameters outside the model), ``value_not_supported``.
+            ``model_is_sharded``, ``optimizer_not_supported`` (also one that steps parameters outside the model),
+            ``value_not_supported``.
     """
     path = Path(directory)
+    refuse_sharded(model)
     tensors = _contents(unwrap(model), optimizer)
     data, temporary = new_names()
 

@@ -58,13 +58,13 @@ def make(case: Case, world_size: int, seed: int = 0) -> nn.Module:
     return model
 
 
-def train(model: nn.Module, case: Case, rank: int, world_size: int, first: int, last: int, parts: int = 6) -> None:
+def train(model: nn.Module, case: Case, rank: int, world_size: int, first: int, last: int, parts: int = 12) -> None:
     """Steps of batches that are the same for every number of ranks: ``parts`` of samples, dealt out in order.
 
     The layer over the tables is left alone; gradients are those of the sum, whatever the number of ranks.
     """
     assert isinstance(model, Model)
-    for step in batches(replace(case, sizes=(2,)), parts, last)[first:]:
+    for step in batches(replace(case, sizes=(1,)), parts, last)[first:]:
         share = parts // max(world_size, 1)
         features = concatenate(step[rank * share : (rank + 1) * share])
         pooled = model.sparse(features).values()

@@ -10,9 +10,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import recfx
+from recfx.sharding.gather import gather_tables
 from tests.sharding.cases import Case
 from tests.sharding.ranks import ranks
-from tests.sharding.stateful import ADMIT, LRU, assert_same, case_of, make, train, whole_state
+from tests.sharding.stateful import ADMIT, LRU, assert_same, case_of, make, sharded_of, train, whole_state
 
 STEPS = 4
 
@@ -74,6 +75,28 @@ def test_any_number_of_ranks_loads_what_any_number_saved(
         again = make(case("tables", 0), 0, seed=5)
         load_into(again, str(tmp_path / name))
         assert_same(whole_state(again), expected)
+
+
+def test_grids_and_host_rows_on_four_ranks_and_one(tmp_path: Path) -> None:
+    """Column blocks of a grid are cut by rows, and each has a copy of the index."""
+    cases = {
+        (size, plan): case_of(plan, LRU, "adam", size) for size, plan in ((4, "mixed"), (1, "columns"), (4, "rows"))
+    }
+    saved = ranks(4).run(save, cases[4, "mixed"], str(tmp_path / "four"))[0]
+    for (world_size, _), case in cases.items():
+        for found in ranks(world_size).run(load, case, str(tmp_path / "four")):
+            assert_same(found, saved)
+    ranks(1).run(save, cases[1, "columns"], str(tmp_path / "one"))
+    assert len({str(each) for each in ranks(4).run(load_counts, cases[4, "mixed"], str(tmp_path / "one"))}) == 1
+
+
+def load_counts(rank: int, world_size: int, case: Case, folder: str) -> list[int]:
+    """Batches and statistics of every table after loading, summed over slices."""
+    model = make(case, world_size)
+    load_into(model, folder)
+    tables = gather_tables(sharded_of(model))
+    assert all(int(table.index["counts"][1]) > 0 for table in tables.values())
+    return [int(table.index["counts"][0]) for table in tables.values()]
 
 
 def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:

@@ -100,7 +100,14 @@ def test_what_a_scheduler_writes_into_the_group_is_no_argument() -> None:
         (torch.optim.SGD, {}),
         (torch.optim.Adagrad, {"momentum1": ("sum", (ROWS, DIM))}),
         (RowWiseAdagrad, {"momentum1": ("sum", (ROWS,))}),
-        (torch.optim.Adam, {"momentum1": ("exp_avg", (ROWS, DIM)), "momentum2": ("exp_avg_sq", (ROWS, DIM))}),
+        (
+            torch.optim.Adam,
+            {
+                "momentum1": ("exp_avg", (ROWS, DIM)),
+                "momentum2": ("exp_avg_sq", (ROWS, DIM)),
+                "step": ("step", (1,)),
+            },
+        ),
     ],
 )
 def test_the_keyed_optimizer(kind: type[torch.optim.Optimizer], names: dict[str, tuple[str, tuple[int, ...]]]) -> None:
