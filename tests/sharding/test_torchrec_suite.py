@@ -72,14 +72,14 @@ def run_torchrec_test(rank: int, world_size: int, sharding_type: str, pooling: P
             rank=rank,
             world_size=world_size,
             model_class=TestSparseNN,
-            embedding_groups={"group_0": ["feature_0", "feature_1"]},
+            embedding_groups={"group_0": [f"feature_{i}" for i in range(3)]},
             tables=tables(pooling, dim, ""),
             weighted_tables=weighted,
             sharders=[sharder],
             optim=EmbOptimType.EXACT_SGD,
             local_size=2,
             constraints={
-                config.name: ParameterConstraints(min_partition=dim // 2)
+                config.name: ParameterConstraints(sharding_types=[sharding_type], min_partition=dim // 2)
                 for config in [*tables(pooling, dim, ""), *weighted]
             },
             random_seed=5,
