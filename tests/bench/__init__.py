@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tests.bench import convert_time, forward, hash_index, hashed, train_step
+from tests.bench import convert_time, forward, hash_index, hashed, pipeline, train_step
 from tests.bench.harness import Result
 from tests.bench.workload import Setup
 
@@ -19,5 +19,6 @@ BENCHMARKS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "train_step": train_step.run,
     "hashed": hashed.run,
     "hash_index": hash_index.run,
+    "pipeline": pipeline.run,
     "convert_time": convert_time.run,
 }
