@@ -1,8 +1,9 @@
 """``pipeline``: steps of a sharded model on two processes, ``recfx.TrainPipeline`` against steps one by one.
 
 A quarter of the tables is table-wise on each rank, the other half row-wise; an MLP on top. Each process has one thread.
-Where all processors are busy all the time, only waiting can be saved. A second form imitates a dense part that computes
-elsewhere, on an accelerator: the host sleeps meanwhile, a third of the time in the forward, the rest in the backward.
+On one host there is little to be saved: ids arrive at once, and all processors are busy. A second form imitates a
+cluster: the dense part computes elsewhere, on an accelerator (the host sleeps meanwhile, a third of the time in the
+forward, the rest in the backward), and ids are under way for a while after they were sent, for all contestants alike.
 Contestants train models of their own, which must stay equal to the last bit. A step of a pipeline ends when the next
 batch's ids have arrived: taking turns, none works in another's time.
 """
@@ -12,14 +13,17 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed import sharding_plan as stock
+from torchrec.distributed.dist_data import KJTAllToAllTensorsAwaitable
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingEnv
 from torchrec.streamable import Pipelineable
@@ -37,8 +41,8 @@ OURS, ONE_BY_ONE, STOCK = "recfx.TrainPipeline", "steps one by one", "TrainPipel
 RANKS = 2
 MOST_ITERATIONS, MOST_ROWS, MOST_COLUMNS = 20, 50_000, 32  # three models on each of two processes
 DENSE, HIDDEN = 13, 512
-ELSEWHERE_MS = 0, 150
-"""How long the host sleeps a step."""
+IMITATED_MS = (0, 0), (150, 60)
+"""How long the host sleeps a step, and how long ids travel."""
 TAKEN = 0.75
 """Share of a hashed table's rows that ids are drawn for."""
 
@@ -106,15 +110,21 @@ def run(setup: Setup) -> Iterator[Result]:
         threads=1,
     )
     for kind in ("static", "hashed"):
-        for elsewhere_ms in ELSEWHERE_MS:
-            times: Times = ranks(RANKS).run(_on_rank, setup, kind == "hashed", elsewhere_ms)[0]
-            facts = {**setup.facts("power law"), "ranks": RANKS, "hidden": HIDDEN, "elsewhere_ms": elsewhere_ms}
-            name = f"pipeline/{kind}" + ("_dense_part_elsewhere" if elsewhere_ms else "")
+        for elsewhere_ms, travel_ms in IMITATED_MS:
+            times: Times = ranks(RANKS).run(_on_rank, setup, kind == "hashed", elsewhere_ms, travel_ms)[0]
+            facts = {
+                **setup.facts("power law"),
+                "ranks": RANKS,
+                "hidden": HIDDEN,
+                "elsewhere_ms": elsewhere_ms,
+                "travel_ms": travel_ms,
+            }
+            name = f"pipeline/{kind}" + ("_imitated_cluster" if elsewhere_ms else "")
             yield compare(name, times, OURS, ONE_BY_ONE, facts)
             yield compare(name, times, OURS, STOCK, facts)
 
 
-def _on_rank(rank: int, world_size: int, setup: Setup, hashed: bool, elsewhere_ms: int) -> Times:
+def _on_rank(rank: int, world_size: int, setup: Setup, hashed: bool, elsewhere_ms: int, travel_ms: int) -> Times:
     kinds = {OURS: recfx.TrainPipeline, ONE_BY_ONE: Loop, STOCK: TrainPipelineSparseDist}
     drivers, models = {}, {}
     for name, kind in kinds.items():
@@ -129,11 +139,29 @@ def _on_rank(rank: int, world_size: int, setup: Setup, hashed: bool, elsewhere_m
         return Contestant(name, lambda _: outputs[name].append(drivers[name].progress(sources[name])))
 
     gc.collect()  # graphs are full of cycles
-    times = take_turns([contestant(name) for name in kinds], setup.iterations, setup.warm_up)
+    with _slow_network(travel_ms / 1e3):
+        times = take_turns([contestant(name) for name in kinds], setup.iterations, setup.warm_up)
     for name, found in outputs.items():
         if not all(torch.equal(mine, other) for mine, other in zip(found, outputs[ONE_BY_ONE], strict=True)):
             raise AssertionError(f"{name} gives other numbers than {ONE_BY_ONE}")
     return times
+
+
+@contextmanager
+def _slow_network(seconds: float) -> Iterator[None]:
+    """Whoever waits for ids gets them so long after they were sent, or later."""
+    start, wait = KJTAllToAllTensorsAwaitable.__init__, KJTAllToAllTensorsAwaitable._wait_impl
+
+    def slow_start(self: Any, *args: Any, **kwargs: Any) -> None:
+        start(self, *args, **kwargs)
+        self.arrives_at = time.monotonic() + seconds
+
+    def slow_wait(self: Any) -> KeyedJaggedTensor:
+        time.sleep(max(0.0, self.arrives_at - time.monotonic()))
+        return wait(self)
+
+    with patch.multiple(KJTAllToAllTensorsAwaitable, __init__=slow_start, _wait_impl=slow_wait):
+        yield
 
 
 def _model(setup: Setup, world_size: int, hashed: bool, elsewhere_ms: int) -> Model:
