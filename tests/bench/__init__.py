@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tests.bench import convert_time, forward, hash_index, hashed, sharded, train_step
+from tests.bench import convert_time, forward, hash_index, hashed, pipeline, sharded, train_step
 from tests.bench.harness import Result
 from tests.bench.workload import Setup
 
@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "train_step": train_step.run,
     "hashed": hashed.run,
     "sharded": sharded.run,
+    "pipeline": pipeline.run,
     "hash_index": hash_index.run,
     "convert_time": convert_time.run,
 }
