@@ -74,6 +74,11 @@ class Ranks:
             raise RankFailed("\n".join(failures))
         return [answers[rank] for rank in range(self.world_size)]
 
+    @property
+    def alive(self) -> bool:
+        """Whether all processes are there."""
+        return all(process.is_alive() for process in self._processes)
+
     def stop(self) -> None:
         """End the processes."""
         for process in self._processes:
@@ -87,6 +92,8 @@ _running: dict[int, Ranks] = {}
 
 def ranks(world_size: int) -> Ranks:
     """The processes of this size, started when first asked for."""
+    if world_size in _running and not _running[world_size].alive:
+        stop(world_size)
     if world_size not in _running:
         _running[world_size] = Ranks(world_size)
     return _running[world_size]
