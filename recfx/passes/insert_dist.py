@@ -120,7 +120,7 @@ class _Rewrite:
         sources = [self.keys.index(name) for shard in shards for name in shard.table.embedding_names]
         splits = [sum(len(shard.table.embedding_names) for shard in each) for each in by_rank]
         source: fx.Node = self.select
-        positions: list[int] | None = sources
+        positions = None if arriving == self.keys else sources  # one rank with all tables in order: nothing moves
         if any(shard.piece >= 0 for shard in shards):
             pieces = [shard.piece for shard in shards for _ in shard.table.embedding_names]
             module = Bucketize(self.routes(sources, pieces), arriving)
