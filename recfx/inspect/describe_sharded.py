@@ -15,7 +15,7 @@ from recfx.hashing import HashIndex
 from recfx.inspect.describe import graph_fields, hashing_report, table_report
 from recfx.inspect.facts import TableFacts, kernels_by_table
 from recfx.inspect.index_facts import IndexFacts
-from recfx.inspect.sharding_reasons import collection_sharding_reasons, sharding_reasons
+from recfx.inspect.sharding_reasons import collection_sharding_reasons, pipelining_reasons, sharding_reasons
 from recfx.inspect.sharding_report import ShardingReport
 from recfx.inspect.table_report import TableReport
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
@@ -50,6 +50,7 @@ def describe_sharded(sharded: ShardedHashEmbeddingBagCollection, path: str, exis
         )
         tables.append(_with_sharding(table_report(facts), table, sharded.sharding, path))
     reasons = collection_sharding_reasons(sharded.tables, sharded.graph_module, path)
+    reasons += pipelining_reasons(sharded, path)
     return {
         "is_weighted": sharded.is_weighted(),
         "device": next((table.device for table in tables if table.device), ""),

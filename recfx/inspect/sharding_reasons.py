@@ -9,6 +9,7 @@ from torch import nn
 from recfx.inspect.table_report import Reason
 from recfx.ir.tables import TableSpec
 from recfx.nodes import SelectFeatures
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.shards import Shard, ShardedTable
 
 UNEVEN = 1.25  # the largest piece, in mean pieces
@@ -107,6 +108,14 @@ def collection_sharding_reasons(
         advice = "expect more ids on the wire; deduplicate after the collection where that matters."
         reasons.append(Reason("variable_batch_expanded", path, message, advice))
     return tuple(reasons)
+
+
+def pipelining_reasons(sharded: ShardedHashEmbeddingBagCollection, path: str) -> tuple[Reason, ...]:
+    """Whether a pipeline of TorchRec's has taken the collection over; ``recfx.TrainPipeline`` has a report of its own."""
+    if not sharded.is_pipelined:
+        return ()
+    message = f"a TorchRec pipeline sends the next batch's ids ahead ({type(sharded.forward).__name__})."
+    return (Reason("pipelined", path, message, "nothing: detach the pipeline to have a plain forward again."),)
 
 
 def _pieces(table: ShardedTable) -> list[Shard]:

@@ -161,6 +161,7 @@ def train(
         "over": over.detach(),
         "left": what_is_left(model),
         "forwards": [type(each.forward).__name__ for each in sparse],
+        "reported": [_is_reported_pipelined(each) for each in sparse],
     }
 
 
@@ -172,3 +173,8 @@ def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
         assert mine["left"].keys() == other["left"].keys()
         for name, value in mine["left"].items():
             assert torch.equal(value, other["left"][name]), f"{name} on rank {rank}"
+
+
+def _is_reported_pipelined(collection: nn.Module) -> bool:
+    (report,) = recfx.explain(collection).collections
+    return any(reason.code == "pipelined" for reason in report.reasons)

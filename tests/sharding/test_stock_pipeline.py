@@ -43,6 +43,7 @@ def test_the_sparse_dist_pipeline_changes_no_bit(name: str, form: str) -> None:
     expected = ranks(2).run(train, case, "loop", form)
     found = ranks(2).run(train, case, "sparse_dist", form)
     assert [answer["forwards"] for answer in found] == [["PipelinedForward"]] * 2
+    assert [answer["reported"] for answer in expected + found] == [[False]] * 2 + [[True]] * 2
     assert_same(found, expected)
     unsharded = train_whole(case, 2, 5)[0] if name in HASHED else None
     check(case, 2, found, rtol=1e-4, atol=1e-5, expected=unsharded)
