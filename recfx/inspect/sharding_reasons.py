@@ -111,7 +111,7 @@ def collection_sharding_reasons(
 
 
 def pipelining_reasons(sharded: ShardedHashEmbeddingBagCollection, path: str) -> tuple[Reason, ...]:
-    """Whether a pipeline of TorchRec's has taken the collection over; ``recfx.TrainPipeline`` has a report of its own."""
+    """Whether a pipeline of TorchRec's has taken it over; ``recfx.TrainPipeline`` has a report of its own."""
     if not sharded.is_pipelined:
         return ()
     message = f"a TorchRec pipeline sends the next batch's ids ahead ({type(sharded.forward).__name__})."

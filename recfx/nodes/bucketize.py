@@ -23,7 +23,13 @@ class Bucketize(NodeModule):
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """``features``: as selected. Gives rows of the shard where a table has no index, else raw ids."""
+        device, weights = features.values().device, features.weights_or_none()
         values, lengths, weights = bucketize(
-            features.values(), features.lengths(), features.stride(), self.routes, features.weights_or_none()
+            features.values().cpu(),
+            features.lengths().cpu(),
+            features.stride(),
+            self.routes,
+            None if weights is None else weights.cpu(),
         )
-        return KeyedJaggedTensor(self.keys, values, weights, lengths=lengths, stride=features.stride())
+        routed = KeyedJaggedTensor(self.keys, values, weights, lengths=lengths, stride=features.stride())
+        return routed if device.type == "cpu" else routed.to(device)

@@ -102,6 +102,12 @@ class Lookup(NodeModule):
 
     def _pool_rows(self, features: KeyedJaggedTensor) -> torch.Tensor:
         in_flight: BatchInFlight | None = getattr(features, "batch_in_flight", None)
+        device = self.store.weight(self.tables[0].name).device
+        if features.values().device.type == "cpu" and device.type not in (
+            "cpu",
+            "meta",
+        ):  # hashed on the host, looked up on the device
+            features = features.to(device)
         if self._positions is not None:
             features = permute_features(features, self._positions, self._keys)
         if self._may_read_untrained and bool((features.values() < -1).any()):

@@ -44,7 +44,7 @@ class MeanDivide(NodeModule):
         """``pooled``: ``[B, sum D]``; ``features``: the ids as selected, before hashing. Returns ``[B, sum D]``."""
         batch_size = features.stride()
         lengths = features.lengths().view(len(self.features), batch_size)
-        divisors = lengths.clamp(min=1).to(pooled.dtype)
+        divisors = lengths.clamp(min=1).to(pooled.device, pooled.dtype)
         parts = [
             part if position < 0 else part / divisors[position].unsqueeze(1)
             for part, position in zip(pooled.split(self._widths, dim=1), self._positions, strict=True)

@@ -38,6 +38,7 @@ class SelectFeatures(NodeModule):
         self.keys = [name for table in tables for name in table.embedding_names]
         # Beside an index no kernel checks ids: static tables are checked here then, as the standard collection does it.
         self._set_checks(everything=any(table.has_index for table in tables))
+        self._is_sent = self._on_host = False
         self._positions: dict[tuple[str, ...], list[int]] = {}
         self.has_expanded = False  # a batch whose features had sizes of their own; for the report
 
@@ -51,9 +52,16 @@ class SelectFeatures(NodeModule):
         self._checked_rows = torch.tensor(rows, dtype=torch.int64, device="cpu")
         self._checks_range = any(limit >= 0 for limit in rows)
 
-    def check_everything(self) -> None:
-        """Check lengths, and ids of static tables, too: once ids have left for other ranks, an error stops all."""
+    def send_on(self, host: bool) -> None:
+        """What leaves this node goes to other ranks: once it has, an error stops all of them.
+
+        So lengths, and ids of static tables, are checked too; ids and lengths are int64 everywhere, as ranks must agree.
+
+        Args:
+            host: ids travel, and are hashed, on the host, whatever device the batch is on.
+        """
         self._set_checks(everything=True)
+        self._is_sent, self._on_host = True, host
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Select from any KJT (or TensorDict) that holds the keys; returns ``[F]`` keys in the collection's order.
@@ -74,7 +82,21 @@ class SelectFeatures(NodeModule):
             self._check_lengths(selected)
         if self._checks_range:
             self._check_range(selected)
-        return selected
+        return self._as_sent(selected) if self._is_sent else selected
+
+    def _as_sent(self, selected: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        if self._on_host and selected.values().device.type != "cpu":
+            selected = selected.to(torch.device("cpu"))
+        values, lengths = selected.values(), selected.lengths()
+        if values.dtype == lengths.dtype == torch.int64:
+            return selected
+        return KeyedJaggedTensor(
+            selected.keys(),
+            values.to(torch.int64),
+            selected.weights_or_none(),
+            lengths=lengths.to(torch.int64),
+            stride=selected.stride(),
+        )
 
     def _as_keyed_jagged(self, features: Any) -> KeyedJaggedTensor:
         if isinstance(features, TensorDict):

@@ -26,6 +26,11 @@ class DistGroups:
     intra: dist.ProcessGroup
     cross: dist.ProcessGroup
 
+    @property
+    def ids_on_host(self) -> bool:
+        """Whether the group of the ids takes CPU tensors alone."""
+        return dist.get_backend(self.ids) == "gloo"
+
     @classmethod
     def of(cls, env: ShardingEnv, local_size: int, host_group: dist.ProcessGroup | None = None) -> DistGroups:
         """The groups of ``env``; makes those of hosts of ``local_size`` ranks where there are any (collective).
