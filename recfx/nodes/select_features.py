@@ -55,7 +55,7 @@ class SelectFeatures(NodeModule):
     def send_on(self, host: bool) -> None:
         """What leaves this node goes to other ranks: once it has, an error stops all of them.
 
-        So lengths, and ids of static tables, are checked too; ids and lengths are int64 everywhere, as ranks must agree.
+        So lengths, and ids of static tables, are checked too; all are int64, as ranks must agree.
 
         Args:
             host: ids travel, and are hashed, on the host, whatever device the batch is on.
