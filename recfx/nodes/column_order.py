@@ -46,12 +46,13 @@ class ColumnOrder:
                 piece = (_NOBODY, self._pieces.pop()[1] + columns.dim)
             self._pieces.append(piece)
 
-    def __call__(self, parts: Sequence[torch.Tensor], batch_size: int) -> torch.Tensor:
+    def __call__(self, parts: Sequence[torch.Tensor], batch_size: int, device: torch.device) -> torch.Tensor:
         """Join.
 
         Args:
             parts: one ``[B, sum dim]`` a part.
             batch_size: ``B``, for the case that there are none.
+            device: of the result, for that case.
 
         Returns:
             ``[B, sum of the wanted dims]``.
@@ -62,15 +63,15 @@ class ColumnOrder:
             for part, widths in zip(parts, self._widths, strict=True)
         ]
         pieces = [
-            _zeros(parts, batch_size, piece) if part == _NOBODY else stretches[part][piece]
+            _zeros(parts, batch_size, piece, device) if part == _NOBODY else stretches[part][piece]
             for part, piece in self._pieces
         ]
         if not pieces:
-            return torch.zeros(batch_size, 0)
+            return _zeros(parts, batch_size, 0, device)
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
 
-def _zeros(parts: Sequence[torch.Tensor], batch_size: int, width: int) -> torch.Tensor:
+def _zeros(parts: Sequence[torch.Tensor], batch_size: int, width: int, device: torch.device) -> torch.Tensor:
     if parts:
         return parts[0].new_zeros(batch_size, width)
-    return torch.zeros(batch_size, width, dtype=torch.float32)
+    return torch.zeros(batch_size, width, dtype=torch.float32, device=device)

@@ -34,5 +34,5 @@ class AssembleKeyedTensor(NodeModule):
 
     def forward(self, *pooled: torch.Tensor) -> KeyedTensor:
         """``pooled``: one ``[B, sum D]`` an input. Returns the ``[B, D]`` keyed tensor."""
-        values = self._order(pooled, pooled[0].shape[0])
+        values = self._order(pooled, pooled[0].shape[0], pooled[0].device)
         return KeyedTensor(keys=self.keys, length_per_key=self.dims, values=values)

@@ -29,13 +29,17 @@ class OutputDistStart(NodeModule):
         group: the ranks that take part.
         columns: what this rank sends, in order.
         parts: the columns of each input, in order; those of ``columns`` that are in none are zeros.
+        device: what a rank without inputs sends is made here, as the group's backend may know no other.
     """
 
-    def __init__(self, group: dist.ProcessGroup, columns: list[Columns], parts: list[list[Columns]]) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, columns: list[Columns], parts: list[list[Columns]], device: torch.device
+    ) -> None:
         super().__init__()
         self.group = group
         self.columns = columns
         self.parts = parts
+        self.device = device
         self._join = ColumnOrder(parts, columns)
 
     def with_parts(self, parts: list[list[Columns]]) -> OutputDistStart:
@@ -54,7 +58,7 @@ class OutputDistStart(NodeModule):
         """``arguments``: one ``[B', D]`` a part, then the ``DistContext``."""
         *pooled, context = arguments
         sizes = self.sizes(context)
-        joined = self._join(pooled, sum(sizes))
+        joined = self._join(pooled, sum(sizes), self.device)
         if torch.is_grad_enabled() and not joined.requires_grad:
             joined.requires_grad_()  # nothing is trained here, but the backward's collective needs every rank
         return self.send(joined, sizes)
@@ -64,20 +68,25 @@ class AllToAll(OutputDistStart):
     """Every rank sends its columns; each gets the columns of all ranks, for its own samples.
 
     Args:
-        group, columns, parts: see above.
+        group, columns, parts, device: see above.
         dim_per_rank: columns that each rank sends.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, columns: list[Columns], parts: list[list[Columns]], dim_per_rank: list[int]
+        self,
+        group: dist.ProcessGroup,
+        columns: list[Columns],
+        parts: list[list[Columns]],
+        device: torch.device,
+        dim_per_rank: list[int],
     ) -> None:
-        super().__init__(group, columns, parts)
+        super().__init__(group, columns, parts, device)
         self._dim_per_rank = dim_per_rank
         self._dist = _all_to_all(group, dim_per_rank)
 
     def with_parts(self, parts: list[list[Columns]]) -> AllToAll:
         """The same for inputs that hold their columns otherwise."""
-        return AllToAll(self.group, self.columns, parts, self._dim_per_rank)
+        return AllToAll(self.group, self.columns, parts, self.device, self._dim_per_rank)
 
     def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Returns ``[B, sum of dim_per_rank]``."""
@@ -92,22 +101,27 @@ class ReduceScatter(OutputDistStart):
     (gloo has no backward for the reduce-scatter of uneven sizes in torchrec 1.8.0).
 
     Args:
-        group, columns, parts: see above.
+        group, columns, parts, device: see above.
         hosts: 1, or the number of hosts where the group is that of one host: its rank ``i`` takes the samples of rank
             ``i`` of every host, in the order of hosts.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, columns: list[Columns], parts: list[list[Columns]], hosts: int = 1
+        self,
+        group: dist.ProcessGroup,
+        columns: list[Columns],
+        parts: list[list[Columns]],
+        device: torch.device,
+        hosts: int = 1,
     ) -> None:
-        super().__init__(group, columns, parts)
+        super().__init__(group, columns, parts, device)
         self.hosts = hosts
         self._dist = PooledEmbeddingsReduceScatter(group)
         self._uneven = _all_to_all(group, [total_dim(columns)] * group.size())
 
     def with_parts(self, parts: list[list[Columns]]) -> ReduceScatter:
         """The same for inputs that hold their columns otherwise."""
-        return ReduceScatter(self.group, self.columns, parts, self.hosts)
+        return ReduceScatter(self.group, self.columns, parts, self.device, self.hosts)
 
     def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Returns ``[B, D']``; with ``hosts``, of the samples of this rank's counterparts."""
@@ -129,7 +143,7 @@ class CrossHost(AllToAll):
 
     Args:
         group: this rank's counterparts on all hosts.
-        columns, parts, dim_per_rank: as ``AllToAll``, by host.
+        columns, parts, device, dim_per_rank: as ``AllToAll``, by host.
         local_rank: of this rank on its host.
         local_size: ranks of a host.
     """
@@ -139,11 +153,12 @@ class CrossHost(AllToAll):
         group: dist.ProcessGroup,
         columns: list[Columns],
         parts: list[list[Columns]],
+        device: torch.device,
         dim_per_rank: list[int],
         local_rank: int,
         local_size: int,
     ) -> None:
-        super().__init__(group, columns, parts, dim_per_rank)
+        super().__init__(group, columns, parts, device, dim_per_rank)
         self._local = slice(local_rank, None, local_size)
 
     def sizes(self, context: DistContext) -> list[int]:
@@ -156,7 +171,7 @@ class OwnBatch(OutputDistStart):
 
     def with_parts(self, parts: list[list[Columns]]) -> OwnBatch:
         """The same for inputs that hold their columns otherwise."""
-        return OwnBatch(self.group, self.columns, parts)
+        return OwnBatch(self.group, self.columns, parts, self.device)
 
     def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Returns ``[B, D']``."""
@@ -175,6 +190,7 @@ class OutputDistWait(NodeModule):
 
 
 def _all_to_all(group: dist.ProcessGroup, dim_per_rank: Sequence[int]) -> PooledEmbeddingsAllToAll:
+    # The device is that of two buffers which torchrec 1.8.0 passes around and never reads.
     module = PooledEmbeddingsAllToAll(group, list(dim_per_rank), torch.device("cpu"))
     module._non_persistent_buffers_set.update(module._buffers)  # they would get into the state_dict
     return module

@@ -22,6 +22,7 @@ class TableStore:
         indexes: a :class:`HashIndex` for every table that has one.
         optimizers: the fused optimizer of every table that has one.
         init_fns: what fills a table's rows, by table; None where there is nothing of its own.
+        device: where the tables would be, if there are none: a rank may have no shard.
     """
 
     def __init__(
@@ -30,18 +31,20 @@ class TableStore:
         indexes: nn.ModuleDict,
         optimizers: dict[str, FusedOptimizer],
         init_fns: dict[str, Callable[[torch.Tensor], object] | None],
+        device: torch.device | None = None,
     ) -> None:
         self.bags = bags
         self.indexes = indexes
         self.optimizers = optimizers
         self.init_fns = init_fns
+        self._without_tables = device or torch.device("cpu")
 
     @property
     def device(self) -> torch.device:
-        """Of the tables; the CPU where there are none."""
+        """Of the tables."""
         weights = [bag._parameters["weight"] for bag in self.bags._modules.values() if bag is not None]
         found = weights[0] if weights else None
-        return torch.device("cpu") if found is None else found.device
+        return self._without_tables if found is None else found.device
 
     def weight(self, table: str) -> nn.Parameter:
         """The table's ``[rows, dim]`` parameter."""

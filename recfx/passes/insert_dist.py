@@ -187,21 +187,21 @@ class _Rewrite:
     def output_dist_start(
         self, group: str, parts: list[list[Columns]]
     ) -> tuple[OutputDistStart, tuple[Collective, ...]]:
-        sharding, groups, ranks = self.sharding, self.groups, self.sharding.world_size
+        sharding, groups, ranks, device = self.sharding, self.groups, self.sharding.world_size, self.store.device
         if group == TABLE_WISE:
             sent = [_columns_of(sharding.on_rank(rank, (group,))) for rank in range(ranks)]
             mine, dims = sent[sharding.rank], [total_dim(columns) for columns in sent]
-            return AllToAll(groups.pooled, mine, parts, dims), wire.of_all_to_all(mine, sum(dims), ranks)
+            return AllToAll(groups.pooled, mine, parts, device, dims), wire.of_all_to_all(mine, sum(dims), ranks)
         if group == ROW_WISE:
             columns = self.everywhere(group)
-            return ReduceScatter(groups.pooled, columns, parts), wire.of_reduce_scatter(columns, ranks)
+            return ReduceScatter(groups.pooled, columns, parts, device), wire.of_reduce_scatter(columns, ranks)
         if group == TABLE_ROW_WISE:
             host, hosts = sharding.rank // sharding.local_size, ranks // sharding.local_size
             columns = self.of_host(host)
             collectives = wire.of_reduce_scatter(columns, sharding.local_size, hosts)
-            return ReduceScatter(groups.intra, columns, parts, hosts), collectives
+            return ReduceScatter(groups.intra, columns, parts, device, hosts), collectives
         columns = self.everywhere(group)
-        return OwnBatch(groups.pooled, columns, parts), wire.of_own_batch(columns, ranks)
+        return OwnBatch(groups.pooled, columns, parts, device), wire.of_own_batch(columns, ranks)
 
     def everywhere(self, group: str) -> list[Columns]:
         """Columns that every rank has a part of, or all of."""
@@ -242,7 +242,9 @@ class _Rewrite:
         dims = [total_dim(columns) for columns in hosts]
         size = len(hosts) * BATCH, sympy.Integer(dims[host])
         arrived = self.add("output_dist_wait", OutputDistWait(), (started,), tables, size)
-        hop = CrossHost(self.groups.cross, hosts[host], [hosts[host]], dims, local_rank, sharding.local_size)
+        hop = CrossHost(
+            self.groups.cross, hosts[host], [hosts[host]], self.store.device, dims, local_rank, sharding.local_size
+        )
         collectives = wire.of_all_to_all(hosts[host], sum(dims), len(hosts))
         sent = self.add("output_dist_start", hop, (arrived, context), tables, size, collectives)
         return sent, [column for columns in hosts for column in columns]

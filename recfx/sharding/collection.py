@@ -114,7 +114,7 @@ class ShardedHashEmbeddingBagCollection(
             InputError: the batch does not fit the collection; nothing was sent.
             OutOfStepError: an earlier step failed here when others had begun it.
         """
-        refuse_out_of_step(self.groups.pooled, self.collection)
+        self.refuse_out_of_step()
         if self._row_moves and self.training:
             self._row_moves = {}
         values = ctx.values
@@ -127,7 +127,12 @@ class ShardedHashEmbeddingBagCollection(
         return KJTListSplitsAwaitable([values.pop(name) for name in started], ctx)
 
     def compute(self, ctx: BatchContext, dist_input: KJTList) -> dict[str, Any]:
-        """Hash and look up what has arrived, and start sending pooled rows: up to ``output_dist_start``."""
+        """Hash and look up what has arrived, and start sending pooled rows: up to ``output_dist_start``.
+
+        Raises:
+            OutOfStepError: an earlier step failed here when others had begun it; this batch's ids were sent before.
+        """
+        self.refuse_out_of_step()
         values, segment = ctx.values, self._segments[1]
         arriving = [name for name in segment.inputs if name not in values]
         with in_step(self.groups.pooled, self.collection):
@@ -140,6 +145,14 @@ class ShardedHashEmbeddingBagCollection(
         return _Result(self, self._segments[2], output)
 
     # What recfx.TrainPipeline does ahead
+
+    def refuse_out_of_step(self) -> None:
+        """Before anything is sent.
+
+        Raises:
+            OutOfStepError: an earlier step failed here when others had begun it.
+        """
+        refuse_out_of_step(self.groups.pooled, self.collection)
 
     def finder_of_rows(self) -> Callable[[KJTList], None] | None:
         """What looks up the rows of ids that have arrived, on any thread; None where that cannot be done ahead."""

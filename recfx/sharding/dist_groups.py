@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torchrec.distributed.types import ShardingEnv
 
@@ -47,6 +48,19 @@ class DistGroups:
             )
         intra, cross = _host_groups(group, local_size) if local_size > 1 else (group, group)
         return cls(host_group or group, group, intra, cross)
+
+
+def sent_on(group: dist.ProcessGroup) -> torch.device:
+    """Where a tensor must be for the group to send it: the backends of accelerators send nothing from the host."""
+    found = None if dist.get_backend(group) == "gloo" else torch.accelerator.current_accelerator(check_available=True)
+    return found or torch.device("cpu")
+
+
+def replicate(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Copy rank 0's values into the tensors of all ranks. Collective."""
+    sent = tensor.detach().to(sent_on(group))
+    dist.broadcast(sent, dist.get_global_rank(group, 0), group=group)
+    tensor.detach().copy_(sent)
 
 
 _made: dict[tuple[int, int], tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup]] = {}

@@ -13,6 +13,7 @@ from torch import Tensor
 from recfx.errors import RecfxError
 from recfx.hashing.row_move import saved_names
 from recfx.hashing.slicing import join_states
+from recfx.sharding.dist_groups import sent_on
 from recfx.sharding.shards import Shard, ShardedTable
 from recfx.sharding.state import whole_index
 from recfx.training.fused_optimizer import STATES, FusedOptimizer
@@ -70,9 +71,7 @@ class _Gatherer:
     def __init__(self, module: ShardedHashEmbeddingBagCollection) -> None:
         self.module, self.store = module, module._store
         self.group, self.rank = module.groups.pooled, module.groups.pooled.rank()
-        # Accelerators' backends send nothing that is not on their device.
-        on_cpu = dist.get_backend(self.group) == "gloo"
-        self.device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator(True)
+        self.device = sent_on(self.group)
 
     def prepare(self) -> None:
         """Check this rank's indexes, and make the optimizer state that is missing."""

@@ -16,9 +16,10 @@ from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
 from recfx.hashing.slicing import slice_state
 from recfx.nodes import TableStore
+from recfx.sharding.dist_groups import replicate
 from recfx.sharding.fused_params import fused_optimizer_from_params
 from recfx.sharding.shards import CollectionSharding, Shard
-from recfx.training.fused_optimizer import FusedOptimizer
+from recfx.training.fused_optimizer import SAVED_STATES, FusedOptimizer
 
 
 class LocalTables(NamedTuple):
@@ -46,11 +47,24 @@ def make_local_tables(
     device: torch.device | None,
     fused_params: Mapping[str, Any] | None,
 ) -> LocalTables:
-    """Cut this rank's shards out of ``module``, which stays as it is."""
+    """Cut this rank's shards out of ``module``, which stays as it is. Collective: replicas become those of rank 0.
+
+    Args:
+        module: with whole tables.
+        sharding: which shards are here.
+        group: of all ranks.
+        device: of the shards; None: where ``module``'s tables are.
+        fused_params: of the fused optimizers of tables that bring none.
+
+    Raises:
+        ConversionError: ``unsupported_fused_param``; an optimizer in backward that has no fused form.
+    """
     init_fns = {config.name: config.init_fn for config in module.embedding_bag_configs()}
     bags, indexes = nn.ModuleDict(), nn.ModuleDict()
     local = sharding.local()
-    store = TableStore(bags, indexes, {}, {shard.name: init_fns[shard.table.name] for shard in local})
+    store = TableStore(
+        bags, indexes, {}, {shard.name: init_fns[shard.table.name] for shard in local}, _device(module, device)
+    )
     _check_optimizers(module)
     fused = _settings(module, sharding, fused_params)
     states = module.fused_optimizers()
@@ -60,7 +74,7 @@ def make_local_tables(
         weight = module.weight(shard.table.name)
         bags[shard.name] = _bag(shard, _rows(shard, weight, init_fns[shard.table.name], device), weight.requires_grad)
         if sharded.is_replicated:
-            dist.broadcast(store.weight(shard.name).data, dist.get_global_rank(group, 0), group=group)
+            replicate(store.weight(shard.name), group)
         if shard.table.has_index:
             index = indexes[shard.name] = _index(shard, module, sharded.is_replicated, group)
             leader = leaders.setdefault((shard.table.name, shard.rows), index)
@@ -69,18 +83,28 @@ def make_local_tables(
         if shard.table.name in fused:
             settings, old = fused[shard.table.name], states.get(shard.table.name)
             state = {} if old is None else {name: _state_part(value, shard) for name, value in old.state.items()}
-            store.optimizers[shard.name] = FusedOptimizer(settings.kind, settings.group, state)
+            optimizer = store.optimizers[shard.name] = FusedOptimizer(settings.kind, settings.group, state)
+            if sharded.is_replicated:
+                optimizer.prepare(store.weight(shard.name))
+                for name in SAVED_STATES[optimizer.kind].values():
+                    replicate(optimizer.state[name], group)
             # How TorchRec's in_backward_optimizer_filter knows it.
             store.weight(shard.name)._in_backward_optimizers = [EmptyFusedOptimizer()]  # type: ignore[attr-defined]
     dtypes = {table.name: module.weight(table.name).dtype for table in module.tables}
     return LocalTables(bags, indexes, store, fused, dtypes)
 
 
+def _device(module: HashEmbeddingBagCollection, device: torch.device | None) -> torch.device:
+    """Of the shards."""
+    found = device or next((weight.device for weight in module.embedding_bags.parameters()), torch.device("cpu"))
+    return torch.device("cpu") if found.type == "meta" else found
+
+
 def _rows(shard: Shard, weight: torch.Tensor, init_fn: Any, device: torch.device | None) -> torch.Tensor:
     (first_row, end_row), (first_column, end_column) = shard.rows, shard.columns
     if not weight.is_meta:
         part = weight.detach()[first_row:end_row, first_column:end_column]
-        return part.to(device or weight.device).clone(memory_format=torch.contiguous_format)
+        return part.to(device or weight.device, copy=True, memory_format=torch.contiguous_format)
     made = torch.empty(end_row - first_row, end_column - first_column, dtype=weight.dtype, device=device or "cpu")
     if init_fn is not None:
         init_fn(made)
@@ -98,7 +122,7 @@ def _index(shard: Shard, module: HashEmbeddingBagCollection, replicated: bool, g
         if replicated:
             for name in sorted(state):
                 state[name] = state[name].clone()
-                dist.broadcast(state[name], dist.get_global_rank(group, 0), group=group)
+                replicate(state[name], group)
         index.load_state_dict(state)
     return index
 

@@ -78,6 +78,8 @@ class StartedCall:
         module = self.call.module
         ours = isinstance(module, ShardedHashEmbeddingBagCollection)
         try:
+            if ours:
+                module.refuse_out_of_step()
             with streams.on(streams.ids):
                 ids = self._sizes.wait()
             self._sizes = None

@@ -11,11 +11,13 @@ import torch
 from torch import nn
 from torchrec.distributed.model_parallel import DMPCollection
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, InputError
 from recfx.training.ahead import CallsAhead, PipelinedCollection
 from recfx.training.background import Streams
 from recfx.training.batch_paths import move
 from recfx.training.calls_ahead import StartedCall
+
+_MOST_REFUSED = 16  # batches in a row that do not fit; a loader may give no others, and never end
 
 
 @dataclass
@@ -24,6 +26,11 @@ class _Batch:
 
     value: Any
     calls: list[StartedCall] | None = None
+
+    @property
+    def does_not_fit(self) -> bool:
+        """Whether the first of its calls refused it: nothing was sent, and the other calls were not made."""
+        return bool(self.calls and isinstance(self.calls[0].error, InputError))
 
 
 class TrainPipeline:
@@ -39,8 +46,10 @@ class TrainPipeline:
     and why, and so does a warning. Between steps the model is free: run it, save it, switch its mode.
 
     Every rank runs the same number of steps. An error of a batch (in selecting its ids, a full table) is raised by the
-    ``progress`` whose batch it is, which is dropped then; the batches after it stay. An error on some ranks only leaves
-    the others waiting in a collective, as without a pipeline.
+    ``progress`` whose batch it is, which is dropped then; batches after it stay. An error on some ranks only is as
+    without a pipeline: ids that do not fit are not sent, and the next batch takes their place among the other ranks';
+    after an error in the middle of a step (a full table) this rank sends nothing more (``OutOfStepError``), and the
+    others wait in a collective.
 
     Args:
         model: in training mode, or in eval mode: then nothing is trained.
@@ -84,22 +93,21 @@ class TrainPipeline:
         try:
             self._start(current)
             self._ahead.send(current.calls)
-            self._load(2)
-            following = self._batches[1] if len(self._batches) > 1 else None
-            self._start(following)
+            self._start_next()
             self._load(3)
-            output = self._run(current, following)
+            output = self._run(current)
         finally:
             self._batches.popleft()
-        for call in (following.calls if following is not None else None) or ():
-            call.wait()  # whoever changes an index between steps must be alone with it
+        for batch in self._batches:
+            for call in batch.calls or ():
+                call.wait()  # whoever changes an index between steps must be alone with it
         return output
 
     def report(self) -> list[PipelinedCollection]:
         """Each sharded or converted collection: whether it is pipelined, and if not, why."""
         return self._ahead.report()
 
-    def _run(self, current: _Batch, following: _Batch | None) -> Any:
+    def _run(self, current: _Batch) -> Any:
         training = self._model.training
         if training:
             self._optimizer.zero_grad()
@@ -107,8 +115,8 @@ class TrainPipeline:
         with self._ahead.given(current.value, current.calls):
             result = self._model(current.value)
         losses, output = _loss_and_output(result)
+        following = self._start_next()
         if following is not None:
-            self._start(following)  # if this was the first batch
             self._ahead.send(following.calls)
         if training:
             torch.sum(losses).backward()
@@ -136,8 +144,29 @@ class TrainPipeline:
         error, self._ended = self._ended, None  # the next batch may be a good one
         return error
 
-    def _start(self, batch: _Batch | None) -> None:
-        if batch is not None and batch.calls is None:
+    def _start_next(self) -> _Batch | None:
+        """Start the next batch, if it has not been; after the first batch of all this is before its own step.
+
+        A batch that does not fit sends nothing, here or when its error is raised. The other ranks know nothing of it:
+        the batch behind takes its place now, or this rank's pooled rows would meet their ids.
+
+        Raises:
+            InputError: of the last of too many such batches in a row.
+        """
+        for position in range(1, _MOST_REFUSED + 2):
+            self._load(position + 1)
+            if len(self._batches) <= position:
+                return None
+            batch = self._batches[position]
+            self._start(batch)
+            if not batch.does_not_fit:
+                return batch
+        assert batch.calls is not None
+        assert batch.calls[0].error is not None
+        raise batch.calls[0].error
+
+    def _start(self, batch: _Batch) -> None:
+        if batch.calls is None:
             batch.calls = self._ahead.start(batch.value)
 
 
