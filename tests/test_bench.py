@@ -54,6 +54,6 @@ def test_names_the_benchmarks_there_are(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         main(["backward"])
     assert (
-        "no benchmark 'backward'; there are forward, train_step, hashed, hash_index, pipeline, convert_time"
+        "no benchmark 'backward'; there are forward, train_step, hashed, sharded, pipeline, hash_index, convert_time"
         in capsys.readouterr().err
     )

@@ -6,6 +6,7 @@ TorchRec's static ones. Gloo on one host: ranks share the cores, so one thread a
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import tempfile
@@ -53,20 +54,21 @@ class Sharder(EmbeddingBagCollectionSharder):
 def run(setup: Setup) -> Iterator[Result]:
     """One step, forward and backward with the fused row-wise Adagrad, from this rank's KJT."""
     for world_size in WORLDS:
-        for plan in PLANS:
-            with tempfile.TemporaryDirectory() as folder:
-                arguments = (world_size, folder, asdict(setup), plan)
-                mp.spawn(_rank, args=arguments, nprocs=world_size)
-                yield from torch.load(os.path.join(folder, "results"), weights_only=False)
+        with tempfile.TemporaryDirectory() as folder:
+            mp.spawn(_rank, args=(world_size, folder, asdict(setup), tuple(PLANS)), nprocs=world_size)
+            yield from torch.load(os.path.join(folder, "results"), weights_only=False)
 
 
-def _rank(rank: int, world_size: int, folder: str, sizes: dict[str, Any], plan: str) -> None:
+def _rank(rank: int, world_size: int, folder: str, sizes: dict[str, Any], plans: tuple[str, ...]) -> None:
     setup = Setup(**sizes)
     logging.disable(logging.WARNING)
     torch.set_num_threads(max(1, setup.threads // world_size))
     store = os.path.join(folder, "store")
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-    results = _measure(rank, world_size, setup, plan)
+    results = []
+    for plan in plans:
+        results += _measure(rank, world_size, setup, plan)
+        gc.collect()  # wrappers are full of cycles, and hold whole tables
     if rank == 0:
         torch.save(results, os.path.join(folder, "results"))
     dist.barrier()
