@@ -95,8 +95,8 @@ class _Rewrite:
         self.selected.send_on(host=self.groups.ids_on_host)
         old = _between(self.graph_module, self.select, self.output)
         with self.graph_module.graph.inserting_before(self.output):
-            rows, context = self.distribute_ids()
-            rows = self.hash_ids(rows)
+            ids, context = self.distribute_ids()
+            rows = self.hash_ids(ids)
             started = [self.look_up(group, rows, context) for group in GROUPS if self.sharding.of_group(group)]
             pooled, parts = [], []
             for group, node in zip((g for g in GROUPS if self.sharding.of_group(g)), started, strict=True):
@@ -107,6 +107,8 @@ class _Rewrite:
             assemble = AssembleKeyedTensor(self.keys, embedding_dims(tables), parts)
             keyed = self.add("keyed_tensor", assemble, tuple(pooled), tables)
         self.output.replace_all_uses_with(keyed)
+        if not ids.users:  # no shard of any table is here
+            self.graph_module.graph.erase_node(ids)
         for node in [self.output, *old]:
             remove_node(self.graph_module, node)
         renumber(self.graph_module, ("hash_ids", "lookup", "mean_divide", "keyed_tensor"))
