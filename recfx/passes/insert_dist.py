@@ -29,17 +29,16 @@ from recfx.nodes import (
     InputDistWait,
     Lookup,
     MeanDivide,
-    OutputDistStart,
     OutputDistWait,
     SelectFeatures,
 )
 from recfx.nodes.base import NodeModule
-from recfx.nodes.output_dist import AllToAll, CrossHost, OwnBatch, ReduceScatter
 from recfx.passes import _collectives as wire
 from recfx.passes._nodes import add_node, node_name, nodes_of_kind, remove_node, renumber
+from recfx.passes._ways_back import WaysBack
 from recfx.passes.base import PassResult
 from recfx.sharding.dist_groups import DistGroups
-from recfx.sharding.shards import GROUPS, ROW_WISE, TABLE_ROW_WISE, TABLE_WISE, CollectionSharding, Shard
+from recfx.sharding.shards import GROUPS, TABLE_ROW_WISE, CollectionSharding
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,7 @@ class _Rewrite:
         assert isinstance(selected, SelectFeatures)
         assert isinstance(lookup, Lookup)
         self.selected, self.store = selected, lookup.store
+        self.ways_back = WaysBack(sharding, groups, lookup.store.device)
         self.keys = selected.keys
         self.local = tuple(shard.spec for shard in sharding.local())
         self.arriving_ids = wire.arriving_ids(sharding.local())
@@ -180,54 +180,17 @@ class _Rewrite:
             module = Lookup(self.selected.collection, (shard.spec,), "SUM", keys, self.selected.is_weighted, self.store)
             size = self.everybody, sympy.Integer(total_dim(shard.output_columns))
             lookups.append(self.add("lookup", module, (rows,), (shard.spec,), size))
-            parts.append(_columns_of([shard]))
-        start, collectives = self.output_dist_start(group, parts)
+            parts.append(shard.output_columns)
+        start, collectives = self.ways_back.first_hop(group, parts)
         size = self.everybody, sympy.Integer(total_dim(start.columns))
         tables = self.sharding.of_group(group)
         return self.add("output_dist_start", start, (*lookups, context), tables, size, collectives)
 
-    def output_dist_start(
-        self, group: str, parts: list[list[Columns]]
-    ) -> tuple[OutputDistStart, tuple[Collective, ...]]:
-        sharding, groups, ranks, device = self.sharding, self.groups, self.sharding.world_size, self.store.device
-        if group == TABLE_WISE:
-            sent = [_columns_of(sharding.on_rank(rank, (group,))) for rank in range(ranks)]
-            mine, dims = sent[sharding.rank], [total_dim(columns) for columns in sent]
-            return AllToAll(groups.pooled, mine, parts, device, dims), wire.of_all_to_all(mine, sum(dims), ranks)
-        if group == ROW_WISE:
-            columns = self.everywhere(group)
-            return ReduceScatter(groups.pooled, columns, parts, device), wire.of_reduce_scatter(columns, ranks)
-        if group == TABLE_ROW_WISE:
-            host, hosts = sharding.rank // sharding.local_size, ranks // sharding.local_size
-            columns = self.of_host(host)
-            collectives = wire.of_reduce_scatter(columns, sharding.local_size, hosts)
-            return ReduceScatter(groups.intra, columns, parts, device, hosts), collectives
-        columns = self.everywhere(group)
-        return OwnBatch(groups.pooled, columns, parts, device), wire.of_own_batch(columns, ranks)
-
-    def everywhere(self, group: str) -> list[Columns]:
-        """Columns that every rank has a part of, or all of."""
-        tables = [table for table in self.sharding.tables if table.group == group]
-        return list(
-            dict.fromkeys(column for table in tables for shard in table.shards for column in shard.output_columns)
-        )
-
-    def of_host(self, host: int) -> list[Columns]:
-        """Columns whose rows are cut over the ranks of one host."""
-        tables = [table for table in self.sharding.tables if table.group == TABLE_ROW_WISE]
-        shards = [s for table in tables for s in table.shards if s.rank // self.sharding.local_size == host]
-        return list(dict.fromkeys(column for shard in shards for column in shard.output_columns))
-
     def collect(self, group: str, started: fx.Node, context: fx.Node) -> tuple[fx.Node, list[Columns]]:
         """The pooled rows of this rank's samples, and which columns these are."""
-        sharding, tables = self.sharding, self.sharding.of_group(group)
+        tables, columns = self.sharding.of_group(group), self.ways_back.arriving(group)
         if group == TABLE_ROW_WISE:
-            started, columns = self.cross_hosts(started, context)
-        elif group == TABLE_WISE:
-            ranks = range(sharding.world_size)
-            columns = [column for rank in ranks for column in _columns_of(sharding.on_rank(rank, (group,)))]
-        else:
-            columns = self.everywhere(group)
+            started = self.cross_hosts(started, context)
         size = BATCH, sympy.Integer(total_dim(columns))
         arrived = self.add("output_dist_wait", OutputDistWait(), (started,), tables, size)
         divided = tuple(table.name for table in tables if table.pooling == "MEAN")
@@ -236,20 +199,12 @@ class _Rewrite:
             arrived = self.add("mean_divide", divide, (arrived, self.select), tables, size)
         return arrived, columns
 
-    def cross_hosts(self, started: fx.Node, context: fx.Node) -> tuple[fx.Node, list[Columns]]:
-        """The second hop: sums of one host, for this rank and its counterparts, to the ranks whose samples they are."""
-        sharding, tables = self.sharding, self.sharding.of_group(TABLE_ROW_WISE)
-        hosts = [self.of_host(host) for host in range(sharding.world_size // sharding.local_size)]
-        host, local_rank = divmod(sharding.rank, sharding.local_size)
-        dims = [total_dim(columns) for columns in hosts]
-        size = len(hosts) * BATCH, sympy.Integer(dims[host])
+    def cross_hosts(self, started: fx.Node, context: fx.Node) -> fx.Node:
+        tables, (hop, collectives) = self.sharding.of_group(TABLE_ROW_WISE), self.ways_back.second_hop()
+        hosts = self.sharding.world_size // self.sharding.local_size
+        size = hosts * BATCH, sympy.Integer(total_dim(hop.columns))
         arrived = self.add("output_dist_wait", OutputDistWait(), (started,), tables, size)
-        hop = CrossHost(
-            self.groups.cross, hosts[host], [hosts[host]], self.store.device, dims, local_rank, sharding.local_size
-        )
-        collectives = wire.of_all_to_all(hosts[host], sum(dims), len(hosts))
-        sent = self.add("output_dist_start", hop, (arrived, context), tables, size, collectives)
-        return sent, [column for columns in hosts for column in columns]
+        return self.add("output_dist_start", hop, (arrived, context), tables, size, collectives)
 
     # Nodes
 
@@ -268,10 +223,6 @@ class _Rewrite:
         return self.graph_module.graph.create_node(
             "call_function", operator.getitem, (pair, number), {}, name=node_name(self.meta.collection, name)
         )
-
-
-def _columns_of(shards: list[Shard]) -> list[Columns]:
-    return [column for shard in shards for column in shard.output_columns]
 
 
 def _between(graph_module: fx.GraphModule, select: fx.Node, output: fx.Node) -> list[fx.Node]:
