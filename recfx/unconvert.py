@@ -12,10 +12,10 @@ from recfx.discovery import check_module
 from recfx.errors import ConversionError
 from recfx.islands import carry_hooks, carry_over
 from recfx.load_guard import release_loading
+from recfx.sharding.collection import sharded_collections
 from recfx.sharding.unshard import (
     gather_collections,
     held_ids,
-    sharded_collections,
     standard_collection,
     without_model_parallel,
 )

@@ -27,7 +27,7 @@ from recfx.sharding.cut import CutGraph, Segment
 from recfx.sharding.dist_groups import DistGroups
 from recfx.sharding.load_state import LocalState, drop_shard_names, load_local_state
 from recfx.sharding.local_tables import LocalTables, make_local_tables
-from recfx.sharding.optimizer import sharded_optimizer
+from recfx.sharding.optimizer import ShardedFusedOptimizer
 from recfx.sharding.out_of_step import in_step, refuse_out_of_step
 from recfx.sharding.plan import read_plan
 from recfx.sharding.shards import CollectionSharding
@@ -179,7 +179,7 @@ class ShardedHashEmbeddingBagCollection(
     @property
     def fused_optimizer(self) -> KeyedOptimizer:
         """State and settings of the fused optimizers, under TorchRec's names and as ``ShardedTensor``s."""
-        return sharded_optimizer(self.sharding, self._store, self.fused, self.groups.pooled, self._row_moves)
+        return ShardedFusedOptimizer(self.sharding, self._store, self.fused, self.groups.pooled, self._row_moves)
 
     def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
         """Whether this rank could load its part of a state; changes nothing.

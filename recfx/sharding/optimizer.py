@@ -121,14 +121,3 @@ class ShardedFusedOptimizer(KeyedOptimizer):
 
     def _tensor(self, name: str, piece: Piece) -> Tensor:
         return self._store.optimizers[piece.shard.name].named_state()[name]
-
-
-def sharded_optimizer(
-    sharding: CollectionSharding,
-    store: TableStore,
-    fused: Mapping[str, FusedOptimizer],
-    group: dist.ProcessGroup,
-    moves: Mapping[str, RowMove],
-) -> KeyedOptimizer:
-    """The optimizer of a collection; makes the state that kernels need, where it is missing."""
-    return ShardedFusedOptimizer(sharding, store, fused, group, moves)

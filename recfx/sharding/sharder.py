@@ -18,6 +18,7 @@ from torchrec.distributed.types import (
 
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.errors import ConversionError
+from recfx.sharding.collection import shard_collection
 from recfx.sharding.fused_params import fused_optimizer_from_params
 
 DEVICES = frozenset({"cpu", "cuda", "npu", "meta"})
@@ -114,8 +115,6 @@ class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[HashEmbeddingBagCol
                 module_path=module_fqn or "",
                 what_to_do="convert the model with recfx.convert first.",
             )
-        from recfx.sharding.collection import shard_collection  # type: ignore[import-not-found, unused-ignore]
-
         sharded: ShardedModule[Any, Any, Any, Any] = shard_collection(
             module,
             params,

@@ -8,18 +8,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel, get_un
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recfx.kernels.index_buffers import TAKEN
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
 from recfx.sharding.gather import WholeTable, gather_tables
 from recfx.training.in_backward import attach_unfused
-
-
-def sharded_collections(model: nn.Module) -> dict[str, ShardedHashEmbeddingBagCollection]:
-    """The sharded collections of ``model``, by fully qualified name."""
-    return {
-        path: module
-        for path, module in model.named_modules()
-        if isinstance(module, ShardedHashEmbeddingBagCollection)
-    }  # fmt: skip
 
 
 def without_model_parallel(model: nn.Module) -> nn.Module:
