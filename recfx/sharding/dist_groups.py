@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -75,8 +76,15 @@ def _host_groups(group: dist.ProcessGroup, local_size: int) -> tuple[dist.Proces
         intra = ranks[host * local_size : (host + 1) * local_size]
         backend = dist.get_backend(group)
         made = [
-            dist.new_group(peers, backend=backend, use_local_synchronization=True)
+            dist.new_group(peers, _timeout(group), backend, use_local_synchronization=True)
             for peers in (intra, ranks[local::local_size])
         ]
         _made[key] = group, made[0], made[1]
     return _made[key][1:]
+
+
+def _timeout(group: dist.ProcessGroup) -> timedelta | None:
+    """What the group was made with: torch would give a new one its default, half an hour with gloo."""
+    options = getattr(group._get_backend(sent_on(group)), "options", None)
+    timeout: timedelta | None = getattr(options, "_timeout", None)
+    return timeout
