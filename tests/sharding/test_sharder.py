@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,7 +169,7 @@ def test_what_sharding_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append((arguments, settings))
         return Sharded()
 
-    monkeypatch.setitem(sys.modules, "recfx.sharding.collection", SimpleNamespace(shard_collection=shard_collection))
+    monkeypatch.setattr("recfx.sharding.sharder.shard_collection", shard_collection)
     env, params = ShardingEnv.from_local(world_size=1, rank=0), {"learning_rate": 0.5}
     host_env = ShardingEnv.from_local(world_size=1, rank=0)
     host_env.process_group = group = object()
