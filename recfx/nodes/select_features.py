@@ -16,7 +16,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from recfx.errors import IdRangeError, IdTypeError, InputError, MissingFeatureError
 from recfx.ir.tables import TableSpec
 from recfx.kernels.id_range import first_out_of_range
-from recfx.nodes.bags import permute_features, select_bags, with_values
+from recfx.nodes.bags import as_sent, permute_features, select_bags, with_values
 from recfx.nodes.base import NodeModule
 
 
@@ -38,6 +38,7 @@ class SelectFeatures(NodeModule):
         self.keys = [name for table in tables for name in table.embedding_names]
         # Beside an index no kernel checks ids: static tables are checked here then, as the standard collection does it.
         self._set_checks(everything=any(table.has_index for table in tables))
+        self._is_sent = False
         self._positions: dict[tuple[str, ...], list[int]] = {}
         self.has_expanded = False  # a batch whose features had sizes of their own; for the report
 
@@ -51,9 +52,13 @@ class SelectFeatures(NodeModule):
         self._checked_rows = torch.tensor(rows, dtype=torch.int64, device="cpu")
         self._checks_range = any(limit >= 0 for limit in rows)
 
-    def check_everything(self) -> None:
-        """Check lengths, and ids of static tables, too: once ids have left for other ranks, an error stops all."""
+    def prepare_to_send(self) -> None:
+        """Check lengths, and ids of static tables, too: once ids have left for other ranks, an error stops all.
+
+        What leaves has one type whatever the batch has: ranks that send other types than they get misread each other.
+        """
         self._set_checks(everything=True)
+        self._is_sent = True
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Select from any KJT (or TensorDict) that holds the keys; returns ``[F]`` keys in the collection's order.
@@ -74,7 +79,7 @@ class SelectFeatures(NodeModule):
             self._check_lengths(selected)
         if self._checks_range:
             self._check_range(selected)
-        return selected
+        return as_sent(selected) if self._is_sent else selected
 
     def _as_keyed_jagged(self, features: Any) -> KeyedJaggedTensor:
         if isinstance(features, TensorDict):
