@@ -38,7 +38,7 @@ class SelectFeatures(NodeModule):
         self.keys = [name for table in tables for name in table.embedding_names]
         # Beside an index no kernel checks ids: static tables are checked here then, as the standard collection does it.
         self._set_checks(everything=any(table.has_index for table in tables))
-        self._is_sent = False
+        self._is_sent = self._weights_are_sent = False
         self._positions: dict[tuple[str, ...], list[int]] = {}
         self.has_expanded = False  # a batch whose features had sizes of their own; for the report
 
@@ -52,13 +52,13 @@ class SelectFeatures(NodeModule):
         self._checked_rows = torch.tensor(rows, dtype=torch.int64, device="cpu")
         self._checks_range = any(limit >= 0 for limit in rows)
 
-    def prepare_to_send(self) -> None:
+    def prepare_to_send(self, world_size: int) -> None:
         """Check lengths, and ids of static tables, too: once ids have left for other ranks, an error stops all.
 
         What leaves has one type whatever the batch has: ranks that send other types than they get misread each other.
         """
         self._set_checks(everything=True)
-        self._is_sent = True
+        self._is_sent, self._weights_are_sent = True, self.is_weighted and world_size > 1
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Select from any KJT (or TensorDict) that holds the keys; returns ``[F]`` keys in the collection's order.
@@ -66,8 +66,8 @@ class SelectFeatures(NodeModule):
         Raises:
             MissingFeatureError: a key is absent.
             IdTypeError: ids are not int32 or int64.
-            InputError: weights are missing, a variable batch comes without ``inverse_indices``, or lengths do not fit
-                the ids.
+            InputError: weights are missing, or require a gradient that no other rank sends back; a variable batch
+                comes without ``inverse_indices``; or lengths do not fit the ids.
             IdRangeError: an id of an adopted table is not one of its rows.
         """
         if not isinstance(features, KeyedJaggedTensor):
@@ -106,6 +106,13 @@ class SelectFeatures(NodeModule):
                 reason="missing_weights",
                 module_path=self.collection,
                 what_to_do="pass weights= to the KeyedJaggedTensor, or build the collection with is_weighted=False.",
+            )
+        if self._weights_are_sent and torch.is_grad_enabled() and features.weights().requires_grad:
+            raise InputError(
+                "the batch's weights require a gradient, and none comes back from other ranks.",
+                reason="weights_require_grad",
+                module_path=self.collection,
+                what_to_do="detach the weights if nothing behind them is trained; else leave the collection unsharded.",
             )
 
     def _positions_of(self, keys: list[str]) -> list[int]:

@@ -92,7 +92,7 @@ class _Rewrite:
         self.everybody: sympy.Expr = WORLD * BATCH
 
     def run(self) -> None:
-        self.selected.prepare_to_send()
+        self.selected.prepare_to_send(self.sharding.world_size)
         old = _between(self.graph_module, self.select, self.output)
         with self.graph_module.graph.inserting_before(self.output):
             rows, context = self.distribute_ids()

@@ -61,6 +61,31 @@ def test_types_of_ids_lengths_and_weights(types: str, is_weighted: bool) -> None
     check(case, 2, ranks(2).run(train_on, case, types))
 
 
+def weights_that_are_trained(rank: int, world_size: int) -> torch.Tensor | str:
+    case = Case(MIXED, is_weighted=True)
+    model = shard(case, build(case)[0], world_size)
+    batch = batches(case, world_size, 1)[0][rank]
+    weights = batch.weights().requires_grad_()
+    try:
+        model(batch).values().sum().backward()
+    except recfx.InputError as error:
+        with torch.no_grad():
+            assert model(batch).values().isfinite().all()
+        return error.reason
+    assert weights.grad is not None
+    return weights.grad
+
+
+def test_gradients_of_weights_are_not_lost_without_a_word() -> None:
+    assert ranks(2).run(weights_that_are_trained) == ["weights_require_grad"] * 2
+    case = Case(MIXED, is_weighted=True)
+    standard, _ = build(case)
+    batch = batches(case, 1, 1)[0][0]
+    weights = batch.weights().requires_grad_()
+    standard(batch).values().sum().backward()
+    torch.testing.assert_close(ranks(1).run(weights_that_are_trained)[0], weights.grad)
+
+
 def variable_batch(rank: int, step: int) -> tuple[KeyedJaggedTensor, KeyedJaggedTensor]:
     """One with inverse indices, and the same written out."""
     generator = torch.Generator().manual_seed(10 * step + rank)
