@@ -61,6 +61,24 @@ def test_types_of_ids_lengths_and_weights(types: str, is_weighted: bool) -> None
     check(case, 2, ranks(2).run(train_on, case, types))
 
 
+class Compiled(Model):
+    """Compiled in place: its names stay."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.compile(backend="eager")
+
+
+def train_compiled(rank: int, world_size: int, case: Case) -> dict[str, Any]:
+    with mock.patch.object(cases, "Model", Compiled):
+        return train_sharded(rank, world_size, case)
+
+
+def test_compiled() -> None:
+    case = Case(MIXED, sizes=(3, 4))
+    check(case, 2, ranks(2).run(train_compiled, case))
+
+
 def weights_that_are_trained(rank: int, world_size: int) -> torch.Tensor | str:
     case = Case(MIXED, is_weighted=True)
     model = shard(case, build(case)[0], world_size)
