@@ -17,6 +17,7 @@ import recfx
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
+from tests.sharding.stateful import gather
 
 MIXED = (
     Table("rows", 11, 8, ("f0",), "SUM", ("row_wise",)),
@@ -46,9 +47,10 @@ def traced(rank: int, world_size: int, case: Case) -> dict[str, Any]:
     model, plan = model_and_plan(case, world_size)
     (batch,) = (step[rank] for step in batches(case, world_size, 1))
     model = recfx.convert(model, hashing=case.hashing, plan=plan)
-    before = copy.deepcopy(model.state_dict())
+    before = {name: gather(value) for name, value in model.state_dict().items()}
     graph = recfx.trace(model, (batch,))
-    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    after = {name: gather(value) for name, value in model.state_dict().items()}
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
     ids_held = [len(index) for index in model.sparse.hash_indexes.values()]
     found, wanted = (module.eval()(batch) for module in (graph, model))
     torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
