@@ -73,6 +73,17 @@ def with_values(
     )
 
 
+def as_sent(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The same bags with 64-bit ids and lengths, and float32 weights."""
+    values, lengths, weights = features.values(), features.lengths(), features.weights_or_none()
+    if (values.dtype, lengths.dtype) == (torch.int64, torch.int64) and (
+        weights is None or weights.dtype == torch.float32
+    ):
+        return features
+    weights = None if weights is None else weights.float()
+    return KeyedJaggedTensor(features.keys(), values.long(), weights, lengths=lengths.long(), stride=features.stride())
+
+
 def keep_ids(features: KeyedJaggedTensor, values: torch.Tensor, kept: torch.Tensor) -> KeyedJaggedTensor:
     """The same bags with other values, without those that are not ``kept``.
 

@@ -16,7 +16,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from recfx.errors import IdRangeError, IdTypeError, InputError, MissingFeatureError
 from recfx.ir.tables import TableSpec
 from recfx.kernels.id_range import first_out_of_range
-from recfx.nodes.bags import permute_features, select_bags, with_values
+from recfx.nodes.bags import as_sent, permute_features, select_bags, with_values
 from recfx.nodes.base import NodeModule
 
 
@@ -38,7 +38,7 @@ class SelectFeatures(NodeModule):
         self.keys = [name for table in tables for name in table.embedding_names]
         # Beside an index no kernel checks ids: static tables are checked here then, as the standard collection does it.
         self._set_checks(everything=any(table.has_index for table in tables))
-        self._is_sent = self._on_host = False
+        self._is_sent = self._on_host = self._weights_are_sent = False
         self._positions: dict[tuple[str, ...], list[int]] = {}
         self.has_expanded = False  # a batch whose features had sizes of their own; for the report
 
@@ -52,16 +52,18 @@ class SelectFeatures(NodeModule):
         self._checked_rows = torch.tensor(rows, dtype=torch.int64, device="cpu")
         self._checks_range = any(limit >= 0 for limit in rows)
 
-    def send_on(self, host: bool) -> None:
-        """What leaves this node goes to other ranks: once it has, an error stops all of them.
+    def prepare_to_send(self, world_size: int, on_host: bool) -> None:
+        """Check lengths, and ids of static tables, too: once ids have left for other ranks, an error stops all.
 
-        So lengths, and ids of static tables, are checked too; all are int64, as ranks must agree.
+        What leaves has one type whatever the batch has: ranks that send other types than they get misread each other.
 
         Args:
-            host: ids travel, and are hashed, on the host, whatever device the batch is on.
+            world_size: number of ranks.
+            on_host: ids travel, and are hashed, on the host, whatever device the batch is on.
         """
         self._set_checks(everything=True)
-        self._is_sent, self._on_host = True, host
+        self._is_sent, self._on_host = True, on_host
+        self._weights_are_sent = self.is_weighted and world_size > 1
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Select from any KJT (or TensorDict) that holds the keys; returns ``[F]`` keys in the collection's order.
@@ -69,8 +71,8 @@ class SelectFeatures(NodeModule):
         Raises:
             MissingFeatureError: a key is absent.
             IdTypeError: ids are not int32 or int64.
-            InputError: weights are missing, a variable batch comes without ``inverse_indices``, or lengths do not fit
-                the ids.
+            InputError: weights are missing, or require a gradient that no other rank sends back; a variable batch
+                comes without ``inverse_indices``; or lengths do not fit the ids.
             IdRangeError: an id of an adopted table is not one of its rows.
         """
         if not isinstance(features, KeyedJaggedTensor):
@@ -82,21 +84,11 @@ class SelectFeatures(NodeModule):
             self._check_lengths(selected)
         if self._checks_range:
             self._check_range(selected)
-        return self._as_sent(selected) if self._is_sent else selected
-
-    def _as_sent(self, selected: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        if not self._is_sent:
+            return selected
         if self._on_host and selected.values().device.type != "cpu":
             selected = selected.to(torch.device("cpu"))
-        values, lengths = selected.values(), selected.lengths()
-        if values.dtype == lengths.dtype == torch.int64:
-            return selected
-        return KeyedJaggedTensor(
-            selected.keys(),
-            values.to(torch.int64),
-            selected.weights_or_none(),
-            lengths=lengths.to(torch.int64),
-            stride=selected.stride(),
-        )
+        return as_sent(selected)
 
     def _as_keyed_jagged(self, features: Any) -> KeyedJaggedTensor:
         if isinstance(features, TensorDict):
@@ -123,6 +115,13 @@ class SelectFeatures(NodeModule):
                 reason="missing_weights",
                 module_path=self.collection,
                 what_to_do="pass weights= to the KeyedJaggedTensor, or build the collection with is_weighted=False.",
+            )
+        if self._weights_are_sent and torch.is_grad_enabled() and features.weights().requires_grad:
+            raise InputError(
+                "the batch's weights require a gradient, and none comes back from other ranks.",
+                reason="weights_require_grad",
+                module_path=self.collection,
+                what_to_do="detach the weights if nothing behind them is trained; else leave the collection unsharded.",
             )
 
     def _positions_of(self, keys: list[str]) -> list[int]:

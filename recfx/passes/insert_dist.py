@@ -92,7 +92,7 @@ class _Rewrite:
         self.everybody: sympy.Expr = WORLD * BATCH
 
     def run(self) -> None:
-        self.selected.send_on(host=self.groups.ids_on_host)
+        self.selected.prepare_to_send(self.sharding.world_size, self.groups.ids_on_host)
         old = _between(self.graph_module, self.select, self.output)
         with self.graph_module.graph.inserting_before(self.output):
             ids, context = self.distribute_ids()

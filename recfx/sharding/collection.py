@@ -19,6 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.hashing.row_move import RowMove
 from recfx.nodes import HashIds, InputDistStart
+from recfx.nodes.base import opaque
 from recfx.nodes.dist_context import DistContext
 from recfx.nodes.found_ahead import finder
 from recfx.passes import PassRecord, passes, run_passes
@@ -102,6 +103,20 @@ class ShardedHashEmbeddingBagCollection(
         return self._cut.segments
 
     # TorchRec's ShardedModule
+
+    def forward(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[KeyedTensor]:
+        """As TorchRec's; under torch.compile the awaited ``KeyedTensor`` itself.
+
+        It stays outside of the compiled graphs then: those of TorchRec's awaitables would keep one batch's sizes.
+        """
+        if torch.compiler.is_dynamo_compiling():
+            waited: LazyAwaitable[KeyedTensor] = opaque(self._run, *arguments, **keywords)
+            return waited
+        return super().forward(*arguments, **keywords)
+
+    def _run(self, *arguments: Any, **keywords: Any) -> KeyedTensor:
+        result: KeyedTensor = super().forward(*arguments, **keywords).wait()
+        return result
 
     def create_context(self) -> BatchContext:
         """A new batch's context."""

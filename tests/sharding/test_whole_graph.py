@@ -17,6 +17,7 @@ import recfx
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
+from tests.sharding.stateful import gather
 
 MIXED = (
     Table("rows", 11, 8, ("f0",), "SUM", ("row_wise",)),
@@ -42,19 +43,14 @@ def model_and_plan(case: Case, world_size: int) -> tuple[Model, ShardingPlan]:
     return model, ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, converted, world_size))})
 
 
-def local_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of this rank's tensors: a ShardedTensor cannot be compared."""
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    return {name: tensor.detach().clone() for name, tensor in tensors}
-
-
 def traced(rank: int, world_size: int, case: Case) -> dict[str, Any]:
     model, plan = model_and_plan(case, world_size)
     (batch,) = (step[rank] for step in batches(case, world_size, 1))
     model = recfx.convert(model, hashing=case.hashing, plan=plan)
-    before = local_state(model)
+    before = {name: gather(value) for name, value in model.state_dict().items()}
     graph = recfx.trace(model, (batch,))
-    torch.testing.assert_close(local_state(model), before, rtol=0, atol=0)
+    after = {name: gather(value) for name, value in model.state_dict().items()}
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
     ids_held = [len(index) for index in model.sparse.hash_indexes.values()]
     found, wanted = (module.eval()(batch) for module in (graph, model))
     torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)

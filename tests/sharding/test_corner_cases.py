@@ -1,0 +1,166 @@
+"""Sharded training in ways that users have and the other tests have not, against the unsharded model."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+
+import recfx
+from tests.sharding import cases
+from tests.sharding.cases import Case, Model, Table, batches, build, check, plan_of, shard, train_sharded
+from tests.sharding.ranks import ranks
+from tests.sharding.stateful import gather
+
+MIXED = (
+    Table("rows", 11, 8, ("f0", "shared"), "SUM", ("row_wise",)),
+    Table("whole", 13, 8, ("f1",), "SUM", ("table_wise", 1)),
+    Table("columns", 9, 8, ("f2", "shared"), "SUM", ("column_wise", 1, 0)),
+    Table("replicas", 5, 8, ("f3",), "SUM", ("data_parallel",)),
+)
+
+# Types of ids, lengths and weights by rank.
+TYPES: dict[str, tuple[tuple[torch.dtype, torch.dtype, torch.dtype], ...]] = {
+    "all_short": ((torch.int32, torch.int32, torch.float32),) * 2,
+    "short_beside_long": (
+        (torch.int32, torch.int32, torch.float64),
+        (torch.int64, torch.int64, torch.float32),
+    ),
+}
+
+
+def train_on(rank: int, world_size: int, case: Case, types: str) -> dict[str, Any]:
+    def of_types(*arguments: Any) -> list[list[KeyedJaggedTensor]]:
+        return [[_cast(each, *TYPES[types][i]) for i, each in enumerate(step)] for step in batches(*arguments)]
+
+    with mock.patch.object(cases, "batches", of_types):
+        return train_sharded(rank, world_size, case)
+
+
+def _cast(batch: KeyedJaggedTensor, ids: torch.dtype, lengths: torch.dtype, weights: torch.dtype) -> KeyedJaggedTensor:
+    weighted = batch.weights_or_none()
+    return KeyedJaggedTensor(
+        batch.keys(),
+        batch.values().to(ids),
+        None if weighted is None else weighted.to(weights),
+        lengths=batch.lengths().to(lengths),
+    )
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("types", sorted(TYPES))
+def test_types_of_ids_lengths_and_weights(types: str, is_weighted: bool) -> None:
+    case = Case(MIXED, is_weighted=is_weighted, sizes=(3, 4))
+    check(case, 2, ranks(2).run(train_on, case, types))
+
+
+class Compiled(Model):
+    """Compiled in place: its names stay."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.compile(backend="eager")
+
+
+def train_compiled(rank: int, world_size: int, case: Case) -> dict[str, Any]:
+    with mock.patch.object(cases, "Model", Compiled):
+        return train_sharded(rank, world_size, case)
+
+
+def test_compiled() -> None:
+    case = Case(MIXED, sizes=(3, 4))
+    check(case, 2, ranks(2).run(train_compiled, case))
+
+
+def weights_that_are_trained(rank: int, world_size: int) -> torch.Tensor | str:
+    case = Case(MIXED, is_weighted=True)
+    model = shard(case, build(case)[0], world_size)
+    batch = batches(case, world_size, 1)[0][rank]
+    weights = batch.weights().requires_grad_()
+    try:
+        model(batch).values().sum().backward()
+    except recfx.InputError as error:
+        with torch.no_grad():
+            assert model(batch).values().isfinite().all()
+        return error.reason
+    assert weights.grad is not None
+    return weights.grad
+
+
+def test_gradients_of_weights_are_not_lost_without_a_word() -> None:
+    assert ranks(2).run(weights_that_are_trained) == ["weights_require_grad"] * 2
+    case = Case(MIXED, is_weighted=True)
+    standard, _ = build(case)
+    batch = batches(case, 1, 1)[0][0]
+    weights = batch.weights().requires_grad_()
+    standard(batch).values().sum().backward()
+    torch.testing.assert_close(ranks(1).run(weights_that_are_trained)[0], weights.grad)
+
+
+def variable_batch(rank: int, step: int) -> tuple[KeyedJaggedTensor, KeyedJaggedTensor]:
+    """One with inverse indices, and the same written out."""
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    keys, size = ["f0", "shared", "f1", "f2", "f3"], 4 + rank
+    strides = torch.randint(1, size + 1, (len(keys),), generator=generator).tolist()
+    lengths = torch.randint(0, 4, (sum(strides),), generator=generator)
+    ids = torch.randint(0, 5, (int(lengths.sum()),), generator=generator)
+    inverse = torch.stack([torch.randint(0, stride, (size,), generator=generator) for stride in strides])
+    short = KeyedJaggedTensor(
+        keys,
+        ids,
+        lengths=lengths,
+        stride_per_key_per_rank=[[stride] for stride in strides],
+        inverse_indices=(keys, inverse),
+    )
+    first = torch.tensor([0, *strides[:-1]]).cumsum(0).unsqueeze(1)
+    bags = (inverse + first).view(-1).tolist()
+    by_bag = ids.split(lengths.tolist())
+    written_out = torch.cat([by_bag[bag] for bag in bags])
+    return short, KeyedJaggedTensor(keys, written_out, lengths=lengths[bags])
+
+
+def train_with_schedule(rank: int, world_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """DistributedModelParallel, a schedule over its optimizers, and variable batches; what is found and expected."""
+    case = Case(MIXED)
+    standard, width = build(case)
+    oracle, model = Model(standard, width), Model(build(case)[0], width)
+    model.over.load_state_dict(oracle.over.state_dict())
+    cases.with_optimizer(case, model.sparse)
+    model = recfx.convert(model)
+    plan = ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, model.sparse, world_size))})
+    wrapped = DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=recfx.sharders())
+    dense = {name: parameter for name, parameter in wrapped.named_parameters() if "over" in name}
+    kind, settings = cases.OPTIMIZERS[case.optimizer]
+    both = CombinedOptimizer(
+        [("", wrapped.fused_optimizer), ("over", KeyedOptimizerWrapper(dense, lambda given: kind(given, **settings)))]
+    )
+    optimizers = both, kind(oracle.parameters(), **settings)
+    schedules = [torch.optim.lr_scheduler.StepLR(each, step_size=1, gamma=0.5) for each in optimizers]
+    compared = []
+    for step in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss, found = wrapped(variable_batch(rank, step)[0])
+        loss.backward()
+        everybody = [oracle(variable_batch(each, step)[1]) for each in range(world_size)]
+        torch.stack([loss for loss, _ in everybody]).mean().backward()
+        for each in (*optimizers, *schedules):
+            each.step()
+        compared.append((found, everybody[rank][1]))
+    state = wrapped.module.sparse.state_dict()
+    compared += [(gather(state[name]), weight.detach()) for name, weight in standard.named_parameters()]
+    dist.barrier()
+    return compared
+
+
+def test_a_schedule_and_variable_batches() -> None:
+    for compared in ranks(2).run(train_with_schedule):
+        for found, expected in compared:
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
