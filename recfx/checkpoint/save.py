@@ -101,11 +101,13 @@ class _Own:
     """What this rank knows of what is saved.
 
     Args:
+        state: of the model without sharded tables.
         tensors: that it writes.
         counts: of the slices of indexes that it has.
         optimizer: what it says of an ordinary optimizer.
     """
 
+    state: dict[str, Any]
     tensors: dict[str, Tensor | Parts]
     counts: dict[str, list[Tensor]]
     optimizer: DescribedOptimizer | None
@@ -128,7 +130,7 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tenso
             return
         own.tensors.update(joined_counts([counts for counts, _ in everybody]))
         described = [values for _, values in everybody if values is not None]
-        common, settings = _common(model, own.optimizer, described)
+        common, settings = _common(model, own, described)
         _refuse_meta(common)
         own.tensors.update(common)
         own.tensors[SETTINGS] = _pack(settings)
@@ -138,29 +140,21 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tenso
 
 
 def _own(model: nn.Module, optimizer: Any) -> _Own:
-    """What this rank has of sharded tables."""
+    sharded = {key for table in sharded_tables(model) for key in (table.weight, *table.index_keys().values())}
+    state = {name: value for name, value in model.state_dict().items() if name not in sharded}
+    _refuse_meta({MODEL + name: value for name, value in state.items() if isinstance(value, Tensor)})
     tensors, counts = tables_contents(model)
     inner = None if optimizer is None else unwrap_optimizer(optimizer)
     described = None if inner is None else describe_optimizer(inner, model)
     if described is not None:
         tensors.update({OPTIMIZER + name: tensor for name, tensor in described.sharded.items()})
-    return _Own(tensors, counts, described)
+    return _Own(state, tensors, counts, described)
 
 
-def _common(
-    model: nn.Module, optimizer: DescribedOptimizer | None, described: list[dict[str, Any]]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _common(model: nn.Module, own: _Own, described: list[dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What all ranks have: the tensors of the model that are not sharded, and all settings."""
-    tensors: dict[str, Tensor] = {}
-    extra_state = {}
-    sharded = {key for table in sharded_tables(model) for key in (table.weight, *table.index_keys().values())}
-    for name, value in model.state_dict().items():
-        if name in sharded:
-            continue
-        if isinstance(value, Tensor):
-            tensors[MODEL + name] = value.detach()
-        else:
-            extra_state[name] = value
+    tensors = {MODEL + name: value.detach() for name, value in own.state.items() if isinstance(value, Tensor)}
+    extra_state = {name: value for name, value in own.state.items() if not isinstance(value, Tensor)}
     in_backward = {}
     for found in optimizers_in_backward(model):
         for key, tensor in found.tensors().items():
@@ -172,8 +166,8 @@ def _common(
             "tensors": list(found.tensors()),
         }
     in_backward.update(tables_in_backward(model))
-    if optimizer is not None:
-        tensors.update({OPTIMIZER + name: tensor for name, tensor in optimizer.tensors.items()})
+    if own.optimizer is not None:
+        tensors.update({OPTIMIZER + name: tensor for name, tensor in own.optimizer.tensors.items()})
     together = join_described(described, model) if described else None
     return tensors, {"extra_state": extra_state, "in_backward": in_backward, "optimizer": together}
 

@@ -56,7 +56,8 @@ def read_into(folder: Path, targets: Mapping[str, Tensor | Parts]) -> None:
     """Read tensors of the folder into ``targets``, which have their shapes; other dtypes are converted."""
     if targets:
         with _single_process():
-            load(dict(targets), storage_reader=FileSystemReader(folder), planner=LoadPlanner(flatten_state_dict=False), no_dist=True)
+            planner = LoadPlanner(flatten_state_dict=False)
+            load(dict(targets), storage_reader=FileSystemReader(folder), planner=planner, no_dist=True)
 
 
 def read(folder: Path, described: Mapping[str, Tensor]) -> dict[str, Tensor]:
