@@ -24,7 +24,7 @@ def told_as(reason: str, path: Path, consequence: Callable[[], str], what_to_do:
     try:
         yield
     except (OSError, CheckpointException) as error:
-        cause = _cause(error)
+        cause = cause_of(error)
         if not isinstance(cause, Exception):  # DCP wraps Ctrl-C as well
             raise cause from None
         text = str(cause) or type(cause).__name__
@@ -32,9 +32,10 @@ def told_as(reason: str, path: Path, consequence: Callable[[], str], what_to_do:
         raise CheckpointError(message, reason=reason, what_to_do=what_to_do) from cause
 
 
-def _cause(error: BaseException) -> BaseException:
+def cause_of(error: BaseException) -> BaseException:
+    """What DCP has wrapped, or the error itself."""
     if isinstance(error, CheckpointException):
         for failure, _ in error.failures.values():
-            return _cause(failure)
+            return cause_of(failure)
         return RuntimeError(str(error))
     return error

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recfx.checkpoint.sharded_names import sharded_parameters
 from recfx.collection import converted_collections, weight_name
 from recfx.training.fused_optimizer import FusedOptimizer
 from recfx.training.in_backward import KINDS
@@ -47,9 +48,12 @@ class BackwardOptimizer:
 
 
 def optimizers_in_backward(model: nn.Module) -> list[BackwardOptimizer]:
-    """Every optimizer in backward of ``model``: the fused ones of converted collections first, then the others."""
+    """Every optimizer in backward of ``model``: the fused ones of converted collections first, then the others.
+
+    Those of sharded tables are not among them: no rank has the whole of their state.
+    """
     found: list[BackwardOptimizer] = []
-    fused_parameters = set()
+    fused_parameters = set(sharded_parameters(model))
     for path, collection in converted_collections(model).items():
         for table, fused in collection.fused_optimizers().items():
             weight = collection.weight(table)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from recfx.checkpoint import storage
-from recfx.checkpoint.in_backward import BackwardOptimizer, optimizers_in_backward
-from recfx.checkpoint.names import IN_BACKWARD, check_names, mismatch
+from recfx.checkpoint.in_backward import BackwardOptimizer
+from recfx.checkpoint.names import IN_BACKWARD, mismatch
 from recfx.hashing.row_move import RowMove
 from recfx.training.fused_optimizer import STATES
 
-_ATTACH_AS_SAVED = "attach the optimizers as they were attached when saving, or load with in_backward=False."
+ATTACH_AS_SAVED = "attach the optimizers as they were attached when saving, or load with in_backward=False."
 
 
 @dataclass
@@ -34,6 +35,29 @@ class BackwardPlan:
     tensors: dict[str, Tensor]
     move: RowMove | None
 
+    def check(self) -> None:
+        """Whether the optimizer can take what was saved.
+
+        Raises:
+            CheckpointError: ``checkpoint_mismatch``.
+        """
+        optimizer, saved = self.optimizer, self.saved
+        if saved["kind"] != optimizer.kind:
+            raise self._mismatch(f"the saved optimizer is {saved['kind']}, this one {optimizer.kind}.")
+        if optimizer.fused is None:
+            if self.move is not None and self.tensors:
+                raise self._mismatch("its table has more rows than saved, and an optimizer that is not fused.")
+            return
+        if bool(saved["settings"].get("weight_decay", 0)) != bool(optimizer.group.get("weight_decay", 0)):
+            raise self._mismatch("one of the saved optimizer and this one has a weight_decay, the other has not.")
+        rows = optimizer.parameter.shape[0] if self.move is None else self.move.saved_rows
+        rows *= len(saved.get("blocks", [()]))
+        shape = (rows, 1 if optimizer.kind == "rowwise_adagrad" else optimizer.parameter.shape[1])
+        for key in STATES[optimizer.kind] if self.tensors else ():
+            if key not in self.tensors or self.tensors[key].shape != shape:
+                found = tuple(self.tensors[key].shape) if key in self.tensors else "missing"
+                raise self._mismatch(f"its state {key!r} is {found}, the table needs {shape}.")
+
     def prepare(self) -> None:
         """Allocate what the fused optimizer keeps, before anything is changed."""
         fused = self.optimizer.fused
@@ -49,6 +73,10 @@ class BackwardPlan:
         for key, described in self.tensors.items():
             self._load(state, key, f"{IN_BACKWARD}{self.optimizer.name}.{key}", described, folder)
         state.update(self.saved["values"])
+        self.load_settings()
+
+    def load_settings(self) -> None:
+        """What was saved of the optimizer's settings."""
         group = self.optimizer.group
         for key, value in self.saved["settings"].items():
             if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
@@ -65,13 +93,15 @@ class BackwardPlan:
 
     def _load(self, state: dict[str, Any], key: str, name: str, described: Tensor, folder: Path) -> None:
         current, fused = state.get(key), self.optimizer.fused
-        if not isinstance(current, Tensor) or (fused is None and current.shape != described.shape):
-            (saved,) = storage.read(folder, {name: described}).values()
+        blocks = self.saved.get("blocks") if described.dim() > 0 else None
+        shape = described.shape if blocks is None else torch.Size((described.shape[0] // len(blocks), 1))
+        if not isinstance(current, Tensor) or (fused is None and current.shape != shape):
+            saved = _read(folder, name, described, blocks)
             state[key] = saved if saved.dim() == 0 else saved.to(self.optimizer.parameter.device)
         elif current.shape == described.shape and current.dtype == described.dtype:
             storage.read_into(folder, {name: current.detach()})
         else:
-            (saved,) = storage.read(folder, {name: described}).values()
+            saved = _read(folder, name, described, blocks)
             if current.shape == saved.shape:
                 current.copy_(saved)
             else:
@@ -79,50 +109,17 @@ class BackwardPlan:
                 assert fused is not None
                 self.move.apply(saved, current.fill_(fused.start))
 
-
-def plan_in_backward(
-    model: nn.Module, described: Mapping[str, Tensor], saved: Mapping[str, Any], moves: Mapping[str, RowMove]
-) -> list[BackwardPlan]:
-    """Check the saved optimizers against those of this model. Changes nothing.
-
-    Args:
-        model: without wrappers.
-        described: shapes and dtypes of all that is saved.
-        saved: kind, settings and names of the tensors of each optimizer.
-        moves: of the tables that have more rows than saved, by weight name.
-
-    Raises:
-        CheckpointError: ``checkpoint_mismatch``.
-    """
-    optimizers = optimizers_in_backward(model)
-    check_names("optimizers in backward", [each.name for each in optimizers], list(saved), _ATTACH_AS_SAVED)
-    plans = []
-    for optimizer in optimizers:
-        entry = saved[optimizer.name]
-        tensors = {key: described[f"{IN_BACKWARD}{optimizer.name}.{key}"] for key in entry["tensors"]}
-        plan = BackwardPlan(optimizer, entry, tensors, moves.get(optimizer.name))
-        _check(plan)
-        plans.append(plan)
-    return plans
+    def _mismatch(self, message: str) -> Exception:
+        return mismatch(message, module_path=self.optimizer.name, what_to_do=ATTACH_AS_SAVED)
 
 
-def _check(plan: BackwardPlan) -> None:
-    optimizer, saved = plan.optimizer, plan.saved
-    if saved["kind"] != optimizer.kind:
-        raise _mismatch(plan, f"the saved optimizer is {saved['kind']}, this one {optimizer.kind}.")
-    if optimizer.fused is None:
-        if plan.move is not None and plan.tensors:
-            raise _mismatch(plan, "its table has more rows than saved, and an optimizer that is not fused.")
-        return
-    if bool(saved["settings"].get("weight_decay", 0)) != bool(optimizer.group.get("weight_decay", 0)):
-        raise _mismatch(plan, "one of the saved optimizer and this one has a weight_decay, the other has not.")
-    rows = optimizer.parameter.shape[0] if plan.move is None else plan.move.saved_rows
-    shape = (rows, 1 if optimizer.kind == "rowwise_adagrad" else optimizer.parameter.shape[1])
-    for key in STATES[optimizer.kind] if plan.tensors else ():
-        if key not in plan.tensors or plan.tensors[key].shape != shape:
-            found = tuple(plan.tensors[key].shape) if key in plan.tensors else "missing"
-            raise _mismatch(plan, f"its state {key!r} is {found}, the table needs {shape}.")
-
-
-def _mismatch(plan: BackwardPlan, message: str) -> Exception:
-    return mismatch(message, module_path=plan.optimizer.name, what_to_do=_ATTACH_AS_SAVED)
+def _read(folder: Path, name: str, described: Tensor, blocks: Sequence[tuple[int, int]] | None) -> Tensor:
+    """A saved tensor; of row-wise Adagrad's, saved a block of columns, the blocks' mean, weighted by their columns."""
+    (saved,) = storage.read(folder, {name: described}).values()
+    if blocks is None:
+        return saved
+    dim = max(right for _, right in blocks)
+    mean = torch.zeros(saved.shape[0] // len(blocks), 1, dtype=saved.dtype, device="cpu")
+    for part, (left, right) in zip(saved.chunk(len(blocks)), blocks, strict=True):
+        mean += part * ((right - left) / dim)
+    return mean

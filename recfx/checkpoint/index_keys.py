@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from torch import Tensor, nn
 
 from recfx.checkpoint.names import mismatch
+from recfx.checkpoint.sharded_names import sharded_tables
 from recfx.collection import HashEmbeddingBagCollection, weight_name
 from recfx.hashing.identity import IDENTITY
 from recfx.hashing.row_move import saved_names
@@ -25,11 +26,20 @@ def collections_by_prefix(model: nn.Module) -> list[tuple[str, HashEmbeddingBagC
 
 
 def table_prefixes(model: nn.Module) -> dict[tuple[str, str], set[str]]:
-    """The keys of every index, by prefix of its collection and name of its table."""
+    """The keys of every index that is not sharded, by prefix of its collection and name of its table."""
     return {
         (prefix, table): {f"{prefix}hash_indexes.{table}.{name}" for name in saved_names(collection.index(table))}
         for prefix, collection in collections_by_prefix(model)
         for table in collection.hash_indexes
+    }
+
+
+def sharded_table_prefixes(model: nn.Module) -> dict[tuple[str, str], set[str]]:
+    """The keys of every sharded index, likewise."""
+    return {
+        (table.prefix, table.name): set(table.index_keys().values())
+        for table in sharded_tables(model)
+        if table.table.table.has_index
     }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,18 @@ from torch import Tensor, nn
 from recfx.checkpoint import storage
 from recfx.checkpoint.directory import locked
 from recfx.checkpoint.disk_errors import told_as
-from recfx.checkpoint.in_backward_plan import plan_in_backward
+from recfx.checkpoint.in_backward_plan import BackwardPlan
+from recfx.checkpoint.in_backward_plans import plan_in_backward
 from recfx.checkpoint.manifest import Manifest, missing
-from recfx.checkpoint.model_plan import plan_model
-from recfx.checkpoint.names import OPTIMIZER, SETTINGS, mismatch, with_prefix
-from recfx.checkpoint.not_sharded import refuse_sharded
+from recfx.checkpoint.model_plan import ModelPlan, plan_model
+from recfx.checkpoint.names import OPTIMIZER, SETTINGS, mismatch
 from recfx.checkpoint.ordinary import load_state, rebuild_state, unwrap_optimizer
+from recfx.checkpoint.peers import Peers
+from recfx.checkpoint.sharded_load import read_rows
+from recfx.checkpoint.sharded_names import NamedTable
 from recfx.discovery import unwrap
 from recfx.hashing.row_move import RowMove
+from recfx.sharding.shards import Shard
 
 
 def load_checkpoint(
@@ -39,7 +45,9 @@ def load_checkpoint(
 
     Args:
         model: built, converted, and given its optimizers in backward as when saving. Tables with an index may have more
-            rows: ids move to their bucket's rows, and weights and fused state with them.
+            rows: ids move to their bucket's rows, and weights and fused state with them. Its collections may be sharded
+            under any plan, over any number of ranks, or not at all, whatever they were when saving; where they are, all
+            ranks call this. Only row-wise Adagrad's state of column blocks that are others now is their mean.
         directory: as given to ``save_checkpoint``.
         optimizer: an ordinary optimizer to load as well; one that was saved is left out without it.
         in_backward: False leaves optimizers in backward alone, for a model that is only to be evaluated, say.
@@ -48,40 +56,79 @@ def load_checkpoint(
         CheckpointError: ``checkpoint_missing``, ``checkpoint_torn``, ``checkpoint_version``, ``checkpoint_busy``,
             ``checkpoint_unreadable`` (what the disk says), ``checkpoint_mismatch`` (another model, naming what
             differs, or a table that has an index on one side only), ``model_on_meta``,
-            ``model_is_sharded``, ``optimizer_not_supported``, ``bucket_too_small``, or what is wrong with an index.
+            ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``, ``optimizer_not_supported``,
+            ``bucket_too_small``, ``other_rank_failed``, or what is wrong with an index. On all ranks.
     """
     path = Path(directory)
-    refuse_sharded(model)
+    root = unwrap(model)
+    peers = Peers.of(root)
     consequence = ["Nothing was loaded."]
     what_to_do = "see that the files can be read, and load again, or use another checkpoint."
     with told_as("checkpoint_unreadable", path, lambda: consequence[-1], what_to_do):
-        _load(unwrap(model), path, optimizer, in_backward, consequence)
+        _load(root, path, optimizer, in_backward, consequence, peers)
 
 
 def _load(
-    root: nn.Module, path: Path, optimizer: torch.optim.Optimizer | None, in_backward: bool, consequence: list[str]
+    root: nn.Module,
+    path: Path,
+    optimizer: torch.optim.Optimizer | None,
+    in_backward: bool,
+    consequence: list[str],
+    peers: Peers,
 ) -> None:
     """``consequence`` gets what is true of the model if the disk fails from here on."""
-    if not path.is_dir():
-        raise missing(path)
-    with locked(path, shared=True):
-        folder = Manifest.read(path).verify_files(path)
-        described = storage.describe(folder)
-        settings = storage.unpack(storage.read(folder, {SETTINGS: described[SETTINGS]})[SETTINGS])
-        plan = plan_model(root, folder, described, settings["extra_state"])
-        backward = plan_in_backward(root, described, settings["in_backward"], plan.moves) if in_backward else []
-        rebuilt = None
-        if optimizer is not None:
-            rebuilt = _ordinary(root, optimizer, folder, described, settings["optimizer"], plan.moves)
-        for each in backward:
-            each.prepare()
+    with contextlib.ExitStack() as held:  # by the first rank, for all
+
+        def begin() -> str:
+            if not path.is_dir():
+                raise missing(path)
+            held.enter_context(locked(path, shared=True))
+            return Manifest.read(path).verify_files(path).name
+
+        folder = path / str(peers.first(begin))
+        plans: list[_Plans] = []
+        peers.agree(lambda: plans.append(_plan(root, folder, optimizer, in_backward)))
         consequence.append("The model may hold a mixture of old and new.")
-        if optimizer is not None and rebuilt is not None:
-            load_state(optimizer, rebuilt)
+        peers.agree(lambda: plans[0].carry_out(folder))
+
+
+@dataclass
+class _Plans:
+    """All that is to be done on this rank, checked.
+
+    Args:
+        model: parameters and indexes.
+        backward: optimizers in backward.
+        optimizer: an ordinary one, and the state for it.
+    """
+
+    model: ModelPlan
+    backward: list[BackwardPlan]
+    optimizer: tuple[torch.optim.Optimizer, dict[str, Any]] | None
+
+    def carry_out(self, folder: Path) -> None:
+        """Load."""
+        if self.optimizer is not None:
+            load_state(*self.optimizer)
         with torch.no_grad():
-            plan.carry_out()
-            for each in backward:
+            self.model.carry_out()
+            for each in self.backward:
                 each.carry_out(folder)
+
+
+def _plan(root: nn.Module, folder: Path, optimizer: torch.optim.Optimizer | None, in_backward: bool) -> _Plans:
+    described = storage.describe(folder)
+    settings = storage.unpack(storage.read(folder, {SETTINGS: described[SETTINGS]})[SETTINGS])
+    plan = plan_model(root, folder, described, settings["extra_state"])
+    moves = plan.all_moves
+    backward = plan_in_backward(root, described, settings["in_backward"], moves) if in_backward else []
+    inner = None if optimizer is None else unwrap_optimizer(optimizer)
+    rebuilt = None
+    if optimizer is not None and inner is not None:
+        rebuilt = optimizer, _ordinary(root, inner, folder, described, settings["optimizer"], moves)
+    for each in backward:
+        each.prepare()
+    return _Plans(plan, backward, rebuilt)
 
 
 def _ordinary(
@@ -92,20 +139,31 @@ def _ordinary(
     saved: Mapping[str, Any] | None,
     moves: Mapping[str, RowMove],
 ) -> dict[str, Any]:
-    inner = unwrap_optimizer(optimizer)
     if saved is None:
         raise mismatch(
             "the checkpoint was saved without optimizer=.",
             module_path="optimizer",
             what_to_do="load it without optimizer= as well.",
         )
-    names = [name for name in described if name.startswith(OPTIMIZER)]
-    moved = {name for name in names for weight in moves if name.startswith(f"{OPTIMIZER}{weight}.")}
+    moved = {name for name in described for weight in moves if name.startswith(f"{OPTIMIZER}{weight}.")}
     if moved:
         raise mismatch(
             f"{min(moved)} has a table's rows, and the table has more rows now.",
             module_path="optimizer",
             what_to_do="load without optimizer=; only fused optimizers follow their table's rows.",
         )
-    tensors = with_prefix(storage.read(folder, {name: described[name] for name in names}), OPTIMIZER)
-    return rebuild_state(inner, model, tensors, saved)
+
+    def read(name: str, where: tuple[NamedTable, Shard] | None) -> Tensor | None:
+        full_name = OPTIMIZER + name
+        if full_name not in described:
+            return None
+        tensor = described[full_name]
+        if where is None or tensor.dim() == 0:
+            return storage.read(folder, {full_name: tensor})[full_name]
+        shard, dim = where[1], where[0].table.table.embedding_dim
+        (first, end), (left, right) = shard.rows, shard.columns if tensor.shape[1] == dim else (0, tensor.shape[1])
+        part = torch.empty(end - first, right - left, dtype=tensor.dtype, device="cpu")
+        read_rows(folder, full_name, tensor, shard, None, part, left)
+        return part
+
+    return rebuild_state(optimizer, model, saved, read)

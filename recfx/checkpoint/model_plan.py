@@ -18,16 +18,18 @@ from recfx.checkpoint.index_keys import (
     check_same_tables_have_indexes,
     collections_by_prefix,
     optional_keys,
+    sharded_table_prefixes,
     table_prefixes,
     without_unused,
 )
 from recfx.checkpoint.names import MODEL, check_names, mismatch, with_prefix
+from recfx.checkpoint.sharded_load import IN_PLACE_BYTES, TablePlan, plan_tables
+from recfx.checkpoint.sharded_names import sharded_tables
 from recfx.collection import weight_name
 from recfx.errors import CheckpointError
 from recfx.hashing.row_move import RowMove
 from recfx.loading import fit_state
 
-IN_PLACE_BYTES = 1 << 20  # smaller tensors are read aside: nothing is lost if reading fails
 _EXTRA_STATE = "_extra_state"  # torch's name for what modules save by themselves; any shape
 _BUILD_AS_SAVED = "build the model as it was built when saving."
 
@@ -43,6 +45,7 @@ class ModelPlan:
         in_place: tensors of the model to read into, by name.
         moves: where the rows of tables go that have more rows than saved, by weight name.
         described: shapes and dtypes of what is saved, by name in the model.
+        tables: what this rank has of sharded tables.
     """
 
     model: nn.Module
@@ -51,6 +54,13 @@ class ModelPlan:
     in_place: dict[str, Tensor]
     moves: dict[str, RowMove]
     described: dict[str, Tensor]
+    tables: list[TablePlan]
+
+    @property
+    def all_moves(self) -> dict[str, RowMove]:
+        """Of sharded tables as well."""
+        sharded = {plan.table.weight: plan.move for plan in self.tables if plan.move is not None}
+        return {**self.moves, **sharded}
 
     def carry_out(self) -> None:
         """Load. Everything has been checked; what can still fail is the disk."""
@@ -58,7 +68,9 @@ class ModelPlan:
         for name, move in self.moves.items():
             (saved,) = storage.read(self.folder, {MODEL + name: self.described[name]}).values()
             move.apply(saved, self.state[name])
-        self.model.load_state_dict(self.state)
+        self.model.load_state_dict(self.state, strict=not self.tables)  # sharded tables are not in it
+        for table in self.tables:
+            table.carry_out(self.folder)
 
 
 def plan_model(
@@ -71,14 +83,18 @@ def plan_model(
     """
     saved = with_prefix(described, MODEL)
     state: dict[str, Any] = model.state_dict()
-    _refuse_meta(state)
-    tables = table_prefixes(model)
+    whole_tables = table_prefixes(model)
+    tables = {**whole_tables, **sharded_table_prefixes(model)}
     check_same_tables_have_indexes(tables, state, saved)
     saved = without_unused(tables, saved)
-    index_keys = set().union(*tables.values())
+    index_keys = set().union(*whole_tables.values())
     absent = optional_keys(tables) & state.keys() - saved.keys()  # what an index of another policy had not
     wanted = [name for name in state if name not in absent]
     check_names("model", wanted, [*saved, *extra_state], _BUILD_AS_SAVED)
+    sharded = {key for table in sharded_tables(model) for key in (table.weight, *table.index_keys().values())}
+    state = {name: value for name, value in state.items() if name not in sharded}
+    _refuse_meta(state)
+    wanted = [name for name in wanted if name in state]
     index_state = _read_aside(folder, saved, sorted(index_keys & saved.keys()))
     fitted, moves = _fit_indexes(model, {**saved, **index_state})
     index_state.update(fitted)
@@ -89,12 +105,12 @@ def plan_model(
     rest = [name for name in wanted if name in saved and name not in index_keys and name not in moves]
     big = [name for name in rest if _is_big(state[name]) and state[name].data_ptr() in addresses]
     in_place = {name: state[name] for name in big}
-    for name in absent:
+    for name in absent - sharded:
         del state[name]
     state.update(_read_aside(folder, saved, [name for name in rest if name not in in_place]))
     state.update(index_state)
     state.update(extra_state)
-    return ModelPlan(model, folder, state, in_place, moves, saved)
+    return ModelPlan(model, folder, state, in_place, moves, saved, plan_tables(model, folder, saved))
 
 
 def _refuse_meta(state: Mapping[str, Any]) -> None:

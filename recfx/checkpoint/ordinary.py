@@ -2,50 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchrec.optim.keyed import KeyedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.fused import EmptyFusedOptimizer
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 
 from recfx.checkpoint.names import mismatch
+from recfx.checkpoint.parts import Parts
+from recfx.checkpoint.sharded_names import NamedTable, sharded_parameters, sharded_tables
 from recfx.errors import CheckpointError
+from recfx.sharding.optimizer import ShardedFusedOptimizer
+from recfx.sharding.shards import Shard
+from recfx.training.keyed_optimizer import FusedKeyedOptimizer
 
+_FUSED = (ShardedFusedOptimizer, FusedKeyedOptimizer, EmptyFusedOptimizer)
 _BUILD_AS_SAVED = "build the optimizer as it was built when saving, or load without optimizer=."
 
 
-def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """The ``torch.optim`` optimizer inside TorchRec's ``KeyedOptimizerWrapper``.
+@dataclass
+class DescribedOptimizer:
+    """What ``optimizer.state_dict()`` says.
+
+    Args:
+        tensors: by ``<parameter>.<state>``; of sharded tables none.
+        sharded: this rank's parts of the tensors of sharded tables.
+        values: everything else.
+    """
+
+    tensors: dict[str, Tensor]
+    sharded: dict[str, Tensor | Parts]
+    values: dict[str, Any]
+
+
+def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
+    """The ``torch.optim`` optimizer inside TorchRec's ``KeyedOptimizerWrapper`` or ``CombinedOptimizer``.
+
+    None: there are only fused ones, which are saved with the model.
 
     Raises:
         CheckpointError: ``optimizer_not_supported``.
     """
-    inner = optimizer._optimizer if isinstance(optimizer, KeyedOptimizerWrapper) else optimizer
+    found = _unwrapped(optimizer)
+    if not found:
+        return None
+    if len(found) > 1:
+        raise _not_supported(f"optimizer= has {len(found)} optimizers that are not fused.")
+    inner = found[0]._optimizer if isinstance(found[0], KeyedOptimizerWrapper) else found[0]
     if not isinstance(inner, torch.optim.Optimizer) or isinstance(inner, KeyedOptimizer):
-        raise CheckpointError(
-            f"optimizer= is a {type(inner).__name__}.",
-            reason="optimizer_not_supported",
-            what_to_do="pass a torch.optim.Optimizer; fused optimizers are saved with the model.",
-        )
+        raise _not_supported(f"optimizer= is a {type(inner).__name__}.")
     return inner
+
+
+def _unwrapped(optimizer: Any) -> list[Any]:
+    """Those of a ``CombinedOptimizer`` that are not fused."""
+    if isinstance(optimizer, CombinedOptimizer):
+        return [inner for _, each in optimizer._optims for inner in _unwrapped(each)]
+    return [] if isinstance(optimizer, _FUSED) else [optimizer]
+
+
+def _not_supported(message: str) -> CheckpointError:
+    return CheckpointError(
+        message,
+        reason="optimizer_not_supported",
+        what_to_do="pass a torch.optim.Optimizer; fused optimizers are saved with the model.",
+    )
 
 
 def load_state(optimizer: Any, state: dict[str, Any]) -> None:
     """``load_state_dict`` of what ``rebuild_state`` has made: all or nothing."""
-    inner = unwrap_optimizer(optimizer)
+    wrapper = _unwrapped(optimizer)[0]
+    inner = wrapper._optimizer if isinstance(wrapper, KeyedOptimizerWrapper) else wrapper
     inner.load_state_dict(state)
-    if optimizer is not inner:  # torch has put new objects in place of those that the wrapper knows
-        optimizer.state, optimizer.param_groups = inner.state, inner.param_groups
+    if wrapper is not inner:  # torch has put new objects in place of those that the wrapper knows
+        wrapper.state, wrapper.param_groups = inner.state, inner.param_groups
 
 
-def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What ``optimizer.state_dict()`` says: its tensors by ``<parameter>.<state>``, and everything else.
+def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> DescribedOptimizer:
+    """What ``optimizer.state_dict()`` says.
 
     Raises:
-        CheckpointError: ``optimizer_not_supported``: it steps parameters that are not in ``model``.
+        CheckpointError: ``optimizer_not_supported``: it steps parameters that are not in ``model``, or has a state of
+            a sharded table that is not cut as the table is.
     """
-    names = _names(optimizer, model)
+    names, where = _names(optimizer, model)
     foreign = [number for number, name in enumerate(names) if name == f"#{number}"]
     if foreign:
         raise CheckpointError(
@@ -54,28 +97,97 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> tu
             what_to_do="pass an optimizer of parameters of this model; save that of others with torch.save.",
         )
     saved = optimizer.state_dict()
-    tensors: dict[str, Tensor] = {}
+    found = DescribedOptimizer({}, {}, {})
     values: dict[str, dict[str, Any]] = {}
     for number, state in saved["state"].items():
-        values[names[number]] = {}
+        name = names[number]
+        values[name] = {}
         for key, value in state.items():
             if isinstance(value, Tensor):
-                tensors[f"{names[number]}.{key}"] = value.detach()
+                if where[number] is None:
+                    found.tensors[f"{name}.{key}"] = value.detach()
+                else:
+                    _add_part(found.sharded, f"{name}.{key}", value, *where[number])
                 value = None
-            values[names[number]][key] = value
+            values[name][key] = value
     groups = [{**group, "params": [names[number] for number in group["params"]]} for group in saved["param_groups"]]
-    return tensors, {"kind": type(optimizer).__name__, "groups": groups, "state": values}
+    found.values = {"kind": type(optimizer).__name__, "groups": groups, "state": values}
+    return found
+
+
+def _add_part(tensors: dict[str, Tensor | Parts], name: str, value: Tensor, table: NamedTable, shard: Shard) -> None:
+    size = whole_state_size(name, tuple(value.shape), table, shard)
+    if shard not in table.own_saved_shards():
+        return
+    if size == ():
+        if table.saved_shards()[0] == shard:
+            tensors[name] = value.detach()
+        return
+    parts = tensors.setdefault(name, Parts(size))
+    assert isinstance(parts, Parts)
+    parts.put((shard.rows[0], shard.columns[0] if size[1] > 1 else 0), value)
+
+
+def whole_state_size(name: str, part: tuple[int, ...], table: NamedTable, shard: Shard) -> tuple[int, ...]:
+    """Size of the state of a whole table, of which a shard has a part.
+
+    Raises:
+        CheckpointError: ``optimizer_not_supported``.
+    """
+    (first, end), (left, right), spec = shard.rows, shard.columns, table.table.table
+    if part == (end - first, right - left):
+        return spec.num_embeddings, spec.embedding_dim
+    if part == (end - first, 1) and right - left == spec.embedding_dim:
+        return spec.num_embeddings, 1
+    if part == ():
+        return ()
+    raise _not_supported(f"the state {name} of a sharded table is {part}, the shard is {(end - first, right - left)}.")
+
+
+def join_described(described: list[dict[str, Any]], model: nn.Module) -> dict[str, Any]:
+    """What the ranks say of their optimizers, which step shards of other tables, as one.
+
+    Raises:
+        CheckpointError: ``optimizer_not_supported``: they have another number of groups.
+    """
+    first = described[0]
+    if any(len(each["groups"]) != len(first["groups"]) for each in described):
+        raise _not_supported("optimizer= has not as many groups on all ranks.")
+    state: dict[str, Any] = {}
+    for each in described:
+        for name, values in each["state"].items():
+            state.setdefault(name, values)
+    tables = {table.weight for table in sharded_tables(model)}
+    groups, any_order = [], False
+    order = {name: place for place, name in enumerate(model.state_dict())}
+    for number, group in enumerate(first["groups"]):
+        names = list(dict.fromkeys(name for each in described for name in each["groups"][number]["params"]))
+        if tables.intersection(names):  # no rank knows their order
+            any_order = True
+            names.sort(key=lambda name: order.get(name, -1))
+        groups.append({**group, "params": names})
+    joined = {"kind": first["kind"], "groups": groups, "state": state}
+    return {**joined, "any_order": True} if any_order else joined
 
 
 def rebuild_state(
-    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], described: Mapping[str, Any]
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    described: Mapping[str, Any],
+    read: Callable[[str, tuple[NamedTable, Shard] | None], Tensor | None],
 ) -> dict[str, Any]:
     """The ``state_dict`` for ``optimizer``, checked against its parameters. Changes nothing.
+
+    Args:
+        optimizer: that is to load.
+        model: whose parameters it steps.
+        described: what was saved beside tensors.
+        read: gives a saved tensor by ``<parameter>.<state>``, or a shard's part of it; None if there is none.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``.
     """
-    names = _names(optimizer, model)
+    names, where = _names(optimizer, model)
     if described["kind"] != type(optimizer).__name__:
         raise mismatch(
             f"the saved optimizer is a {described['kind']}, this one a {type(optimizer).__name__}.",
@@ -85,7 +197,7 @@ def rebuild_state(
     saved_groups = [group["params"] for group in described["groups"]]
     ordered = iter(names)
     groups = [[next(ordered) for _ in group["params"]] for group in optimizer.param_groups]
-    if saved_groups != groups:
+    if not _same_groups(saved_groups, groups, described, model):
         raise mismatch(
             f"the saved optimizer steps {saved_groups}, this one {groups}.",
             module_path="optimizer",
@@ -94,14 +206,35 @@ def rebuild_state(
     state: dict[int, dict[str, Any]] = {}
     for number, name in enumerate(names):
         for key, value in described["state"].get(name, {}).items():
-            state.setdefault(number, {})[key] = tensors.get(f"{name}.{key}", value)
+            tensor = read(f"{name}.{key}", where[number])
+            state.setdefault(number, {})[key] = value if tensor is None else tensor
     numbered = iter(range(len(names)))
-    rebuilt = [{**group, "params": [next(numbered) for _ in group["params"]]} for group in described["groups"]]
+    rebuilt = [
+        {**saved, "params": [next(numbered) for _ in group["params"]]}
+        for saved, group in zip(described["groups"], optimizer.param_groups, strict=True)
+    ]
     return {"state": state, "param_groups": rebuilt}
 
 
-def _names(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
-    """A name for every parameter of the optimizer, in its order."""
+def _same_groups(
+    saved: list[list[str]], groups: list[list[str]], described: Mapping[str, Any], model: nn.Module
+) -> bool:
+    """A rank steps the tables that it has shards of; where tables are sharded, their order says nothing."""
+    tables = sharded_tables(model)
+    elsewhere = {table.weight for table in tables if not table.local()}
+    names = {name for group in saved for name in group}
+    if not described.get("any_order") and not names.intersection(table.weight for table in tables):
+        return saved == groups
+    return [set(group) - elsewhere for group in saved] == [set(group) for group in groups]
+
+
+def _names(
+    optimizer: torch.optim.Optimizer, model: nn.Module
+) -> tuple[list[str], list[tuple[NamedTable, Shard] | None]]:
+    """A name for every parameter of the optimizer, in its order, and whose shard it is, if it is one."""
     known = {id(parameter): name for name, parameter in model.named_parameters()}
+    sharded = sharded_parameters(model)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return [known.get(id(parameter), f"#{number}") for number, parameter in enumerate(parameters)]
+    where = [sharded.get(id(parameter)) for parameter in parameters]
+    names = [known.get(id(parameter), f"#{number}") for number, parameter in enumerate(parameters)]
+    return [name if of is None else of[0].weight for name, of in zip(names, where, strict=True)], where

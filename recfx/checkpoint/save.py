@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,11 @@ from recfx.checkpoint.disk_errors import told_as
 from recfx.checkpoint.in_backward import optimizers_in_backward
 from recfx.checkpoint.manifest import Manifest
 from recfx.checkpoint.names import IN_BACKWARD, MODEL, OPTIMIZER, SETTINGS
-from recfx.checkpoint.not_sharded import refuse_sharded
-from recfx.checkpoint.ordinary import describe_optimizer, unwrap_optimizer
+from recfx.checkpoint.ordinary import DescribedOptimizer, describe_optimizer, join_described, unwrap_optimizer
+from recfx.checkpoint.parts import Parts
+from recfx.checkpoint.peers import Peers
+from recfx.checkpoint.sharded_names import sharded_tables
+from recfx.checkpoint.sharded_save import joined_counts, tables_contents, tables_in_backward
 from recfx.discovery import unwrap
 from recfx.errors import CheckpointError
 
@@ -33,20 +38,22 @@ def save_checkpoint(
 
     Args:
         model: converted or not. Saved are its ``state_dict`` (without the prefix of DistributedDataParallel) and state
-            and settings of every optimizer in backward. In a process group one process calls this.
-        directory: made if need be. One checkpoint a directory.
-        optimizer: an ordinary optimizer, saved as well.
+            and settings of every optimizer in backward. Where collections are sharded, all ranks call this, and what
+            is not sharded is that of the first; else one process does.
+        directory: made if need be. One checkpoint a directory; ranks share it.
+        optimizer: an ordinary optimizer, saved as well; also in TorchRec's wrappers, with fused ones beside it.
 
     Raises:
         CheckpointError: ``checkpoint_not_written`` (the disk is full, say, or the directory is not ours to write:
             the checkpoint that was there before is as it was), ``checkpoint_busy``, ``model_on_meta``,
-            ``model_is_sharded``, ``optimizer_not_supported`` (also one that steps parameters outside the model),
-            ``value_not_supported``.
+            ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``, ``optimizer_not_supported`` (also one
+            that steps parameters outside the model), ``value_not_supported``; ``other_rank_failed``. On all ranks.
     """
     path = Path(directory)
-    refuse_sharded(model)
-    tensors = _contents(unwrap(model), optimizer)
-    data, temporary = new_names()
+    root = unwrap(model)
+    peers = Peers.of(root)
+    tensors = _contents(root, optimizer, peers)
+    data, temporary = peers.agree(new_names)[0]
 
     def consequence() -> str:
         if _counts(path, data):
@@ -55,34 +62,99 @@ def save_checkpoint(
 
     what_to_do = "make room on the disk, or make the directory one that can be written, and save again."
     with told_as("checkpoint_not_written", path, consequence, what_to_do):
-        _write(path, tensors, data, temporary)
+        _write(path, tensors, data, temporary, peers)
 
 
-def _write(path: Path, tensors: dict[str, Tensor], data: str, temporary: str) -> None:
-    make_directory(path)
-    with locked(path, shared=False):
-        _remove_leftovers(path)
-        try:
-            check_writable(path, temporary)
-            storage.write(path / data, tensors)
+def _write(path: Path, tensors: dict[str, Tensor | Parts], data: str, temporary: str, peers: Peers) -> None:
+    with contextlib.ExitStack() as held:  # by the first rank, for all
+
+        def begin() -> None:
+            make_directory(path)
+            held.enter_context(locked(path, shared=False))
+            _remove_leftovers(path)
+
+        def finish() -> None:
+            _check_files_of_all(path / data)
             Manifest.of_folder(path / data).switch(path, temporary)
+
+        peers.first(begin)
+        try:
+            peers.first(lambda: check_writable(path, temporary))
+            storage.write(path / data, tensors, peers.group)
+            peers.first(finish)
         except BaseException:
-            if not _counts(path, data):
+            if peers.is_first and not _counts(path, data):
                 shutil.rmtree(path / data, ignore_errors=True)
                 (path / temporary).unlink(missing_ok=True)
             raise
-        remove_leftovers(path, keep=data)
+        peers.first(lambda: remove_leftovers(path, keep=data))
 
 
-def _contents(model: nn.Module, optimizer: Any) -> dict[str, Tensor]:
-    """All that is saved, by name; nothing is copied."""
-    tensors: dict[str, Tensor] = {}
-    extra_state = {}
-    for name, value in model.state_dict().items():
-        if isinstance(value, Tensor):
-            tensors[MODEL + name] = value.detach()
-        else:
-            extra_state[name] = value
+def _check_files_of_all(folder: Path) -> None:
+    absent = storage.missing_files(folder)
+    if absent:
+        raise FileNotFoundError(f"{absent[0]} of another rank is not in {folder} here: the directory must be shared")
+
+
+@dataclass
+class _Own:
+    """What this rank knows of what is saved.
+
+    Args:
+        state: of the model without sharded tables.
+        tensors: that it writes.
+        counts: of the slices of indexes that it has.
+        optimizer: what it says of an ordinary optimizer.
+    """
+
+    state: dict[str, Any]
+    tensors: dict[str, Tensor | Parts]
+    counts: dict[str, list[Tensor]]
+    optimizer: DescribedOptimizer | None
+
+
+def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tensor | Parts]:
+    """All that this rank writes, by name; nothing is copied. Collective."""
+    found: list[_Own] = []
+
+    def describe() -> tuple[dict[str, list[Tensor]], dict[str, Any] | None]:
+        found.append(_own(model, optimizer))
+        described = found[0].optimizer
+        return found[0].counts, None if described is None else described.values
+
+    everybody = peers.agree(describe)
+    own = found[0]
+
+    def join() -> None:
+        if not peers.is_first:
+            return
+        own.tensors.update(joined_counts([counts for counts, _ in everybody]))
+        described = [values for _, values in everybody if values is not None]
+        common, settings = _common(model, own, described)
+        _refuse_meta(common)
+        own.tensors.update(common)
+        own.tensors[SETTINGS] = _pack(settings)
+
+    peers.agree(join)
+    return own.tensors
+
+
+def _own(model: nn.Module, optimizer: Any) -> _Own:
+    sharded = {key for table in sharded_tables(model) for key in (table.weight, *table.index_keys().values())}
+    state = {name: value for name, value in model.state_dict().items() if name not in sharded}
+    _refuse_meta({MODEL + name: value for name, value in state.items() if isinstance(value, Tensor)})
+    tensors, counts = tables_contents(model)
+    inner = None if optimizer is None else unwrap_optimizer(optimizer)
+    described = None if inner is None else describe_optimizer(inner, model)
+    if described is not None:
+        tensors.update({OPTIMIZER + name: tensor for name, tensor in described.sharded.items()})
+    return _Own(state, tensors, counts, described)
+
+
+def _common(model: nn.Module, own: _Own, described: list[dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What all ranks have: the tensors of the model that are not sharded, and all settings."""
+    tensors = {MODEL + name: value.detach() for name, value in own.state.items() if isinstance(value, Tensor)}
+    extra_state = {name: value for name, value in own.state.items() if not isinstance(value, Tensor)}
     in_backward = {}
     for found in optimizers_in_backward(model):
         for key, tensor in found.tensors().items():
@@ -93,22 +165,22 @@ def _contents(model: nn.Module, optimizer: Any) -> dict[str, Tensor]:
             "values": found.values(),
             "tensors": list(found.tensors()),
         }
-    _refuse_meta(tensors)
-    described = None
-    if optimizer is not None:
-        state, described = describe_optimizer(unwrap_optimizer(optimizer), model)
-        tensors.update({OPTIMIZER + name: tensor for name, tensor in state.items()})
-    _refuse_meta(tensors)
-    settings = {"extra_state": extra_state, "in_backward": in_backward, "optimizer": described}
+    in_backward.update(tables_in_backward(model))
+    if own.optimizer is not None:
+        tensors.update({OPTIMIZER + name: tensor for name, tensor in own.optimizer.tensors.items()})
+    together = join_described(described, model) if described else None
+    return tensors, {"extra_state": extra_state, "in_backward": in_backward, "optimizer": together}
+
+
+def _pack(settings: dict[str, Any]) -> Tensor:
     try:
-        tensors[SETTINGS] = storage.pack(settings)
+        return storage.pack(settings)
     except (pickle.PickleError, AttributeError, TypeError) as error:
         raise CheckpointError(
             f"a setting of an optimizer, or an extra state of a module, is not plain data ({error}).",
             reason="value_not_supported",
             what_to_do="use numbers, strings, tensors, and lists and dicts of them.",
         ) from error
-    return tensors
 
 
 def _refuse_meta(tensors: dict[str, Tensor]) -> None:

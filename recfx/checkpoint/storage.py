@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+
+from recfx.checkpoint.parts import LoadPlanner, Parts, SavePlanner
 
 
 @contextmanager
@@ -24,10 +27,19 @@ def _single_process() -> Iterator[None]:
         yield
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write ``tensors`` to a new folder."""
+def write(folder: Path, tensors: Mapping[str, Tensor | Parts], group: dist.ProcessGroup | None = None) -> None:
+    """Write ``tensors`` to a new folder: with a group those of all its ranks, each tensor or part from one of them."""
     with _single_process():
-        save(dict(tensors), storage_writer=FileSystemWriter(folder), no_dist=True)
+        save(
+            dict(tensors), storage_writer=FileSystemWriter(folder), planner=SavePlanner(), process_group=group,
+            no_dist=group is None,
+        )  # fmt: skip
+
+
+def missing_files(folder: Path) -> list[str]:
+    """Files that some rank has written, and that are not there for this one."""
+    entries = FileSystemReader(folder).read_metadata().storage_data.values()
+    return sorted({entry.relative_path for entry in entries if not (folder / entry.relative_path).is_file()})
 
 
 def describe(folder: Path) -> dict[str, Tensor]:
@@ -40,11 +52,12 @@ def describe(folder: Path) -> dict[str, Tensor]:
     }
 
 
-def read_into(folder: Path, targets: Mapping[str, Tensor]) -> None:
-    """Read tensors of the folder into ``targets``, which have their shapes and dtypes."""
+def read_into(folder: Path, targets: Mapping[str, Tensor | Parts]) -> None:
+    """Read tensors of the folder into ``targets``, which have their shapes; other dtypes are converted."""
     if targets:
         with _single_process():
-            load(dict(targets), storage_reader=FileSystemReader(folder), no_dist=True)
+            planner = LoadPlanner(flatten_state_dict=False)
+            load(dict(targets), storage_reader=FileSystemReader(folder), planner=planner, no_dist=True)
 
 
 def read(folder: Path, described: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -166,21 +166,10 @@ class LocalState:
                 self.moves[spec.name] = RowMove.keep_first(weight.shape[0])
 
     def _plain_index(self, table: ShardedTable, found: Mapping[str, Any]) -> dict[Shard, dict[str, Any]]:
-        """Of the whole table, on all ranks alike: fitted and checked as a whole, then cut."""
-        whole = whole_index(table.table)
-        fitted, move = fit_rows(whole, found)
-        check_saved_index(whole, fitted)
+        pieces, move = fit_whole_index(self.module, table, found)
         if move is not None:
             self.moves[table.table.name] = move
-        tensors = {name: value for name, value in fitted.items() if isinstance(value, Tensor)}
-        pieces = {shard: slice_state(tensors, *shard.rows) for shard in self._local(table)}
-        if move is not None:
-            for shard, piece in pieces.items():
-                row_state = self.module._store.index(shard.name).row_state
-                piece["row_state"] = piece["row_state"].clone()
-                # Rows without an id keep their weights, and with them what is known of these.
-                piece["row_state"][(piece["row_state"] == NEVER_USED) & (row_state != NEVER_USED)] = FREED
-        return {shard: dict(piece) for shard, piece in pieces.items()}
+        return dict(pieces)
 
     def _sharded_index(
         self, table: ShardedTable, found: Mapping[str, Any], values: list[Any]
@@ -213,6 +202,32 @@ class LocalState:
 
     def _local(self, table: ShardedTable) -> list[Shard]:
         return [shard for shard in self.module.sharding.local() if shard.table is table.table]
+
+
+def fit_whole_index(
+    module: ShardedHashEmbeddingBagCollection, table: ShardedTable, found: Mapping[str, Any]
+) -> tuple[dict[Shard, dict[str, Tensor]], RowMove | None]:
+    """The index of a whole table, by buffer name, on all ranks alike: fitted and checked as a whole, then cut.
+
+    Returns:
+        what this rank's shards take of it, and the move of the table's rows; None where no row moves.
+
+    Raises:
+        CheckpointError: as ``fit_rows`` and ``check_saved_index``.
+    """
+    whole = whole_index(table.table)
+    fitted, move = fit_rows(whole, found)
+    check_saved_index(whole, fitted)
+    tensors = {name: value for name, value in fitted.items() if isinstance(value, Tensor)}
+    local = [shard for shard in module.sharding.local() if shard.table is table.table]
+    pieces = {shard: slice_state(tensors, *shard.rows) for shard in local}
+    if move is not None:
+        for shard, piece in pieces.items():
+            row_state = module._store.index(shard.name).row_state
+            piece["row_state"] = piece["row_state"].clone()
+            # Rows without an id keep their weights, and with them what is known of these.
+            piece["row_state"][(piece["row_state"] == NEVER_USED) & (row_state != NEVER_USED)] = FREED
+    return pieces, move
 
 
 def _other_plan(path: str) -> CheckpointError:

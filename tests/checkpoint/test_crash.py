@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,9 +100,9 @@ def test_leftovers_make_room_before_anything_is_written(tmp_path: Path, monkeypa
     (tmp_path / "checkpoint.json.0123456789abcdef").write_text("half a mani")
     write = storage.write
 
-    def note(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    def note(folder: Path, tensors: dict[str, torch.Tensor], *group: Any) -> None:
         assert sorted(os.listdir(tmp_path)) == ["checkpoint.json", current]
-        write(folder, tensors)
+        write(folder, tensors, *group)
 
     monkeypatch.setattr(storage, "write", note)
     training.save(tmp_path)

@@ -208,7 +208,7 @@ def test_half_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = storage.write
     key = "model.first.hash_indexes.a.row_state"
     monkeypatch.setattr(
-        storage, "write", lambda folder, tensors: write(folder, {k: v for k, v in tensors.items() if k != key})
+        storage, "write", lambda folder, tensors, _: write(folder, {k: v for k, v in tensors.items() if k != key})
     )
     other().save(tmp_path)
     error = refused(other(), tmp_path)

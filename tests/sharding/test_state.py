@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,20 +153,6 @@ def test_what_is_refused_changes_nothing_on_any_rank(damage: str, reason: str) -
     case = case_of("mixed")
     state = plain_state(case)
     assert ranks(2).run(refuse, case, case_of("columns"), damage, state) == [(reason, True)] * 2
-
-
-def checkpoint(rank: int, world_size: int, case: Case, folder: str) -> list[str]:
-    model, reasons = make(case, world_size), []
-    for call in (recfx.save_checkpoint, recfx.load_checkpoint):
-        with pytest.raises(CheckpointError) as caught:
-            call(model, folder)
-        reasons.append(caught.value.reason)
-    return reasons
-
-
-def test_checkpoints_of_one_process_refuse_sharded_models(tmp_path: Path) -> None:
-    assert ranks(2).run(checkpoint, case_of("rows"), str(tmp_path)) == [["model_is_sharded"] * 2] * 2
-    assert not any(tmp_path.iterdir())
 
 
 def missing(rank: int, world_size: int, case: Case, state: dict[str, Any]) -> list[str]:

@@ -1,0 +1,79 @@
+"""Parts of a tensor, as ``torch.distributed.checkpoint`` writes and reads them: each rank its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+
+class Parts:
+    """Rectangles of one tensor.
+
+    Args:
+        size: of the whole tensor.
+    """
+
+    def __init__(self, size: tuple[int, ...]) -> None:
+        self._size = torch.Size(size)
+        self._parts: dict[torch.Size, Tensor] = {}
+
+    def put(self, offsets: tuple[int, ...], part: Tensor) -> Parts:
+        """Add the rectangle that begins at ``offsets``: what is written, or what is read into."""
+        self._parts[torch.Size(offsets)] = part.detach()
+        return self
+
+    def at(self, offsets: torch.Size | None) -> Tensor:
+        """One that was put."""
+        assert offsets is not None
+        return self._parts[offsets]
+
+    # What DCP's planners ask for.
+
+    def size(self) -> torch.Size:
+        """Of the whole tensor."""
+        return self._size
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(offsets, part.size()) for offsets, part in self._parts.items()]
+
+    def __create_write_items__(self, name: str, value: object) -> list[WriteItem]:
+        return [
+            WriteItem(
+                index=MetadataIndex(name, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk, TensorProperties.create_from_tensor(self._parts[chunk.offsets]), self._size
+                ),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+
+class SavePlanner(DefaultSavePlanner):
+    """DCP's, which also finds ``Parts``."""
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """What is written."""
+        found: Any = self.state_dict[index.fqn]
+        return found.at(index.offset) if isinstance(found, Parts) else super().lookup_object(index)
+
+
+class LoadPlanner(DefaultLoadPlanner):
+    """DCP's for flat dicts, which also finds ``Parts``."""
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Without what DCP's does to nested dicts and to tensors on meta."""
+        self.original_state_dict = self.state_dict = state_dict
+        self.metadata, self.is_coordinator = metadata, is_coordinator
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        """What is read into."""
+        found: Any = self.state_dict[index.fqn]
+        return found.at(index.offset) if isinstance(found, Parts) else super().lookup_tensor(index)

@@ -1,0 +1,99 @@
+"""The ranks that save or load one checkpoint together: what fails on one of them fails on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torchrec.distributed.types import ShardedModule
+
+from recfx.checkpoint.disk_errors import cause_of
+from recfx.errors import CheckpointError, RecfxError
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+
+_Result = TypeVar("_Result")
+
+
+class Peers:
+    """All ranks of a process group, or this process alone.
+
+    Args:
+        group: None: this process alone.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.group = group
+        self.is_first = group is None or group.rank() == 0
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Peers:
+        """Those that have a sharded model's tables; this process alone, if nothing is sharded.
+
+        Raises:
+            CheckpointError: ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``.
+        """
+        group: dist.ProcessGroup | None = None
+        for path, module in model.named_modules():
+            if isinstance(module, ShardedHashEmbeddingBagCollection):
+                if group is not None and group is not module.groups.pooled:
+                    raise CheckpointError(
+                        "the collection is in another process group than the one before.",
+                        reason="several_process_groups",
+                        module_path=path,
+                        what_to_do="save and load the collections one by one, each in a directory of its own.",
+                    )
+                group = module.groups.pooled
+            elif isinstance(module, ShardedModule):
+                raise CheckpointError(
+                    f"a {type(module).__name__} is sharded by TorchRec alone.",
+                    reason="model_is_sharded",
+                    module_path=path,
+                    what_to_do="convert the model before it is sharded, or use torch.distributed.checkpoint.",
+                )
+        return cls(group)
+
+    def agree(self, function: Callable[[], _Result]) -> list[_Result]:
+        """Call ``function`` on all ranks: what each of them returned. Collective; ``function`` must not be.
+
+        Raises:
+            Exception: what ``function`` raised here, else what it raised on the first rank where it did (as
+                ``CheckpointError`` ``other_rank_failed``, if that is neither ours nor the disk's).
+        """
+        if self.group is None:
+            return [function()]
+        own: BaseException | None = None
+        result: Any = None
+        try:
+            result = function()
+        except BaseException as error:  # also Ctrl-C: the other ranks wait for this one
+            own = error
+        told: list[Any] = [None] * self.group.size()
+        dist.all_gather_object(told, (_as_sent(own, self.group.rank()), result), group=self.group)
+        if own is not None:
+            raise own
+        failed = next((theirs for theirs, _ in told if theirs is not None), None)
+        if failed is not None:
+            raise failed
+        return [each for _, each in told]
+
+    def first(self, function: Callable[[], _Result]) -> _Result | None:
+        """Call ``function`` on the first rank alone; what it raises is raised on all. Collective."""
+        return self.agree(lambda: function() if self.is_first else None)[0]
+
+
+def _as_sent(error: BaseException | None, rank: int) -> Exception | None:
+    if error is None or isinstance(error, RecfxError):
+        return error
+    if isinstance(error, OSError):
+        return OSError(f"rank {rank}: {error}")
+    cause = cause_of(error)
+    if isinstance(error, CheckpointException) and isinstance(cause, Exception):
+        return OSError(f"rank {rank}: {cause}")
+    return CheckpointError(
+        f"rank {rank} failed: {type(error).__name__}: {error}",
+        reason="other_rank_failed",
+        what_to_do="see what that rank says.",
+    )

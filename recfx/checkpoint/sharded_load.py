@@ -1,0 +1,249 @@
+"""How a checkpoint gets into sharded tables: each rank checks and reads its own rows and columns.
+
+Where a table has more rows than it was saved with, every rank reads its whole index, as ids move. Weights and optimizer
+state never are on a rank as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from recfx.checkpoint import storage
+from recfx.checkpoint.in_backward import BackwardOptimizer
+from recfx.checkpoint.in_backward_plan import BackwardPlan
+from recfx.checkpoint.names import IN_BACKWARD, MODEL, mismatch
+from recfx.checkpoint.parts import Parts
+from recfx.checkpoint.sharded_names import NamedTable, sharded_tables
+from recfx.hashing.identity import IDENTITY, check_identity
+from recfx.hashing.row_move import RowMove, check_saved_index, row_aligned_names
+from recfx.hashing.slicing import slice_state
+from recfx.loading import check_weight
+from recfx.sharding.load_state import fit_whole_index
+from recfx.sharding.shards import Shard
+from recfx.sharding.state import COUNTS, whole_index
+from recfx.training.fused_optimizer import STATES
+
+IN_PLACE_BYTES = 1 << 20  # smaller tensors are read aside: nothing is lost if reading fails
+
+
+@dataclass
+class TablePlan:
+    """What is to be done to this rank's shards of one table.
+
+    Args:
+        table: and its collection.
+        saved: shape and dtype of the saved weight.
+        move: where the rows go, if the table has more than saved.
+        indexes: state of the shards' indexes, by shard name.
+        aside: small shards' weights, read already, by shard name.
+    """
+
+    table: NamedTable
+    saved: Tensor
+    move: RowMove | None = None
+    indexes: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    aside: dict[str, Tensor] = field(default_factory=dict)
+
+    def carry_out(self, folder: Path) -> None:
+        """Load. Everything has been checked; what can still fail is the disk."""
+        module = self.table.module
+        for shard in self.table.local():
+            weight = module._store.weight(shard.name).detach()
+            if shard.name in self.aside:
+                weight.copy_(self.aside[shard.name])
+            else:
+                self.read(shard, weight, folder)
+        for name, state in self.indexes.items():
+            module._store.index(name).load_state_dict(state)
+        if self.move is not None:
+            module._row_moves[self.table.name] = self.move
+
+    def read(self, shard: Shard, weight: Tensor, folder: Path) -> None:
+        """The shard's weight; rows that have none saved stay."""
+        read_rows(folder, MODEL + self.table.weight, self.saved, shard, self.move, weight, shard.columns[0])
+
+
+def plan_tables(model: nn.Module, folder: Path, saved: Mapping[str, Tensor]) -> list[TablePlan]:
+    """Check what was saved of sharded tables against this rank's shards. Changes nothing.
+
+    Args:
+        model: without wrappers.
+        folder: of the data.
+        saved: shapes and dtypes, by name in the model; all that the tables need is there.
+
+    Raises:
+        CheckpointError: ``checkpoint_mismatch``, or what is wrong with an index.
+    """
+    plans = []
+    for table in sharded_tables(model):
+        if table.first:
+            plan = TablePlan(table, saved[table.weight])
+            if table.table.table.has_index:
+                _plan_index(plan, folder, saved)
+            _check_weight(plan)
+            _read_small(plan, folder)
+            plans.append(plan)
+    return plans
+
+
+def _check_weight(plan: TablePlan) -> None:
+    spec, dtype = plan.table.table.table, plan.table.module.dtypes[plan.table.name]
+    rows = spec.num_embeddings if plan.move is None else plan.move.saved_rows
+    if tuple(plan.saved.shape) != (rows, spec.embedding_dim) or plan.saved.dtype != dtype:
+        raise mismatch(
+            f"{plan.table.weight} was saved as {plan.saved.dtype} {tuple(plan.saved.shape)}, here it is {dtype} "
+            f"{(spec.num_embeddings, spec.embedding_dim)}.",
+            what_to_do="build the model as it was built when saving.",
+        )
+
+
+def _read_small(plan: TablePlan, folder: Path) -> None:
+    for shard in plan.table.local():
+        weight = plan.table.module._store.weight(shard.name).detach()
+        if weight.numel() * weight.element_size() < IN_PLACE_BYTES:
+            plan.aside[shard.name] = weight.clone()
+            plan.read(shard, plan.aside[shard.name], folder)
+
+
+def _plan_index(plan: TablePlan, folder: Path, saved: Mapping[str, Tensor]) -> None:
+    table = plan.table
+    spec, whole, store = table.table.table, whole_index(table.table.table), table.module._store
+    keys = {name: key for name, key in table.index_keys().items() if key in saved}
+    meta = torch.empty(spec.num_embeddings, spec.embedding_dim, device="meta")
+    check_weight(spec.name, saved.get(keys.get("row_ids", "")), plan.saved, meta)
+    aligned = [name for name in row_aligned_names(whole) if name in keys]
+    if any(saved[keys[name]].shape != (spec.num_embeddings,) for name in aligned):
+        read = storage.read(folder, {MODEL + key: saved[key] for key in keys.values()})
+        pieces, plan.move = fit_whole_index(
+            table.module, table.table, {name: read[MODEL + key] for name, key in keys.items()}
+        )
+        plan.indexes = {shard.name: piece for shard, piece in pieces.items()}
+        return
+    common = storage.read(
+        folder, {MODEL + keys[name]: saved[keys[name]] for name in (COUNTS, IDENTITY) if name in keys}
+    )
+    few = {name: common[MODEL + keys[name]] for name in (COUNTS, IDENTITY) if name in keys}
+    assert spec.hashing is not None
+    check_identity(spec.hashing, spec.name, few.get(IDENTITY))
+    slices: dict[tuple[int, int], dict[str, Tensor]] = {}
+    for shard in table.local():
+        if shard.rows not in slices:
+            slices[shard.rows] = slice_state(few, *shard.rows)
+            for name in aligned:
+                described = saved[keys[name]]
+                target = torch.empty(shard.rows[1] - shard.rows[0], dtype=described.dtype, device="cpu")
+                parts = Parts(tuple(described.shape)).put((shard.rows[0],), target)
+                storage.read_into(folder, {MODEL + keys[name]: parts})
+                slices[shard.rows][name] = target
+        plan.indexes[shard.name] = slices[shard.rows]
+        check_saved_index(store.index(shard.name), slices[shard.rows])
+
+
+class ShardedBackwardPlan(BackwardPlan):
+    """What is to be done to the fused optimizer of one sharded table."""
+
+    table: NamedTable
+
+    @classmethod
+    def of(
+        cls, table: NamedTable, saved: Mapping[str, object], tensors: dict[str, Tensor], move: RowMove | None
+    ) -> ShardedBackwardPlan:
+        """The plan; ``table`` has a fused optimizer."""
+        plan = cls(describe_table(table), saved, tensors, move)
+        plan.table = table
+        return plan
+
+    def prepare(self) -> None:
+        """Allocate what the shards' optimizers keep, before anything is changed."""
+        store = self.table.module._store
+        for shard in self.table.local():
+            store.optimizers[shard.name].prepare(store.weight(shard.name))
+
+    def carry_out(self, folder: Path) -> None:
+        """Load."""
+        store = self.table.module._store
+        for shard in self.table.local():
+            fused = store.optimizers[shard.name]
+            for key in STATES[fused.kind]:
+                target = fused.state[key].detach()
+                if self.move is not None or key not in self.tensors:
+                    target.fill_(fused.start)
+                if key in self.tensors:
+                    self._read_state(folder, key, shard, target)
+            if fused.kind != "sgd":
+                fused.state["step"].fill_(self._step(folder))
+        self.load_settings()
+
+    def _step(self, folder: Path) -> float:
+        if "step" in self.tensors:
+            name = f"{IN_BACKWARD}{self.optimizer.name}.step"
+            return float(storage.read(folder, {name: self.tensors["step"]})[name])
+        return float(self.saved["values"].get("step") or 0.0)
+
+    def _read_state(self, folder: Path, key: str, shard: Shard, target: Tensor) -> None:
+        name, described = f"{IN_BACKWARD}{self.optimizer.name}.{key}", self.tensors[key]
+        if self.optimizer.kind != "rowwise_adagrad":
+            return read_rows(folder, name, described, shard, self.move, target, shard.columns[0])
+        dim = self.table.table.table.embedding_dim
+        blocks = [tuple(block) for block in self.saved.get("blocks") or [(0, dim)]]
+        rows = described.shape[0] // len(blocks)
+        if shard.columns in blocks:
+            begin = blocks.index(shard.columns) * rows
+            return read_rows(folder, name, described, shard, self.move, target, 0, begin)
+        if len(blocks) == 1:
+            return read_rows(folder, name, described, shard, self.move, target, 0)
+        mean, part = torch.zeros_like(target), torch.empty_like(target)
+        for number, (left, right) in enumerate(blocks):
+            part.copy_(target)  # rows that none are saved for
+            read_rows(folder, name, described, shard, self.move, part, 0, number * rows)
+            mean += part * ((right - left) / dim)
+        target.copy_(mean)
+        return None
+
+
+def describe_table(table: NamedTable) -> BackwardOptimizer:
+    """The fused optimizer of a sharded table, as that of the whole table; its state is elsewhere."""
+    fused, spec = table.module.fused[table.name], table.table.table
+    weight = nn.Parameter(torch.empty(spec.num_embeddings, spec.embedding_dim, device="meta"))
+    return BackwardOptimizer(table.weight, fused.kind, weight, fused.group, {}, fused)
+
+
+def read_rows(
+    folder: Path,
+    name: str,
+    described: Tensor,
+    shard: Shard,
+    move: RowMove | None,
+    target: Tensor,
+    column: int,
+    row: int = 0,
+) -> None:
+    """Read the rows of one shard into ``target``, and as many columns as that has.
+
+    Args:
+        folder: of the data.
+        name: of the saved tensor.
+        described: its shape and dtype.
+        shard: whose rows.
+        move: where rows are now; None: where they were.
+        target: rows that nothing was saved for stay.
+        column: the first that is read.
+        row: where the table's row 0 is.
+    """
+    first, end = shard.rows
+    if move is None:
+        storage.read_into(folder, {name: Parts(tuple(described.shape)).put((row + first, column), target)})
+        return
+    here = (move.new_rows >= first) & (move.new_rows < end)
+    old, new = move.old_rows[here], move.new_rows[here] - first
+    if old.numel() == 0:
+        return
+    begin = int(old.min())  # a shard's buckets stand together, so these are not many more than it has
+    part = torch.empty(int(old.max()) + 1 - begin, target.shape[1], dtype=described.dtype, device="cpu")
+    storage.read_into(folder, {name: Parts(tuple(described.shape)).put((row + begin, column), part)})
+    RowMove(part.shape[0], old - begin, new).apply(part, target)

@@ -1,0 +1,100 @@
+"""The sharded tables of a model, and under which names a checkpoint has them: those of whole tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from recfx.collection import weight_name
+from recfx.hashing.row_move import saved_names
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.shards import Shard, ShardedTable
+from recfx.sharding.state import whole_index
+
+
+@dataclass(frozen=True)
+class NamedTable:
+    """One sharded table under one name.
+
+    Args:
+        prefix: of its collection.
+        module: its collection.
+        table: and its shards.
+        first: whether this is the first name of the collection.
+    """
+
+    prefix: str
+    module: ShardedHashEmbeddingBagCollection
+    table: ShardedTable
+    first: bool
+
+    @property
+    def name(self) -> str:
+        """Of the table."""
+        return self.table.table.name
+
+    @property
+    def weight(self) -> str:
+        """Name of the weight in the model."""
+        return self.prefix + weight_name("", self.name)
+
+    def index_keys(self) -> dict[str, str]:
+        """Names of its index's state in the model, by buffer name; empty where it has none."""
+        if not self.table.table.has_index:
+            return {}
+        return {name: self.index_key(name) for name in saved_names(whole_index(self.table.table))}
+
+    def index_key(self, name: str) -> str:
+        """Name of one buffer of its index."""
+        return f"{self.prefix}hash_indexes.{self.name}.{name}"
+
+    def local(self) -> list[Shard]:
+        """The shards of this rank."""
+        return [shard for shard in self.module.sharding.local() if shard.table is self.table.table]
+
+    def saved_shards(self) -> list[Shard]:
+        """The shards of all ranks that are saved: one copy of each number."""
+        filled = [shard for shard in self.table.shards if not shard.is_empty]
+        return [shard for shard in filled if shard.rank == 0] if self.table.is_replicated else filled
+
+    def own_saved_shards(self) -> list[Shard]:
+        """Those of this rank."""
+        return [shard for shard in self.saved_shards() if shard.rank == self.module.sharding.rank]
+
+    def own_saved_slices(self) -> list[Shard]:
+        """A shard for each slice of the rows whose index this rank saves: column blocks all have it."""
+        first: dict[tuple[int, int], Shard] = {}
+        for shard in self.saved_shards():
+            first.setdefault(shard.rows, shard)
+        return [shard for shard in first.values() if shard.rank == self.module.sharding.rank]
+
+    def is_first_shard_here(self) -> bool:
+        """Whether this rank saves what all shards have in common."""
+        return self.saved_shards()[0].rank == self.module.sharding.rank
+
+    def column_blocks(self) -> list[tuple[int, int]]:
+        """Into which columns it is cut."""
+        return sorted({shard.columns for shard in self.saved_shards()})
+
+
+def sharded_tables(model: nn.Module) -> list[NamedTable]:
+    """Every sharded table under every name: a state has the keys of a shared module once a name."""
+    seen: set[int] = set()
+    found = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, ShardedHashEmbeddingBagCollection):
+            prefix = f"{path}." * bool(path)
+            found += [NamedTable(prefix, module, table, id(module) not in seen) for table in module.sharding.tables]
+            seen.add(id(module))
+    return found
+
+
+def sharded_parameters(model: nn.Module) -> dict[int, tuple[NamedTable, Shard]]:
+    """Whose shard a parameter of this rank is, by its ``id``."""
+    return {
+        id(table.module._store.weight(shard.name)): (table, shard)
+        for table in sharded_tables(model)
+        if table.first
+        for shard in table.local()
+    }

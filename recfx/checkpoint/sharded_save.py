@@ -1,0 +1,123 @@
+"""What a rank saves of sharded tables: its parts of whole tensors, under the names of a model that is not sharded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recfx.checkpoint.names import IN_BACKWARD, MODEL
+from recfx.checkpoint.parts import Parts
+from recfx.checkpoint.sharded_names import NamedTable, sharded_tables
+from recfx.hashing.identity import IDENTITY, identity
+from recfx.hashing.slicing import join_states
+from recfx.sharding.state import COUNTS
+from recfx.training.fused_optimizer import STATES
+
+
+def tables_contents(model: nn.Module) -> tuple[dict[str, Tensor | Parts], dict[str, list[Tensor]]]:
+    """This rank's parts of all sharded tables, and ``counts`` of its slices, which are yet to be added up.
+
+    Raises:
+        CheckpointError: what was loaded in place into an index is no valid state.
+    """
+    tensors: dict[str, Tensor | Parts] = {}
+    counts: dict[str, list[Tensor]] = {}
+    for table in sharded_tables(model):
+        _prepare(table)
+        tensors[MODEL + table.weight] = _parts(
+            table, (table.table.table.num_embeddings, table.table.table.embedding_dim), table.module._store.weight
+        )
+        if table.table.table.has_index:
+            _index(table, tensors, counts)
+        if table.first and table.name in table.module.fused:
+            _optimizer(table, tensors)
+    return tensors, counts
+
+
+def joined_counts(found: Sequence[dict[str, list[Tensor]]]) -> dict[str, Tensor]:
+    """The tables' ``counts`` out of those that all ranks have: the statistics of slices added up."""
+    slices: dict[str, list[dict[str, Tensor]]] = {}
+    for each in found:
+        for name, values in each.items():
+            slices.setdefault(name, []).extend({COUNTS: value} for value in values)
+    return {name: join_states(states)[COUNTS] for name, states in slices.items()}
+
+
+def tables_in_backward(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """What is said of fused optimizers of sharded tables, by weight; on all ranks the same.
+
+    ``blocks``: row-wise Adagrad has a state a block of columns; they are saved one after the other.
+    """
+    found = {}
+    for table in sharded_tables(model):
+        fused = table.module.fused.get(table.name)
+        if fused is None or not table.first:
+            continue
+        entry: dict[str, Any] = {
+            "kind": fused.kind,
+            "settings": {key: value for key, value in fused.group.items() if key != "params"},
+            "values": {},
+            "tensors": [] if fused.kind == "sgd" else [*STATES[fused.kind], "step"],
+        }
+        if fused.kind == "rowwise_adagrad" and len(table.column_blocks()) > 1:
+            entry["blocks"] = table.column_blocks()
+        found[table.weight] = entry
+    return found
+
+
+def _prepare(table: NamedTable) -> None:
+    store = table.module._store
+    for shard in table.local():
+        if shard.table.has_index:
+            store.index(shard.name).refresh()
+        if shard.name in store.optimizers:
+            store.optimizers[shard.name].prepare(store.weight(shard.name))
+
+
+def _parts(table: NamedTable, size: tuple[int, ...], tensor_of: Any, blocks: Sequence[tuple[int, int]] = ()) -> Parts:
+    """This rank's parts of what is cut like the weight, or, with ``blocks``, of one number a row and block."""
+    parts = Parts(size)
+    for shard in table.own_saved_shards():
+        row, column = shard.rows[0], shard.columns[0]
+        if blocks:
+            row, column = blocks.index(shard.columns) * table.table.table.num_embeddings + row, 0
+        parts.put((row, column), tensor_of(shard.name))
+    return parts
+
+
+def _index(table: NamedTable, tensors: dict[str, Tensor | Parts], counts: dict[str, list[Tensor]]) -> None:
+    store, spec = table.module._store, table.table.table
+    assert spec.hashing is not None
+    for name, key in table.index_keys().items():
+        slices = table.own_saved_slices()
+        if name == IDENTITY:
+            if table.is_first_shard_here():
+                tensors[MODEL + key] = identity(spec.hashing, spec.name)
+        elif name == COUNTS:
+            counts[MODEL + key] = [store.index(shard.name).counts.clone() for shard in slices]
+        else:
+            parts = tensors[MODEL + key] = Parts((spec.num_embeddings,))
+            for shard in slices:
+                parts.put((shard.rows[0],), getattr(store.index(shard.name), name))
+
+
+def _optimizer(table: NamedTable, tensors: dict[str, Tensor | Parts]) -> None:
+    store, spec = table.module._store, table.table.table
+    kind = table.module.fused[table.name].kind
+    for name in STATES[kind]:
+
+        def tensor_of(local: str, name: str = name) -> Tensor:
+            state: Tensor = store.optimizers[local].state[name]
+            return state.view(state.shape[0], math.prod(state.shape[1:]))
+
+        rows = spec.num_embeddings
+        blocks = table.column_blocks() if kind == "rowwise_adagrad" else []
+        size = (len(blocks) * rows, 1) if blocks else (rows, spec.embedding_dim)
+        tensors[f"{IN_BACKWARD}{table.weight}.{name}"] = _parts(table, size, tensor_of, blocks)
+    if kind != "sgd" and table.is_first_shard_here():
+        step = store.optimizers[table.saved_shards()[0].name].state["step"]
+        tensors[f"{IN_BACKWARD}{table.weight}.step"] = torch.as_tensor(step).detach().reshape(())
