@@ -159,7 +159,13 @@ class CrossHost(AllToAll):
         local_size: int,
     ) -> None:
         super().__init__(group, columns, parts, device, dim_per_rank)
+        self._local_rank, self._local_size = local_rank, local_size
         self._local = slice(local_rank, None, local_size)
+
+    def with_parts(self, parts: list[list[Columns]]) -> CrossHost:
+        """The same for inputs that hold their columns otherwise."""
+        rank, size = self._local_rank, self._local_size
+        return CrossHost(self.group, self.columns, parts, self.device, self._dim_per_rank, rank, size)
 
     def sizes(self, context: DistContext) -> list[int]:
         """Batch sizes of this rank's counterparts."""

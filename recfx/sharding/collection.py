@@ -29,7 +29,7 @@ from recfx.sharding.dist_groups import DistGroups
 from recfx.sharding.load_state import LocalState, drop_shard_names, load_local_state
 from recfx.sharding.local_tables import LocalTables, make_local_tables
 from recfx.sharding.optimizer import ShardedFusedOptimizer
-from recfx.sharding.out_of_step import in_step, refuse_out_of_step
+from recfx.sharding.out_of_step import in_step, refuse_out_of_step, sending
 from recfx.sharding.plan import read_plan
 from recfx.sharding.shards import CollectionSharding
 from recfx.sharding.state import save_sharded_state
@@ -135,7 +135,8 @@ class ShardedHashEmbeddingBagCollection(
         values = ctx.values
         values["features"] = features
         first = self._segments[0]
-        first.run(values)
+        with sending(self.groups.pooled, self.collection):
+            first.run(values)
         del values["features"]
         started = [name for name in first.outputs if isinstance(values[name], _STARTED)]
         ctx.sharding_contexts = [values[name] for name in first.outputs if isinstance(values[name], DistContext)]

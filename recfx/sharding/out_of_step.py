@@ -16,6 +16,8 @@ from recfx.errors import OutOfStepError
 
 _failed: dict[int, tuple[dist.ProcessGroup, str]] = {}  # by id; the group is kept, so that no other one gets the id
 
+_openers: dict[int, tuple[dist.ProcessGroup, str]] = {}  # which collection has sent first of all in a group
+
 
 @contextlib.contextmanager
 def in_step(group: dist.ProcessGroup, collection: str) -> Iterator[None]:
@@ -25,6 +27,24 @@ def in_step(group: dist.ProcessGroup, collection: str) -> Iterator[None]:
     except BaseException as error:
         _failed.setdefault(id(group), (group, f"{collection or 'the root'}: {type(error).__name__}: {error}"))
         raise
+
+
+@contextlib.contextmanager
+def sending(group: dist.ProcessGroup, collection: str) -> Iterator[None]:
+    """Around what a collection sends first in a step.
+
+    A batch that one collection refuses may be left out, if none has sent anything of it: the next one takes its place
+    on this rank. Behind the collection that sends first, it cannot: the peers have that one's part of the batch.
+    """
+    opener = _openers.get(id(group))
+    try:
+        yield
+    except BaseException as error:
+        if opener is not None and opener[1] != collection:
+            _failed.setdefault(id(group), (group, f"{collection or 'the root'}: {type(error).__name__}: {error}"))
+        raise
+    if opener is None:
+        _openers[id(group)] = group, collection
 
 
 def refuse_out_of_step(group: dist.ProcessGroup, collection: str) -> None:
