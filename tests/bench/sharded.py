@@ -54,21 +54,20 @@ class Sharder(EmbeddingBagCollectionSharder):
 def run(setup: Setup) -> Iterator[Result]:
     """One step, forward and backward with the fused row-wise Adagrad, from this rank's KJT."""
     for world_size in WORLDS:
-        with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(_rank, args=(world_size, folder, asdict(setup), tuple(PLANS)), nprocs=world_size)
-            yield from torch.load(os.path.join(folder, "results"), weights_only=False)
+        for plan in PLANS:  # in processes of its own: torch keeps tables with an optimizer in backward for ever
+            with tempfile.TemporaryDirectory() as folder:
+                mp.spawn(_rank, args=(world_size, folder, asdict(setup), plan), nprocs=world_size)
+                yield from torch.load(os.path.join(folder, "results"), weights_only=False)
 
 
-def _rank(rank: int, world_size: int, folder: str, sizes: dict[str, Any], plans: tuple[str, ...]) -> None:
+def _rank(rank: int, world_size: int, folder: str, sizes: dict[str, Any], plan: str) -> None:
     setup = Setup(**sizes)
     logging.disable(logging.WARNING)
     torch.set_num_threads(max(1, setup.threads // world_size))
     store = os.path.join(folder, "store")
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-    results = []
-    for plan in plans:
-        results += _measure(rank, world_size, setup, plan)
-        gc.collect()  # wrappers are full of cycles, and hold whole tables
+    results = _measure(rank, world_size, setup, plan)
+    gc.collect()  # wrappers that outlive their process group may abort the process
     if rank == 0:
         torch.save(results, os.path.join(folder, "results"))
     dist.barrier()
