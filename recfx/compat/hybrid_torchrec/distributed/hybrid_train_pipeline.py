@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from recfx.errors import ConversionError
+from recfx.training.pipeline import TrainPipeline
 
 MOST_BATCHES = 12
 
@@ -31,7 +31,7 @@ class HybridTrainPipelineSparseDist:
             results are the same and the pipeline here keeps its own number.
 
     Raises:
-        ConversionError: ``pipeline_argument``, ``no_npu_pipeline``.
+        ConversionError: ``pipeline_argument``.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class HybridTrainPipelineSparseDist:
     ) -> None:
         _check(model, optimizer, device, execute_all_batches, apply_jit, pipe_n_batch)
         self._model, self._return_loss = model, return_loss
-        self._pipeline: Any = TrainPipelineSparseDist(model, optimizer, device)
+        self._pipeline = TrainPipeline(model, optimizer, device)
 
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Train one batch.
@@ -104,10 +104,6 @@ def _check(
         raise _refusal(f"apply_jit is {apply_jit!r}.", "leave it out: graphs of sharded tables are not scripted.")
     if isinstance(pipe_n_batch, bool) or not isinstance(pipe_n_batch, int) or not 1 <= pipe_n_batch <= MOST_BATCHES:
         raise _refusal(f"pipe_n_batch is {pipe_n_batch!r}.", f"pass an integer from 1 to {MOST_BATCHES}.")
-    if device.type == "npu":  # TorchRec's pipeline would take CUDA streams
-        raise ConversionError(
-            "this pipeline does not know NPUs yet.", reason="no_npu_pipeline", what_to_do="use a CPU."
-        )
 
 
 def _refusal(message: str, what_to_do: str) -> ConversionError:
