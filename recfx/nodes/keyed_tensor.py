@@ -23,14 +23,14 @@ class AssembleKeyedTensor(NodeModule):
         super().__init__()
         self.keys = keys
         self.dims = dims
-        self.parts = parts
-        position = {key: number for number, key in enumerate(keys)}
-        arrived = [columns for part in parts for columns in part]
-        self._order = ColumnOrder(parts, sorted(arrived, key=lambda each: (position[each.key], each.first)))
+        self.take_parts(parts)
 
-    def with_parts(self, parts: list[list[Columns]]) -> AssembleKeyedTensor:
-        """The same for inputs that hold their columns otherwise."""
-        return AssembleKeyedTensor(self.keys, self.dims, parts)
+    def take_parts(self, parts: list[list[Columns]]) -> None:
+        """Take inputs that hold their columns otherwise."""
+        position = {key: number for number, key in enumerate(self.keys)}
+        arrived = [columns for part in parts for columns in part]
+        self.parts = parts
+        self._order = ColumnOrder(parts, sorted(arrived, key=lambda each: (position[each.key], each.first)))
 
     def forward(self, *pooled: torch.Tensor) -> KeyedTensor:
         """``pooled``: one ``[B, sum D]`` an input. Returns the ``[B, D]`` keyed tensor."""

@@ -7,6 +7,7 @@ in a row where rows are cut inside a host only. Backwards are collectives as wel
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from recfx.nodes.column_order import ColumnOrder
 from recfx.nodes.dist_context import DistContext
 
 
-class OutputDistStart(NodeModule):
+class OutputDistStart(NodeModule, ABC):
     """Join the pooled columns of this rank and send them off.
 
     Args:
@@ -38,17 +39,16 @@ class OutputDistStart(NodeModule):
         super().__init__()
         self.group = group
         self.columns = columns
-        self.parts = parts
         self.device = device
-        self._join = ColumnOrder(parts, columns)
+        self.take_parts(parts)
 
-    def with_parts(self, parts: list[list[Columns]]) -> OutputDistStart:
-        """The same for inputs that hold their columns otherwise."""
-        raise NotImplementedError
+    def take_parts(self, parts: list[list[Columns]]) -> None:
+        """Take inputs that hold their columns otherwise."""
+        self.parts, self._join = parts, ColumnOrder(parts, self.columns)
 
+    @abstractmethod
     def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """``pooled``: ``[sum of sizes, D']``; ``sizes``: batch size of each rank of the group."""
-        raise NotImplementedError
 
     def sizes(self, context: DistContext) -> list[int]:
         """Batch size of each rank of the group."""
@@ -84,10 +84,6 @@ class AllToAll(OutputDistStart):
         self._dim_per_rank = dim_per_rank
         self._dist = _all_to_all(group, dim_per_rank)
 
-    def with_parts(self, parts: list[list[Columns]]) -> AllToAll:
-        """The same for inputs that hold their columns otherwise."""
-        return AllToAll(self.group, self.columns, parts, self.device, self._dim_per_rank)
-
     def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Returns ``[B, sum of dim_per_rank]``."""
         sent: Awaitable[torch.Tensor] = self._dist(pooled, sizes)
@@ -118,10 +114,6 @@ class ReduceScatter(OutputDistStart):
         self.hosts = hosts
         self._dist = PooledEmbeddingsReduceScatter(group)
         self._uneven = _all_to_all(group, [total_dim(columns)] * group.size())
-
-    def with_parts(self, parts: list[list[Columns]]) -> ReduceScatter:
-        """The same for inputs that hold their columns otherwise."""
-        return ReduceScatter(self.group, self.columns, parts, self.device, self.hosts)
 
     def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Returns ``[B, D']``; with ``hosts``, of the samples of this rank's counterparts."""
@@ -162,11 +154,6 @@ class CrossHost(AllToAll):
         self._local_rank, self._local_size = local_rank, local_size
         self._local = slice(local_rank, None, local_size)
 
-    def with_parts(self, parts: list[list[Columns]]) -> CrossHost:
-        """The same for inputs that hold their columns otherwise."""
-        rank, size = self._local_rank, self._local_size
-        return CrossHost(self.group, self.columns, parts, self.device, self._dim_per_rank, rank, size)
-
     def sizes(self, context: DistContext) -> list[int]:
         """Batch sizes of this rank's counterparts."""
         return context.batch_size_per_rank[self._local]
@@ -174,10 +161,6 @@ class CrossHost(AllToAll):
 
 class OwnBatch(OutputDistStart):
     """This rank's samples out of everybody's. Nothing is sent, but the backward gathers all ranks' gradients."""
-
-    def with_parts(self, parts: list[list[Columns]]) -> OwnBatch:
-        """The same for inputs that hold their columns otherwise."""
-        return OwnBatch(self.group, self.columns, parts, self.device)
 
     def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Returns ``[B, D']``."""

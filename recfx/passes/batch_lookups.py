@@ -58,9 +58,7 @@ class BatchLookups:
                 pooled = add_node(graph_module, "lookup", lookup, (rows,), meta, tables, self.name)
                 merged.append(self._merge_divisions(graph_module, group, pooled, tables, first.features))
                 parts.append(columns_of(tables))
-        joined = module.with_parts(parts)
-        joined.label = module.label
-        graph_module.add_submodule(str(output.target), joined)
+        module.take_parts(parts)
         output.args = (*merged, *(node for node in output.all_input_nodes if node not in inputs))
         annotate(output, replace(meta, made_by=self.name))
         for old in inputs:
