@@ -14,7 +14,8 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.hashing import HashIndex
-from recfx.kernels import hash_index, library
+from recfx.kernels import library
+from recfx.nodes.segments import find_rows
 
 if TYPE_CHECKING:
     from recfx.nodes.hash_ids import HashIds
@@ -62,16 +63,7 @@ def finder(hash_ids: HashIds) -> Callable[[KeyedJaggedTensor], None] | None:
         ids = features.values().to("cpu", torch.int64)
         mine = [buffers[segment.table.name] for segment in segments]
         policies = [indexes[segment.table.name].policy for segment in segments]
-        rows, _ = hash_index.find_tables(
-            ids,
-            [segment.begin for segment in segments],
-            [segment.end for segment in segments],
-            [each.slots for each in mine],
-            [each.side_row for each in mine],
-            [each.lock for each in mine],
-            [policy.own_dense_rows for policy in policies],
-            [policy.row_begin for policy in policies],
-        )
+        rows, _ = find_rows(ids, segments, mine, policies)
         setattr(features, _ATTRIBUTE, FoundRows(ids, rows, list(indexes.values()), stamps))
 
     return find

@@ -6,8 +6,6 @@ their bags here, so that no kernel ever meets a row that does not exist; ``mean_
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -24,18 +22,11 @@ from recfx.nodes.found_ahead import FoundRows, found_rows
 from recfx.nodes.in_flight import BatchesInFlight, BatchInFlight
 from recfx.nodes.new_rows import GivenRows, NewRows
 from recfx.nodes.raw_ids import RawIds, add_found
+from recfx.nodes.segments import Segment, find_rows
 from recfx.nodes.table_store import TableStore
 from recfx.nodes.training_checks import check_fused, refuse_replicas
 
 _NO_BACKWARD = -1  # torch's number of the running backward, when there is none
-
-
-class Segment(NamedTuple):
-    """The ids of one table in a batch: ``values[begin:end]``."""
-
-    table: TableSpec
-    begin: int
-    end: int
 
 
 class HashIds(NodeModule):
@@ -239,16 +230,7 @@ class HashIds(NodeModule):
         """Rows of all tables; what has none is answered as the policy says. Nothing is inserted."""
         indexes = self._indexes(segments)
         buffers = [index.index_buffers() for index in indexes]
-        rows, absent = hash_index.find_tables(
-            ids,
-            [segment.begin for segment in segments],
-            [segment.end for segment in segments],
-            [each.slots for each in buffers],
-            [each.side_row for each in buffers],
-            [each.lock for each in buffers],
-            [index.policy.own_dense_rows for index in indexes],
-            [index.row_begin for index in indexes],
-        )
+        rows, absent = find_rows(ids, segments, buffers, [index.policy for index in indexes])
         counts = absent.tolist()
         if self.training:
             self._check_replay(ids, [segment.table for segment, count in zip(segments, counts, strict=True) if count])
