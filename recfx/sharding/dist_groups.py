@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -64,23 +65,23 @@ def replicate(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
     tensor.detach().copy_(sent)
 
 
-_made: dict[tuple[int, int], tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup]] = {}
+HostGroups = tuple[dist.ProcessGroup, dist.ProcessGroup]
+_made: WeakKeyDictionary[dist.ProcessGroup, dict[int, HostGroups]] = WeakKeyDictionary()  # by ranks of a host
 
 
-def _host_groups(group: dist.ProcessGroup, local_size: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+def _host_groups(group: dist.ProcessGroup, local_size: int) -> HostGroups:
     """Groups of this rank's host, and across hosts; made once, as they hold sockets."""
-    key = id(group), local_size
-    if key not in _made or _made[key][0] is not group:
+    made = _made.setdefault(group, {})
+    if local_size not in made:
         ranks = dist.get_process_group_ranks(group)
         host, local = divmod(group.rank(), local_size)
-        intra = ranks[host * local_size : (host + 1) * local_size]
-        backend = dist.get_backend(group)
-        made = [
-            dist.new_group(peers, _timeout(group), backend, use_local_synchronization=True)
-            for peers in (intra, ranks[local::local_size])
-        ]
-        _made[key] = group, made[0], made[1]
-    return _made[key][1:]
+        backend, timeout = dist.get_backend(group), _timeout(group)
+        intra, cross = (
+            dist.new_group(peers, timeout, backend, use_local_synchronization=True)
+            for peers in (ranks[host * local_size : (host + 1) * local_size], ranks[local::local_size])
+        )
+        made[local_size] = intra, cross
+    return made[local_size]
 
 
 def _timeout(group: dist.ProcessGroup) -> timedelta | None:

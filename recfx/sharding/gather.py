@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -113,7 +114,7 @@ class _Gatherer:
         for shard in shards:
             (first, end), (left, right) = shard.rows, shard.columns
             width = right - left if columns == dim else 1
-            part = self._send(shard, lambda name: tensor_of(name).view(-1, width), (end - first, width), dtype)  # noqa: B023
+            part = self._send(shard, tensor_of, (end - first, width), dtype)
             if columns == dim:
                 joined[first:end, left:right] = part
             elif right - left == dim:
@@ -129,21 +130,25 @@ class _Gatherer:
             like: Tensor = getattr(whole, name)
             rows = shard.rows[1] - shard.rows[0]
             size = tuple(like.shape) if name in ("counts", "identity") else (rows,)
-            state[name] = self._send(shard, lambda local: getattr(self.store.index(local), name), size, like.dtype)  # noqa: B023
+            state[name] = self._send(shard, partial(self._index_tensor, name), size, like.dtype)
         return state
 
     def _optimizer(self, table: ShardedTable, shards: list[Shard], fused: FusedOptimizer) -> FusedOptimizer:
         dim = table.table.embedding_dim
         state: dict[str, Any] = {}
         if fused.kind != "sgd":
-            step = self._send(shards[0], lambda local: self._state(local, "step").view(1), (1,), torch.float32)
+            step = self._send(shards[0], partial(self._state, "step"), (1,), torch.float32)
             state["step"] = step[0].clone()
         for name in STATES[fused.kind]:
             columns = 1 if fused.kind == "rowwise_adagrad" else dim
-            state[name] = self._join(table, shards, columns, lambda local: self._state(local, name), torch.float32)  # noqa: B023
+            state[name] = self._join(table, shards, columns, partial(self._state, name), torch.float32)
         return FusedOptimizer(fused.kind, {key: value for key, value in fused.group.items() if key != "params"}, state)
 
-    def _state(self, local: str, name: str) -> Tensor:
+    def _index_tensor(self, name: str, local: str) -> Tensor:
+        tensor: Tensor = getattr(self.store.index(local), name)
+        return tensor
+
+    def _state(self, name: str, local: str) -> Tensor:
         state: Tensor = self.store.optimizers[local].state[name]
         return state
 
@@ -152,7 +157,8 @@ class _Gatherer:
     ) -> Tensor:
         """What one rank has, on all of them."""
         if shard.rank == self.rank:
-            sent = tensor_of(shard.name).detach().to(self.device, dtype).clone(memory_format=torch.contiguous_format)
+            own = tensor_of(shard.name).detach().reshape(size)
+            sent = own.to(self.device, dtype).clone(memory_format=torch.contiguous_format)
         else:
             sent = torch.empty(size, dtype=dtype, device=self.device)
         dist.broadcast(sent, dist.get_global_rank(self.group, shard.rank), group=self.group)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
 from recfx.errors import OutOfStepError
 
-_failed: dict[int, tuple[dist.ProcessGroup, str]] = {}  # by id; the group is kept, so that no other one gets the id
-
-_openers: dict[int, tuple[dist.ProcessGroup, str]] = {}  # which collection has sent first of all in a group
+_failed: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()  # what failed
+_openers: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()  # which collection has sent first of all
 
 
 @contextlib.contextmanager
@@ -25,7 +25,7 @@ def in_step(group: dist.ProcessGroup, collection: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        _failed.setdefault(id(group), (group, f"{collection or 'the root'}: {type(error).__name__}: {error}"))
+        _note(group, collection, error)
         raise
 
 
@@ -36,15 +36,14 @@ def sending(group: dist.ProcessGroup, collection: str) -> Iterator[None]:
     A batch that one collection refuses may be left out, if none has sent anything of it: the next one takes its place
     on this rank. Behind the collection that sends first, it cannot: the peers have that one's part of the batch.
     """
-    opener = _openers.get(id(group))
+    opener = _openers.get(group)
     try:
         yield
     except BaseException as error:
-        if opener is not None and opener[1] != collection:
-            _failed.setdefault(id(group), (group, f"{collection or 'the root'}: {type(error).__name__}: {error}"))
+        if opener not in (None, collection):
+            _note(group, collection, error)
         raise
-    if opener is None:
-        _openers[id(group)] = group, collection
+    _openers.setdefault(group, collection)
 
 
 def refuse_out_of_step(group: dist.ProcessGroup, collection: str) -> None:
@@ -53,12 +52,16 @@ def refuse_out_of_step(group: dist.ProcessGroup, collection: str) -> None:
     Raises:
         OutOfStepError: ``out_of_step``.
     """
-    failed = _failed.get(id(group))
+    failed = _failed.get(group)
     if failed is not None:
         raise OutOfStepError(
-            f"an earlier step failed on this rank when others had begun it too ({failed[1]}).",
+            f"an earlier step failed on this rank when others had begun it too ({failed}).",
             reason="out_of_step",
             module_path=collection,
             what_to_do="end this process, or destroy the process group on every rank; start again from the last "
             "checkpoint.",
         )
+
+
+def _note(group: dist.ProcessGroup, collection: str, error: BaseException) -> None:
+    _failed.setdefault(group, f"{collection or 'the root'}: {type(error).__name__}: {error}")
