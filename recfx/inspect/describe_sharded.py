@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagConfig
 
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.hashing import HashIndex
 from recfx.inspect.describe import graph_fields, hashing_report, table_report
 from recfx.inspect.facts import TableFacts, kernels_by_table
 from recfx.inspect.index_facts import IndexFacts
+from recfx.inspect.reasons import type_name
 from recfx.inspect.sharding_reasons import collection_sharding_reasons, pipelining_reasons, sharding_reasons
 from recfx.inspect.sharding_report import ShardingReport
 from recfx.inspect.table_report import TableReport
@@ -30,7 +30,9 @@ def describe_sharded(sharded: ShardedHashEmbeddingBagCollection, path: str, exis
     for table, config in zip(sharded.sharding.tables, configs, strict=True):
         here = [shard for shard in sharded.sharding.local() if shard.table.name == table.table.name]
         if not here:
-            tables.append(_with_sharding(_elsewhere(table, config), table, sharded.sharding, path))
+            tables.append(
+                _with_sharding(_elsewhere(table, sharded.dtypes[table.table.name]), table, sharded.sharding, path)
+            )
             continue
         name = here[0].name  # all shards of a table on one rank have the same rows
         bag, index = sharded.embedding_bags[name], dict(sharded.hash_indexes.items()).get(name)
@@ -99,10 +101,9 @@ def _element_bytes(report: TableReport) -> int:
     return dtype.itemsize
 
 
-def _elsewhere(table: ShardedTable, config: EmbeddingBagConfig) -> TableReport:
-    """A table that this rank has nothing of: from its config."""
+def _elsewhere(table: ShardedTable, dtype: torch.dtype) -> TableReport:
+    """A table that this rank has nothing of."""
     spec = table.table
-    bits = DATA_TYPE_NUM_BITS[config.data_type]
     return TableReport(
         name=spec.name,
         features=spec.feature_names,
@@ -110,7 +111,7 @@ def _elsewhere(table: ShardedTable, config: EmbeddingBagConfig) -> TableReport:
         rows=spec.num_embeddings,
         dim=spec.embedding_dim,
         pooling=spec.pooling,
-        dtype={32: "float32", 16: "float16"}.get(bits, "float32"),
+        dtype=type_name(dtype),
         device="",
         bytes=0,
         hashing=hashing_report(spec.hashing, None),
