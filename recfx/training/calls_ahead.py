@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import Future
 from typing import Any
 
 from torchrec.distributed.types import ShardedModule
 
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.out_of_step import in_step
 from recfx.training.background import Streams, Worker
 from recfx.training.batch_paths import Path, follow, path_in
 
@@ -121,9 +123,13 @@ class StartedCall:
         if self.error is not None:
             raise self.error
         assert self._arrived is not None
-        arrived = self._arrived.result()
+        module = self.call.module
+        # The ids were exchanged: what went wrong since, on the worker, is in the middle of the step.
+        ours = isinstance(module, ShardedHashEmbeddingBagCollection)
+        with in_step(module.groups.pooled, module.collection) if ours else contextlib.nullcontext():
+            arrived = self._arrived.result()
         streams.take((arrived, self._context), streams.ids)
-        return self.call.module.compute_and_output_dist(self._context, arrived)
+        return module.compute_and_output_dist(self._context, arrived)
 
 
 def sharded_modules(model: Any) -> dict[str, Any]:
