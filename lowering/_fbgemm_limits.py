@@ -6,6 +6,10 @@ import torch
 
 from recfx.lowering.registry import Declined, LookupSpec
 
+_ROWS = 2**31 - 1  # of one table: the backward's row numbers are int32. Tables together may have more
+# Its float32 kernel computes addresses in a table as uint32 (seen with fbgemm-gpu-cpu 1.8.0): beyond, they wrap around.
+_ROWWISE_ELEMENTS = 2**32 // 4
+_COLUMNS = 2**31 - 1  # of all features together: int32 as well
 _FUSED = ("sgd", "adagrad", "rowwise_adagrad")
 
 
@@ -30,9 +34,19 @@ def decline(by: str, spec: LookupSpec) -> Declined | None:
         return refuse("not_contiguous", "a table's rows are not contiguous.")
     if any(weight.shape[0] == 0 for weight in spec.weights):
         return refuse("empty_table", "a table has no rows; FBGEMM's backward does not survive that.")
+    longest = max(weight.shape[0] for weight in spec.weights)
+    if longest >= _ROWS:
+        return refuse("too_many_rows", f"FBGEMM's backward takes tables of less than {_ROWS} rows, not of {longest}.")
+    if sum(table.embedding_dim * len(table.feature_names) for table in spec.tables) > _COLUMNS:
+        return refuse("too_many_columns", f"FBGEMM numbers output columns up to {_COLUMNS}.")
+    largest = max(weight.numel() for weight in spec.weights)
     for optimizer in spec.optimizers:
         if optimizer is None:
             continue
+        if optimizer.kind == "rowwise_adagrad" and torch.float32 in dtypes and largest > _ROWWISE_ELEMENTS:
+            return refuse(
+                "table_too_large", "FBGEMM's row-wise Adagrad writes to other rows where a table is larger than 4 GiB."
+            )
         if optimizer.kind not in _FUSED:
             return refuse("optimizer", f"FBGEMM has no {optimizer.kind} on the CPU.")
         if optimizer.group.get("weight_decay", 0):

@@ -49,6 +49,11 @@ class _FeatureBags:
 def _feature_bags(spec: LookupSpec, batch: LookupBatch) -> Iterator[_FeatureBags]:
     values, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
     tables = [position for position, table in enumerate(spec.tables) for _ in table.feature_names]
+    if values.is_meta:  # which ids are whose is not known; shapes do not depend on it
+        for feature, table in enumerate(tables):
+            first = feature * batch.batch_size
+            yield _FeatureBags(table, values, offsets[first : first + batch.batch_size + 1], 0, values.numel())
+        return
     if batch.batch_size == 0:
         borders = [0] * (len(tables) + 1)
     else:
@@ -102,7 +107,7 @@ class _FusedLookup(torch.autograd.Function):
                 found = per_sample_weight_gradients(gradient, weight, bag.rows, bag_of_row)
                 scale_gradient[bag.begin : bag.end] = found.to(scale_gradient.dtype)
         for table, parts in touched.items():
-            if not ctx.weights[table].requires_grad:
+            if not ctx.weights[table].requires_grad or ctx.weights[table].is_meta:
                 continue
             weight, optimizer = ctx.weights[table].data, spec.optimizers[table]
             optimizer.prepare(weight)

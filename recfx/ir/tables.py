@@ -74,13 +74,6 @@ class TableSpec:
         """Whether ids are counted before they get a row."""
         return self.has_index and self.hashing is not None and self.hashing.admits
 
-    @property
-    def checked_rows(self) -> int:
-        """Ids must be below this; -1 where they are not checked (an index takes any id)."""
-        if self.hashing is None or self.has_index:
-            return -1
-        return self.num_embeddings
-
 
 def embedding_names(tables: tuple[TableSpec, ...]) -> list[str]:
     """Output keys of ``tables``, in order."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -19,6 +21,9 @@ def select_bags(
     Returns:
         values, lengths ``[N]``, offsets ``[N + 1]``, weights.
     """
+    if features.values().is_meta:  # how many ids there are is not known: as many as before will do
+        lengths = features.values().new_empty(bags.numel(), dtype=torch.int64)
+        return features.values(), lengths, lengths.new_empty(bags.numel() + 1), weights
     lengths = features.lengths().index_select(0, bags)
     offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
     torch.cumsum(lengths, 0, out=offsets[1:])
@@ -43,8 +48,8 @@ def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: li
         keys: their names in the result.
     """
     weights = features.weights_or_none()
-    if weights is None or not weights.requires_grad:
-        permuted = features.permute(positions)
+    if not features.values().is_meta and (weights is None or not weights.requires_grad):
+        permuted = _with_length_per_key(features).permute(positions)
         values, lengths, offsets = permuted.values(), permuted.lengths(), permuted.offsets()
         weights = permuted.weights_or_none()
     else:
@@ -54,6 +59,40 @@ def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: li
         bags = (bags + torch.arange(stride, device=bags.device)).view(-1)
         values, lengths, offsets, weights = select_bags(features, bags, weights)
     return KeyedJaggedTensor(keys, values, weights, lengths=lengths, offsets=offsets, stride=features.stride())
+
+
+def _with_length_per_key(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """Offsets tell faster than a sum over the lengths how many ids each key has."""
+    if features.length_per_key_or_none() is not None or features.stride() == 0:
+        return features
+    length_per_key = features.offsets()[:: features.stride()].diff().tolist()
+    return KeyedJaggedTensor(
+        features.keys(),
+        features.values(),
+        features.weights_or_none(),
+        lengths=features.lengths(),
+        stride=features.stride(),
+        length_per_key=length_per_key,
+    )
+
+
+def expanded(
+    features: KeyedJaggedTensor, positions: list[int], batch_sizes: list[int], inverse: torch.Tensor, keys: list[str]
+) -> KeyedJaggedTensor:
+    """The features at ``positions``, each with the bags that its inverse indices name, under new names.
+
+    Args:
+        features: source, with a batch size per key.
+        positions: which keys, by position.
+        batch_sizes: of all keys of the source.
+        inverse: int64 ``[positions, B]``, bags of each feature.
+        keys: names in the result.
+    """
+    starts = [0, *accumulate(batch_sizes)]
+    first_bag = torch.tensor([starts[position] for position in positions], device=inverse.device)
+    bags = (inverse + first_bag.unsqueeze(1)).reshape(-1)
+    values, lengths, offsets, weights = select_bags(features, bags, features.weights_or_none())
+    return KeyedJaggedTensor(keys, values, weights, lengths=lengths, offsets=offsets, stride=inverse.size(1))
 
 
 def with_values(

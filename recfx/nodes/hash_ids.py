@@ -89,7 +89,7 @@ class HashIds(NodeModule):
             if not self._sharded:
                 refuse_replicas(self.collection, self.hashed)
             check_fused(self.collection, self._evicting, self._store)
-        if features.values().is_meta:
+        if features.values().is_meta or self._on_meta():
             return features
         found = found_rows(features) if self.training and not self.counts_every_id and not _is_replay() else None
         if found is not None:
@@ -97,6 +97,9 @@ class HashIds(NodeModule):
         if self.inside_lookup and not self._must_hash_now():
             return RawIds(features, self)
         return self.hash(features)
+
+    def _on_meta(self) -> bool:
+        return bool(self._hashed) and self._store.index(self._hashed[0]).row_ids.is_meta
 
     def _insert_absent(self, features: KeyedJaggedTensor, found: FoundRows) -> KeyedJaggedTensor:
         """The rest, where rows were looked for ahead."""

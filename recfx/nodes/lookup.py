@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, InputError
 from recfx.ir.tables import TableSpec
 from recfx.lowering import reference
-from recfx.lowering.registry import Choice, LookupBatch, LookupSpec, select_backend
+from recfx.lowering.registry import Choice, LookupBatch, LookupKernel, LookupSpec, select_backend
 from recfx.nodes.bags import keep_ids, permute_features
 from recfx.nodes.base import NodeModule
 from recfx.nodes.in_flight import BatchInFlight
@@ -103,14 +103,18 @@ class Lookup(NodeModule):
     def _pool_rows(self, features: KeyedJaggedTensor) -> torch.Tensor:
         in_flight: BatchInFlight | None = getattr(features, "batch_in_flight", None)
         device = self.store.weight(self.tables[0].name).device
-        if features.values().device.type == "cpu" and device.type not in (
-            "cpu",
-            "meta",
-        ):  # hashed on the host, looked up on the device
+        if features.values().is_meta and device.type != "meta":
+            raise InputError(
+                f"the batch is on meta, but table {self.tables[0].name!r} is on {device}.",
+                reason="several_devices",
+                module_path=self.collection,
+                what_to_do="pass a batch with data; for shapes alone, put the model on meta as well.",
+            )
+        if features.values().device.type == "cpu" and device.type != "cpu":  # hashed on the host, looked up elsewhere
             features = features.to(device)
         if self._positions is not None:
             features = permute_features(features, self._positions, self._keys)
-        if self._may_read_untrained and bool((features.values() < -1).any()):
+        if self._may_read_untrained and not features.values().is_meta and bool((features.values() < -1).any()):
             output = self._pool_partly_trained(features)
         else:
             output = self._pool(features)
@@ -125,11 +129,17 @@ class Lookup(NodeModule):
 
     def _pool(self, features: KeyedJaggedTensor) -> torch.Tensor:
         weights, choice = self._kernel()
-        return choice.kernel(weights, self._batch(features))
+        kernel = self._plain_kernel() if _inside_torch_func() else choice.kernel
+        return kernel(weights, self._batch(features))
+
+    def _plain_kernel(self) -> LookupKernel:
+        """Of torch's own operators, without a fused step: what torch.func transforms, whose gradients are results."""
+        spec = self.spec()
+        return reference.build(replace(spec, optimizers=[None] * len(spec.weights)))
 
     def _find_and_pool(self, raw: RawIds) -> torch.Tensor:
         weights, choice = self._kernel()
-        if not self.finds_ids:
+        if not self.finds_ids or _inside_torch_func():
             return self._pool_rows(raw.hashed())
         kernel: Any = choice.kernel
         pooled: torch.Tensor = kernel.from_ids(weights, self._batch(raw.features), raw)
@@ -167,6 +177,11 @@ class Lookup(NodeModule):
     def __getstate__(self) -> dict[str, object]:
         # The kernel is derived from the tables; it is chosen again where the copy lives.
         return {**self.__dict__, "_choice": None}
+
+
+def _inside_torch_func() -> bool:
+    """Inside torch.func.grad, vjp and the like: tensors are wrapped, and kernels that go by addresses find none."""
+    return torch._C._functorch.maybe_current_level() is not None
 
 
 def _may_read_untrained(table: TableSpec) -> bool:

@@ -1,23 +1,31 @@
 """``select_features``: the batch's keys in the collection's order, by name; everything wrong with a batch is said here.
 
 Later nodes rely on what leaves this node: keys in output order (``feature@table`` where a feature reads several
-tables), one batch size, 64-bit ids, weights only where the collection is weighted, ids of adopted tables in range.
+tables), one batch size, offsets that begin with 0 and ascend to the number of ids, 64-bit or 32-bit ids, weights only
+where the collection is weighted, ids of tables without an index in range.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from tensordict import TensorDict
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recfx.errors import IdRangeError, IdTypeError, InputError, MissingFeatureError
+from recfx.errors import IdRangeError, InputError, MissingFeatureError
 from recfx.ir.tables import TableSpec
-from recfx.kernels.id_range import first_out_of_range
-from recfx.nodes.bags import as_sent, permute_features, select_bags, with_values
+from recfx.nodes.bags import as_sent, expanded, permute_features, with_values
 from recfx.nodes.base import NodeModule
+from recfx.nodes.batch_checks import BatchChecks
+from recfx.nodes.inverse_indices import InverseIndices
+
+
+class _KeyOrder(NamedTuple):
+    """What a batch's keys mean to the collection."""
+
+    positions: list[int]  # of the collection's features among the keys
+    is_same: bool  # the keys are those features, in that order
+    rows_per_key: torch.Tensor  # int64 [keys]: ids must be below this, -1 where any id is legal
 
 
 class SelectFeatures(NodeModule):
@@ -36,32 +44,21 @@ class SelectFeatures(NodeModule):
         self.is_weighted = is_weighted
         self.feature_names = [feature for table in tables for feature in table.feature_names]
         self.keys = [name for table in tables for name in table.embedding_names]
-        # Beside an index no kernel checks ids: static tables are checked here then, as the standard collection does it.
-        self._set_checks(everything=any(table.has_index for table in tables))
+        self._checks = BatchChecks(collection, is_weighted)
+        self._inverse = InverseIndices(collection, self.feature_names)
         self._is_sent = self._on_host = self._weights_are_sent = False
-        self._positions: dict[tuple[str, ...], list[int]] = {}
+        self._orders: dict[tuple[str, ...], _KeyOrder] = {}
         self.has_expanded = False  # a batch whose features had sizes of their own; for the report
 
-    def _set_checks(self, *, everything: bool) -> None:
-        self._checks_lengths = everything
-        rows = [
-            table.num_embeddings if everything and not table.has_index else table.checked_rows
-            for table in self.tables
-            for _ in table.feature_names
-        ]
-        self._checked_rows = torch.tensor(rows, dtype=torch.int64, device="cpu")
-        self._checks_range = any(limit >= 0 for limit in rows)
-
     def prepare_to_send(self, world_size: int, on_host: bool) -> None:
-        """Check lengths, and ids of static tables, too: once ids have left for other ranks, an error stops all.
+        """Ids leave for other ranks: what leaves has one type, whatever the batch has.
 
-        What leaves has one type whatever the batch has: ranks that send other types than they get misread each other.
+        Ranks that send other types than they get misread each other.
 
         Args:
             world_size: number of ranks.
             on_host: ids travel, and are hashed, on the host, whatever device the batch is on.
         """
-        self._set_checks(everything=True)
         self._is_sent, self._on_host = True, on_host
         self._weights_are_sent = self.is_weighted and world_size > 1
 
@@ -70,53 +67,43 @@ class SelectFeatures(NodeModule):
 
         Raises:
             MissingFeatureError: a key is absent.
-            IdTypeError: ids are not int32 or int64.
-            InputError: weights are missing, or require a gradient that no other rank sends back; a variable batch
-                comes without ``inverse_indices``; or lengths do not fit the ids.
-            IdRangeError: an id of an adopted table is not one of its rows.
+            IdTypeError: ids are not integers, or unsigned ones of more than 8 bits.
+            IdRangeError: an id of a table without an index is not one of its rows.
+            InputError: as ``BatchChecks.checked`` and ``InverseIndices``; weights require a gradient that no other
+                rank sends back; or a batch on meta is to be sent.
         """
-        if not isinstance(features, KeyedJaggedTensor):
-            features = self._as_keyed_jagged(features)
-        self._check_values(features)
-        positions = self._positions_of(features.keys())
-        selected = self._select(features, positions)
-        if self._checks_lengths:
-            self._check_lengths(selected)
-        if self._checks_range:
-            self._check_range(selected)
+        features = self._checks.as_keyed_jagged(features)
+        order = self._order_of(features.keys())
+        named_inverse = features.inverse_indices_or_none()
+        checked = self._checks.checked(
+            features, order.rows_per_key, lambda id_, key: self._out_of_range(id_, key, order)
+        )
+        if self._is_sent:
+            self._check_sent(checked)
+        if named_inverse is not None or features.variable_stride_per_key():
+            selected = self._expand(checked, order.positions, named_inverse)
+        elif not order.is_same:
+            selected = permute_features(checked, order.positions, self.keys)
+        elif checked.keys() == self.keys and (self.is_weighted or checked.weights_or_none() is None):
+            selected = checked
+        else:
+            weights = checked.weights_or_none() if self.is_weighted else None
+            selected = with_values(checked, checked.values(), weights, self.keys)
         if not self._is_sent:
             return selected
         if self._on_host and selected.values().device.type != "cpu":
             selected = selected.to(torch.device("cpu"))
         return as_sent(selected)
 
-    def _as_keyed_jagged(self, features: Any) -> KeyedJaggedTensor:
-        if isinstance(features, TensorDict):
-            return maybe_td_to_kjt(features, None)
-        raise InputError(
-            f"the batch is a {type(features).__name__}, not a KeyedJaggedTensor.",
-            reason="not_a_keyed_jagged_tensor",
-            module_path=self.collection,
-            what_to_do="pass a torchrec.KeyedJaggedTensor, or a TensorDict of jagged tensors.",
-        )
-
-    def _check_values(self, features: KeyedJaggedTensor) -> None:
-        dtype = features.values().dtype
-        if dtype not in (torch.int64, torch.int32):
-            raise IdTypeError(
-                f"ids are {dtype}, but must be torch.int64 or torch.int32.",
-                reason="wrong_id_dtype",
-                module_path=self.collection,
-                what_to_do="convert the KeyedJaggedTensor's values to int64 before the model.",
-            )
-        if self.is_weighted and features.weights_or_none() is None:
+    def _check_sent(self, checked: KeyedJaggedTensor) -> None:
+        if checked.values().is_meta:
             raise InputError(
-                "the collection is weighted, but the batch has no weights.",
-                reason="missing_weights",
+                "the batch is on meta, and has no ids to send to other ranks.",
+                reason="several_devices",
                 module_path=self.collection,
-                what_to_do="pass weights= to the KeyedJaggedTensor, or build the collection with is_weighted=False.",
+                what_to_do="pass a batch with data; shapes alone are computed by the unsharded collection.",
             )
-        if self._weights_are_sent and torch.is_grad_enabled() and features.weights().requires_grad:
+        if self._weights_are_sent and torch.is_grad_enabled() and checked.weights().requires_grad:
             raise InputError(
                 "the batch's weights require a gradient, and none comes back from other ranks.",
                 reason="weights_require_grad",
@@ -124,10 +111,10 @@ class SelectFeatures(NodeModule):
                 what_to_do="detach the weights if nothing behind them is trained; else leave the collection unsharded.",
             )
 
-    def _positions_of(self, keys: list[str]) -> list[int]:
+    def _order_of(self, keys: list[str]) -> _KeyOrder:
         cache_key = tuple(keys)
-        positions = self._positions.get(cache_key)
-        if positions is None:
+        order = self._orders.get(cache_key)
+        if order is None:
             position_of = {key: position for position, key in enumerate(keys)}
             missing = [name for name in self.feature_names if name not in position_of]
             if missing:
@@ -140,74 +127,38 @@ class SelectFeatures(NodeModule):
                     what_to_do="give the batch every feature of the collection, if need be as empty bags.",
                 )
             positions = [position_of[name] for name in self.feature_names]
-            self._positions[cache_key] = positions
-        return positions
+            rows = [-1] * len(keys)
+            for position, limit in zip(positions, self._row_limits(), strict=True):
+                if limit >= 0:  # a feature may read several tables
+                    rows[position] = limit if rows[position] < 0 else min(rows[position], limit)
+            rows_per_key = torch.tensor(rows, dtype=torch.int64, device="cpu")
+            order = _KeyOrder(positions, positions == list(range(len(keys))), rows_per_key)
+            self._orders[cache_key] = order
+        return order
 
-    def _select(self, features: KeyedJaggedTensor, positions: list[int]) -> KeyedJaggedTensor:
-        weights = features.weights_or_none() if self.is_weighted else None
-        if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
-            return self._expand_variable_batch(features, positions, weights)
-        if weights is not features.weights_or_none():
-            features = with_values(features, features.values(), weights)
-        if positions != list(range(len(features.keys()))):
-            return permute_features(features, positions, self.keys)
-        if features.keys() == self.keys:
-            return features
-        return with_values(features, features.values(), weights, self.keys)
+    def _row_limits(self) -> list[int]:
+        """By feature: its table's rows; -1 where an index takes any id."""
+        return [-1 if table.has_index else table.num_embeddings for table in self.tables for _ in table.feature_names]
 
-    def _expand_variable_batch(
-        self, features: KeyedJaggedTensor, positions: list[int], weights: torch.Tensor | None
+    def _expand(
+        self, features: KeyedJaggedTensor, positions: list[int], named_inverse: tuple[list[str], torch.Tensor] | None
     ) -> KeyedJaggedTensor:
-        """Repeat each feature's bags to the full batch, as its inverse indices say."""
-        inverse_indices = features.inverse_indices_or_none()
-        if inverse_indices is None:
-            raise InputError(
-                "features have batch sizes of their own, but there are no inverse indices to bring them together.",
-                reason="variable_batch_without_inverse_indices",
-                module_path=self.collection,
-                what_to_do="pass inverse_indices= to the KeyedJaggedTensor, or one batch size for all features.",
-            )
+        """Each feature's bags repeated to the full batch, as its inverse indices say."""
+        batch_sizes = features.stride_per_key()
+        inverse = self._inverse.of_features(named_inverse, [batch_sizes[position] for position in positions], features)
         self.has_expanded = True
-        inverse_position = {key: position for position, key in enumerate(inverse_indices[0])}
-        strides = features.stride_per_key()
-        starts = [0]
-        for stride in strides:
-            starts.append(starts[-1] + stride)
-        device = features.values().device
-        rows = torch.tensor([inverse_position[name] for name in self.feature_names], device=device)
-        first_bag = torch.tensor([starts[position] for position in positions], device=device)
-        inverse = inverse_indices[1].to(device).index_select(0, rows)
-        bags = (inverse + first_bag.unsqueeze(1)).reshape(-1)
-        values, lengths, offsets, weights = select_bags(features, bags, weights)
-        return KeyedJaggedTensor(self.keys, values, weights, lengths=lengths, offsets=offsets, stride=inverse.size(1))
+        return expanded(features, positions, batch_sizes, inverse, self.keys)
 
-    def _check_lengths(self, selected: KeyedJaggedTensor) -> None:
-        """Before ids get rows: a batch that no lookup can pool must not change an index."""
-        lengths, ids = selected.lengths(), selected.values().numel()
-        if lengths.is_meta or lengths.numel() == 0:
-            return
-        shortest, total = int(lengths.min()), int(lengths.sum())
-        if shortest < 0 or total != ids:
-            what = f"a bag has length {shortest}" if shortest < 0 else f"lengths add up to {total}"
-            raise InputError(
-                f"{what}, and there are {ids} ids.",
-                reason="bad_lengths",
-                module_path=self.collection,
-                what_to_do="build the KeyedJaggedTensor with lengths that add up to its values.",
-            )
-
-    def _check_range(self, selected: KeyedJaggedTensor) -> None:
-        values = selected.values()
-        if values.is_meta or values.numel() == 0:
-            return
-        key_offsets = selected.offsets()[:: selected.stride()].to(torch.int64)
-        position = first_out_of_range(values, key_offsets, self._checked_rows)
-        if position < 0:
-            return
-        feature = int(torch.searchsorted(key_offsets.contiguous(), position, right=True)) - 1
+    def _out_of_range(self, id_: int, key: int, order: _KeyOrder) -> IdRangeError:
+        limits = self._row_limits()
+        feature = next(
+            feature
+            for feature, position in enumerate(order.positions)
+            if position == key and limits[feature] >= 0 and not 0 <= id_ < limits[feature]
+        )
         table = next(table for table in self.tables if self.keys[feature] in table.embedding_names)
-        raise IdRangeError(
-            f"id {int(values[position])} of feature {self.feature_names[feature]!r} is out of range for table "
+        return IdRangeError(
+            f"id {id_} of feature {self.feature_names[feature]!r} is out of range for table "
             f"{table.name!r}, whose rows are 0 to {table.num_embeddings - 1}.",
             reason="id_out_of_range",
             module_path=self.collection,

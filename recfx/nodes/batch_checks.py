@@ -1,0 +1,272 @@
+"""What a batch must be before anything is looked up, sent or inserted: others are refused, with one typed error.
+
+What the standard collection takes is taken; what it fails on is an ``InputError``. Sizes, dtypes and devices are read
+off the tensors; lengths, offsets and ids are read once, by ``recfx.kernels.bag_offsets``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NoReturn
+
+import torch
+from tensordict import TensorDict
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+
+from recfx.errors import IdRangeError, IdTypeError, InputError
+from recfx.kernels.bag_offsets import NEGATIVE_LENGTH, OUT_OF_RANGE, Fault, bag_offsets
+
+_IDS = (torch.int64, torch.int32)
+_SMALL_IDS = (torch.int16, torch.int8, torch.uint8, torch.bool)  # the standard collection reads them as well
+_LENGTHS = (torch.int64, torch.int32)
+_SMALL_LENGTHS = (torch.int16, torch.int8, torch.uint8)
+_WEIGHTS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_FIT_LENGTHS = "build the KeyedJaggedTensor with lengths (or offsets) of all its bags, which add up to its values."
+
+
+class BatchChecks:
+    """The checks of one collection's batches.
+
+    Args:
+        collection: fully qualified name of the collection, for messages.
+        is_weighted: whether the lookups use the batch's weights.
+    """
+
+    def __init__(self, collection: str, is_weighted: bool) -> None:
+        self.collection = collection
+        self.is_weighted = is_weighted
+
+    def as_keyed_jagged(self, features: Any) -> KeyedJaggedTensor:
+        """The batch as a KJT.
+
+        Raises:
+            InputError: ``not_a_keyed_jagged_tensor``.
+        """
+        if isinstance(features, KeyedJaggedTensor):
+            return features
+        what = f"the batch is a {type(features).__name__}, not a KeyedJaggedTensor."
+        if isinstance(features, TensorDict):
+            try:
+                return maybe_td_to_kjt(features, None)
+            except (AttributeError, TypeError, RuntimeError, AssertionError) as error:
+                what = f"the TensorDict is no batch of jagged tensors ({type(error).__name__}: {error})."
+        raise InputError(
+            what,
+            reason="not_a_keyed_jagged_tensor",
+            module_path=self.collection,
+            what_to_do="pass a torchrec.KeyedJaggedTensor, or a TensorDict of jagged tensors.",
+        )
+
+    def checked(
+        self, features: KeyedJaggedTensor, rows_per_key: torch.Tensor, out_of_range: Callable[[int, int], IdRangeError]
+    ) -> KeyedJaggedTensor:
+        """The same batch, in the one form that later nodes rely on.
+
+        Args:
+            features: with at least one key.
+            rows_per_key: int64 ``[keys]``, on the CPU: how many rows the ids of each key are for; -1: any id is legal.
+            out_of_range: the error for the id ``int`` of the key at position ``int``.
+
+        Returns:
+            A KJT with int32 or int64 ids, contiguous; int32 or int64 lengths (``[bags]``) or none; int64 offsets from
+            0 to the number of ids; weights only if the collection is weighted; one batch size, or a batch size per
+            key. On meta, where nothing can be read, the batch as it is.
+
+        Raises:
+            IdTypeError: ``wrong_id_dtype``.
+            IdRangeError: ``id_out_of_range``.
+            InputError: ``bad_ids``, ``bad_lengths``, ``bad_batch_sizes``, ``bad_weights``, ``missing_weights``,
+                ``several_devices``.
+        """
+        values = self._ids(features)
+        weights = self._weights(features, values)
+        if values.is_meta:
+            return features
+        bags, are_offsets = self._bags(features, values)
+        keys = features.keys()
+        per_key = self._bags_per_key(features, len(keys), bags.numel() - int(are_offsets))
+        if bags.dim() != 1:
+            bags = self._flat(bags, per_key)
+        offsets, fault = bag_offsets(values, bags, are_offsets, per_key, rows_per_key)
+        if fault is not None:
+            self._raise(fault, values, bags, are_offsets, offsets, per_key, out_of_range)
+        self._check_length_per_key(features, offsets, per_key)
+        return KeyedJaggedTensor(
+            keys,
+            values,
+            weights,
+            lengths=None if are_offsets else bags,
+            offsets=offsets,
+            stride=per_key[0] if len(per_key) == 1 else None,
+            stride_per_key_per_rank=None if len(per_key) == 1 else [[count] for count in per_key],
+        )
+
+    def _ids(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        values = features.values()
+        if not isinstance(values, torch.Tensor) or values.layout != torch.strided or values.dim() != 1:
+            self._refuse(
+                f"ids are {_form(values)}, but must be a dense tensor of one dimension.",
+                "bad_ids",
+                "pass the ids of all bags one after the other, and the lengths of the bags beside them.",
+            )
+        dtype = values.dtype
+        if dtype not in _IDS:
+            if dtype not in _SMALL_IDS:
+                raise IdTypeError(
+                    f"ids are {dtype}, but must be torch.int64 or torch.int32.",
+                    reason="wrong_id_dtype",
+                    module_path=self.collection,
+                    what_to_do="convert the KeyedJaggedTensor's values to int64 before the model.",
+                )
+            values = values.to(torch.int64)
+        return values.contiguous()
+
+    def _weights(self, features: KeyedJaggedTensor, values: torch.Tensor) -> torch.Tensor | None:
+        weights = features.weights_or_none()
+        if weights is None:
+            if self.is_weighted:
+                self._refuse(
+                    "the collection is weighted, but the batch has no weights.",
+                    "missing_weights",
+                    "pass weights= to the KeyedJaggedTensor, or build the collection with is_weighted=False.",
+                )
+            return None
+        what = ""
+        if not isinstance(weights, torch.Tensor) or weights.layout != torch.strided:
+            what = f"weights are {_form(weights)}, but must be a dense tensor."
+        elif weights.dim() == 0 or weights.shape[0] != values.shape[0] or (self.is_weighted and weights.dim() != 1):
+            what = f"weights are of shape {list(weights.shape)}, but there are {values.shape[0]} ids."
+        elif self.is_weighted and weights.dtype not in _WEIGHTS:
+            what = f"weights are {weights.dtype}, but must be floating-point numbers."
+        if what:
+            self._refuse(what, "bad_weights", "pass one floating-point weight per id.")
+        if not self.is_weighted:
+            return None
+        if weights.device != values.device:
+            self._refuse_devices("weights", weights, values)
+        return weights.contiguous()
+
+    def _bags(self, features: KeyedJaggedTensor, values: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        """Lengths if there are any, as in the standard collection, else offsets; which of the two."""
+        bags, are_offsets = features.lengths_or_none(), False
+        if bags is None:
+            bags, are_offsets = features.offsets_or_none(), True
+        if not isinstance(bags, torch.Tensor) or bags.layout != torch.strided:
+            self._refuse(
+                f"lengths are {_form(bags)}, and so are offsets, but one must be a dense tensor."
+                if bags is None
+                else f"{'offsets' if are_offsets else 'lengths'} are {_form(bags)}, but must be a dense tensor.",
+                "bad_lengths",
+                _FIT_LENGTHS,
+            )
+        if bags.device != values.device:
+            self._refuse_devices("offsets" if are_offsets else "lengths", bags, values)
+        if bags.dtype not in _LENGTHS:
+            if bags.dtype not in _SMALL_LENGTHS and bags.numel() > 0:
+                self._refuse(f"lengths are {bags.dtype}, but must be integers.", "bad_lengths", _FIT_LENGTHS)
+            bags = bags.real.to(torch.int64) if bags.is_complex() else bags.to(torch.int64)
+        if are_offsets and bags.dim() != 1:
+            if bags.numel() == 0 or bags.dim() == 0:
+                self._refuse(f"offsets are {_form(bags)}.", "bad_lengths", _FIT_LENGTHS)
+            return bags.diff(), False  # along the last dimension, as the standard collection takes them
+        if are_offsets and bags.numel() == 0:
+            self._refuse("offsets are empty, but begin with a 0 before the first bag.", "bad_lengths", _FIT_LENGTHS)
+        return bags, are_offsets
+
+    def _bags_per_key(self, features: KeyedJaggedTensor, keys: int, bags: int) -> list[int]:
+        """One number for all keys, or one number per key."""
+        if not features.variable_stride_per_key():
+            batch_size = features.stride()
+            if isinstance(batch_size, int) and batch_size >= 0 and batch_size * keys == bags:
+                return [batch_size]
+            self._refuse(
+                f"there are {bags} lengths, but {keys} keys with {batch_size} bags each.", "bad_lengths", _FIT_LENGTHS
+            )
+        try:
+            per_key = list(features.stride_per_key())
+        except (RuntimeError, IndexError, TypeError, AttributeError, AssertionError) as error:
+            self._refuse(f"the batch sizes of the keys cannot be read ({error}).", "bad_batch_sizes", _BATCH_SIZES)
+        if (
+            len(per_key) != keys
+            or sum(per_key) != bags
+            or any(not isinstance(count, int) or count < 0 for count in per_key)
+        ):
+            self._refuse(
+                f"the batch sizes of the {keys} keys are {per_key}, but there are {bags} lengths.",
+                "bad_batch_sizes",
+                _BATCH_SIZES,
+            )
+        return per_key
+
+    def _flat(self, lengths: torch.Tensor, per_key: list[int]) -> torch.Tensor:
+        if len(per_key) == 1:
+            try:
+                return lengths.view(-1, *per_key).reshape(-1) if lengths.numel() else lengths.reshape(-1)
+            except RuntimeError:  # a transposed view: which length is whose is not clear
+                pass
+        self._refuse(f"lengths are {_form(lengths)}, which are not lengths key by key.", "bad_lengths", _FIT_LENGTHS)
+
+    def _check_length_per_key(self, features: KeyedJaggedTensor, offsets: torch.Tensor, per_key: list[int]) -> None:
+        """What the KJT says beside its lengths must be true: the standard collection goes by it."""
+        said = features.length_per_key_or_none()
+        if said is None:
+            return
+        keys = len(features.keys())
+        counts = per_key * keys if len(per_key) == 1 else per_key
+        ends = torch.tensor([0, *counts], device=offsets.device).cumsum(0)
+        true = offsets.index_select(0, ends).diff().tolist()
+        if list(said) != true:
+            self._refuse(
+                f"length_per_key is {said}, but the lengths add up to {true}.",
+                "bad_lengths",
+                "leave length_per_key= out: the KeyedJaggedTensor computes it.",
+            )
+
+    def _raise(
+        self,
+        fault: Fault,
+        values: torch.Tensor,
+        bags: torch.Tensor,
+        are_offsets: bool,
+        offsets: torch.Tensor,
+        per_key: list[int],
+        out_of_range: Callable[[int, int], IdRangeError],
+    ) -> NoReturn:
+        if fault.kind == OUT_OF_RANGE:
+            bag = int(torch.searchsorted(offsets, fault.position, right=True)) - 1
+            key = bag // per_key[0] if len(per_key) == 1 else 0
+            while len(per_key) > 1 and bag >= sum(per_key[: key + 1]):
+                key += 1
+            raise out_of_range(int(values[fault.position]), key)
+        numbers = bags.tolist()
+        lengths = [end - begin for begin, end in pairwise(numbers)] if are_offsets else numbers
+        if fault.kind == NEGATIVE_LENGTH:
+            what = f"a bag has length {lengths[fault.position]}"
+            if are_offsets:
+                what = f"offsets go down from {numbers[fault.position]} to {numbers[fault.position + 1]}"
+        else:
+            what = f"lengths add up to {sum(lengths)}"
+        self._refuse(f"{what}, and there are {values.numel()} ids.", "bad_lengths", _FIT_LENGTHS)
+
+    def _refuse(self, message: str, reason: str, what_to_do: str) -> NoReturn:
+        raise InputError(message, reason=reason, module_path=self.collection, what_to_do=what_to_do)
+
+    def _refuse_devices(self, what: str, tensor: torch.Tensor, values: torch.Tensor) -> NoReturn:
+        self._refuse(
+            f"{what} are on device {tensor.device}, but ids on {values.device}.",
+            "several_devices",
+            "move the whole KeyedJaggedTensor to one device, with its own .to(device).",
+        )
+
+
+_BATCH_SIZES = "pass stride_per_key_per_rank= as one list per key, whose sums add up to the number of lengths."
+
+
+def _form(tensor: Any) -> str:
+    """How a message describes what should be a dense tensor."""
+    if not isinstance(tensor, torch.Tensor):
+        return "missing" if tensor is None else f"a {type(tensor).__name__}"
+    layout = "" if tensor.layout == torch.strided else f"{tensor.layout} "
+    return f"a {layout}tensor of {tensor.dim()} dimensions"

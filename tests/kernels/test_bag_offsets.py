@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recfx.kernels import bag_offsets as family
+from recfx.kernels import library
+from recfx.kernels.bag_offsets import (
+    NEGATIVE_LENGTH,
+    NOTHING,
+    OUT_OF_RANGE,
+    WRONG_TOTAL,
+    Fault,
+    bag_offsets,
+    bag_offsets_reference,
+)
+
+FAR = [2**40, 1 - 2**40, 2**63 - 1, -(2**63), 2**62, 2**31 - 1, -(2**31)]
+
+
+def plain(
+    values: list[int], bags: list[int], are_offsets: bool, per_key: list[int], rows: list[int]
+) -> tuple[list[int], tuple[int, int]]:
+    """In Python's integers, which do not overflow."""
+    lengths = [end - begin for begin, end in pairwise(bags)] if are_offsets else bags
+    offsets = [0]
+    for bag, length in enumerate(lengths):
+        offsets.append(offsets[-1] + length)
+        if length < 0 or offsets[-1] > len(values):
+            return [], (NEGATIVE_LENGTH if length < 0 else WRONG_TOTAL, bag)
+    if offsets[-1] != len(values):
+        return [], (WRONG_TOTAL, len(lengths))
+    bag = 0
+    for count, limit in zip(per_key, rows, strict=True):
+        for position in range(offsets[bag], offsets[bag + count]):
+            if limit >= 0 and not 0 <= values[position] < limit:
+                return offsets, (OUT_OF_RANGE, position)
+        bag += count
+    return offsets, (NOTHING, 0)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[list[int], list[int], bool, list[int], list[int], torch.dtype, torch.dtype]:
+    per_key = draw(st.one_of(st.lists(st.integers(0, 3), min_size=1, max_size=4), st.just([2, 2])))
+    lengths = draw(st.lists(st.integers(0, 4), min_size=sum(per_key), max_size=sum(per_key)))
+    ids, bags_dtype = (draw(st.sampled_from([torch.int32, torch.int64])) for _ in range(2))
+    fits = [far for far in FAR if abs(far) < 2 ** (torch.iinfo(bags_dtype).bits - 1)]
+    wrong = st.one_of(st.integers(-3, 6), st.sampled_from(fits))
+    count = max(0, sum(lengths) + draw(st.sampled_from([0, 0, 0, -1, 1])))
+    are_offsets = draw(st.booleans())
+    bags = lengths
+    if are_offsets:
+        first = draw(st.sampled_from([0, 0, 3, -2]))
+        bags = [first + sum(lengths[:bag]) for bag in range(len(lengths) + 1)]
+    for _ in range(draw(st.sampled_from([0, 0, 1, 2]))):
+        if bags:
+            bags[draw(st.integers(0, len(bags) - 1))] = draw(wrong)
+    info = torch.iinfo(ids)
+    id_ = st.one_of(st.integers(0, 2), st.integers(-1, 5), st.sampled_from([info.min, info.max]))
+    values = draw(st.lists(id_, min_size=count, max_size=count))
+    limit = st.sampled_from([-1, 3, 4, 2**31, 2**63 - 1])
+    rows = draw(st.lists(limit, min_size=len(per_key), max_size=len(per_key)))
+    return values, bags, are_offsets, per_key, rows, ids, bags_dtype
+
+
+@given(batches())
+def test_equals_a_plain_loop(batch: tuple[Any, ...]) -> None:
+    assert library.load(), library.why_not()
+    values, bags, are_offsets, per_key, rows, ids, bags_dtype = batch
+    offsets, (kind, position) = plain(values, bags, are_offsets, per_key, rows)
+    arguments = (
+        torch.tensor(values, dtype=ids), torch.tensor(bags, dtype=bags_dtype), are_offsets, per_key,
+        torch.tensor(rows, dtype=torch.int64),
+    )  # fmt: skip
+    found, fault = bag_offsets(*arguments)
+    referred, reference_fault = bag_offsets_reference(*arguments)
+    assert fault == (Fault(kind, position) if kind else None)
+    assert reference_fault.tolist() == [kind, position]
+    if offsets:
+        assert found.tolist() == referred.tolist() == offsets
+    if len(set(per_key)) == 1:
+        same = bag_offsets(arguments[0], arguments[1], are_offsets, per_key[:1], arguments[4])
+        assert (same[0].tolist(), same[1]) == (found.tolist(), fault)
+
+
+def test_lengths_whose_sum_wraps_around() -> None:
+    """The sums of these are the number of ids, in int64 and in int32."""
+    values, rows = torch.zeros(3, dtype=torch.int64), torch.full((1,), 5)
+    for lengths, dtype in (([2**62] * 4 + [3], torch.int64), ([2**31 - 1, 2**31 - 1, 5], torch.int32)):
+        bags = torch.tensor(lengths, dtype=dtype)
+        assert bags.sum(dtype=dtype) == 3
+        assert bag_offsets(values, bags, False, [len(lengths)], rows)[1] == (WRONG_TOTAL, 0)
+        assert bag_offsets_reference(values, bags, False, [len(lengths)], rows)[1].tolist() == [WRONG_TOTAL, 0]
+
+
+@pytest.mark.parametrize("bad", [0, 511, 512, 99_999, 131_072, 199_999])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_first_of_many_across_threads(bad: int, dtype: torch.dtype) -> None:
+    values = torch.randint(0, 100, (200_000,), dtype=dtype)
+    lengths = torch.tensor([50_000, 0, 81_072, 68_928])
+    arguments = (values, lengths, False, [1], torch.full((4,), 100))
+    assert bag_offsets(*arguments)[1] is None
+    values[bad] = 100
+    values[-1] = -1
+    assert bag_offsets(*arguments)[1] == (OUT_OF_RANGE, bad)
+    assert bag_offsets_reference(*arguments)[1].tolist() == [OUT_OF_RANGE, bad]
+
+
+def test_views_that_are_not_contiguous() -> None:
+    values, lengths, rows = torch.tensor([1, 9, 2, 9, 3, 9])[::2], torch.tensor([1, 7, 2, 7])[::2], torch.tensor([5, 5])
+    offsets, fault = bag_offsets(values, lengths, False, [1], rows)
+    assert (offsets.tolist(), fault) == ([0, 1, 3], None)
+
+
+@pytest.mark.parametrize("with_library", [True, False])
+@pytest.mark.parametrize("per_key", [[2], [1, 1, 1], [1], [4, -1]])
+def test_bags_that_are_not_those_of_the_keys(
+    monkeypatch: pytest.MonkeyPatch, with_library: bool, per_key: list[int]
+) -> None:
+    if not with_library:
+        monkeypatch.setattr(library, "load", lambda: False)
+    with pytest.raises(RuntimeError, match="bags_per_key must"):
+        bag_offsets(torch.zeros(3, dtype=torch.int64), torch.tensor([1, 1, 1]), False, per_key, torch.tensor([1, 1]))
+
+
+@pytest.mark.parametrize("position", [0, 1, 4])
+def test_operator_checks_dtypes(position: int) -> None:
+    assert library.load(), library.why_not()
+    arguments: list[Any] = [torch.tensor([0, 0, 0]), torch.tensor([1, 2]), False, [1], torch.tensor([1, 1])]
+    arguments[position] = arguments[position].double()
+    with pytest.raises(RuntimeError, match="must be int64"):
+        torch.ops.recfx.bag_offsets(*arguments)
+
+
+def test_opcheck_and_script() -> None:
+    assert library.load(), library.why_not()
+    for are_offsets, bags in ((False, [1, 2]), (True, [0, 1, 3])):
+        arguments = (torch.tensor([1, 2, 9]), torch.tensor(bags), are_offsets, [1], torch.tensor([5, 5]))
+        torch.library.opcheck(torch.ops.recfx.bag_offsets.default, arguments)
+
+    @torch.jit.script
+    def use(values: torch.Tensor, bags: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return torch.ops.recfx.bag_offsets(values, bags, True, [1], rows)[1]
+
+    assert use(arguments[0], arguments[1], arguments[4]).tolist() == [OUT_OF_RANGE, 2]
+    scripted = torch.jit.script(family.bag_offsets_reference)
+    assert scripted(*arguments)[1].tolist() == [OUT_OF_RANGE, 2]
