@@ -20,7 +20,9 @@ from pathlib import Path
 from recfx.errors import CheckpointError
 
 MANIFEST = "checkpoint.json"
-_OURS = re.compile(r"data-[0-9a-f]{16}|checkpoint\.json\.[0-9a-f]{16}")
+DATA_NAME = re.compile(r"data-[0-9a-f]{16}")
+_TEMPORARY = re.compile(r"checkpoint\.json\.[0-9a-f]{16}")
+_IN_DATA = re.compile(r"\.metadata(\.tmp)?|tensors\.json|__\d+_\d+\.distcp")
 _WAIT_SECONDS = 60.0
 
 
@@ -67,13 +69,19 @@ def write_durably(path: Path, content: bytes) -> None:
 def remove_leftovers(directory: Path, keep: str) -> None:
     """Delete what writers have left, except the folder ``keep``. Files of other names are nobody's business here."""
     for name in sorted(os.listdir(directory)):
-        if name == keep or not _OURS.fullmatch(name):
-            continue
         path = directory / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
+        if _TEMPORARY.fullmatch(name) and not path.is_dir():
             path.unlink()
+        elif name != keep and DATA_NAME.fullmatch(name) and _is_data(path):
+            shutil.rmtree(path)
+
+
+def _is_data(path: Path) -> bool:
+    """Whether a folder with the name of a data folder has only what writers put there."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    with os.scandir(path) as entries:
+        return all(_IN_DATA.fullmatch(each.name) and each.is_file(follow_symlinks=False) for each in entries)
 
 
 @contextlib.contextmanager

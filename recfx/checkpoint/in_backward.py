@@ -25,6 +25,7 @@ class BackwardOptimizer:
         group: its settings; the optimizer's own dict.
         state: its state; the optimizer's own dict. Empty before the first step.
         fused: its fused form, where it has one.
+        optimizer_class: where it has none.
     """
 
     name: str
@@ -33,6 +34,7 @@ class BackwardOptimizer:
     group: dict[str, Any]
     state: dict[str, Any]
     fused: FusedOptimizer | None
+    optimizer_class: type = object
 
     def settings(self) -> dict[str, Any]:
         """The settings without the parameters."""
@@ -70,5 +72,5 @@ def optimizers_in_backward(model: nn.Module) -> list[BackwardOptimizer]:
             if isinstance(optimizer, torch.optim.Optimizer):
                 group, state = optimizer.param_groups[0], optimizer.state[parameter]
             full_name = f"{name}#{number}" if number else name
-            found.append(BackwardOptimizer(full_name, kind, parameter, group, state, None))
+            found.append(BackwardOptimizer(full_name, kind, parameter, group, state, None, type(optimizer)))
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,8 @@ from torch import Tensor
 from recfx.checkpoint import storage
 from recfx.checkpoint.in_backward import BackwardOptimizer
 from recfx.checkpoint.names import IN_BACKWARD, mismatch
+from recfx.checkpoint.saved_folder import SavedFolder
+from recfx.checkpoint.settings import check_settings_fit, check_state_fits, is_number
 from recfx.hashing.row_move import RowMove
 from recfx.training.fused_optimizer import STATES
 
@@ -44,19 +45,36 @@ class BackwardPlan:
         optimizer, saved = self.optimizer, self.saved
         if saved["kind"] != optimizer.kind:
             raise self._mismatch(f"the saved optimizer is {saved['kind']}, this one {optimizer.kind}.")
+        check_settings_fit(saved["settings"], optimizer.group, optimizer.name)
         if optimizer.fused is None:
             if self.move is not None and self.tensors:
                 raise self._mismatch("its table has more rows than saved, and an optimizer that is not fused.")
+            shape = tuple(optimizer.parameter.shape)
+            check_state_fits(self.tensors, saved["values"], shape, optimizer.optimizer_class, optimizer.name)
             return
+        self._check_keys()
         if bool(saved["settings"].get("weight_decay", 0)) != bool(optimizer.group.get("weight_decay", 0)):
             raise self._mismatch("one of the saved optimizer and this one has a weight_decay, the other has not.")
         rows = optimizer.parameter.shape[0] if self.move is None else self.move.saved_rows
-        rows *= len(saved.get("blocks", [()]))
-        shape = (rows, 1 if optimizer.kind == "rowwise_adagrad" else optimizer.parameter.shape[1])
+        dim = optimizer.parameter.shape[1]
+        if "blocks" in saved:
+            if optimizer.kind != "rowwise_adagrad" or saved["blocks"][-1][1] != dim:
+                raise self._mismatch(f"its state was saved in blocks of columns {saved['blocks']}.")
+            rows *= len(saved["blocks"])
+        shape = (rows, 1 if optimizer.kind == "rowwise_adagrad" else dim)
         for key in STATES[optimizer.kind] if self.tensors else ():
             if key not in self.tensors or self.tensors[key].shape != shape:
                 found = tuple(self.tensors[key].shape) if key in self.tensors else "missing"
                 raise self._mismatch(f"its state {key!r} is {found}, the table needs {shape}.")
+
+    def _check_keys(self) -> None:
+        """What kernels read: tensors of numbers, and a count of steps."""
+        values = self.saved["values"]
+        for key in STATES[self.optimizer.kind]:
+            if key in values or (key in self.tensors and not self.tensors[key].dtype.is_floating_point):
+                raise self._mismatch(f"its saved state {key!r} is no tensor of floats.")
+        if not is_number(self.tensors.get("step", values.get("step", 0))):
+            raise self._mismatch("its saved 'step' is no number.")
 
     def prepare(self) -> None:
         """Allocate what the fused optimizer keeps, before anything is changed."""
@@ -64,7 +82,7 @@ class BackwardPlan:
         if fused is not None:
             fused.prepare(self.optimizer.parameter)
 
-    def carry_out(self, folder: Path) -> None:
+    def carry_out(self, folder: SavedFolder) -> None:
         """Load."""
         # The fused form has a state of its own where kernels could not read the optimizer's.
         state = self.optimizer.state if self.optimizer.fused is None else self.optimizer.fused.state
@@ -91,7 +109,7 @@ class BackwardPlan:
         else:
             del state[key]
 
-    def _load(self, state: dict[str, Any], key: str, name: str, described: Tensor, folder: Path) -> None:
+    def _load(self, state: dict[str, Any], key: str, name: str, described: Tensor, folder: SavedFolder) -> None:
         current, fused = state.get(key), self.optimizer.fused
         blocks = self.saved.get("blocks") if described.dim() > 0 else None
         shape = described.shape if blocks is None else torch.Size((described.shape[0] // len(blocks), 1))
@@ -102,8 +120,8 @@ class BackwardPlan:
             storage.read_into(folder, {name: current.detach()})
         else:
             saved = _read(folder, name, described, blocks)
-            if current.shape == saved.shape:
-                current.copy_(saved)
+            if current.numel() == saved.numel():
+                current.copy_(saved.view(current.shape))
             else:
                 assert self.move is not None
                 assert fused is not None
@@ -113,7 +131,7 @@ class BackwardPlan:
         return mismatch(message, module_path=self.optimizer.name, what_to_do=ATTACH_AS_SAVED)
 
 
-def _read(folder: Path, name: str, described: Tensor, blocks: Sequence[tuple[int, int]] | None) -> Tensor:
+def _read(folder: SavedFolder, name: str, described: Tensor, blocks: Sequence[tuple[int, int]] | None) -> Tensor:
     """A saved tensor; of row-wise Adagrad's, saved a block of columns, the blocks' mean, weighted by their columns."""
     (saved,) = storage.read(folder, {name: described}).values()
     if blocks is None:

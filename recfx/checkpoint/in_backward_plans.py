@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from recfx.checkpoint.in_backward import optimizers_in_backward
 from recfx.checkpoint.in_backward_plan import ATTACH_AS_SAVED, BackwardPlan
-from recfx.checkpoint.names import IN_BACKWARD, check_names
+from recfx.checkpoint.names import IN_BACKWARD, check_names, mismatch
 from recfx.checkpoint.sharded_load import ShardedBackwardPlan
 from recfx.checkpoint.sharded_names import sharded_tables
 from recfx.hashing.row_move import RowMove
@@ -34,6 +34,11 @@ def plan_in_backward(
     check_names("optimizers in backward", [*optimizers, *tables], list(saved), ATTACH_AS_SAVED)
     plans: list[BackwardPlan] = []
     for name, entry in saved.items():
+        absent = [key for key in entry["tensors"] if f"{IN_BACKWARD}{name}.{key}" not in described]
+        if absent:
+            raise mismatch(
+                f"the checkpoint lacks its state {absent[0]!a}.", module_path=name, what_to_do=ATTACH_AS_SAVED
+            )
         tensors = {key: described[f"{IN_BACKWARD}{name}.{key}"] for key in entry["tensors"]}
         if name in tables:
             plans.append(ShardedBackwardPlan.of(tables[name], entry, tensors, moves.get(name)))

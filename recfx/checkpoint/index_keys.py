@@ -16,7 +16,9 @@ from recfx.hashing.state import EVERY_NAME
 
 _NEEDED = ("row_ids", "row_state", IDENTITY)
 _OPTIONAL = tuple(name for name in EVERY_NAME if name not in _NEEDED)
-_INDEX_KEY = re.compile(rf"(?P<collection>(?:.*\.)?)hash_indexes\.(?P<table>.+)\.(?:{'|'.join(EVERY_NAME)})")
+_INDEX_KEY = re.compile(  # names may have any character, a line break too
+    rf"(?P<collection>(?:.*\.)?)hash_indexes\.(?P<table>.+)\.(?:{'|'.join(EVERY_NAME)})", re.DOTALL
+)
 
 
 def collections_by_prefix(model: nn.Module) -> list[tuple[str, HashEmbeddingBagCollection]]:

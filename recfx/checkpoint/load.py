@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from recfx.checkpoint.disk_errors import told_as
 from recfx.checkpoint.in_backward_plan import BackwardPlan
 from recfx.checkpoint.in_backward_plans import plan_in_backward
 from recfx.checkpoint.manifest import Manifest, missing
-from recfx.checkpoint.model_plan import ModelPlan, plan_model
-from recfx.checkpoint.names import OPTIMIZER, SETTINGS, mismatch
-from recfx.checkpoint.ordinary import load_state, rebuild_state, unwrap_optimizer
+from recfx.checkpoint.model_plan import ModelPlan, plan_model, refused_as
+from recfx.checkpoint.names import OPTIMIZER, mismatch
+from recfx.checkpoint.ordinary import BUILD_AS_SAVED, load_state, rebuild_state, unwrap_optimizer
 from recfx.checkpoint.peers import Peers
+from recfx.checkpoint.saved_folder import SavedFolder
+from recfx.checkpoint.settings import read_settings
 from recfx.checkpoint.sharded_load import read_rows
 from recfx.checkpoint.sharded_names import NamedTable
 from recfx.discovery import unwrap
@@ -77,19 +79,38 @@ def _load(
     peers: Peers,
 ) -> None:
     """``consequence`` gets what is true of the model if the disk fails from here on."""
-    with contextlib.ExitStack() as held:  # by the first rank, for all
+    with contextlib.ExitStack() as held:
+        opened: list[SavedFolder] = []
 
-        def begin() -> str:
+        def open_folder(manifest: Manifest) -> SavedFolder:
+            opened.append(SavedFolder(path, manifest))
+            held.callback(opened[0].close)
+            return opened[0]
+
+        def begin() -> Manifest:  # the first rank locks and verifies for all
             if not path.is_dir():
                 raise missing(path)
             held.enter_context(locked(path, shared=True))
-            return Manifest.read(path).verify_files(path).name
+            manifest = Manifest.read(path)
+            open_folder(manifest).verify()
+            return manifest
 
-        folder = path / str(peers.first(begin))
+        manifest = peers.first(begin)
+        assert manifest is not None
         plans: list[_Plans] = []
-        peers.agree(lambda: plans.append(_plan(root, folder, optimizer, in_backward)))
+
+        def plan() -> None:
+            folder = opened[0] if opened else open_folder(manifest)
+            plans.append(_plan(root, folder, optimizer, in_backward))
+
+        peers.agree(plan)
+        try:
+            peers.agree(lambda: plans[0].begin())
+        except BaseException:
+            plans[0].undo()
+            raise
         consequence.append("The model may hold a mixture of old and new.")
-        peers.agree(lambda: plans[0].carry_out(folder))
+        peers.agree(lambda: plans[0].carry_out(opened[0]))
 
 
 @dataclass
@@ -105,20 +126,35 @@ class _Plans:
     model: ModelPlan
     backward: list[BackwardPlan]
     optimizer: tuple[torch.optim.Optimizer, dict[str, Any]] | None
+    done: list[Callable[[], None]] = field(default_factory=list)
 
-    def carry_out(self, folder: Path) -> None:
-        """Load."""
+    def begin(self) -> None:
+        """Load what others' code takes, which may refuse it: an ordinary optimizer, and extra states of modules.
+
+        Raises:
+            CheckpointError: ``checkpoint_mismatch``.
+        """
         if self.optimizer is not None:
-            load_state(*self.optimizer)
+            with refused_as("the optimizer", "optimizer"):
+                self.done.append(load_state(*self.optimizer))
+        self.model.begin(self.done)
+
+    def undo(self) -> None:
+        """Take back what ``begin`` has done; the last first."""
+        while self.done:
+            self.done.pop()()
+
+    def carry_out(self, folder: SavedFolder) -> None:
+        """Load the rest. Everything has been checked; what can still fail is the disk."""
         with torch.no_grad():
             self.model.carry_out()
             for each in self.backward:
                 each.carry_out(folder)
 
 
-def _plan(root: nn.Module, folder: Path, optimizer: torch.optim.Optimizer | None, in_backward: bool) -> _Plans:
+def _plan(root: nn.Module, folder: SavedFolder, optimizer: torch.optim.Optimizer | None, in_backward: bool) -> _Plans:
     described = storage.describe(folder)
-    settings = storage.unpack(storage.read(folder, {SETTINGS: described[SETTINGS]})[SETTINGS])
+    settings = read_settings(folder, described)
     plan = plan_model(root, folder, described, settings["extra_state"])
     moves = plan.all_moves
     backward = plan_in_backward(root, described, settings["in_backward"], moves) if in_backward else []
@@ -134,7 +170,7 @@ def _plan(root: nn.Module, folder: Path, optimizer: torch.optim.Optimizer | None
 def _ordinary(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    folder: Path,
+    folder: SavedFolder,
     described: Mapping[str, Tensor],
     saved: Mapping[str, Any] | None,
     moves: Mapping[str, RowMove],
@@ -153,14 +189,22 @@ def _ordinary(
             what_to_do="load without optimizer=; only fused optimizers follow their table's rows.",
         )
 
-    def read(name: str, where: tuple[NamedTable, Shard] | None) -> Tensor | None:
+    def read(name: str, where: tuple[NamedTable, Shard] | None) -> Tensor:
         full_name = OPTIMIZER + name
         if full_name not in described:
-            return None
+            raise mismatch(
+                f"the checkpoint lacks its state {name!a}.", module_path="optimizer", what_to_do=BUILD_AS_SAVED
+            )
         tensor = described[full_name]
         if where is None or tensor.dim() == 0:
             return storage.read(folder, {full_name: tensor})[full_name]
-        shard, dim = where[1], where[0].table.table.embedding_dim
+        shard, rows, dim = where[1], where[0].table.table.num_embeddings, where[0].table.table.embedding_dim
+        if tuple(tensor.shape) not in ((rows, dim), (rows, 1)):
+            raise mismatch(
+                f"the state {name!a} was saved as {tuple(tensor.shape)}, the table is {(rows, dim)}.",
+                module_path="optimizer",
+                what_to_do=BUILD_AS_SAVED,
+            )
         (first, end), (left, right) = shard.rows, shard.columns if tensor.shape[1] == dim else (0, tensor.shape[1])
         part = torch.empty(end - first, right - left, dtype=tensor.dtype, device="cpu")
         read_rows(folder, full_name, tensor, shard, None, part, left)

@@ -1,23 +1,32 @@
 """The manifest: which data folder counts, and the size and checksum of every file in it.
 
 Two lines: JSON, and the SHA-256 of the first line. It is written beside the old one and renamed over it, so that there
-is always one whole manifest.
+is always one whole manifest. The checksums tell damage. They prove nothing about who wrote the files, so what the
+manifest and the files say is checked as well.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from recfx.checkpoint.directory import MANIFEST, sync_directory, write_durably
+from recfx.checkpoint.directory import DATA_NAME, MANIFEST, sync_directory, write_durably
 from recfx.errors import CheckpointError
 
-_VERSION = 1
+_VERSION = 2  # 1 had no tensors.json: it could only be read by unpickling
 _CHUNK = 1 << 22
+_MOST_BYTES = 1 << 26
+_FILE_NAME = re.compile(r"[A-Za-z0-9_.]{1,200}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_BEGIN, _MARK = b'{"data": "data-', b'"format": "recfx"'  # one of both is left of a damaged manifest
 
 
 @dataclass(frozen=True)
@@ -37,9 +46,9 @@ class Manifest:
         """Of a folder just written; its files and names are on the disk when this returns."""
         files = {}
         for path in sorted(folder.iterdir()):
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-            files[path.name] = path.stat().st_size, _digest(path)
+            with open_regular(path) as descriptor:
+                os.fsync(descriptor)
+                files[path.name] = os.fstat(descriptor).st_size, digest_of(descriptor)
         sync_directory(folder)
         return cls(folder.name, files)
 
@@ -59,40 +68,106 @@ class Manifest:
 
         Raises:
             CheckpointError: ``checkpoint_missing``, ``checkpoint_torn``, ``checkpoint_version``.
+            OSError: what the disk says.
         """
-        try:
-            content = (directory / MANIFEST).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            raise missing(directory) from None
+        path = directory / MANIFEST
+        content = _content(directory)
         line, _, rest = content.partition(b"\n")
         if rest != hashlib.sha256(line).hexdigest().encode() + b"\n":
-            raise torn(directory / MANIFEST, "its checksum is another")
-        found: dict[str, Any] = json.loads(line)
+            raise torn(path, "its checksum is another")
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise torn(path, f"it is no JSON ({type(error).__name__})") from None
+        if not isinstance(found, dict) or found.get("format") != "recfx" or type(found.get("version")) is not int:
+            raise torn(path, "it is no manifest of recfx")
         if found["version"] != _VERSION:
             raise CheckpointError(
                 f"the checkpoint in {directory} has version {found['version']}, this recfx reads {_VERSION}.",
                 reason="checkpoint_version",
-                what_to_do="load it with the recfx that saved it.",
+                what_to_do="load it with the recfx that saved it"
+                + (
+                    ", only if you trust whoever wrote its files (what was version 1 can run code), and save it again."
+                    if found["version"] == 1
+                    else "."
+                ),
             )
-        files = {name: (entry["bytes"], entry["sha256"]) for name, entry in found["files"].items()}
-        return cls(found["data"], files)
+        data, files = found.get("data"), _files(found.get("files"))
+        if not isinstance(data, str) or not DATA_NAME.fullmatch(data) or files is None:
+            raise torn(path, "it names files that no checkpoint has")
+        return cls(data, files)
 
-    def verify_files(self, directory: Path) -> Path:
-        """The data folder, every file read and compared.
 
-        Raises:
-            CheckpointError: ``checkpoint_torn``.
-        """
-        folder = directory / self.data
-        for name, (size, digest) in self.files.items():
-            path = folder / name
-            if not path.is_file():
-                raise torn(path, "it is missing")
-            if path.stat().st_size != size:
-                raise torn(path, f"it has {path.stat().st_size} bytes instead of {size}")
-            if _digest(path) != digest:
-                raise torn(path, "its checksum is another")
-        return folder
+def is_foreign(directory: Path) -> bool:
+    """Whether the directory has a ``checkpoint.json`` that ``save_checkpoint`` has not written, damaged or not.
+
+    Raises:
+        OSError: what the disk says.
+    """
+    try:
+        content = _content(directory)
+    except CheckpointError as error:
+        return error.reason != "checkpoint_missing"
+    rest = content.strip(b"\0")  # what some file systems leave of a file after a power cut
+    return not (_BEGIN.startswith(rest[: len(_BEGIN)]) or _MARK in rest)
+
+
+def _content(directory: Path) -> bytes:
+    path = directory / MANIFEST
+    try:
+        with open_regular(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
+            content = file.read(_MOST_BYTES + 1)
+    except CheckpointError:
+        if os.path.lexists(path):
+            raise
+        raise missing(directory) from None
+    if len(content) > _MOST_BYTES:
+        raise torn(path, f"it has more than {_MOST_BYTES} bytes")
+    return content
+
+
+def _files(entries: object) -> dict[str, tuple[int, str]] | None:
+    """By name, size and checksum; None if they are not that."""
+    if not isinstance(entries, dict):
+        return None
+    files = {}
+    for name, entry in entries.items():
+        if not _FILE_NAME.fullmatch(name) or name in (".", "..") or not isinstance(entry, dict):
+            return None
+        size, digest = entry.get("bytes"), entry.get("sha256")
+        if type(size) is not int or size < 0 or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+            return None
+        files[name] = size, digest
+    return files
+
+
+@contextmanager
+def open_regular(path: Path, directory: int | None = None) -> Iterator[int]:
+    """Open a file for reading, if it is a regular file and no link.
+
+    Args:
+        path: of the file.
+        directory: descriptor of an open directory: the file of this name in it is opened, wherever that is now.
+
+    Raises:
+        CheckpointError: ``checkpoint_torn``.
+        OSError: what the disk says.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO would wait for a writer
+    try:
+        descriptor = os.open(path if directory is None else path.name, flags, dir_fd=directory)
+    except (FileNotFoundError, NotADirectoryError):
+        raise torn(path, "it is missing") from None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise torn(path, "it is no regular file") from None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise torn(path, "it is no regular file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def missing(directory: Path) -> CheckpointError:
@@ -113,9 +188,10 @@ def torn(path: Path, what: str) -> CheckpointError:
     )
 
 
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
+def digest_of(descriptor: int) -> str:
+    """SHA-256 of an open file."""
+    digest, begin = hashlib.sha256(), 0
+    while chunk := os.pread(descriptor, _CHUNK, begin):
+        digest.update(chunk)
+        begin += len(chunk)
     return digest.hexdigest()

@@ -6,9 +6,11 @@ twice: they are read into place, when everything else is known to be right.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,6 +25,7 @@ from recfx.checkpoint.index_keys import (
     without_unused,
 )
 from recfx.checkpoint.names import MODEL, check_names, mismatch, with_prefix
+from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.sharded_load import IN_PLACE_BYTES, TablePlan, plan_tables
 from recfx.checkpoint.sharded_names import sharded_tables
 from recfx.collection import weight_name
@@ -49,7 +52,7 @@ class ModelPlan:
     """
 
     model: nn.Module
-    folder: Path
+    folder: SavedFolder
     state: dict[str, Any]
     in_place: dict[str, Tensor]
     moves: dict[str, RowMove]
@@ -62,8 +65,25 @@ class ModelPlan:
         sharded = {plan.table.weight: plan.move for plan in self.tables if plan.move is not None}
         return {**self.moves, **sharded}
 
+    def begin(self, done: list[Callable[[], None]]) -> None:
+        """Give modules their extra states: it is their own code that takes them.
+
+        Args:
+            done: gets what undoes it.
+
+        Raises:
+            CheckpointError: ``checkpoint_mismatch``.
+        """
+        for path, module in self.model.named_modules():
+            name = f"{path}." * bool(path) + _EXTRA_STATE
+            if name not in self.state or type(module).set_extra_state is nn.Module.set_extra_state:
+                continue
+            done.append(functools.partial(module.set_extra_state, copy.deepcopy(module.get_extra_state())))
+            with refused_as(f"the {type(module).__name__}", path):
+                module.set_extra_state(self.state[name])
+
     def carry_out(self) -> None:
-        """Load. Everything has been checked; what can still fail is the disk."""
+        """Load the rest. Everything has been checked; what can still fail is the disk."""
         storage.read_into(self.folder, {MODEL + name: tensor for name, tensor in self.in_place.items()})
         for name, move in self.moves.items():
             (saved,) = storage.read(self.folder, {MODEL + name: self.described[name]}).values()
@@ -73,8 +93,21 @@ class ModelPlan:
             table.carry_out(self.folder)
 
 
+@contextmanager
+def refused_as(what: str, module_path: str) -> Iterator[None]:
+    """Turn what code of others raises that is given saved values into a ``CheckpointError``."""
+    try:
+        yield
+    except Exception as error:
+        raise mismatch(
+            f"{what} does not take what was saved ({type(error).__name__}: {error}).",
+            module_path=module_path,
+            what_to_do=_BUILD_AS_SAVED,
+        ) from error
+
+
 def plan_model(
-    model: nn.Module, folder: Path, described: Mapping[str, Tensor], extra_state: Mapping[str, Any]
+    model: nn.Module, folder: SavedFolder, described: Mapping[str, Tensor], extra_state: Mapping[str, Any]
 ) -> ModelPlan:
     """Check the saved model against this one. Changes nothing.
 
@@ -91,6 +124,7 @@ def plan_model(
     absent = optional_keys(tables) & state.keys() - saved.keys()  # what an index of another policy had not
     wanted = [name for name in state if name not in absent]
     check_names("model", wanted, [*saved, *extra_state], _BUILD_AS_SAVED)
+    _check_where(state, saved, extra_state)
     sharded = {key for table in sharded_tables(model) for key in (table.weight, *table.index_keys().values())}
     state = {name: value for name, value in state.items() if name not in sharded}
     _refuse_meta(state)
@@ -113,6 +147,16 @@ def plan_model(
     return ModelPlan(model, folder, state, in_place, moves, saved, plan_tables(model, folder, saved))
 
 
+def _check_where(state: Mapping[str, Any], saved: Collection[str], extra_state: Collection[str]) -> None:
+    """What is a tensor here was saved as one, and only what modules save by themselves may be anything else."""
+    for name, value in state.items():
+        if name in saved and name in extra_state:
+            raise mismatch(f"{name!a} is in the checkpoint twice.", what_to_do=_BUILD_AS_SAVED)
+        if name.endswith(_EXTRA_STATE) or isinstance(value, Tensor) is (name not in extra_state):
+            continue
+        raise mismatch(f"{name!a} is a tensor on one side only.", what_to_do=_BUILD_AS_SAVED)
+
+
 def _refuse_meta(state: Mapping[str, Any]) -> None:
     on_meta = [name for name, value in state.items() if isinstance(value, Tensor) and value.is_meta]
     if on_meta:
@@ -133,7 +177,7 @@ def _fit_indexes(model: nn.Module, saved: Mapping[str, Tensor]) -> tuple[dict[st
     return fitted, moves
 
 
-def _read_aside(folder: Path, saved: Mapping[str, Tensor], names: list[str]) -> dict[str, Tensor]:
+def _read_aside(folder: SavedFolder, saved: Mapping[str, Tensor], names: list[str]) -> dict[str, Tensor]:
     return with_prefix(storage.read(folder, {MODEL + name: saved[name] for name in names}), MODEL)
 
 

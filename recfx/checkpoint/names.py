@@ -38,4 +38,4 @@ def mismatch(message: str, *, module_path: str = "", what_to_do: str) -> Checkpo
 
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+    return ", ".join(name if name.isprintable() else ascii(name) for name in names[:_MOST_NAMED]) + more

@@ -13,6 +13,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimiz
 
 from recfx.checkpoint.names import mismatch
 from recfx.checkpoint.parts import Parts
+from recfx.checkpoint.settings import check_settings_fit, check_state_fits
 from recfx.checkpoint.sharded_names import NamedTable, sharded_parameters, sharded_tables
 from recfx.errors import CheckpointError
 from recfx.sharding.optimizer import ShardedFusedOptimizer
@@ -20,7 +21,7 @@ from recfx.sharding.shards import Shard
 from recfx.training.keyed_optimizer import FusedKeyedOptimizer
 
 _FUSED = (ShardedFusedOptimizer, FusedKeyedOptimizer, EmptyFusedOptimizer)
-_BUILD_AS_SAVED = "build the optimizer as it was built when saving, or load without optimizer=."
+BUILD_AS_SAVED = "build the optimizer as it was built when saving, or load without optimizer=."
 
 
 @dataclass
@@ -72,13 +73,28 @@ def _not_supported(message: str) -> CheckpointError:
     )
 
 
-def load_state(optimizer: Any, state: dict[str, Any]) -> None:
-    """``load_state_dict`` of what ``rebuild_state`` has made: all or nothing."""
+def load_state(optimizer: Any, state: dict[str, Any]) -> Callable[[], None]:
+    """``load_state_dict`` of what ``rebuild_state`` has made: all or nothing.
+
+    Returns:
+        what undoes it.
+    """
     wrapper = _unwrapped(optimizer)[0]
     inner = wrapper._optimizer if isinstance(wrapper, KeyedOptimizerWrapper) else wrapper
-    inner.load_state_dict(state)
+    before = inner.state, inner.param_groups
+
+    def undo() -> None:
+        inner.state, inner.param_groups = before
+        wrapper.state, wrapper.param_groups = before
+
+    try:
+        inner.load_state_dict(state)
+    except BaseException:
+        undo()
+        raise
     if wrapper is not inner:  # torch has put new objects in place of those that the wrapper knows
         wrapper.state, wrapper.param_groups = inner.state, inner.param_groups
+    return undo
 
 
 def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> DescribedOptimizer:
@@ -101,15 +117,16 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> De
     values: dict[str, dict[str, Any]] = {}
     for number, state in saved["state"].items():
         name = names[number]
-        values[name] = {}
+        values[name] = {"values": {}, "tensors": []}
         for key, value in state.items():
-            if isinstance(value, Tensor):
-                if where[number] is None:
-                    found.tensors[f"{name}.{key}"] = value.detach()
-                else:
-                    _add_part(found.sharded, f"{name}.{key}", value, *where[number])
-                value = None
-            values[name][key] = value
+            if not isinstance(value, Tensor):
+                values[name]["values"][key] = value
+                continue
+            values[name]["tensors"].append(key)
+            if where[number] is None:
+                found.tensors[f"{name}.{key}"] = value.detach()
+            else:
+                _add_part(found.sharded, f"{name}.{key}", value, *where[number])
     groups = [{**group, "params": [names[number] for number in group["params"]]} for group in saved["param_groups"]]
     found.values = {"kind": type(optimizer).__name__, "groups": groups, "state": values}
     return found
@@ -174,7 +191,7 @@ def rebuild_state(
     optimizer: torch.optim.Optimizer,
     model: nn.Module,
     described: Mapping[str, Any],
-    read: Callable[[str, tuple[NamedTable, Shard] | None], Tensor | None],
+    read: Callable[[str, tuple[NamedTable, Shard] | None], Tensor],
 ) -> dict[str, Any]:
     """The ``state_dict`` for ``optimizer``, checked against its parameters. Changes nothing.
 
@@ -182,7 +199,7 @@ def rebuild_state(
         optimizer: that is to load.
         model: whose parameters it steps.
         described: what was saved beside tensors.
-        read: gives a saved tensor by ``<parameter>.<state>``, or a shard's part of it; None if there is none.
+        read: gives a saved tensor by ``<parameter>.<state>``, or a shard's part of it.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``.
@@ -192,7 +209,7 @@ def rebuild_state(
         raise mismatch(
             f"the saved optimizer is a {described['kind']}, this one a {type(optimizer).__name__}.",
             module_path="optimizer",
-            what_to_do=_BUILD_AS_SAVED,
+            what_to_do=BUILD_AS_SAVED,
         )
     saved_groups = [group["params"] for group in described["groups"]]
     ordered = iter(names)
@@ -201,13 +218,19 @@ def rebuild_state(
         raise mismatch(
             f"the saved optimizer steps {saved_groups}, this one {groups}.",
             module_path="optimizer",
-            what_to_do=_BUILD_AS_SAVED,
+            what_to_do=BUILD_AS_SAVED,
         )
+    for saved, current in zip(described["groups"], optimizer.param_groups, strict=True):
+        check_settings_fit(saved, current, "optimizer")
     state: dict[int, dict[str, Any]] = {}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, name in enumerate(names):
-        for key, value in described["state"].get(name, {}).items():
-            tensor = read(f"{name}.{key}", where[number])
-            state.setdefault(number, {})[key] = value if tensor is None else tensor
+        saved = described["state"].get(name)
+        if saved is not None:
+            tensors = {key: read(f"{name}.{key}", where[number]) for key in saved["tensors"]}
+            shape = tuple(parameters[number].shape)
+            check_state_fits(tensors, saved["values"], shape, type(optimizer), name)
+            state[number] = {**saved["values"], **tensors}
     numbered = iter(range(len(names)))
     rebuilt = [
         {**saved, "params": [next(numbered) for _ in group["params"]]}

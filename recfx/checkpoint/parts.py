@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 
@@ -62,18 +62,7 @@ class SavePlanner(DefaultSavePlanner):
         found: Any = self.state_dict[index.fqn]
         return found.at(index.offset) if isinstance(found, Parts) else super().lookup_object(index)
 
-
-class LoadPlanner(DefaultLoadPlanner):
-    """DCP's for flat dicts, which also finds ``Parts``."""
-
-    def set_up_planner(
-        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
-    ) -> None:
-        """Without what DCP's does to nested dicts and to tensors on meta."""
-        self.original_state_dict = self.state_dict = state_dict
-        self.metadata, self.is_coordinator = metadata, is_coordinator
-
-    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        """What is read into."""
-        found: Any = self.state_dict[index.fqn]
-        return found.at(index.offset) if isinstance(found, Parts) else super().lookup_tensor(index)
+    def transform_object(self, write_item: WriteItem, object: Any) -> Tensor:
+        """Its elements one after the other, as they are found by their place in the file."""
+        tensor: Tensor = object
+        return tensor.detach().resolve_conj().resolve_neg().contiguous()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +11,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import Metadata
 
 from recfx.checkpoint import storage
-from recfx.checkpoint.directory import check_writable, locked, make_directory, new_names, remove_leftovers
+from recfx.checkpoint.directory import (
+    MANIFEST,
+    check_writable,
+    locked,
+    make_directory,
+    new_names,
+    remove_leftovers,
+)
 from recfx.checkpoint.disk_errors import told_as
 from recfx.checkpoint.in_backward import optimizers_in_backward
-from recfx.checkpoint.manifest import Manifest
+from recfx.checkpoint.manifest import Manifest, is_foreign
 from recfx.checkpoint.names import IN_BACKWARD, MODEL, OPTIMIZER, SETTINGS
 from recfx.checkpoint.ordinary import DescribedOptimizer, describe_optimizer, join_described, unwrap_optimizer
 from recfx.checkpoint.parts import Parts
 from recfx.checkpoint.peers import Peers
+from recfx.checkpoint.settings import pack_settings
 from recfx.checkpoint.sharded_names import sharded_tables
 from recfx.checkpoint.sharded_save import joined_counts, tables_contents, tables_in_backward
 from recfx.discovery import unwrap
@@ -56,7 +64,10 @@ def save_checkpoint(
     data, temporary = peers.agree(new_names)[0]
 
     def consequence() -> str:
-        if _counts(path, data):
+        counts = _counts(path, data)
+        if counts is None:
+            return "Which checkpoint counts cannot be read now; neither the old one nor the new one was deleted."
+        if counts:
             return "The new checkpoint is complete, but may not survive a crash, and the old one may still be there."
         return "The old checkpoint, if there was one, is as it was."
 
@@ -67,33 +78,38 @@ def save_checkpoint(
 
 def _write(path: Path, tensors: dict[str, Tensor | Parts], data: str, temporary: str, peers: Peers) -> None:
     with contextlib.ExitStack() as held:  # by the first rank, for all
+        written: list[Metadata] = []
+        switching: list[bool] = []
 
         def begin() -> None:
             make_directory(path)
             held.enter_context(locked(path, shared=False))
+            _refuse_foreign(path)
             _remove_leftovers(path)
 
         def finish() -> None:
-            _check_files_of_all(path / data)
-            Manifest.of_folder(path / data).switch(path, temporary)
+            storage.write_index(path / data, written[0])
+            manifest = Manifest.of_folder(path / data)
+            switching.append(True)
+            manifest.switch(path, temporary)
 
         peers.first(begin)
         try:
             peers.first(lambda: check_writable(path, temporary))
-            storage.write(path / data, tensors, peers.group)
+            written.append(storage.write(path / data, tensors, peers.group))
             peers.first(finish)
         except BaseException:
-            if peers.is_first and not _counts(path, data):
-                shutil.rmtree(path / data, ignore_errors=True)
-                (path / temporary).unlink(missing_ok=True)
+            if peers.is_first and (not switching or _counts(path, data) is False):
+                _clean_up(path / data, path / temporary)
             raise
         peers.first(lambda: remove_leftovers(path, keep=data))
 
 
-def _check_files_of_all(folder: Path) -> None:
-    absent = storage.missing_files(folder)
-    if absent:
-        raise FileNotFoundError(f"{absent[0]} of another rank is not in {folder} here: the directory must be shared")
+def _clean_up(data: Path, temporary: Path) -> None:
+    """After an error, which is the one to be told: what cannot be deleted now is deleted by the next that saves."""
+    shutil.rmtree(data, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
 
 
 @dataclass
@@ -133,7 +149,7 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tenso
         common, settings = _common(model, own, described)
         _refuse_meta(common)
         own.tensors.update(common)
-        own.tensors[SETTINGS] = _pack(settings)
+        own.tensors[SETTINGS] = pack_settings(settings)
 
     peers.agree(join)
     return own.tensors
@@ -172,17 +188,6 @@ def _common(model: nn.Module, own: _Own, described: list[dict[str, Any]]) -> tup
     return tensors, {"extra_state": extra_state, "in_backward": in_backward, "optimizer": together}
 
 
-def _pack(settings: dict[str, Any]) -> Tensor:
-    try:
-        return storage.pack(settings)
-    except (pickle.PickleError, AttributeError, TypeError) as error:
-        raise CheckpointError(
-            f"a setting of an optimizer, or an extra state of a module, is not plain data ({error}).",
-            reason="value_not_supported",
-            what_to_do="use numbers, strings, tensors, and lists and dicts of them.",
-        ) from error
-
-
 def _refuse_meta(tensors: dict[str, Tensor]) -> None:
     on_meta = [name for name, tensor in tensors.items() if tensor.is_meta]
     if on_meta:
@@ -193,20 +198,26 @@ def _refuse_meta(tensors: dict[str, Tensor]) -> None:
         )
 
 
+def _refuse_foreign(path: Path) -> None:
+    if is_foreign(path):
+        raise CheckpointError(
+            f"{path / MANIFEST} was not written by save_checkpoint.",
+            reason="directory_not_ours",
+            what_to_do="save to a directory of its own, or delete that file if nobody needs it.",
+        )
+
+
 def _remove_leftovers(path: Path) -> None:
-    """What killed writers have left; where the manifest is damaged, nobody knows what is a leftover."""
-    try:
-        keep = Manifest.read(path).data
-    except CheckpointError as error:
-        if error.reason != "checkpoint_missing":
-            return
-        keep = ""
-    remove_leftovers(path, keep)
+    """What killed writers have left. Where no manifest says what counts, nothing is deleted until another does."""
+    with contextlib.suppress(CheckpointError):
+        remove_leftovers(path, Manifest.read(path).data)
 
 
-def _counts(path: Path, data: str) -> bool:
-    """Whether the manifest was switched to ``data`` already, when something went wrong after."""
+def _counts(path: Path, data: str) -> bool | None:
+    """Whether the manifest was switched to ``data`` already, when something went wrong after; None: who knows."""
     try:
         return Manifest.read(path).data == data
-    except (CheckpointError, OSError):
-        return False
+    except CheckpointError as error:
+        return False if error.reason in ("checkpoint_missing", "checkpoint_version") else None
+    except OSError:
+        return None

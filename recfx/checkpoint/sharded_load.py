@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from recfx.checkpoint.in_backward import BackwardOptimizer
 from recfx.checkpoint.in_backward_plan import BackwardPlan
 from recfx.checkpoint.names import IN_BACKWARD, MODEL, mismatch
 from recfx.checkpoint.parts import Parts
+from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.sharded_names import NamedTable, sharded_tables
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.row_move import RowMove, check_saved_index, row_aligned_names
@@ -49,7 +49,7 @@ class TablePlan:
     indexes: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     aside: dict[str, Tensor] = field(default_factory=dict)
 
-    def carry_out(self, folder: Path) -> None:
+    def carry_out(self, folder: SavedFolder) -> None:
         """Load. Everything has been checked; what can still fail is the disk."""
         module = self.table.module
         for shard in self.table.local():
@@ -63,12 +63,12 @@ class TablePlan:
         if self.move is not None:
             module._row_moves[self.table.name] = self.move
 
-    def read(self, shard: Shard, weight: Tensor, folder: Path) -> None:
+    def read(self, shard: Shard, weight: Tensor, folder: SavedFolder) -> None:
         """The shard's weight; rows that have none saved stay."""
         read_rows(folder, MODEL + self.table.weight, self.saved, shard, self.move, weight, shard.columns[0])
 
 
-def plan_tables(model: nn.Module, folder: Path, saved: Mapping[str, Tensor]) -> list[TablePlan]:
+def plan_tables(model: nn.Module, folder: SavedFolder, saved: Mapping[str, Tensor]) -> list[TablePlan]:
     """Check what was saved of sharded tables against this rank's shards. Changes nothing.
 
     Args:
@@ -102,7 +102,7 @@ def _check_weight(plan: TablePlan) -> None:
         )
 
 
-def _read_small(plan: TablePlan, folder: Path) -> None:
+def _read_small(plan: TablePlan, folder: SavedFolder) -> None:
     for shard in plan.table.local():
         weight = plan.table.module._store.weight(shard.name).detach()
         if weight.numel() * weight.element_size() < IN_PLACE_BYTES:
@@ -110,7 +110,7 @@ def _read_small(plan: TablePlan, folder: Path) -> None:
             plan.read(shard, plan.aside[shard.name], folder)
 
 
-def _plan_index(plan: TablePlan, folder: Path, saved: Mapping[str, Tensor]) -> None:
+def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor]) -> None:
     table = plan.table
     spec, whole, store = table.table.table, whole_index(table.table.table), table.module._store
     keys = {name: key for name, key in table.index_keys().items() if key in saved}
@@ -164,7 +164,7 @@ class ShardedBackwardPlan(BackwardPlan):
         for shard in self.table.local():
             store.optimizers[shard.name].prepare(store.weight(shard.name))
 
-    def carry_out(self, folder: Path) -> None:
+    def carry_out(self, folder: SavedFolder) -> None:
         """Load."""
         store = self.table.module._store
         for shard in self.table.local():
@@ -179,13 +179,13 @@ class ShardedBackwardPlan(BackwardPlan):
                 fused.state["step"].fill_(self._step(folder))
         self.load_settings()
 
-    def _step(self, folder: Path) -> float:
+    def _step(self, folder: SavedFolder) -> float:
         if "step" in self.tensors:
             name = f"{IN_BACKWARD}{self.optimizer.name}.step"
             return float(storage.read(folder, {name: self.tensors["step"]})[name])
         return float(self.saved["values"].get("step") or 0.0)
 
-    def _read_state(self, folder: Path, key: str, shard: Shard, target: Tensor) -> None:
+    def _read_state(self, folder: SavedFolder, key: str, shard: Shard, target: Tensor) -> None:
         name, described = f"{IN_BACKWARD}{self.optimizer.name}.{key}", self.tensors[key]
         if self.optimizer.kind != "rowwise_adagrad":
             return read_rows(folder, name, described, shard, self.move, target, shard.columns[0])
@@ -214,7 +214,7 @@ def describe_table(table: NamedTable) -> BackwardOptimizer:
 
 
 def read_rows(
-    folder: Path,
+    folder: SavedFolder,
     name: str,
     described: Tensor,
     shard: Shard,

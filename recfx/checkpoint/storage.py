@@ -1,8 +1,7 @@
-"""Tensors in a folder, in the format of ``torch.distributed.checkpoint``: one flat dict of names, tensors only."""
+"""Tensors in a folder: written in the format of ``torch.distributed.checkpoint``, read by where their elements are."""
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,12 +11,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.autograd.graph import increment_version
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.utils import _create_file_view
 
-from recfx.checkpoint.parts import LoadPlanner, Parts, SavePlanner
+from recfx.checkpoint.directory import write_durably
+from recfx.checkpoint.parts import Parts, SavePlanner
+from recfx.checkpoint.saved_folder import SavedFolder
+from recfx.checkpoint.tensor_index import INDEX, SavedChunk, SavedTensor, from_json, to_json
 
 
 @contextmanager
@@ -27,59 +37,94 @@ def _single_process() -> Iterator[None]:
         yield
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor | Parts], group: dist.ProcessGroup | None = None) -> None:
-    """Write ``tensors`` to a new folder: with a group those of all its ranks, each tensor or part from one of them."""
+def write(folder: Path, tensors: Mapping[str, Tensor | Parts], group: dist.ProcessGroup | None = None) -> Metadata:
+    """Write ``tensors`` to a new folder: with a group those of all its ranks, each tensor or part from one of them.
+
+    Returns:
+        what DCP has written, for ``write_index``: the file that says so is not to be read.
+    """
     with _single_process():
-        save(
+        return save(
             dict(tensors), storage_writer=FileSystemWriter(folder), planner=SavePlanner(), process_group=group,
             no_dist=group is None,
         )  # fmt: skip
 
 
-def missing_files(folder: Path) -> list[str]:
-    """Files that some rank has written, and that are not there for this one."""
-    entries = FileSystemReader(folder).read_metadata().storage_data.values()
-    return sorted({entry.relative_path for entry in entries if not (folder / entry.relative_path).is_file()})
+def write_index(folder: Path, metadata: Metadata) -> None:
+    """Add ``tensors.json`` to a folder that ``write`` has written.
+
+    Raises:
+        OSError: what the disk says; a file that some rank has written is not there for this one.
+    """
+    files = sorted({entry.relative_path for entry in metadata.storage_data.values()})
+    for file in files:
+        if not (folder / file).is_file():
+            raise FileNotFoundError(f"{file} of another rank is not in {folder} here: the directory must be shared")
+    begins = _begins(folder, metadata)
+    tensors = {}
+    for name, entry in metadata.state_dict_metadata.items():
+        assert isinstance(entry, TensorStorageMetadata)
+        chunks = []
+        for chunk in entry.chunks:
+            index = MetadataIndex(name, chunk.offsets)
+            file = metadata.storage_data[index].relative_path
+            chunks.append(SavedChunk(tuple(chunk.offsets), tuple(chunk.sizes), file, begins[index]))
+        tensors[name] = SavedTensor(entry.properties.dtype, tuple(entry.size), tuple(chunks))
+    content = to_json(tensors)
+    from_json(content, {file: (folder / file).stat().st_size for file in files})  # or nobody could load it
+    write_durably(folder / INDEX, content)
 
 
-def describe(folder: Path) -> dict[str, Tensor]:
-    """Shapes and dtypes of what is in the folder, as meta tensors. Its files must have been verified."""
-    metadata = FileSystemReader(folder).read_metadata()
-    return {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
-        for name, entry in metadata.state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
+def _begins(folder: Path, metadata: Metadata) -> dict[MetadataIndex, int]:
+    """Where the elements of each chunk begin in their file, behind what ``torch.save`` writes in front of them."""
+    by_file: dict[str, list[MetadataIndex]] = {}
+    for index, entry in metadata.storage_data.items():
+        by_file.setdefault(entry.relative_path, []).append(index)
+    begins = {}
+    for file, indexes in by_file.items():
+        with open(folder / file, "rb") as stream:
+            for index in indexes:
+                entry = metadata.storage_data[index]
+                view: Any = _create_file_view(stream, entry.offset, entry.length)
+                archive: Any = torch._C.PyTorchFileReader(view)
+                begins[index] = entry.offset + archive.get_record_offset("data/0")
+    return begins
 
 
-def read_into(folder: Path, targets: Mapping[str, Tensor | Parts]) -> None:
+def describe(folder: SavedFolder) -> dict[str, Tensor]:
+    """Shapes and dtypes of what is in the folder, as meta tensors.
+
+    Raises:
+        CheckpointError: ``checkpoint_torn``.
+    """
+    return {name: torch.empty(saved.size, dtype=saved.dtype, device="meta") for name, saved in folder.tensors.items()}
+
+
+def read_into(folder: SavedFolder, targets: Mapping[str, Tensor | Parts]) -> None:
     """Read tensors of the folder into ``targets``, which have their shapes; other dtypes are converted."""
-    if targets:
-        with _single_process():
-            planner = LoadPlanner(flatten_state_dict=False)
-            load(dict(targets), storage_reader=FileSystemReader(folder), planner=planner, no_dist=True)
+    for name, target in targets.items():
+        saved = folder.tensors[name]
+        if tuple(target.size()) != saved.size:
+            raise ValueError(f"{name} was saved as {saved.size}, not {tuple(target.size())}")
+        if isinstance(target, Parts):
+            parts = target
+        else:
+            parts = Parts(saved.size).put((0,) * len(saved.size), target)
+        chunks = [ChunkStorageMetadata(torch.Size(each.offsets), torch.Size(each.sizes)) for each in saved.chunks]
+        described = TensorStorageMetadata(TensorProperties(saved.dtype), torch.Size(saved.size), chunks)
+        for item in create_read_items_for_chunk_list(name, described, parts.__create_chunk_list__()):
+            assert item.storage_index.index is not None
+            part = parts.at(item.dest_index.offset)
+            for dim, (begin, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
+                part = part.narrow(dim, begin, length)
+            chunk = saved.chunks[item.storage_index.index]
+            folder.read(chunk, saved.dtype, tuple(item.storage_offsets), tuple(item.lengths), part)
+            if not part.is_inference():
+                increment_version(part)  # not all that is read goes through torch
 
 
-def read(folder: Path, described: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def read(folder: SavedFolder, described: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Read tensors that ``describe`` has named into new ones on the CPU."""
     found = {name: torch.empty_like(tensor, device="cpu") for name, tensor in described.items()}
     read_into(folder, found)
     return found
-
-
-def pack(value: Any) -> Tensor:
-    """Plain data (numbers, strings, tensors, and lists and dicts of them) as a uint8 tensor.
-
-    Raises:
-        Exception: what ``torch.load(weights_only=True)`` says of other things.
-    """
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    packed = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
-    unpack(packed)
-    return packed
-
-
-def unpack(packed: Tensor) -> Any:
-    """What ``pack`` was given."""
-    return torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True, map_location="cpu")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ import torch
 
 import recfx
 from recfx.checkpoint import directory as checkpoint_directory
+from recfx.checkpoint import manifest as manifest_module
 from recfx.checkpoint import storage
 from recfx.checkpoint.manifest import Manifest
-from tests.checkpoint.training import Training
+from tests.checkpoint.training import OnePart, Training, assert_same
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,7 +87,7 @@ def test_a_failing_writer_cleans_up_and_leaves_the_old_checkpoint(
     training = Training.build()
     training.save(tmp_path)
     before = sorted(os.listdir(tmp_path))
-    monkeypatch.setattr(Manifest, "switch", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+    monkeypatch.setattr(Manifest, "switch", fail)
     with pytest.raises(recfx.CheckpointError, match=r"no space left\. The old checkpoint.*is as it was") as caught:
         training.save(tmp_path)
     assert caught.value.reason == "checkpoint_not_written"
@@ -100,22 +103,123 @@ def test_leftovers_make_room_before_anything_is_written(tmp_path: Path, monkeypa
     (tmp_path / "checkpoint.json.0123456789abcdef").write_text("half a mani")
     write = storage.write
 
-    def note(folder: Path, tensors: dict[str, torch.Tensor], *group: Any) -> None:
+    def note(folder: Path, tensors: dict[str, torch.Tensor], *group: Any) -> Any:
         assert sorted(os.listdir(tmp_path)) == ["checkpoint.json", current]
-        write(folder, tensors, *group)
+        return write(folder, tensors, *group)
 
     monkeypatch.setattr(storage, "write", note)
     training.save(tmp_path)
     assert Manifest.read(tmp_path).data != current
 
 
-def test_a_damaged_checkpoint_can_be_written_over(tmp_path: Path) -> None:
-    training = Training.build()
+def sealed(text: str) -> bytes:
+    """A manifest of this content, with the right checksum."""
+    line = text.encode()
+    return line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: b"",
+        lambda content: bytes(len(content)),
+        lambda content: b"?" + content[1:],
+        lambda content: sealed('{"format": "recfx"}'),
+        lambda content: sealed('{"format": "recfx", "version": "two", "data": 7, "files": []}'),
+        lambda content: sealed('{"format": "recfx", "version": 1000}'),
+    ],
+    ids=["half", "empty", "zeros", "one_byte", "no_entries", "wrong_entries", "later_version"],
+)
+def test_a_damaged_checkpoint_can_be_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytes], bytes]
+) -> None:
+    """And until the new one is complete, nothing of the old one is deleted."""
+    training = Training.build("sgd", rows=40, model_class=OnePart)
     training.save(tmp_path)
-    (tmp_path / "checkpoint.json").write_text("damaged")
+    path = tmp_path / "checkpoint.json"
+    path.write_bytes(damage(path.read_bytes()))
+    before = sorted(os.listdir(tmp_path))
+    monkeypatch.setattr(Manifest, "switch", fail)
+    with pytest.raises(recfx.CheckpointError, match="no space left"):
+        training.save(tmp_path)
+    assert set(before) <= set(os.listdir(tmp_path))
+    monkeypatch.undo()
     training.save(tmp_path)
     training.load(tmp_path)
     assert len(os.listdir(tmp_path)) == 2
+
+
+def test_a_checkpoint_without_its_manifest_stays_until_the_new_one_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training.build("sgd", rows=40, model_class=OnePart)
+    training.save(tmp_path)
+    (tmp_path / "checkpoint.json").unlink()
+    before = os.listdir(tmp_path)
+    monkeypatch.setattr(Manifest, "switch", fail)
+    with pytest.raises(recfx.CheckpointError, match="no space left"):
+        training.save(tmp_path)
+    assert os.listdir(tmp_path) == before
+
+
+@pytest.mark.parametrize("content", ['{"step": 5}', "step 5\n", "[]", sealed('{"format": "other"}').decode()])
+def test_a_manifest_of_somebody_else_is_left_alone(tmp_path: Path, content: str) -> None:
+    (tmp_path / "checkpoint.json").write_text(content)
+    (tmp_path / "data-0123456789abcdef").mkdir()
+    (tmp_path / "data-0123456789abcdef" / "theirs").write_text("theirs")
+    training = Training.build("sgd", rows=40, model_class=OnePart)
+    with pytest.raises(recfx.CheckpointError, match=r"checkpoint\.json was not written by save_checkpoint") as caught:
+        training.save(tmp_path)
+    assert caught.value.reason == "directory_not_ours"
+    assert (tmp_path / "checkpoint.json").read_text() == content
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint.json", "data-0123456789abcdef"]
+    (tmp_path / "checkpoint.json").unlink()  # as the error says
+    training.save(tmp_path)
+    assert (tmp_path / "data-0123456789abcdef" / "theirs").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("kind", ["link", "directory"])
+def test_a_manifest_that_is_no_file_is_left_alone(tmp_path: Path, kind: str) -> None:
+    path, theirs = tmp_path / "d" / "checkpoint.json", tmp_path / "theirs"
+    path.parent.mkdir()
+    theirs.write_text('{"format": "recfx"}')
+    path.symlink_to(theirs) if kind == "link" else path.mkdir()
+    with pytest.raises(recfx.CheckpointError) as caught:
+        Training.build("sgd", rows=40, model_class=OnePart).save(path.parent)
+    assert caught.value.reason == "directory_not_ours"
+    assert os.listdir(path.parent) == ["checkpoint.json"]
+
+
+@pytest.mark.parametrize("unreadable", [OSError("no more file descriptors"), KeyboardInterrupt()])
+def test_an_error_after_the_switch_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: BaseException
+) -> None:
+    """Neither when the directory cannot be written to the disk, nor when its manifest cannot even be read then."""
+    training, other = (Training.build("sgd", rows=40, model_class=OnePart, seed=seed) for seed in (0, 1))
+    training.save(tmp_path)
+    replace, read = os.replace, manifest_module._content
+
+    def failing_content(directory: Path) -> bytes:
+        raise unreadable
+
+    def replace_and_fail(source: Path, target: Path) -> None:
+        replace(source, target)
+        monkeypatch.setattr(manifest_module, "_content", failing_content)
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(os, "replace", replace_and_fail)
+    with pytest.raises((recfx.CheckpointError, KeyboardInterrupt)) as caught:
+        other.save(tmp_path)
+    if isinstance(caught.value, recfx.CheckpointError):
+        assert "neither the old one nor the new one was deleted" in caught.value.message
+    monkeypatch.setattr(manifest_module, "_content", read)
+    training.load(tmp_path)
+    assert_same(dict(training.model.state_dict()), dict(other.model.state_dict()))
+
+
+def fail(*_: object) -> None:
+    raise OSError("no space left")
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:

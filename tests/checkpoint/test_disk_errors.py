@@ -83,9 +83,9 @@ def test_a_disk_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     training = build(3)
     before = training.everything()
     if place == "manifest":
-        monkeypatch.setattr(manifest, "_digest", fail)
+        monkeypatch.setattr(manifest, "_content", fail)
     else:
-        monkeypatch.setattr(FileSystem, "create_stream", fail)
+        monkeypatch.setattr(os, "preadv", fail)
     with pytest.raises(recfx.CheckpointError, match=r"No space left.*Nothing was loaded") as caught:
         training.load(tmp_path)
     assert caught.value.reason == "checkpoint_unreadable"

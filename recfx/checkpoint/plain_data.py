@@ -1,0 +1,129 @@
+"""Plain data as JSON and back: what a checkpoint keeps beside tensors, read without a pickle.
+
+Numbers, strings, None and lists are JSON's own. Everything else is an object of one key, which says what it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recfx.checkpoint.dtypes import DTYPES, NAMES
+
+
+def encode(value: object) -> bytes:
+    """The JSON of ``value``.
+
+    Raises:
+        TypeError: it, or something in it, is none of: None, bool, int, float, complex, str, bytes, list, tuple, set,
+            dict, ``OrderedDict``, tensor, ``torch.Size``, ``torch.dtype``, ``torch.device``.
+        RecursionError: it contains itself, or is nested some hundred times.
+    """
+    return json.dumps(_encoded(value)).encode()
+
+
+def decode(content: bytes) -> Any:
+    """What ``encode`` was given; tensors come back on the CPU.
+
+    Raises:
+        ValueError: ``content`` is not what ``encode`` writes.
+    """
+    try:
+        return _decoded(json.loads(content))
+    except (KeyError, TypeError, OverflowError, RecursionError, RuntimeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def _encoded(value: Any) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind is list:
+        return [_encoded(each) for each in value]
+    for name, (known, to_json, _) in _KINDS.items():
+        if kind is known:
+            return {name: to_json(value)}
+    raise TypeError(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    ((name, content),) = value.items()
+    return _KINDS[name][2](content)
+
+
+def _items(value: Any) -> list[Any]:
+    return [_encoded(each) for each in value]
+
+
+def _pairs(value: dict[Any, Any]) -> list[Any]:
+    return [[_encoded(key), _encoded(each)] for key, each in value.items()]
+
+
+def _pairs_back(content: list[Any]) -> list[tuple[Any, Any]]:
+    return [(_decoded(key), _decoded(each)) for key, each in content]
+
+
+def _list_back(content: Any) -> list[Any]:
+    if not isinstance(content, list):
+        raise TypeError("not a list")
+    return [_decoded(each) for each in content]
+
+
+def _tensor(value: Tensor) -> dict[str, Any]:
+    if value.dtype not in NAMES or value.layout != torch.strided:
+        raise TypeError(f"a tensor of dtype {value.dtype} and layout {value.layout}")
+    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
+    content = base64.b64encode(flat.view(torch.uint8).numpy().tobytes()).decode()
+    return {"dtype": NAMES[value.dtype], "size": list(value.shape), "content": content}
+
+
+def _tensor_back(content: dict[str, Any]) -> Tensor:
+    dtype, data = DTYPES[content["dtype"]], _bytes_back(content["content"])
+    size = content["size"]
+    if any(type(length) is not int or length < 0 for length in size):
+        raise TypeError("a size that is none")
+    if len(data) != math.prod(size) * dtype.itemsize:
+        raise TypeError("a tensor of another size")
+    if not data:
+        return torch.empty(size, dtype=dtype, device="cpu")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).view(size)
+
+
+def _bytes(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _bytes_back(content: str) -> bytes:
+    return base64.b64decode(content, validate=True)
+
+
+def _device_back(content: str) -> torch.device:
+    if not isinstance(content, str):
+        raise TypeError("a device that is none")
+    return torch.device(content)
+
+
+# What an object of one key may be: by that key, the type, how it is written, and how it is read.
+_KINDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "tuple": (tuple, _items, lambda content: tuple(_list_back(content))),
+    "set": (set, _items, lambda content: set(_list_back(content))),
+    "dict": (dict, _pairs, lambda content: dict(_pairs_back(content))),
+    "OrderedDict": (OrderedDict, _pairs, lambda content: OrderedDict(_pairs_back(content))),
+    "bytes": (bytes, _bytes, _bytes_back),
+    "complex": (complex, lambda value: [value.real, value.imag], lambda content: complex(*content)),
+    "tensor": (Tensor, _tensor, _tensor_back),
+    "size": (torch.Size, list, torch.Size),
+    "dtype": (torch.dtype, lambda value: str(value).removeprefix("torch."), DTYPES.__getitem__),
+    "device": (torch.device, str, _device_back),
+}

@@ -1,0 +1,158 @@
+"""The data folder of a checkpoint, opened for reading.
+
+Whoever wrote it may mean harm. So the folder is opened once, and its files inside of it: regular files, never through a
+link. What is done to the names in the directory meanwhile changes nothing, and a file that was changed since it was
+checked is not read.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import math
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recfx.checkpoint.manifest import Manifest, digest_of, open_regular, torn
+from recfx.checkpoint.tensor_index import INDEX, SavedChunk, SavedTensor, from_json
+
+_MOST_INDEX_BYTES = 1 << 28
+_PIECE = 1 << 26
+
+
+class SavedFolder:
+    """A data folder that is open until ``close``.
+
+    Args:
+        directory: of the checkpoint.
+        manifest: of it, read and checked.
+
+    Raises:
+        CheckpointError: ``checkpoint_torn``.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.path = directory / manifest.data
+        self._files = manifest.files
+        self._checked: dict[str, tuple[int, ...]] = {}
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self._descriptor = os.open(self.path, flags)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                raise
+            raise torn(self.path, "it is missing, or no directory") from None
+        self._index: Mapping[str, SavedTensor] | None = None
+
+    def close(self) -> None:
+        """Nothing can be read any more."""
+        os.close(self._descriptor)
+
+    def verify(self) -> None:
+        """Read all files, and compare them with the manifest.
+
+        Raises:
+            CheckpointError: ``checkpoint_torn``.
+        """
+        for name, (_, digest) in self._files.items():
+            with self._opened(name) as descriptor:
+                if digest_of(descriptor) != digest:
+                    raise torn(self.path / name, "its checksum is another")
+                self._checked[name] = _identity(os.fstat(descriptor))
+
+    @property
+    def tensors(self) -> Mapping[str, SavedTensor]:
+        """What is saved, by name.
+
+        Raises:
+            CheckpointError: ``checkpoint_torn``.
+        """
+        if self._index is None:
+            self._index = self._read_index()
+        return self._index
+
+    def _read_index(self) -> dict[str, SavedTensor]:
+        path = self.path / INDEX
+        if INDEX not in self._files:
+            raise torn(path, "the manifest does not name it")
+        size, digest = self._files[INDEX]
+        if size > _MOST_INDEX_BYTES:
+            raise torn(path, f"it has {size} bytes, more than any that save_checkpoint writes")
+        content = bytearray(size)
+        with self._opened(INDEX) as descriptor:
+            _read(descriptor, memoryview(content), 0)
+        if hashlib.sha256(content).hexdigest() != digest:  # what is read here, not what was there before
+            raise torn(path, "its checksum is another")
+        try:
+            return from_json(bytes(content), {name: length for name, (length, _) in self._files.items()})
+        except ValueError as error:
+            raise torn(path, str(error)) from None
+
+    def read(
+        self, chunk: SavedChunk, dtype: torch.dtype, begin: tuple[int, ...], lengths: tuple[int, ...], target: Tensor
+    ) -> None:
+        """Read a rectangle.
+
+        Args:
+            chunk: of a saved tensor.
+            dtype: of that tensor.
+            begin: of the rectangle in the chunk.
+            lengths: its size.
+            target: that has this size; other dtypes are converted.
+
+        Raises:
+            OSError: what the disk says, or that the file has been changed.
+        """
+        columns = chunk.sizes[1:]
+        row_bytes = math.prod(columns) * dtype.itemsize
+        first = begin[0] if begin else 0
+        with self._opened(chunk.file) as descriptor:
+            if lengths[1:] == columns and target.is_cpu and target.is_contiguous() and target.dtype == dtype:
+                _read(descriptor, _bytes_of(target), chunk.begin + first * row_bytes)
+                return
+            rows = lengths[0] if lengths else 1
+            step = max(1, _PIECE // max(1, row_bytes))
+            for row in range(0, rows, step):
+                count = min(step, rows - row)
+                piece = torch.empty((count, *columns), dtype=dtype, device="cpu")
+                _read(descriptor, _bytes_of(piece), chunk.begin + (first + row) * row_bytes)
+                for dim in range(1, len(lengths)):
+                    piece = piece.narrow(dim, begin[dim], lengths[dim])
+                if lengths:
+                    target[row : row + count].copy_(piece)
+                else:
+                    target.copy_(piece[0])
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        with open_regular(self.path / name, self._descriptor) as descriptor:
+            found, wanted = os.fstat(descriptor), self._files[name][0]
+            if name in self._checked and _identity(found) != self._checked[name]:
+                raise OSError(f"{name} was changed while it was read")
+            if found.st_size != wanted:
+                raise torn(self.path / name, f"it has {found.st_size} bytes instead of {wanted}")
+            yield descriptor
+
+
+def _identity(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, stat.S_IFMT(found.st_mode)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    content: Any = tensor.detach().view(-1).view(torch.uint8).numpy()
+    return memoryview(content)
+
+
+def _read(descriptor: int, target: memoryview, begin: int) -> None:
+    while len(target) > 0:
+        count = os.preadv(descriptor, [target], begin)
+        if count == 0:
+            raise OSError("a file has become shorter while it was read")
+        target, begin = target[count:], begin + count

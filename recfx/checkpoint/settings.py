@@ -1,0 +1,199 @@
+"""All that a checkpoint keeps beside tensors: extra states of modules, and settings of optimizers.
+
+It is a tensor of bytes among the others, JSON inside, and whoever wrote it may mean harm: its shape is checked before
+anything looks into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recfx.checkpoint import plain_data, storage
+from recfx.checkpoint.manifest import torn
+from recfx.checkpoint.names import SETTINGS, mismatch
+from recfx.checkpoint.saved_folder import SavedFolder
+from recfx.errors import CheckpointError
+
+
+def pack_settings(settings: dict[str, Any]) -> Tensor:
+    """As a uint8 tensor.
+
+    Raises:
+        CheckpointError: ``value_not_supported``.
+    """
+    try:
+        content = plain_data.encode(settings)
+    except (TypeError, RecursionError) as error:
+        what = "a value that contains itself" if isinstance(error, RecursionError) else str(error)
+        raise CheckpointError(
+            f"a setting of an optimizer, or an extra state of a module, is not plain data ({what}).",
+            reason="value_not_supported",
+            what_to_do="use numbers, strings, tensors, and lists and dicts of them.",
+        ) from error
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def read_settings(folder: SavedFolder, described: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What ``pack_settings`` was given.
+
+    Raises:
+        CheckpointError: ``checkpoint_torn``.
+    """
+    entry = described.get(SETTINGS)
+    if entry is None or entry.dtype != torch.uint8 or entry.dim() != 1:
+        raise torn(folder.path, "it has no settings")
+    content = storage.read(folder, {SETTINGS: entry})[SETTINGS].numpy().tobytes()
+    try:
+        settings = plain_data.decode(content)
+        _check(settings, {"extra_state": dict, "in_backward": dict, "optimizer": (dict, type(None))}, "settings")
+        _check_names(settings["extra_state"], "extra_state")
+        _check_names(settings["in_backward"], "in_backward")
+        for name, entry in settings["in_backward"].items():
+            _check_in_backward(name, entry)
+        if settings["optimizer"] is not None:
+            _check_optimizer(settings["optimizer"])
+    except ValueError as error:
+        raise torn(folder.path, f"its settings are none: {error}") from None
+    return dict(settings)
+
+
+def check_settings_fit(saved: Mapping[str, Any], current: Mapping[str, Any], module_path: str) -> None:
+    """Whether an optimizer can take the settings: those that it has are of the same kind.
+
+    Raises:
+        CheckpointError: ``checkpoint_mismatch``.
+    """
+    for key, value in saved.items():
+        if key != "params" and key in current and not _alike(value, current[key]):
+            raise mismatch(
+                f"its setting {key!r} was saved as {_shown(value)}, here it is {_shown(current[key])}.",
+                module_path=module_path,
+                what_to_do="build the optimizer as it was built when saving.",
+            )
+
+
+def check_state_fits(
+    tensors: Mapping[str, Tensor], values: Mapping[str, Any], shape: tuple[int, ...], optimizer: type, name: str
+) -> None:
+    """Whether the saved state of one parameter has its shape, for optimizers of torch whose state always has.
+
+    Args:
+        tensors: of the state.
+        values: the rest of it.
+        shape: of the parameter.
+        optimizer: class of it.
+        name: of the parameter, for the message.
+
+    Raises:
+        CheckpointError: ``checkpoint_mismatch``.
+    """
+    if optimizer not in _ELEMENTWISE:
+        return
+    wrong = [key for key, value in values.items() if not (value is None or isinstance(value, bool) or is_number(value))]
+    if wrong:
+        raise mismatch(
+            f"its state {wrong[0]!a} was saved as {_shown(values[wrong[0]])}.",
+            module_path=name,
+            what_to_do="build the optimizer as it was built when saving.",
+        )
+    for key, value in tensors.items():
+        if value.dim() > 0 and tuple(value.shape) != shape:
+            raise mismatch(
+                f"its state {key!r} is {tuple(value.shape)}, the parameter {shape}.",
+                module_path=name,
+                what_to_do="build the optimizer as it was built when saving.",
+            )
+
+
+_ELEMENTWISE = (
+    torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax,
+    torch.optim.ASGD, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD,
+    torch.optim.SparseAdam,
+)  # fmt: skip
+
+
+def _alike(saved: object, current: object) -> bool:
+    if current is None:
+        return saved is None or isinstance(saved, (bool, int, float, str, Tensor))
+    if saved is None:
+        return isinstance(current, bool)  # as foreach= of torch's optimizers is, or None
+    if isinstance(saved, Tensor) and isinstance(current, Tensor):
+        return saved.shape == current.shape
+    if is_number(saved) and is_number(current):
+        return True
+    if isinstance(saved, (tuple, list)) and isinstance(current, (tuple, list)):
+        return len(saved) == len(current) and all(map(_alike, saved, current))
+    return type(saved) is type(current)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is an int or a float, or a tensor of one."""
+    if isinstance(value, Tensor):
+        return value.dim() == 0 and not value.dtype.is_complex and value.dtype != torch.bool
+    return type(value) is float or (type(value) is int and abs(value) < 1 << 63)
+
+
+def _shown(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!a:.50}"
+
+
+def _check(found: object, entries: Mapping[str, type | tuple[type, ...]], place: str) -> None:
+    if not isinstance(found, dict):
+        raise ValueError(f"{place} is a {type(found).__name__}")
+    for key, kind in entries.items():
+        if key not in found or not isinstance(found[key], kind):
+            raise ValueError(f"{place} has no {key!r}, or of another type")
+
+
+def _check_names(found: dict[Any, Any], place: str) -> None:
+    if not all(isinstance(name, str) for name in found):
+        raise ValueError(f"{place} has keys that are no names")
+
+
+def _check_in_backward(name: str, entry: Any) -> None:
+    place = f"in_backward of {name!a}"
+    _check(entry, {"kind": str, "settings": dict, "values": dict, "tensors": list}, place)
+    _check_names(entry["settings"], place)
+    _check_names(entry["values"], place)
+    if (
+        "params" in entry["settings"]
+        or not _are_names(entry["tensors"])
+        or set(entry["tensors"]) & set(entry["values"])
+    ):
+        raise ValueError(f"{place} has wrong names")
+    blocks = entry.get("blocks", [(0, 1)])
+    end = 0
+    for block in blocks if isinstance(blocks, list) else [None]:
+        if not isinstance(block, tuple) or [type(each) for each in block] != [int, int]:
+            raise ValueError(f"{place} has wrong blocks")
+        if block[0] != end or block[1] <= end:
+            raise ValueError(f"{place} has blocks that do not follow each other")
+        end = block[1]
+    if not blocks:
+        raise ValueError(f"{place} has no blocks")
+
+
+def _check_optimizer(found: Any) -> None:
+    _check(found, {"kind": str, "groups": list, "state": dict}, "optimizer")
+    if not isinstance(found.get("any_order", False), bool):
+        raise ValueError("optimizer has a wrong 'any_order'")
+    for group in found["groups"]:
+        _check(group, {"params": list}, "a group of optimizer")
+        _check_names(group, "a group of optimizer")
+        if not _are_names(group["params"]):
+            raise ValueError("a group of optimizer has wrong params")
+    _check_names(found["state"], "optimizer")
+    for name, state in found["state"].items():
+        place = f"the state of {name!a}"
+        _check(state, {"values": dict, "tensors": list}, place)
+        _check_names(state["values"], place)
+        if not _are_names(state["tensors"]) or set(state["tensors"]) & set(state["values"]):
+            raise ValueError(f"{place} has wrong names")
+
+
+def _are_names(found: list[Any]) -> bool:
+    return all(isinstance(name, str) for name in found) and len(set(found)) == len(found)
