@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recfx.checkpoint import storage
+from recfx.checkpoint.arguments import checked_directory, checked_model
 from recfx.checkpoint.directory import locked
 from recfx.checkpoint.disk_errors import told_as
 from recfx.checkpoint.in_backward_plan import BackwardPlan
@@ -26,7 +27,6 @@ from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.settings import read_settings
 from recfx.checkpoint.sharded_load import read_rows
 from recfx.checkpoint.sharded_names import NamedTable
-from recfx.discovery import unwrap
 from recfx.hashing.row_move import RowMove
 from recfx.sharding.shards import Shard
 
@@ -41,9 +41,9 @@ def load_checkpoint(
     """Load what ``save_checkpoint`` saved: training goes on as if it had never stopped, to the bit.
 
     Files, names, shapes, dtypes and indexes are checked first: after an error the model, its indexes and its optimizers
-    are as they were. Only a disk that fails between the check and the reading of big weights (the message says so), a
-    load hook of the user's that raises, or interrupting this while big weights are read (Ctrl-C) can leave a mixture
-    of old and new: load again then.
+    are as they were. No file is unpickled, so none can run code, whoever wrote it. Only a disk that fails between the
+    check and the reading of big weights (the message says so), a load hook of the user's that raises, or interrupting
+    this while big weights are read (Ctrl-C) can leave a mixture of old and new: load again then.
 
     Args:
         model: built, converted, and given its optimizers in backward as when saving. Tables with an index may have more
@@ -59,11 +59,11 @@ def load_checkpoint(
             ``checkpoint_unreadable`` (what the disk says), ``checkpoint_mismatch`` (another model, naming what
             differs, or a table that has an index on one side only), ``model_on_meta``,
             ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``, ``optimizer_not_supported``,
+            ``invalid_argument``,
             ``bucket_too_small``, ``other_rank_failed``, or what is wrong with an index. On all ranks.
     """
-    path = Path(directory)
-    root = unwrap(model)
-    peers = Peers.of(root)
+    root, peers = checked_model(model)
+    path = checked_directory(directory, peers)
     consequence = ["Nothing was loaded."]
     what_to_do = "see that the files can be read, and load again, or use another checkpoint."
     with told_as("checkpoint_unreadable", path, lambda: consequence[-1], what_to_do):

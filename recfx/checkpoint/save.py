@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata
 
 from recfx.checkpoint import storage
+from recfx.checkpoint.arguments import checked_directory, checked_model
 from recfx.checkpoint.directory import (
     MANIFEST,
     check_writable,
@@ -23,6 +24,7 @@ from recfx.checkpoint.directory import (
     remove_leftovers,
 )
 from recfx.checkpoint.disk_errors import told_as
+from recfx.checkpoint.dtypes import check_storable
 from recfx.checkpoint.in_backward import optimizers_in_backward
 from recfx.checkpoint.manifest import Manifest, is_foreign
 from recfx.checkpoint.names import IN_BACKWARD, MODEL, OPTIMIZER, SETTINGS
@@ -32,7 +34,6 @@ from recfx.checkpoint.peers import Peers
 from recfx.checkpoint.settings import pack_settings
 from recfx.checkpoint.sharded_names import sharded_tables
 from recfx.checkpoint.sharded_save import joined_counts, tables_contents, tables_in_backward
-from recfx.discovery import unwrap
 from recfx.errors import CheckpointError
 
 
@@ -53,13 +54,13 @@ def save_checkpoint(
 
     Raises:
         CheckpointError: ``checkpoint_not_written`` (the disk is full, say, or the directory is not ours to write:
-            the checkpoint that was there before is as it was), ``checkpoint_busy``, ``model_on_meta``,
+            the checkpoint that was there before is as it was), ``directory_not_ours`` (its ``checkpoint.json`` was
+            not written by this function), ``checkpoint_busy``, ``invalid_argument``, ``model_on_meta``,
             ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``, ``optimizer_not_supported`` (also one
             that steps parameters outside the model), ``value_not_supported``; ``other_rank_failed``. On all ranks.
     """
-    path = Path(directory)
-    root = unwrap(model)
-    peers = Peers.of(root)
+    root, peers = checked_model(model)
+    path = checked_directory(directory, peers)
     tensors = _contents(root, optimizer, peers)
     data, temporary = peers.agree(new_names)[0]
 
@@ -168,7 +169,11 @@ def _own(model: nn.Module, optimizer: Any) -> _Own:
 
 
 def _common(model: nn.Module, own: _Own, described: list[dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What all ranks have: the tensors of the model that are not sharded, and all settings."""
+    """What all ranks have: the tensors of the model that are not sharded, and all settings.
+
+    Raises:
+        CheckpointError: ``value_not_supported``, or what ``join_described`` says.
+    """
     tensors = {MODEL + name: value.detach() for name, value in own.state.items() if isinstance(value, Tensor)}
     extra_state = {name: value for name, value in own.state.items() if not isinstance(value, Tensor)}
     in_backward = {}
@@ -184,6 +189,8 @@ def _common(model: nn.Module, own: _Own, described: list[dict[str, Any]]) -> tup
     in_backward.update(tables_in_backward(model))
     if own.optimizer is not None:
         tensors.update({OPTIMIZER + name: tensor for name, tensor in own.optimizer.tensors.items()})
+    for name, tensor in tensors.items():
+        check_storable(name, tensor)
     together = join_described(described, model) if described else None
     return tensors, {"extra_state": extra_state, "in_backward": in_backward, "optimizer": together}
 

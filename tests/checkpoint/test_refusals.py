@@ -263,6 +263,48 @@ def test_another_ordinary_optimizer(saved: Path, tmp_path: Path) -> None:
     assert "saved without optimizer=" in refused(training, tmp_path).message
 
 
+@pytest.mark.parametrize("call", [recfx.save_checkpoint, recfx.load_checkpoint])
+@pytest.mark.parametrize(
+    ("model", "directory", "message"),
+    [
+        (3, "d", "model is a int"),
+        (None, "d", "model is a NoneType"),
+        ("d", nn.Linear(1, 1), "model is a str"),
+        (nn.Linear(1, 1), 3, "directory is a int"),
+        (nn.Linear(1, 1), None, "directory is a NoneType"),
+        (nn.Linear(1, 1), b"d", "directory is a bytes"),
+        (nn.Linear(1, 1), "", "directory is ''"),
+        (nn.Linear(1, 1), "a\0b", "directory is 'a"),
+    ],
+)
+def test_wrong_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any, model: Any, directory: Any, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(recfx.CheckpointError, match=message) as caught:
+        call(model, directory)
+    assert caught.value.reason == "invalid_argument"
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("optimizer", [3, "adam", [torch.optim.SGD], torch.optim.SGD])
+def test_what_is_no_optimizer(saved: Path, tmp_path: Path, optimizer: Any) -> None:
+    training = other()
+    assert refused(training, saved, optimizer=optimizer).reason == "optimizer_not_supported"
+    with pytest.raises(recfx.CheckpointError, match="optimizer= is a") as caught:
+        recfx.save_checkpoint(training.model, tmp_path, optimizer=optimizer)
+    assert caught.value.reason == "optimizer_not_supported"
+
+
+def test_tensors_that_are_not_simply_their_elements(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    model.register_buffer("odd", torch.eye(2).to_sparse())
+    with pytest.raises(recfx.CheckpointError, match=r"model\.odd is a tensor of dtype") as caught:
+        recfx.save_checkpoint(model, tmp_path)
+    assert caught.value.reason == "value_not_supported"
+    assert os.listdir(tmp_path) == []
+
+
 def test_what_is_on_meta(saved: Path, tmp_path: Path) -> None:
     training = other()
     training.model.to("meta")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 import recfx
 from recfx.checkpoint import model_plan
+from recfx.checkpoint.dtypes import DTYPES
 from tests.checkpoint.training import KINDS, RAW, OnePart, Training, TwoPart, assert_same, batch
 
 DERIVED = (".slots",)  # may be laid out in another order
@@ -203,6 +205,63 @@ def test_a_plain_model_and_an_adopted_one(tmp_path: Path) -> None:
     for one in (plain, adopted):
         one(features).sum().backward()
     torch.testing.assert_close(dict(adopted.state_dict()), dict(plain.state_dict()), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_tensors_of_any_dtype_and_layout(tmp_path: Path, dtype: torch.dtype) -> None:
+    def build(fill: int) -> nn.Module:
+        generator = torch.Generator().manual_seed(fill)
+        raw = torch.randint(0, 2 if dtype == torch.bool else 100, (12 * dtype.itemsize,), generator=generator)
+        whole = raw.to(torch.uint8).view(dtype).view(3, 4)
+        model = nn.Module()
+        tensors = {
+            "whole": whole,
+            "scalar": whole[1, 2].clone(),
+            "none": whole[:0],
+            "turned": whole.t(),
+            "cut": whole[:, 1:3],
+        }
+        if dtype.is_complex and dtype != torch.complex32:
+            tensors["conjugate"] = whole.conj()
+        for name, tensor in tensors.items():
+            model.register_buffer(name, tensor)
+        return model
+
+    source, target = build(1), build(2)
+    recfx.save_checkpoint(source, tmp_path)
+    recfx.load_checkpoint(target, tmp_path)
+    for name, value in source.state_dict().items():
+        found = target.state_dict()[name]
+        assert found.dtype == dtype
+        assert bytes_of(found) == bytes_of(value), name
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.resolve_conj().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_extra_states_of_all_plain_data(tmp_path: Path) -> None:
+    state = {
+        "numbers": [1, -(2**70), 0.1, float("inf"), True, None, 2 + 3j],
+        (1, "two"): ({"a", 2}, b"\0\xff", "line\nbreak \ud800"),
+        "ordered": OrderedDict(b=1, a=OrderedDict()),
+        "torch": [torch.Size([2, 3]), torch.float16, torch.device("cpu")],
+        "tensors": [torch.eye(2, dtype=torch.bfloat16), torch.empty(0, 3), torch.tensor(7)],
+        "empty": [(), {}, [], set(), ""],
+    }
+    source, target = (Training.build(model_class=ExtraState, rows=40) for _ in range(2))
+    source.model.calls = state
+    source.save(tmp_path)
+    target.load(tmp_path)
+    found = target.model.calls
+    assert [type(each) for each in found["ordered"].values()] == [int, OrderedDict]
+    assert list(found["ordered"]) == ["b", "a"]
+    for one, two in zip(found.pop("tensors"), state.pop("tensors"), strict=True):
+        assert one.dtype == two.dtype
+        assert torch.equal(one, two)
+    assert found == state
+    assert type(found["torch"][0]) is torch.Size
 
 
 class ExtraState(OnePart):

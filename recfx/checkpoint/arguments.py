@@ -1,0 +1,55 @@
+"""What ``save_checkpoint`` and ``load_checkpoint`` are called with, checked before anything else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from torch import nn
+
+from recfx.checkpoint.peers import Peers
+from recfx.discovery import unwrap
+from recfx.errors import CheckpointError
+
+
+def checked_model(model: object) -> tuple[nn.Module, Peers]:
+    """The model without wrappers, and the ranks that have it together.
+
+    Raises:
+        CheckpointError: ``invalid_argument``, or what ``Peers.of`` says.
+    """
+    if not isinstance(model, nn.Module):
+        raise CheckpointError(
+            f"model is a {type(model).__name__}.",
+            reason="invalid_argument",
+            what_to_do="pass the torch.nn.Module first, the directory second.",
+        )
+    root = unwrap(model)
+    return root, Peers.of(root)
+
+
+def checked_directory(directory: object, peers: Peers) -> Path:
+    """The directory as a path. Collective: what is wrong on one rank is wrong on all.
+
+    Raises:
+        CheckpointError: ``invalid_argument``.
+    """
+
+    def check() -> None:
+        found = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
+        if not isinstance(found, str):
+            raise _wrong_directory(f"is a {type(directory).__name__}")
+        if not found or "\0" in found:
+            raise _wrong_directory(f"is {found!r}, which no directory can be called")
+
+    peers.agree(check)
+    assert isinstance(directory, (str, os.PathLike))
+    return Path(directory)
+
+
+def _wrong_directory(what: str) -> CheckpointError:
+    return CheckpointError(
+        f"directory {what}.",
+        reason="invalid_argument",
+        what_to_do="pass the path of a directory, as a str or a pathlib.Path.",
+    )
