@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import fx, nn
@@ -15,6 +15,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recfx.errors import ConversionError
+from recfx.fx_leaf import FxLeaf, tracer_of_call
 from recfx.hashing import HashConfig, HashIndex
 from recfx.hashing.row_move import RowMove
 from recfx.ir.meta import NodeMeta, SourceLocation, annotate
@@ -43,7 +44,7 @@ class HashEmbeddingBagConfig(EmbeddingBagConfig):
     hashing: HashConfig = field(default_factory=HashConfig)
 
 
-class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
+class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
     """Pooled embeddings of raw or dense ids; input and output as ``torchrec.EmbeddingBagCollection``.
 
     Owns ``graph_module``, a ``torch.fx.GraphModule`` of explicit nodes. Parameters are
@@ -197,7 +198,20 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         """
         if torch.compiler.is_dynamo_compiling():  # one break a collection, not one a node
             return opaque(self._run, features)
+        tracer = tracer_of_call(self, (features,), {})
+        if tracer is not None:  # the collection is the root of the trace, or the user's code calls `forward` itself
+            traced: Any = self.leaf_call(tracer, (features,), {})
+            return traced
         return self._run(features)
+
+    def path_of_root(self) -> str:
+        """Where a graph of which this collection is the root finds it."""
+        return "embedding_bag_collection"
+
+    @property
+    def embedding_bag_collection(self) -> HashEmbeddingBagCollection:
+        """This collection itself: what the graph of ``torch.fx.symbolic_trace(collection)`` calls."""
+        return self
 
     def _run(self, features: KeyedJaggedTensor) -> KeyedTensor:
         self._follow_optimizers()
@@ -327,6 +341,10 @@ class HashEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         self._attached = self._attached_optimizers()
         self._compile()
         self.graph_module.train(self.training)
+
+
+# Graphs of `torch.fx.symbolic_trace` name these types; as strings they could not be pickled.
+HashEmbeddingBagCollection.forward.__annotations__ = get_type_hints(HashEmbeddingBagCollection.forward)
 
 
 def converted_collections(model: nn.Module) -> dict[str, HashEmbeddingBagCollection]:

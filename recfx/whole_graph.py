@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from recfx.collection import converted_collections
 from recfx.conversion import attach_conversion, conversion_of
 from recfx.discovery import set_mode
 from recfx.errors import ConversionError
+from recfx.fx_leaf import tracer_of_call
 from recfx.inline import inline_islands
 from recfx.ir import verify_graph
 from recfx.ir.meta import META_KEY
@@ -61,6 +63,11 @@ class WholeGraph(nn.Module):
         conversion.rollbacks = rollbacks
         attach_conversion(self, conversion)
         self.training = model.training
+        self._take_signature()
+
+    def _take_signature(self) -> None:
+        """Let ``forward`` have the arguments of the graphs: a tracer cannot follow ``*args``."""
+        self.__class__ = _with_signature_of(self.train_graph)
 
     @property
     def train_graph(self) -> fx.GraphModule:
@@ -92,7 +99,13 @@ class WholeGraph(nn.Module):
             ConversionError: ``mixed_modes``.
         """
         check_modes(self, self.training, self.__dict__["_entered"][self.training])
-        return self.graph_module(*args, **kwargs)
+        graph_module = self.graph_module
+        if tracer_of_call(self, args, kwargs) is not None:  # its modules are this one's: no tracer finds it by itself
+            return type(graph_module).forward(graph_module, *args, **kwargs)
+        return graph_module(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _without_state, (), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled GraphModule is its code; names and metadata of the nodes travel beside it.
@@ -111,6 +124,30 @@ class WholeGraph(nn.Module):
                 if meta is not None:
                     node.meta[META_KEY] = meta
             graph_module.recompile()
+        self._take_signature()
+
+
+def _with_signature_of(graph_module: fx.GraphModule) -> type[WholeGraph]:
+    """``WholeGraph`` with a ``forward`` of the same arguments as that of ``graph_module``."""
+    _, *parameters = inspect.signature(type(graph_module).forward).parameters.values()
+    scope: dict[str, Any] = {"run": WholeGraph.forward}
+    declared = []
+    for parameter in parameters:
+        if parameter.default is inspect.Parameter.empty:
+            declared.append(parameter.name)
+        else:
+            scope[f"default_of_{parameter.name}"] = parameter.default
+            declared.append(f"{parameter.name}=default_of_{parameter.name}")
+    names = ", ".join(parameter.name for parameter in parameters)
+    exec(f"def forward(self, {', '.join(declared)}):\n    return run(self, {names})", scope)
+    forward = scope["forward"]
+    forward.__doc__ = WholeGraph.forward.__doc__
+    forward.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return type("WholeGraph", (WholeGraph,), {"forward": forward, "__module__": __name__})
+
+
+def _without_state() -> WholeGraph:
+    return WholeGraph.__new__(WholeGraph)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 from torch.autograd import profiler
+
+from recfx.fx_leaf import FxLeaf
 
 
 @torch.compiler.disable
@@ -19,7 +20,7 @@ def opaque(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-class NodeModule(nn.Module):
+class NodeModule(FxLeaf):
     """A module that a graph node calls.
 
     Attributes:

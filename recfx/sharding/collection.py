@@ -17,6 +17,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recfx.collection import HashEmbeddingBagCollection
+from recfx.fx_leaf import FxLeaf, tracer_of_call
 from recfx.hashing.row_move import RowMove
 from recfx.nodes import HashIds, InputDistStart
 from recfx.nodes.base import opaque
@@ -39,7 +40,7 @@ _STARTED = (Awaitable, KJTSplitsAllToAllMeta)
 
 
 class ShardedHashEmbeddingBagCollection(
-    ShardedModule[KJTList, dict[str, Any], KeyedTensor, BatchContext], FusedOptimizerModule
+    FxLeaf, ShardedModule[KJTList, dict[str, Any], KeyedTensor, BatchContext], FusedOptimizerModule
 ):
     """A collection on several ranks.
 
@@ -112,7 +113,20 @@ class ShardedHashEmbeddingBagCollection(
         if torch.compiler.is_dynamo_compiling():
             waited: LazyAwaitable[KeyedTensor] = opaque(self._run, *arguments, **keywords)
             return waited
+        tracer = tracer_of_call(self, arguments, keywords)
+        if tracer is not None:  # the collection is the root of the trace, or the user's code calls `forward` itself
+            traced: Any = self.leaf_call(tracer, arguments, keywords)
+            return traced
         return super().forward(*arguments, **keywords)
+
+    def path_of_root(self) -> str:
+        """Where a graph of which this collection is the root finds it."""
+        return "embedding_bag_collection"
+
+    @property
+    def embedding_bag_collection(self) -> ShardedHashEmbeddingBagCollection:
+        """This collection itself: what the graph of ``torch.fx.symbolic_trace(collection)`` calls."""
+        return self
 
     def _run(self, *arguments: Any, **keywords: Any) -> KeyedTensor:
         result: KeyedTensor = super().forward(*arguments, **keywords).wait()

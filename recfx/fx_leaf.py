@@ -1,0 +1,81 @@
+"""A module that every torch.fx tracer takes as one leaf, whatever the tracer's own rules are.
+
+What such a module does depends on the batch (kernels, indexes, autograd functions): inside of it no trace can follow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx import _symbolic_trace
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+
+class FxLeaf(nn.Module):
+    """Base of the modules that become one ``call_module`` node: converted collections and the nodes of their graphs."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``nn.Module``'s; one node of the graph where a torch.fx tracer calls it."""
+        if torch.compiler.is_dynamo_compiling():
+            return super().__call__(*args, **kwargs)
+        tracer = tracer_of_call(self, args, kwargs)
+        if tracer is None:
+            return super().__call__(*args, **kwargs)
+
+        def entered(*args: Any, **kwargs: Any) -> Any:
+            if _has_hooks(self):  # they are part of the graph then, as those of every module that a tracer enters
+                return self._call_impl(*args, **kwargs)
+            return self.leaf_call(tracer, args, kwargs)
+
+        # Through the tracer, which notes what is called, and calls `entered` if the module is no leaf by its own rules.
+        return tracer.call_module(self, entered, *_as_nodes(tracer, args, kwargs))
+
+    def leaf_call(self, tracer: fx.Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Proxy:
+        """The node that runs this module's ``forward`` in the tracer's graph."""
+        path = tracer.path_of_module(self) or self.path_of_root()
+        args, kwargs = _as_nodes(tracer, args, kwargs)
+        if _has_hooks(self):  # a call of the module would run them too
+            module = tracer.create_proxy("get_attr", path, (), {})
+            return tracer.create_proxy("call_method", "forward", (module, *args), kwargs)
+        return tracer.create_proxy("call_module", path, args, kwargs)
+
+    def path_of_root(self) -> str:
+        """Under which name a graph calls this module if it is itself the root of the trace.
+
+        Raises:
+            RuntimeError: it has none.
+        """
+        raise RuntimeError(f"a {type(self).__name__} cannot be the root of a trace")
+
+
+def tracer_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Tracer | None:
+    """The torch.fx tracer that makes this call of ``module``; None outside of tracing."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, fx.Proxy) and isinstance(value.tracer, fx.Tracer):
+            return value.tracer
+    if not _symbolic_trace.is_fx_symbolic_tracing():
+        return None
+    # A batch of buffers or constants is no proxy, but a tracer gives out parameters as proxies.
+    for owner in module.modules():
+        for name in owner._parameters:
+            tracer = getattr(getattr(owner, name), "tracer", None)
+            return tracer if isinstance(tracer, fx.Tracer) else None
+    return None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _as_nodes(tracer: fx.Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    """The arguments with every batch that is a constant of the trace expressed by its tensors."""
+
+    def expressed(value: Any) -> Any:
+        if type(value) is not KeyedJaggedTensor:
+            return value
+        made = value.keys(), value.values(), value.weights_or_none(), value.lengths()
+        return tracer.create_proxy("call_function", KeyedJaggedTensor, made, {"stride": value.stride()})
+
+    return tuple(expressed(value) for value in args), {name: expressed(value) for name, value in kwargs.items()}
