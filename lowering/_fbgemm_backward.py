@@ -1,20 +1,23 @@
 """The autograd function of targets ``cpu`` and ``fbgemm``: any forward, and FBGEMM's backward.
 
 Gradients of ``weight.grad`` come from the same kernel as the fused SGD step: a step of -1 from zero is the gradient.
+A fused step waits until the backward pass has reached every lookup of the table.
 The function holds the tables alive until its backward has run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import fbgemm_gpu  # noqa: F401  (loads the operators)
 import torch
 from torch.autograd.function import once_differentiable
 
-from recfx.lowering._fbgemm_layout import Layout, distances
+from recfx.kernels.embedding_bag import row_gradients
+from recfx.lowering._fbgemm_layout import POOLING, Layout, distances
 from recfx.lowering._fbgemm_step import FLOAT32, FusedStep, TrainedBatch
+from recfx.lowering._step_once import StepOnce
 
 
 class LookedUp(NamedTuple):
@@ -38,7 +41,7 @@ class TrainableLookup:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._step = FusedStep(layout)
+        self._step, self._once = FusedStep(layout), StepOnce()
 
     def __call__(
         self,
@@ -60,11 +63,38 @@ class TrainableLookup:
             if self.layout.optimizers[0] is None:
                 arguments = list(weights)
             elif any(weight.requires_grad for weight in weights):
-                arguments = [torch.zeros(0, dtype=torch.float32, device="cpu", requires_grad=True)]
+                arguments = self._once.leaves(weights)
         output: torch.Tensor = _TableBatchedLookup.apply(
-            self.layout, self._step, weights, offsets, forward, per_sample_weights, *arguments
+            self.layout, (self._step, self._once), weights, offsets, forward, per_sample_weights, *arguments
         )
         return output
+
+
+class _Part:
+    """One backward's part of a fused step."""
+
+    def __init__(self, step: FusedStep, lookup: StepOnce, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
+        self.step, self.lookup, self.batch, self.grad_output = step, lookup, batch, grad_output
+        self.weights, self.optimizers = batch.weights, step.optimizers
+
+    def of_table(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
+        layout, batch = self.step.layout, self.batch
+        described, part = layout.tables[table], layout.part(table)
+        batch_size = self.grad_output.shape[0]
+        pooling = next(name for name, number in POOLING.items() if number == layout.pooling)
+        rows, gradients = [], []
+        for position, feature in enumerate(range(*part.features)):
+            offsets = batch.offsets[feature * batch_size : (feature + 1) * batch_size + 1]
+            ids = slice(int(offsets[0]), int(offsets[-1]))
+            begin = int(part.dim_offsets[position])
+            gradient = self.grad_output[:, begin : begin + described.embedding_dim]
+            scale = None if batch.scale is None else batch.scale[ids]
+            rows.append(batch.values[ids])
+            gradients.append(row_gradients(gradient, batch.values[ids], offsets - offsets[0], pooling, scale)[1])
+        return torch.cat(rows), torch.cat(gradients)
+
+    def step_with(self, parts: Sequence[_Part]) -> None:
+        self.step.run_once([part.batch for part in parts], [part.grad_output for part in parts])
 
 
 class _TableBatchedLookup(torch.autograd.Function):
@@ -74,7 +104,7 @@ class _TableBatchedLookup(torch.autograd.Function):
     def forward(
         ctx: Any,
         layout: Layout,
-        step: FusedStep,
+        step: tuple[FusedStep, StepOnce],
         weights: list[torch.Tensor],
         offsets: torch.Tensor,
         forward: Forward,
@@ -82,6 +112,7 @@ class _TableBatchedLookup(torch.autograd.Function):
         *arguments: torch.Tensor,
     ) -> torch.Tensor:
         # FBGEMM's kernels take an undefined tensor, None in Python, as "no weights"; an empty one they would read.
+        ctx.set_materialize_grads(False)
         scale = None if per_sample_weights is None else per_sample_weights.detach().float()
         looked_up = forward(scale)
         ctx.layout, ctx.step = layout, step
@@ -91,7 +122,9 @@ class _TableBatchedLookup(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if grad_output is None:  # nothing came: not a gradient of zeros, which would be a step
+            return (None,) * len(ctx.needs_input_grad)
         layout: Layout = ctx.layout
         batch, present = _present(ctx.batch) if ctx.has_absent else (ctx.batch, None)
         grad_output = grad_output.float().contiguous()
@@ -104,7 +137,8 @@ class _TableBatchedLookup(torch.autograd.Function):
         if layout.optimizers[0] is None:
             gradients = _weight_gradients(batch, layout, grad_output, ctx.needs_input_grad[_SCALE + 1 :])
         else:
-            ctx.step.run(batch, grad_output)
+            step, once = ctx.step
+            once.leave(ctx, _Part(step, once, batch, grad_output))
             gradients = [None] * (len(ctx.needs_input_grad) - _SCALE - 1)
         return (*[None] * _SCALE, scale_gradient, *gradients)
 

@@ -72,6 +72,28 @@ class FusedStep:
                     self._step(batch, part, grad_output, *where, rates[table])
         self._count(trained)
 
+    def run_once(self, batches: list[TrainedBatch], grad_outputs: list[torch.Tensor]) -> None:
+        """One step with the sum of what several batches give; arguments as those of ``run``, one for each batch."""
+        if len(batches) == 1:
+            return self.run(batches[0], grad_outputs[0])
+        self.run(self._in_one(batches), torch.cat(grad_outputs))
+
+    def _in_one(self, batches: list[TrainedBatch]) -> TrainedBatch:
+        """The batch that has the samples of all, one batch after the other."""
+        features = len(self.layout.whole.table_of_feature)
+        lengths = [batch.offsets.diff().view(features, -1) for batch in batches]
+        sizes = [each.sum(dim=1).tolist() for each in lengths]
+        offsets = torch.zeros(sum(each.numel() for each in lengths) + 1, dtype=torch.int64, device="cpu")
+        torch.cumsum(torch.cat(lengths, dim=1).view(-1), 0, out=offsets[1:])
+
+        def by_feature(tensors: list[torch.Tensor]) -> torch.Tensor:
+            pieces = [tensor.split(size) for tensor, size in zip(tensors, sizes, strict=True)]
+            return torch.cat([piece[feature] for feature in range(features) for piece in pieces])
+
+        scales = [batch.scale for batch in batches if batch.scale is not None]
+        values = by_feature([batch.values for batch in batches])
+        return TrainedBatch(batches[0].weights, values, offsets, by_feature(scales) if scales else None)
+
     def _prepare(self, weights: list[torch.Tensor]) -> None:
         """Make sure that every state is what the kernels address it as; only when a state has moved."""
         states = [optimizer.state.get("sum") for optimizer in self.optimizers]

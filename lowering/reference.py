@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from recfx.kernels.embedding_bag import embedding_bag, per_sample_weight_gradients, row_gradients
-from recfx.kernels.fused_optimizer import fused_step
+from recfx.lowering._step_once import StepOnce, step_by_weight
 from recfx.lowering.registry import Declined, LookupBatch, LookupKernel, LookupSpec
 
 
@@ -23,12 +23,13 @@ def build(spec: LookupSpec) -> LookupKernel:
     """The kernel: autograd's own backward, or the fused step where an optimizer is attached."""
     fused = spec.optimizers[0] is not None
     spec = replace(spec, weights=[])  # they may be replaced: a kernel must not keep the old ones alive
+    once = StepOnce()
 
     def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
         bags = list(_feature_bags(spec, batch))
         if fused and torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-            trigger = torch.zeros(0, dtype=torch.float32, requires_grad=True)
-            output: torch.Tensor = _FusedLookup.apply(trigger, batch.per_sample_weights, spec, weights, bags)
+            leaves = once.leaves(weights)
+            output: torch.Tensor = _FusedLookup.apply(batch.per_sample_weights, spec, once, weights, bags, *leaves)
             return output
         return _pool(spec, weights, bags, batch.per_sample_weights)
 
@@ -74,28 +75,53 @@ def _pool(
     return torch.cat(pooled, dim=1)
 
 
+class _Part:
+    """One backward's part of a fused step."""
+
+    def __init__(
+        self,
+        lookup: StepOnce,
+        optimizers: Sequence[Any],
+        weights: list[torch.Tensor],
+        gradients: dict[int, list[tuple[torch.Tensor, torch.Tensor]]],
+    ) -> None:
+        self.lookup, self.optimizers, self.weights, self._gradients = lookup, optimizers, weights, gradients
+
+    def of_table(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = self._gradients[table]
+        return torch.cat([rows for rows, _ in parts]), torch.cat([by_row for _, by_row in parts])
+
+    def step_with(self, parts: Sequence[_Part]) -> None:
+        every_table = tuple(range(len(self.weights)))
+        step_by_weight([(part, every_table) for part in parts])
+
+
 class _FusedLookup(torch.autograd.Function):
-    """Forward as ever; backward takes the optimizer's step, all features of a table in one."""
+    """Forward as ever; backward leaves its part of the optimizer's step, all features of a table in one."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        trigger: torch.Tensor,
         per_sample_weights: torch.Tensor | None,
         spec: LookupSpec,
+        once: StepOnce,
         weights: list[torch.Tensor],
         bags: list[_FeatureBags],
+        *leaves: torch.Tensor,
     ) -> torch.Tensor:
-        ctx.spec, ctx.weights, ctx.bags = spec, weights, bags
+        ctx.set_materialize_grads(False)
+        ctx.spec, ctx.once, ctx.weights, ctx.bags = spec, once, weights, bags
         ctx.per_sample_weights = per_sample_weights
         return _pool(spec, weights, bags, per_sample_weights)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if grad_output is None:  # nothing came: not a gradient of zeros, which would be a step
+            return (None,) * len(ctx.needs_input_grad)
         spec: LookupSpec = ctx.spec
         scales: torch.Tensor | None = ctx.per_sample_weights
-        scale_gradient = torch.zeros_like(scales) if scales is not None and ctx.needs_input_grad[1] else None
+        scale_gradient = torch.zeros_like(scales) if scales is not None and ctx.needs_input_grad[0] else None
         touched: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         dims = [spec.tables[bag.table].embedding_dim for bag in ctx.bags]
         for bag, gradient in zip(ctx.bags, grad_output.split(dims, dim=1), strict=True):
@@ -106,12 +132,5 @@ class _FusedLookup(torch.autograd.Function):
                 weight = ctx.weights[bag.table].detach()
                 found = per_sample_weight_gradients(gradient, weight, bag.rows, bag_of_row)
                 scale_gradient[bag.begin : bag.end] = found.to(scale_gradient.dtype)
-        for table, parts in touched.items():
-            if not ctx.weights[table].requires_grad or ctx.weights[table].is_meta:
-                continue
-            weight, optimizer = ctx.weights[table].data, spec.optimizers[table]
-            optimizer.prepare(weight)
-            rows = torch.cat([rows for rows, _ in parts])
-            by_row = torch.cat([by_row for _, by_row in parts])
-            fused_step(optimizer.kind, weight, rows, by_row, optimizer.group, optimizer.state)
-        return None, scale_gradient, None, None, None
+        ctx.once.leave(ctx, _Part(ctx.once, spec.optimizers, ctx.weights, touched))
+        return (scale_gradient, *[None] * (len(ctx.needs_input_grad) - 1))

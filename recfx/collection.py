@@ -154,7 +154,7 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
 
     def _find_optimizers(self) -> None:
         """Take over the optimizers in backward that hang on the tables; those of copies and pickles are kept."""
-        optimizers, self.not_fused = fused_optimizers(self.embedding_bags, self.collection, self.calls)
+        optimizers, self.not_fused = fused_optimizers(self.embedding_bags, self.collection)
         self._store.optimizers.update(optimizers)
         for table in self.not_fused:  # a second optimizer beside one that was fused, say
             self._store.optimizers.pop(table, None)

@@ -53,6 +53,14 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 _PLACEHOLDER_DEFAULTS = {"lr": 0.01, "eps": 1e-8, "betas": (0.9, 0.999), "weight_decay": 0.0}
 
 
+def gradient_hooks(weight: torch.Tensor) -> bool:
+    """Whether hooks of the user's wait for the gradient of ``weight``.
+
+    Those of ``apply_optimizer_in_backward`` are none of them: they hang on its ``AccumulateGrad`` node.
+    """
+    return bool(weight._backward_hooks or weight._post_accumulate_grad_hooks)
+
+
 @dataclass(frozen=True)
 class NotFused:
     """Why a table's optimizer does not run in the lookup's backward."""
@@ -137,15 +145,12 @@ def _like(value: Any, old: Any) -> Any:
     return value
 
 
-def fused_optimizers(
-    bags: nn.ModuleDict, collection: str, calls: int
-) -> tuple[dict[str, FusedOptimizer], dict[str, NotFused]]:
+def fused_optimizers(bags: nn.ModuleDict, collection: str) -> tuple[dict[str, FusedOptimizer], dict[str, NotFused]]:
     """The optimizers in backward of these tables: those with a fused form, and why the others have none.
 
     Args:
         bags: one ``nn.EmbeddingBag`` a table.
         collection: fully qualified name, for messages.
-        calls: how often one forward calls the collection.
 
     Raises:
         ConversionError: ``unsupported_optimizer_argument``.
@@ -154,12 +159,12 @@ def fused_optimizers(
     for name, bag in bags.items():
         weight: Any = bag.weight
         found = fused_optimizer_of(weight)
-        if isinstance(found, FusedOptimizer) and calls > 1 and found.kind != "sgd":
+        if isinstance(found, FusedOptimizer) and gradient_hooks(weight):
             not_fused[name] = NotFused(
                 "optimizer_not_fused",
-                f"one forward calls the collection {calls} times: a fused {found.kind} would step once a call, not "
-                "once on the summed gradient, so it runs on the whole table after the backward, as before.",
-                "call the collection once a forward to have it fused.",
+                "a gradient hook is registered on its weight: a fused optimizer would step without a gradient to show "
+                "to it, so it runs on the whole table after the backward, as before.",
+                "remove the hook to have it fused; a hook on the collection's output sees the pooled gradient.",
             )
         elif isinstance(found, FusedOptimizer):
             optimizers[name] = found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,12 @@ TABLES = (
 )
 CASES = {
     "static": Case(TABLES, optimizer="adagrad", sizes=(3, 4)),
-    "hashed": Case(TABLES, hashing=recfx.HashConfig(dense_rows=0, buckets=4), raw_ids=9, sizes=(3, 4)),
+    "hashed": Case(
+        tuple(replace(table, rows=64) for table in TABLES),
+        hashing=recfx.HashConfig(dense_rows=0, buckets=4),
+        raw_ids=20,
+        sizes=(3, 4),
+    ),
 }
 
 

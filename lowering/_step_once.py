@@ -1,0 +1,184 @@
+"""Fused optimizers step once per backward pass, when a table's whole gradient is known, as optimizers in backward do.
+
+A lookup that is called several times per step, or a weight that several lookups read, gets its gradient from several
+nodes of the autograd graph. Their backwards leave their parts here. What tells that all have run is autograd itself:
+the lookups take a leaf as an argument, and the engine runs a leaf's ``AccumulateGrad`` once per backward pass, after
+every node of that pass that leads to it. That holds for outputs that nobody uses, second backwards, checkpoints.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from recfx.kernels.fused_optimizer import fused_step
+
+
+class GradientPart(Protocol):
+    """What one backward of a lookup leaves for the step.
+
+    Attributes:
+        lookup: whose it is.
+        weights: the lookup's ``[rows, dim]`` tables.
+        optimizers: the fused optimizer of each.
+    """
+
+    lookup: StepOnce
+    weights: list[torch.Tensor]
+    optimizers: Sequence[Any]
+
+    def of_table(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows ``[n]`` int64 that the table's bags read, and their gradients ``[n, dim]`` float32."""
+
+    def step_with(self, parts: Sequence[Any]) -> None:
+        """Step all tables with the sum of ``parts``: of the same lookup and tables, this one included."""
+
+
+class _Left:
+    """One part, until the step has used it; the autograd node holds it, so that it goes with the graph."""
+
+    def __init__(self, part: GradientPart, triggers: int) -> None:
+        self.part: GradientPart | None = part
+        self.triggers = triggers  # that have not stepped their tables yet
+
+
+_Waiting = tuple[weakref.ref[_Left], tuple[int, ...]]
+
+
+class Trigger:
+    """Runs the step of some tables when a backward pass has reached all that read them.
+
+    Attributes:
+        leaf: an argument of every autograd node that reads these tables; empty, and requires a gradient.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        with torch.inference_mode(False), torch.enable_grad():
+            place = "cpu" if device.type == "meta" else device
+            self.leaf = torch.zeros(0, dtype=torch.float32, device=place, requires_grad=True)
+            grad_fn: Any = self.leaf.view_as(self.leaf).grad_fn
+        self._accumulate = grad_fn.next_functions[0][0]  # a tensor alone does not keep it
+        this = weakref.ref(self)
+
+        def reached(*gradients: Any) -> None:
+            trigger = this()
+            if trigger is not None:
+                trigger._step()
+
+        self._accumulate.register_hook(reached)
+        self._waiting: dict[int, list[_Waiting]] = {}  # by backward pass
+        self.users: weakref.WeakSet[StepOnce] = weakref.WeakSet()
+
+    def leave(self, left: _Left, tables: tuple[int, ...]) -> None:
+        """Called in a backward: ``tables`` of this part are to be stepped."""
+        waiting = self._waiting.setdefault(torch._C._current_graph_task_id(), [])
+        waiting.append((weakref.ref(left), tables))
+        if len(self._waiting) > _MANY:  # passes that failed, or that wanted other gradients alone
+            for task, others in list(self._waiting.items()):
+                if all(reference() is None for reference, _ in others):
+                    del self._waiting[task]
+
+    def _step(self) -> None:
+        waiting = self._waiting.pop(torch._C._current_graph_task_id(), [])
+        found = [(left, tables) for reference, tables in waiting if (left := reference()) is not None]
+        parts = [(left.part, tables) for left, tables in found if left.part is not None]
+        if parts:
+            _step(parts)
+        for left, _ in found:
+            left.triggers -= 1
+            if not left.triggers:
+                left.part = None  # the graph may be kept for longer
+
+
+_MANY = 16
+_triggers = WeakTensorKeyDictionary()  # weight -> Trigger: lookups that share a weight share what waits for both
+
+
+class StepOnce:
+    """The fused step of one lookup."""
+
+    def __init__(self) -> None:
+        self._weights: list[int] = []
+        self._triggers: list[tuple[Trigger, tuple[int, ...]]] = []
+
+    def leaves(self, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What the lookup's autograd node takes as further arguments.
+
+        Args:
+            weights: the lookup's tables.
+        """
+        return [trigger.leaf for trigger, _ in self._of(weights)]
+
+    def leave(self, ctx: Any, part: GradientPart) -> None:
+        """Called in the backward of the node: step when all of the pass is there.
+
+        Args:
+            ctx: of the node; it keeps the part.
+            part: what this backward adds.
+        """
+        triggers = self._of(part.weights)
+        left = _Left(part, len(triggers))
+        ctx.left_for_step = [other for other in getattr(ctx, "left_for_step", ()) if other.part is not None] + [left]
+        for trigger, tables in triggers:
+            trigger.leave(left, tables)
+
+    def _of(self, weights: list[torch.Tensor]) -> list[tuple[Trigger, tuple[int, ...]]]:
+        identities = list(map(id, weights))
+        if identities != self._weights:
+            self._weights, self._triggers = identities, self._find(weights)
+        return self._triggers
+
+    def _find(self, weights: list[torch.Tensor]) -> list[tuple[Trigger, tuple[int, ...]]]:
+        """One for all tables, but those that another lookup reads as well keep the one that they have."""
+        own: Trigger | None = None
+        tables: dict[Trigger, list[int]] = {}
+        for table, weight in enumerate(weights):
+            trigger: Trigger | None = _triggers.get(weight)
+            if trigger is None or (trigger is not own and not any(user is not self for user in trigger.users)):
+                trigger = own = own or Trigger(weight.device)
+                _triggers[weight] = trigger
+            trigger.users.add(self)
+            tables.setdefault(trigger, []).append(table)
+        return [(trigger, tuple(which)) for trigger, which in tables.items()]
+
+
+def _step(parts: list[tuple[GradientPart, tuple[int, ...]]]) -> None:
+    lookups: dict[StepOnce, list[GradientPart]] = {}
+    for part, _ in parts:
+        lookups.setdefault(part.lookup, []).append(part)
+    read = [weight for (first, *_) in lookups.values() for weight in map(id, first.weights)]
+    alike = all(_same(part.weights, others[0].weights) for others in lookups.values() for part in others)
+    if alike and len(read) == len(set(read)) and all(len(tables) == len(part.weights) for part, tables in parts):
+        for same in lookups.values():
+            same[0].step_with(same)
+    else:
+        step_by_weight(parts)
+
+
+def _same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return list(map(id, one)) == list(map(id, other))
+
+
+def step_by_weight(parts: Sequence[tuple[GradientPart, tuple[int, ...]]]) -> None:
+    """Step each weight once, whichever lookups and tables its gradient comes from.
+
+    Args:
+        parts: with the tables of each that are to be stepped.
+    """
+    weights: dict[int, tuple[torch.Tensor, Any]] = {}
+    gradients: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for part, tables in parts:
+        for table in tables:
+            weight = part.weights[table]
+            if weight.requires_grad and not weight.is_meta:
+                weights.setdefault(id(weight), (weight, part.optimizers[table]))
+                gradients.setdefault(id(weight), []).append(part.of_table(table))
+    for key, (weight, optimizer) in weights.items():
+        optimizer.prepare(weight)
+        rows = torch.cat([rows for rows, _ in gradients[key]])
+        by_row = torch.cat([by_row for _, by_row in gradients[key]])
+        fused_step(optimizer.kind, weight.data, rows, by_row, optimizer.group, optimizer.state)

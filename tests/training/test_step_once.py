@@ -1,0 +1,328 @@
+"""A fused optimizer steps when an optimizer in backward does: once per backward pass, with a table's whole gradient."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.utils.checkpoint import checkpoint
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+import recfx
+
+ROWS, DIM = 12, 4
+KEYS = ["f0", "g0", "f1", "f2"]
+
+
+def collection(is_weighted: bool = False) -> EmbeddingBagCollection:
+    """``t0`` has two features; ``t1`` is pooled by mean where that is allowed."""
+    mean = PoolingType.SUM if is_weighted else PoolingType.MEAN
+    tables = [
+        EmbeddingBagConfig(name="t0", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f0", "g0"]),
+        EmbeddingBagConfig(name="t1", num_embeddings=ROWS, embedding_dim=2 * DIM, feature_names=["f1"], pooling=mean),
+        EmbeddingBagConfig(name="t2", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f2"]),
+    ]
+    return EmbeddingBagCollection(tables, is_weighted=is_weighted)
+
+
+def batch(size: int, seed: int, *, weighted: bool = False) -> KeyedJaggedTensor:
+    """Every row of every table, and bags of other ids; the first bag of each feature is empty."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 4, (len(KEYS), size), generator=generator)
+    lengths[:, 0] = 0
+    lengths[:, -1] = ROWS
+    values = []
+    for feature in lengths:
+        others = torch.randint(0, ROWS, (int(feature.sum()) - ROWS,), generator=generator)
+        values.append(torch.cat([others, torch.arange(ROWS)]))
+    ids = torch.cat(values)
+    weights = torch.rand(ids.numel(), generator=generator).requires_grad_() if weighted else None
+    return KeyedJaggedTensor(KEYS, ids, weights, lengths=lengths.view(-1))
+
+
+def loss(values: torch.Tensor) -> torch.Tensor:
+    return (values - torch.linspace(-1, 2, values.numel()).view_as(values)).square().mean()
+
+
+Step = Callable[[nn.Module, int], None]
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.5}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-3}),
+    "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-3}),
+    "adam": (torch.optim.Adam, {"lr": 0.05, "eps": 1e-3}),
+}
+
+
+def attach(model: nn.Module, optimizer: str) -> None:
+    kind, settings = OPTIMIZERS[optimizer]
+    _apply_optimizer_in_backward(kind, model.parameters(), settings)
+
+
+def pair(optimizer: str, build: Callable[[], nn.Module], backend: str = "auto") -> tuple[nn.Module, nn.Module]:
+    """The same model twice, the second one converted, without a sample."""
+    torch.manual_seed(0)
+    plain = build()
+    model = copy.deepcopy(plain)
+    for one in (plain, model):
+        attach(one, optimizer)
+    return plain, recfx.convert(model, backend=backend)
+
+
+def assert_fused(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, recfx.HashEmbeddingBagCollection):
+            assert module.fused_optimizers().keys() == {table.name for table in module.tables}
+
+
+def assert_same(plain: nn.Module, converted: nn.Module) -> None:
+    wanted = dict(plain.named_parameters())
+    for name, parameter in converted.named_parameters():
+        torch.testing.assert_close(parameter, wanted[name], rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def check(optimizer: str, step: Step, *, build: Any = collection, backend: str = "auto", steps: int = 4) -> None:
+    plain, converted = pair(optimizer, build, backend)
+    assert_fused(converted)
+    for number in range(steps):
+        step(plain, number)
+        step(converted, number)
+        assert_same(plain, converted)
+
+
+def twice(model: nn.Module, number: int) -> None:
+    first, second = (model(batch(size, 10 * number + size)).values() for size in (3, 5))
+    (loss(first) + 3 * loss(second)).backward()
+
+
+def a_number_that_varies(model: nn.Module, number: int) -> None:
+    pooled = [model(batch(3, 10 * number + call)).values() for call in range((number * 2) % 3 + 1)]
+    sum((loss(each) for each in pooled), torch.zeros(())).backward()
+
+
+def one_is_never_used(model: nn.Module, number: int) -> None:
+    used, _ = (model(batch(4, 10 * number + call)).values() for call in range(2))
+    loss(used).backward()
+
+
+def two_graphs_in_turn(model: nn.Module, number: int) -> None:
+    for call in range(2):
+        loss(model(batch(3, 10 * number + call)).values()).backward()
+
+
+def two_graphs_at_once(model: nn.Module, number: int) -> None:
+    losses = [loss(model(batch(3, 10 * number + call)).values()) for call in range(2)]
+    for each in losses:
+        each.backward()
+
+
+def two_backwards_of_one_graph(model: nn.Module, number: int) -> None:
+    total = loss(model(batch(3, number)).values()) + loss(model(batch(4, number + 100)).values())
+    total.backward(retain_graph=True)
+    total.backward()
+
+
+def others_between(model: nn.Module, number: int) -> None:
+    first = model(batch(3, number)).values()
+    with torch.no_grad():
+        model(batch(5, number + 50))
+    model.eval()
+    second = model(batch(2, number + 100)).values()
+    model.train()
+    (loss(first) + loss(second)).backward()
+
+
+def a_gradient_of_something_else_first(model: nn.Module, number: int) -> None:
+    scale = torch.ones((), requires_grad=True)
+    total = scale * (loss(model(batch(3, number)).values()) + loss(model(batch(3, number + 9)).values()))
+    torch.autograd.grad(total, scale, retain_graph=True)
+    total.backward()
+
+
+def a_backward_that_wants_other_inputs_first(model: nn.Module, number: int) -> None:
+    scale = torch.ones((), requires_grad=True)
+    total = scale * (loss(model(batch(3, number)).values()) + loss(model(batch(3, number + 9)).values()))
+    total.backward(inputs=[scale], retain_graph=True)
+    total.backward()
+
+
+def checkpointed(use_reentrant: bool) -> Step:
+    def step(model: nn.Module, number: int) -> None:
+        started = torch.zeros(1, requires_grad=True)
+
+        def pooled(start: torch.Tensor) -> torch.Tensor:
+            return model(batch(3, number)).values() + start
+
+        replayed = checkpoint(pooled, started, use_reentrant=use_reentrant)
+        (loss(replayed) + loss(model(batch(4, number + 100)).values())).backward()
+
+    return step
+
+
+STEPS: dict[str, Step] = {
+    step.__name__: step
+    for step in (
+        twice, a_number_that_varies, one_is_never_used, two_graphs_in_turn, two_graphs_at_once,
+        two_backwards_of_one_graph, others_between, a_gradient_of_something_else_first,
+        a_backward_that_wants_other_inputs_first,
+    )
+} | {"checkpointed": checkpointed(False), "checkpointed_reentrant": checkpointed(True)}  # fmt: skip
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_collection_that_is_called_more_than_once(optimizer: str, step: str) -> None:
+    check(optimizer, STEPS[step])
+
+
+@pytest.mark.parametrize("backend", ["cpu", "fbgemm", "reference"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
+def test_every_backend_sums_what_all_calls_give(optimizer: str, backend: str) -> None:
+    check(optimizer, twice, backend=backend)
+
+
+def plain_copy(plain: nn.Module, optimizer: str) -> nn.Module:
+    model = collection()
+    model.load_state_dict(plain.state_dict())
+    attach(model, optimizer)
+    return model
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad", "adam"])
+def test_steps_are_counted_once(optimizer: str) -> None:
+    _, converted = pair(optimizer, collection)
+    for number in range(3):
+        twice(converted, number)
+    assert {float(one.state["step"]) for one in converted.fused_optimizers().values()} == {3.0}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_weights_of_the_batch_get_their_gradients_before_any_step(optimizer: str) -> None:
+    plain, converted = pair(optimizer, lambda: collection(is_weighted=True))
+    for number in range(3):
+        gradients = []
+        for model in (plain, converted):
+            batches = [batch(size, 10 * number + size, weighted=True) for size in (3, 5)]
+            pooled = [model(each).values() for each in batches]
+            (loss(pooled[0]) + loss(pooled[1])).backward()
+            gradients.append([each.weights().grad for each in batches])
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
+        assert_same(plain, converted)
+
+
+def test_gradients_of_the_batch_alone_are_no_step() -> None:
+    plain, converted = pair("adagrad", lambda: collection(is_weighted=True))
+    for model in (plain, converted):
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        features = batch(3, 1, weighted=True)
+        torch.autograd.grad(loss(model(features).values()), features.weights())
+        torch.testing.assert_close(dict(model.named_parameters()), before, rtol=0, atol=0, check_device=False)
+        loss(model(batch(3, 2, weighted=True)).values()).backward()
+    assert_same(plain, converted)
+
+
+class Stop(Exception):
+    pass
+
+
+def test_what_a_failed_backward_left_is_forgotten() -> None:
+    def fail(gradient: torch.Tensor) -> None:
+        raise Stop
+
+    plain, converted = pair("adagrad", collection)
+    for model in (plain, converted):
+        later = model(batch(3, 1)).values()
+        other = model(batch(3, 2)).values()
+        other.register_hook(fail)
+        with pytest.raises(Stop):
+            (loss(later) + loss(other)).backward()
+        del later, other
+        twice(model, 3)
+    assert_same(plain, converted)
+
+
+class Towers(nn.Module):
+    """Two collections whose tables ``t0`` and ``t2`` are the same weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user, self.item = collection(), collection()
+        for table in ("t0", "t2"):
+            self.item.embedding_bags[table].weight = self.user.embedding_bags[table].weight
+
+    def forward(self, user: KeyedJaggedTensor, item: KeyedJaggedTensor) -> torch.Tensor:
+        return loss(self.user(user).values()) + 2 * loss(self.item(item).values())
+
+
+def both_towers(model: nn.Module, number: int) -> None:
+    model(batch(3, number), batch(5, number + 100)).backward()
+
+
+def one_tower_then_both(model: nn.Module, number: int) -> None:
+    towers: Any = model
+    loss(towers.item(batch(3, number)).values()).backward()
+    both_towers(model, number + 7)
+    (loss(towers.user(batch(4, number)).values()) + towers(batch(3, 1), batch(3, 2))).backward()
+
+
+@pytest.mark.parametrize("step", [both_towers, one_tower_then_both])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_collections_that_share_weights(optimizer: str, step: Step) -> None:
+    check(optimizer, step, build=Towers)
+
+
+class Same(nn.Module):
+    """One collection with one weight under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = collection()
+        self.ebc.embedding_bags["t2"].weight = self.ebc.embedding_bags["t0"].weight
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return loss(self.ebc(features).values())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_tables_of_one_collection_that_share_a_weight(optimizer: str) -> None:
+    check(optimizer, lambda model, number: model(batch(4, number)).backward(), build=Same)
+
+
+def test_raw_ids_that_come_in_two_calls() -> None:
+    plain, _ = pair("adagrad", collection)
+    model = plain_copy(plain, "adagrad")
+    converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0))
+    with torch.no_grad():
+        converted.train()(batch(3, 0))
+    rows = {name: index.find(torch.arange(ROWS)) for name, index in converted.hash_indexes.items()}
+    wanted = dict(plain.named_parameters())
+    with torch.no_grad():
+        for name, found in rows.items():
+            converted.weight(name)[found] = wanted[f"embedding_bags.{name}.weight"]
+    for number in range(3):
+        twice(plain, number)
+        twice(converted, number)
+    for name, found in rows.items():
+        torch.testing.assert_close(
+            converted.weight(name)[found], wanted[f"embedding_bags.{name}.weight"], rtol=1e-5, atol=1e-6
+        )
+
+
+def test_a_graph_that_is_kept_keeps_no_batch_of_a_step_that_was_taken() -> None:
+    _, converted = pair("adagrad", collection)
+    gradient = torch.ones(3, 5 * DIM)
+    kept = converted(batch(3, 1)).values()
+    kept.backward(gradient, retain_graph=True)
+    reference = weakref.ref(gradient)
+    del gradient
+    gc.collect()
+    assert reference() is None
+    assert kept.grad_fn is not None
