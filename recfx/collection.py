@@ -27,9 +27,10 @@ from recfx.nodes.unexpanded import UnexpandedCollection
 from recfx.passes import PassRecord, passes, run_passes
 from recfx.passes._nodes import node_name
 from recfx.subclasses import new_instance
-from recfx.table_specs import allocate_bags, describe_tables, physical_configs
+from recfx.table_holder import all_held, hold
+from recfx.table_specs import allocate_bags, check_bag, describe_tables, physical_configs
 from recfx.training.fused_optimizer import FusedOptimizer
-from recfx.training.in_backward import fused_optimizers
+from recfx.training.in_backward import attach_unfused, fused_optimizers, gradient_hooks, positions_with_hooks
 from recfx.training.keyed_optimizer import FusedKeyedOptimizer
 
 
@@ -140,6 +141,7 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
         self.backend = backend
         self.source = source
         self.embedding_bags = bags
+        hold(bags)
         self._row_moves: dict[str, RowMove] = {}  # of the last load, for the optimizer's state
         self.hash_indexes = nn.ModuleDict()
         for table in specs:
@@ -154,17 +156,26 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
 
     def _find_optimizers(self) -> None:
         """Take over the optimizers in backward that hang on the tables; those of copies and pickles are kept."""
+        for table, optimizer in self._store.optimizers.items():
+            if gradient_hooks(self._store.weight(table)):  # goes on with what the fused one has in its state
+                attach_unfused(self._store.weight(table), optimizer)
         optimizers, self.not_fused = fused_optimizers(self.embedding_bags, self.collection)
         self._store.optimizers.update(optimizers)
         for table in self.not_fused:  # a second optimizer beside one that was fused, say
             self._store.optimizers.pop(table, None)
-        self._attached = self._attached_optimizers()
+        self._attached = self._attached_to_weights()
 
-    def _attached_optimizers(self) -> list[int]:
-        """Which optimizers in backward hang on the tables, by ``id``."""
-        parameters = [bag._parameters["weight"] for bag in self.embedding_bags._modules.values()]
-        attached = [parameter.__dict__.get("_in_backward_optimizers", ()) for parameter in parameters]
-        return [id(optimizer) for optimizers in attached for optimizer in optimizers]
+    def _attached_to_weights(self) -> list[int]:
+        """Which optimizers in backward hang on the tables, by ``id``, and on which there are gradient hooks."""
+        try:
+            weights: list[Any] = [bag._parameters["weight"] for bag in self.embedding_bags._modules.values()]
+        except KeyError:  # pruned, say: which one, and what to do
+            weights = [self._store.weight(table) for table in self.embedding_bags]
+        attached = [weight.__dict__.get("_in_backward_optimizers", ()) for weight in weights]
+        found = [id(optimizer) for optimizers in attached for optimizer in optimizers]
+        if found or self._store.optimizers:
+            found += [-1 - position for position in positions_with_hooks(weights)]
+        return found
 
     def _compile(self) -> None:
         """Make the graph from the tables: derived, so copies and pickles make it again."""
@@ -214,16 +225,24 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
         return self
 
     def _run(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        if not all_held(self.embedding_bags):
+            self._hold_bags()
         self._follow_optimizers()
         if self._row_moves and self.training:
             self._row_moves = {}
         pooled: KeyedTensor = self.graph_module(features)
         return pooled
 
+    def _hold_bags(self) -> None:
+        """Bags that were put in place of others have to be plain ones too."""
+        for config in self._embedding_bag_configs:
+            check_bag(config, self.embedding_bags[config.name], self._is_weighted, self.collection)
+        hold(self.embedding_bags)
+
     def _follow_optimizers(self) -> None:
-        """Take over what ``apply_optimizer_in_backward`` has attached since the conversion."""
-        attached = self._attached_optimizers()
-        if attached and attached != self._attached:
+        """Take over what was attached to the weights since: optimizers in backward, gradient hooks."""
+        attached = self._attached_to_weights()
+        if attached != self._attached and (attached or self._attached[-1] < 0):
             self._find_optimizers()
             self._compile()
             self.graph_module.train(self.training)
@@ -338,7 +357,7 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
         super().__setstate__(state)
         # Trained weights may have become others than the store's in a copy that replaces modules.
         self._store.bags, self._store.indexes = self.embedding_bags, self.hash_indexes
-        self._attached = self._attached_optimizers()
+        self._attached = self._attached_to_weights()
         self._compile()
         self.graph_module.train(self.training)
 

@@ -69,8 +69,7 @@ def describe_tables(
     names = get_embedding_names_by_table(configs)
     specs = []
     for config, embedding_names in zip(configs, names, strict=True):
-        bag = _plain_bag(config, bags[config.name], collection)
-        _check(config, bag, is_weighted, collection)
+        bag = check_bag(config, bags[config.name], is_weighted, collection)
         wanted = hashing[config.name]
         initial = _uniform_range(config)
         resolved = None if wanted is None else wanted.resolve(_rows(config, bag, adopt), adopt, config.name)
@@ -93,6 +92,17 @@ def describe_tables(
 
 def _rows(config: EmbeddingBagConfig, bag: nn.EmbeddingBag, adopt: bool) -> int:
     return int(bag.weight.shape[0]) if adopt else config.num_embeddings
+
+
+def check_bag(config: EmbeddingBagConfig, bag: nn.Module, is_weighted: bool, collection: str) -> nn.EmbeddingBag:
+    """``bag``, if a batched lookup does the same with its weight.
+
+    Raises:
+        ConversionError: ``weighted_mean``, ``unsupported_pooling``, ``unsupported_bag``, ``unsupported_bag_option``.
+    """
+    plain = _plain_bag(config, bag, collection)
+    _check(config, plain, is_weighted, collection)
+    return plain
 
 
 def _plain_bag(config: EmbeddingBagConfig, bag: nn.Module, collection: str) -> nn.EmbeddingBag:

@@ -20,6 +20,7 @@ from recfx.sharding.unshard import (
     without_model_parallel,
 )
 from recfx.shells import copy_shells
+from recfx.table_holder import release
 from recfx.training.in_backward import attach_unfused
 from recfx.whole_graph import WholeGraph
 
@@ -86,6 +87,8 @@ def _mapping(items: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]) ->
 def _standard(island: HashEmbeddingBagCollection) -> EmbeddingBagCollection:
     standard = EmbeddingBagCollection(island.embedding_bag_configs(), island.is_weighted(), torch.device("meta"))
     bags, _ = copy_shells(island.embedding_bags)
+    assert isinstance(bags, nn.ModuleDict)
+    release(bags)
     standard.embedding_bags = bags
     standard._device = island.device
     for table, optimizer in island.fused_optimizers().items():

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
 from recfx.training.fused_optimizer import FusedOptimizer
 
@@ -47,9 +48,20 @@ class TableStore:
         return self._without_tables if found is None else found.device
 
     def weight(self, table: str) -> nn.Parameter:
-        """The table's ``[rows, dim]`` parameter."""
-        # Read through the module each time: `to_empty` and parametrizations replace the object.
-        weight: nn.Parameter = self.bags[table]._parameters["weight"]  # type: ignore[assignment]
+        """The table's ``[rows, dim]`` parameter.
+
+        Raises:
+            ConversionError: ``unsupported_bag``: it is a parameter no more.
+        """
+        # Read through the module each time: `to_empty` replaces the object.
+        weight = self.bags[table]._parameters.get("weight")
+        if weight is None:
+            raise ConversionError(
+                f"the nn.EmbeddingBag of table {table!r} has no parameter `weight` any more: something took its place "
+                "(pruning or weight normalization, say).",
+                reason="unsupported_bag",
+                what_to_do="take it off again; to keep it, leave this collection unconverted.",
+            )
         return weight
 
     def index(self, table: str) -> HashIndex:

@@ -17,6 +17,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recfx.collection import HashEmbeddingBagCollection
+from recfx.errors import ConversionError
 from recfx.fx_leaf import FxLeaf, tracer_of_call
 from recfx.hashing.row_move import RowMove
 from recfx.nodes import HashIds, InputDistStart
@@ -34,6 +35,7 @@ from recfx.sharding.out_of_step import in_step, refuse_out_of_step, sending
 from recfx.sharding.plan import read_plan
 from recfx.sharding.shards import CollectionSharding
 from recfx.sharding.state import save_sharded_state
+from recfx.training.in_backward import positions_with_hooks
 
 # What input_dist_start gives; the second inside TorchRec's pipelines, which start all collections' exchanges at once.
 _STARTED = (Awaitable, KJTSplitsAllToAllMeta)
@@ -140,10 +142,12 @@ class ShardedHashEmbeddingBagCollection(
         """Start sending ids: the graph up to ``input_dist_start``.
 
         Raises:
+            ConversionError: ``gradient_hook``; nothing was sent.
             InputError: the batch does not fit the collection; nothing was sent.
             OutOfStepError: an earlier step failed here when others had begun it.
         """
         self.refuse_out_of_step()
+        self._refuse_gradient_hooks()
         if self._row_moves and self.training:
             self._row_moves = {}
         values = ctx.values
@@ -155,6 +159,19 @@ class ShardedHashEmbeddingBagCollection(
         started = [name for name in first.outputs if isinstance(values[name], _STARTED)]
         ctx.sharding_contexts = [values[name] for name in first.outputs if isinstance(values[name], DistContext)]
         return KJTListSplitsAwaitable([values.pop(name) for name in started], ctx)
+
+    def _refuse_gradient_hooks(self) -> None:
+        """A fused shard has no gradient to show to a hook, and no dense optimizer to fall back on."""
+        fused = [self._store.weight(shard) for shard in self._store.optimizers]
+        for position in positions_with_hooks(fused):
+            table = list(self._store.optimizers)[position]
+            raise ConversionError(
+                f"a gradient hook is registered on the weight of table {table!r}, whose fused optimizer steps inside "
+                "the backward, without a gradient of the weight: the hook would never run.",
+                reason="gradient_hook",
+                module_path=self.collection,
+                what_to_do="remove the hook; a hook on the collection's output sees the pooled gradient.",
+            )
 
     def compute(self, ctx: BatchContext, dist_input: KJTList) -> dict[str, Any]:
         """Hash and look up what has arrived, and start sending pooled rows: up to ``output_dist_start``.

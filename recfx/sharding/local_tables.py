@@ -19,6 +19,7 @@ from recfx.nodes import TableStore
 from recfx.sharding.dist_groups import replicate
 from recfx.sharding.fused_params import fused_optimizer_from_params
 from recfx.sharding.shards import CollectionSharding, Shard
+from recfx.table_holder import hold
 from recfx.training.fused_optimizer import SAVED_STATES, FusedOptimizer
 
 
@@ -90,6 +91,7 @@ def make_local_tables(
                     replicate(optimizer.state[name], group)
             # How TorchRec's in_backward_optimizer_filter knows it.
             store.weight(shard.name)._in_backward_optimizers = [EmptyFusedOptimizer()]  # type: ignore[attr-defined]
+    hold(bags)
     dtypes = {table.name: module.weight(table.name).dtype for table in module.tables}
     return LocalTables(bags, indexes, store, fused, dtypes)
 

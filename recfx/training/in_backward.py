@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,17 @@ def gradient_hooks(weight: torch.Tensor) -> bool:
 
     Those of ``apply_optimizer_in_backward`` are none of them: they hang on its ``AccumulateGrad`` node.
     """
-    return bool(weight._backward_hooks or weight._post_accumulate_grad_hooks)
+    return any(hooks_of(weight) for hooks_of in _HOOKS)
+
+
+_HOOKS = operator.attrgetter("_backward_hooks"), operator.attrgetter("_post_accumulate_grad_hooks")
+
+
+def positions_with_hooks(weights: Sequence[torch.Tensor]) -> list[int]:
+    """Which of ``weights`` have gradient hooks. Every forward asks this, of thousands of tables in some models."""
+    if not any(any(map(hooks_of, weights)) for hooks_of in _HOOKS):
+        return []
+    return [position for position, weight in enumerate(weights) if gradient_hooks(weight)]
 
 
 @dataclass(frozen=True)

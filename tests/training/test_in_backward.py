@@ -274,3 +274,82 @@ def test_a_new_id_starts_with_fresh_moments() -> None:
     assert converted.index("t").find(torch.tensor([300])).tolist() == [row]
     assert not bool(state["exp_avg"][row].any())
     assert not bool(state["exp_avg_sq"][row].any())
+
+
+Hook = Callable[[nn.Parameter, list[torch.Tensor]], Any]
+HOOKS: dict[str, Hook] = {
+    "register_hook": lambda weight, seen: weight.register_hook(lambda gradient: seen.append(gradient.clone())),
+    "clips": lambda weight, seen: weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01)),
+    "post_accumulate": lambda weight, seen: weight.register_post_accumulate_grad_hook(
+        lambda parameter: seen.append(parameter.grad.clone())
+    ),
+}
+
+
+def in_either_order(hook: Hook, model: nn.Module, seen: list[torch.Tensor], step: int) -> None:
+    if step == 2:
+        model.handle = hook(next(model.parameters()), seen)
+    if step == 4:
+        model.handle.remove()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_gradient_hook_registered_and_removed_later_sees_the_gradients(
+    hook: str, kind: type[torch.optim.Optimizer]
+) -> None:
+    plain = collection()
+    model = copy.deepcopy(plain)
+    for one in (plain, model):
+        attach(one, kind)
+    converted = recfx.convert(model)
+    seen: list[list[torch.Tensor]] = [[], []]
+    for step in range(6):
+        for one, gradients in zip((plain, converted), seen, strict=True):
+            in_either_order(HOOKS[hook], one, gradients, step)
+            train(one, batch(1, 2, 5))
+        torch.testing.assert_close(weight_of(converted), weight_of(plain), rtol=1e-5, atol=1e-6)
+        reasons = [reason.code for reason in recfx.explain(converted).reasons]
+        assert ("optimizer_not_fused" in reasons) == (step in (2, 3))
+    assert len(seen[0]) == (0 if hook == "clips" else 2)
+    torch.testing.assert_close(seen[1], seen[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_gradient_hook_from_before_the_conversion_keeps_the_table_dense(hook: str) -> None:
+    plain, seen = collection(), [[], []]  # type: ignore[var-annotated]
+    model = collection()
+    model.load_state_dict(plain.state_dict())
+    for one, gradients in zip((plain, model), seen, strict=True):
+        attach(one, torch.optim.Adagrad)
+        HOOKS[hook](next(one.parameters()), gradients)
+    converted = recfx.convert(model)
+    assert converted.not_fused["t"].reason == "optimizer_not_fused"
+    assert "hook" in converted.not_fused["t"].message
+    for _ in range(3):
+        for one in (plain, converted):
+            train(one, batch(0, 3))
+    torch.testing.assert_close(weight_of(converted), weight_of(plain), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(seen[1], seen[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_gradient_hook_on_a_copy_sees_the_gradients(hook: str, copied: Callable[[nn.Module], nn.Module]) -> None:
+    """A copied parameter has no optimizer in backward of its own; the fused one goes on as one."""
+    plain = collection()
+    model = copy.deepcopy(plain)
+    for one in (plain, model):
+        attach(one, torch.optim.Adagrad)
+    converted = recfx.convert(model)
+    train(plain, batch())
+    train(converted, batch())
+    converted = copied(converted)
+    seen: list[list[torch.Tensor]] = [[], []]
+    for one, gradients in zip((plain, converted), seen, strict=True):
+        HOOKS[hook](next(one.parameters()), gradients)
+    for _ in range(2):
+        for one in (plain, converted):
+            train(one, batch(1, 4))
+    torch.testing.assert_close(weight_of(converted), weight_of(plain), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(seen[1], seen[0], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,109 @@
+"""What is put on the ``nn.EmbeddingBag`` of a converted table is refused where it would be ignored."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+import recfx
+from tests.models.data import batch, collection
+
+
+def change(name: str, value: Any) -> Callable[[nn.EmbeddingBag], object]:
+    return lambda bag: setattr(bag, name, value)
+
+
+CHANGES: dict[str, Callable[[nn.EmbeddingBag], object]] = {
+    "max_norm": change("max_norm", 0.1),
+    "mode": change("mode", "max"),
+    "padding_idx": change("padding_idx", 1),
+    "scale_grad_by_freq": change("scale_grad_by_freq", True),
+    "sparse": change("sparse", True),
+    "forward": change("forward", lambda *arguments: None),
+    "forward_hook": lambda bag: bag.register_forward_hook(lambda *arguments: None),
+    "forward_pre_hook": lambda bag: bag.register_forward_pre_hook(lambda *arguments: None),
+    "backward_hook": lambda bag: bag.register_full_backward_hook(lambda *arguments: None),
+    "backward_pre_hook": lambda bag: bag.register_full_backward_pre_hook(lambda *arguments: None),
+    "parametrization": lambda bag: parametrize.register_parametrization(bag, "weight", nn.Tanh()),
+    "deleted": lambda bag: delattr(bag, "weight"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_after_the_conversion_is_refused_and_changes_nothing(name: str) -> None:
+    converted = recfx.convert(collection())
+    features = batch(4)
+    before, state = converted(features).values(), dict(converted.state_dict())
+    with pytest.raises(recfx.ConversionError) as caught:
+        CHANGES[name](converted.embedding_bags["t1"])
+    assert caught.value.reason in ("unsupported_bag", "unsupported_bag_option")
+    assert torch.equal(converted(features).values(), before)
+    assert converted.state_dict().keys() == state.keys()
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_standard_collection_takes_it_and_so_does_one_that_was_unconverted(name: str) -> None:
+    for bags in (collection().embedding_bags, recfx.unconvert(recfx.convert(collection())).embedding_bags):
+        bag = bags["t1"]
+        assert type(bag) is nn.EmbeddingBag
+        CHANGES[name](bag)
+
+
+def test_a_weight_that_was_taken_away_behind_the_module_is_missed_at_the_next_forward() -> None:
+    """As old reparametrizations (weight_norm, pruning) do it."""
+    converted = recfx.convert(collection())
+    del converted.embedding_bags["t1"]._parameters["weight"]
+    with pytest.raises(recfx.ConversionError, match="'t1' has no parameter") as caught:
+        converted(batch(4))
+    assert caught.value.reason == "unsupported_bag"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"), [({"max_norm": 0.1}, "unsupported_bag_option"), ({"mode": "max"}, "unsupported_bag")]
+)
+def test_another_bag_with_such_a_setting_is_refused_at_the_next_forward(options: Any, reason: str) -> None:
+    converted = recfx.convert(collection())
+    settings = {"mode": "sum", "include_last_offset": True} | options
+    converted.embedding_bags["t1"] = nn.EmbeddingBag(20, 8, **settings)
+    with pytest.raises(recfx.ConversionError, match="'t1'") as caught:
+        converted(batch(4))
+    assert caught.value.reason == reason
+
+
+def test_another_plain_bag_is_looked_up_and_held_too() -> None:
+    plain = collection()
+    converted = recfx.convert(copy.deepcopy(plain))
+    torch.manual_seed(3)
+    bag = nn.EmbeddingBag(20, 8, mode="sum", include_last_offset=True)
+    plain.embedding_bags["t1"] = copy.deepcopy(bag)
+    converted.embedding_bags["t1"] = bag
+    features = batch(4)
+    torch.testing.assert_close(converted(features).values(), plain(features).values(), rtol=1e-5, atol=1e-6)
+    with pytest.raises(recfx.ConversionError):
+        bag.max_norm = 1.0
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_refuse_as_well_and_the_original_never_did(copied: Callable[[Any], Any]) -> None:
+    plain = collection()
+    converted = copied(recfx.convert(plain))
+    with pytest.raises(recfx.ConversionError):
+        converted.embedding_bags["t1"].max_norm = 1.0
+    plain.embedding_bags["t1"].max_norm = 1.0
+    assert repr(converted.embedding_bags["t1"]).startswith("EmbeddingBag(20, 8")
+
+
+def test_what_changes_nothing_is_let_through() -> None:
+    converted = recfx.convert(collection())
+    bag = converted.embedding_bags["t1"]
+    bag.mode, bag.max_norm = bag.mode, None
+    bag.train(False)
+    bag.weight = nn.Parameter(torch.ones(20, 8))
+    assert converted(batch(4)).values()[:, :8].sum() > 0
