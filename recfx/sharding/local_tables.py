@@ -159,6 +159,7 @@ def _settings(
 
 def _check_optimizers(module: HashEmbeddingBagCollection) -> None:
     """An optimizer in backward without a fused form would stay behind on the whole table."""
+    module.fused_optimizers()  # takes over what was attached since the conversion
     for table, why in module.not_fused.items():
         raise ConversionError(
             f"the optimizer in backward of table {table!r} cannot be sharded: {why.message}",

@@ -1,0 +1,102 @@
+"""A sharded collection that is called several times per step: one step of its fused optimizers, as unsharded."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec.distributed.types import ShardingEnv
+
+import recfx
+from recfx.sharding.collection import shard_collection
+from tests.sharding.cases import Case, Table, batches, build, concatenate, plan_of, shard, with_optimizer
+from tests.sharding.ranks import ranks
+from tests.sharding.stateful import gather
+
+TABLES = (
+    Table("rows", 11, 8, ("f0",), "SUM", ("row_wise",)),
+    Table("whole", 13, 8, ("f1", "f0"), "MEAN", ("table_wise", 1)),
+    Table("columns", 13, 8, ("f2",), "MEAN", ("column_wise", 1, 0)),
+    Table("replicas", 5, 8, ("f2",), "SUM", ("data_parallel",)),
+)
+CASE = Case(TABLES, sizes=(3, 4))
+CALLS = (2, 1, 3)  # per step
+
+
+def loss(pooled: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(
+        [(number + 1) * (each.square().mean() - each.mean()) for number, each in enumerate(pooled)]
+    ).sum()
+
+
+def train(rank: int, world_size: int, case: Case) -> None:
+    plain = with_optimizer(case, copy.deepcopy(build(case)[0]))
+    model = shard(case, build(case)[0], world_size)
+    steps = iter(batches(case, world_size, sum(CALLS)))
+    for calls in CALLS:
+        taken = [next(steps) for _ in range(calls)]
+        loss([model(call[rank]).values() for call in taken]).backward()
+        of_all = [plain(concatenate(call)).values().split(case.batch_sizes(world_size)) for call in taken]
+        losses = [loss([call[each] for call in of_all]) for each in range(world_size)]
+        (torch.stack(losses).sum() / world_size).backward()
+        found = {name: gather(value) for name, value in model.state_dict().items()}
+        wanted = {name: value.detach() for name, value in plain.state_dict().items()}
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
+def test_several_calls_are_one_step(optimizer: str) -> None:
+    tables = TABLES if optimizer != "rowwise_adagrad" else tuple(t for t in TABLES if t.name != "columns")
+    ranks(2).run(train, replace(CASE, optimizer=optimizer, tables=tables))
+
+
+def hook_on_a_shard(rank: int, world_size: int, kind: str) -> tuple[str, str, bool]:
+    case = replace(CASE, optimizer="adagrad")
+    model = shard(case, build(case)[0], world_size)
+    (batch,) = (step[rank] for step in batches(case, world_size, 1))
+    weight: Any = model.embedding_bags["replicas"].weight
+    register = weight.register_hook if kind == "hook" else weight.register_post_accumulate_grad_hook
+    handle = register(lambda given: None)
+    with pytest.raises(recfx.ConversionError) as caught:
+        model(batch)
+    handle.remove()
+    return caught.value.reason, caught.value.message, torch.isfinite(model(batch).values()).all().item() is True
+
+
+@pytest.mark.parametrize("kind", ["hook", "post_accumulate"])
+def test_a_gradient_hook_on_a_fused_shard_is_refused_before_anything_is_sent(kind: str) -> None:
+    for reason, message, runs_without in ranks(2).run(hook_on_a_shard, kind):
+        assert (reason, runs_without) == ("gradient_hook", True)
+        assert "'replicas'" in message
+
+
+def test_a_gradient_hook_from_before_sharding_is_refused() -> None:
+    ((reason, message),) = ranks(1).run(hook_before_sharding)
+    assert reason == "optimizer_not_fused"
+    assert "gradient hook" in message
+
+
+def hook_before_sharding(rank: int, world_size: int) -> tuple[str, str]:
+    case = replace(CASE, optimizer="adagrad")
+    standard = build(case)[0]
+    next(standard.parameters()).register_hook(lambda gradient: gradient * 2)
+    with pytest.raises(recfx.ConversionError) as caught:
+        shard(case, standard, world_size)
+    return caught.value.reason, caught.value.message
+
+
+def unfused_after_conversion(rank: int, world_size: int) -> str:
+    converted: Any = recfx.convert(build(CASE)[0])
+    _apply_optimizer_in_backward(torch.optim.AdamW, converted.parameters(), {"lr": 0.1})
+    with pytest.raises(recfx.ConversionError) as caught:
+        shard_collection(converted, plan_of(CASE, converted, 1), ShardingEnv.from_process_group(dist.group.WORLD))
+    return caught.value.reason
+
+
+def test_an_optimizer_without_a_fused_form_attached_after_conversion_is_not_dropped() -> None:
+    assert ranks(1).run(unfused_after_conversion) == ["optimizer_not_fused"]
