@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
+from recfx.bypass import bypassed
 from recfx.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding
 from recfx.collection import HashEmbeddingBagCollection, converted_collections
 from recfx.conversion import Conversion, Note, attach_conversion, conversion_of
@@ -16,7 +17,7 @@ from recfx.discovery import Discovery, check_module, discover, unwrap
 from recfx.errors import ConversionError
 from recfx.growth import Growth
 from recfx.hashing import HashConfig
-from recfx.islands import Hashing, build_islands, carry_hooks, config_for
+from recfx.islands import Hashing, build_islands, carry_references, config_for
 from recfx.load_guard import guard_loading
 from recfx.notes import compile_dropped, not_verified
 from recfx.sample import Sample
@@ -246,6 +247,9 @@ def _verify(model: nn.Module, converted: nn.Module, call: Sample | None, convers
             reason="sample_failed",
             what_to_do="follow the advice above, or convert without a sample.",
         )
+    for check in report.of(DIFFERENT):
+        if check.what == "calls":
+            raise bypassed(check.where, check.message)
     if report.of(DIFFERENT):
         raise ConversionError(
             f"the converted model does not agree with the original.\n{report}",
@@ -279,9 +283,9 @@ def _patch(
 ) -> nn.Module:
     if id(model) in islands:
         return converted
-    replace_in_place(model, islands)
     for finding in findings:
-        if id(finding.module) in islands:  # hooks were bound to the copy's modules
-            carry_hooks(finding.module, islands[id(finding.module)])
+        if id(finding.module) in islands:  # hooks and attributes were made to lead to the copy's modules
+            carry_references(finding.module, islands[id(finding.module)])
+    replace_in_place(model, islands)
     attach_conversion(model, conversion_of(converted))
     return model

@@ -15,6 +15,7 @@ from torch import fx, nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from recfx.bypass import BYPASSED, refuse_bypassed
 from recfx.classify import Finding, classify
 from recfx.errors import ConversionError
 from recfx.ir.meta import SourceLocation
@@ -59,7 +60,9 @@ def discover(model: nn.Module, sample: Sample | None = None) -> Discovery:
     found: dict[int, Finding] = {}
     _walk(model, "", None, found, set())
     discovery = Discovery(list(found.values()))
-    if sample is not None:
+    refuse_bypassed(model, discovery.findings)
+    # A trace runs the model's code: where that reaches the user's own objects, it would change them.
+    if sample is not None and not any(finding.reason == BYPASSED for finding in discovery.findings):
         _confirm_by_trace(model, sample, discovery)
     return discovery
 

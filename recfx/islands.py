@@ -14,6 +14,7 @@ from recfx.errors import ConversionError
 from recfx.growth import Growth
 from recfx.hashing import HashConfig
 from recfx.ir.tables import TableSpec
+from recfx.object_kinds import attributes
 from recfx.shells import copy_shells
 from recfx.table_specs import describe_tables
 
@@ -34,6 +35,8 @@ _HOOKS = (
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )
+
+_OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 
 
 def build_islands(
@@ -104,8 +107,19 @@ def _build_island(finding: Finding, hashing: Hashing, backend: str, growth: Grow
         )
     island.train(standard.training)  # before it gets modules of the user's, whose modes are their own
     carry_over(shell, island)
-    carry_hooks(standard, island)  # not the shell's: those that are its own methods are bound to the island later
+    carry_references(standard, island)
     return island
+
+
+def carry_references(standard: nn.Module, island: nn.Module) -> None:
+    """Give ``island`` the hooks and plain attributes of ``standard``: what they lead to is replaced later, once."""
+    carry_hooks(standard, island)
+    if not isinstance(island, HashEmbeddingBagCollection):  # a sharded one has no attributes of the user's
+        return
+    own = island.own_names() | _OF_EVERY_MODULE
+    for name, value in attributes(standard):
+        if name in island.__dict__ and name not in own:
+            island.__dict__[name] = value
 
 
 def carry_hooks(source: nn.Module, replacement: nn.Module) -> None:

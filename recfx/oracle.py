@@ -17,7 +17,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.collection import HashEmbeddingBagCollection, converted_collections, weight_name
 from recfx.ir.tables import TableSpec
-from recfx.shells import copy_shells
+from recfx.shells import copy_shells, copy_with_tensors
 from recfx.training.in_backward import run_in_backward
 
 
@@ -116,7 +116,7 @@ def oracle_of(original: nn.Module, converted: nn.Module) -> nn.Module:
         original: standard collections.
         converted: its conversion; collections stand at the same paths.
     """
-    duplicate = copy.deepcopy(original)
+    duplicate = copy_with_tensors(original)
     replacements: dict[int, nn.Module] = {}
     for path, island in converted_collections(converted).items():
         if len(island.hash_indexes):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 from recfx.run_step import Run, run_step
 from recfx.sample import Sample
 from recfx.sharding.collection import sharded_collections
+from recfx.shells import copy_with_tensors
 
 
 @dataclass(frozen=True)
@@ -70,19 +70,19 @@ def compare_forward(expected: nn.Module, actual: nn.Module, sample: Sample, trai
         if _any_rank(expected, call is None) or call is None:
             continue
         try:
-            wanted = run_step(copy.deepcopy(expected), call, training)
+            wanted = run_step(copy_with_tensors(expected), call, training)
         except Exception as error:  # the model's own failure: nothing to compare with
             if call is sample:
                 return f"{type(error).__name__}: {error}"
             continue
         try:
-            found = run_step(copy.deepcopy(actual), call, training)
+            found = run_step(copy_with_tensors(actual), call, training)
         except Exception as error:
             return Difference("forward", f"raises {type(error).__name__}: {error}")
         difference = _first_difference(wanted, found)
         if not _any_rank(expected, difference is not None):
             continue
-        again = _first_difference(wanted, run_step(copy.deepcopy(expected), call, training))
+        again = _first_difference(wanted, run_step(copy_with_tensors(expected), call, training))
         if not _any_rank(expected, again is not None):
             return difference or Difference("another rank", "its values differ")
         # else the model differs from itself under one seed

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 
-_REGISTRIES = ("_parameters", "_buffers", "_modules")
-_HOOK_SUFFIXES = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
+from recfx.object_kinds import HOOK_SUFFIXES, REGISTRIES, Edge, attributes
+from recfx.references import References, Rewiring, empty_shell, rebound_method, set_attribute
 
 
 def copy_shells(
@@ -21,36 +21,63 @@ def copy_shells(
 ) -> tuple[nn.Module, dict[int, nn.Module]]:
     """Copy every module object of ``root``, but none of its tensors.
 
-    Training flags, hooks and other attributes of the copy are its own. Modules that plain attributes refer to (lists,
-    dicts, bound methods) are the copies as well. ScriptModules are shared: they have no Python shell.
+    Training flags, hooks and other attributes of the copy are its own. Where plain attributes lead to a module of
+    ``root`` (through containers, helper objects, closures, bound methods, weak references), those of the copy lead to
+    its copy. ScriptModules are shared: they have no Python shell.
 
     Args:
         root: the module to copy.
-        replacements: what stands in the copy for some modules, by ``id`` of the original; taken as it is.
+        replacements: what stands in the copy for some modules, by ``id`` of the original. They are taken as they are,
+            except that what they have of the original's plain attributes leads to the copies as well.
 
     Returns:
         the copy of ``root``, and the copy of every module by ``id`` of the original.
     """
-    modules = _reached(root, replacements)
-    copies: dict[int, nn.Module] = {id(module): _empty_shell(module) for module in modules} | dict(replacements)
-    for module in modules:
+    modules, replaced = _reached(root, replacements)
+    copies: dict[int, nn.Module] = {id(module): empty_shell(module) for module in modules} | dict(replacements)
+    carried = [(copies[id(module)], list(_carried(module, copies[id(module)]))) for module in replaced]
+    owners = [(module, list(attributes(module))) for module in modules]
+    references = References(copies, [("", module, edges) for module, edges in owners + carried])
+    rewiring = Rewiring(copies, references)
+    for module, edges in owners:
         duplicate = copies[id(module)]
-        if duplicate is not module:
-            for key, value in module.__dict__.items():
-                duplicate.__dict__[key] = _copy_attribute(key, value, copies)
+        if duplicate is module:
+            continue
+        for key, value in module.__dict__.items():
+            duplicate.__dict__[key] = _copy_registry(key, value, copies)
+        for name, value in edges:
+            set_attribute(duplicate, name, rewiring.rewired(value))
+    for replacement, edges in carried:
+        for name, value in edges:
+            set_attribute(replacement, name, rewiring.rewired(value))
+    rewiring.finish()
+    for module in [*(copies[id(module)] for module in modules), *replacements.values()]:
+        if module is not None:
+            rebind_hooks(module, rewiring.known)
     for module in modules:
         if isinstance(module, OptimizedModule):
             copies[id(module)]._initialize()  # type: ignore[operator]  # compiles the copy, not the original
-    for replacement in replacements.values():
-        rebind_hooks(replacement, copies)
     return copies[id(root)], copies
 
 
-def rebind_hooks(module: nn.Module, copies: Mapping[int, nn.Module]) -> None:
-    """Let hooks that are methods of a copied module run on its copy."""
+def copy_with_tensors(root: nn.Module) -> nn.Module:
+    """A deep copy of ``root``, whose functions, bound methods and weak references lead to the copy as well.
+
+    ``copy.deepcopy`` shares those: a copy would call modules of the original.
+    """
+    memo: dict[int, Any] = {}
+    duplicate = copy.deepcopy(root, memo)
+    copies = {id(module): memo[id(module)] for module in root.modules() if id(module) in memo}
+    _rewire(duplicate, copies, inplace=False)
+    return duplicate
+
+
+def rebind_hooks(module: nn.Module, copies: Mapping[int, Any]) -> None:
+    """Let hooks that are methods of a copied object run on its copy. The hooks stay where their handles expect them."""
     for key, value in module.__dict__.items():
-        if key.endswith(_HOOK_SUFFIXES) and isinstance(value, dict):
-            module.__dict__[key] = _replace_modules(value, copies)
+        if key.endswith(HOOK_SUFFIXES) and isinstance(value, dict):
+            for number, hook in value.items():
+                value[number] = _rebound(hook, copies)
 
 
 def compiled_in_place(root: nn.Module) -> list[str]:
@@ -59,76 +86,71 @@ def compiled_in_place(root: nn.Module) -> list[str]:
 
 
 def replace_in_place(root: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
-    """Put each replacement wherever ``root`` registers the original, or refers to it in a plain attribute."""
-    copies = dict(replacements)
-    for module in _reached(root, replacements):
-        for key, value in list(module.__dict__.items()):
-            if key == "_modules":
-                for name, child in value.items():
-                    if child is not None and id(child) in copies:
-                        value[name] = copies[id(child)]
-            elif key not in _REGISTRIES and not key.endswith(_HOOK_SUFFIXES) and _refers(value, copies):
-                module.__dict__[key] = _replace_modules(value, copies)
+    """Put each replacement wherever ``root`` registers the original, or leads to it by plain attributes."""
+    _rewire(root, replacements, inplace=True)
+
+
+def _rewire(root: nn.Module, replacements: Mapping[int, nn.Module], inplace: bool) -> None:
+    modules, replaced = _reached(root, replacements)
+    carried = [(replacements[id(module)], list(_carried(module, replacements[id(module)]))) for module in replaced]
+    owners = [(module, list(attributes(module))) for module in modules] + carried
+    references = References(replacements, [("", module, edges) for module, edges in owners])
+    rewiring = Rewiring(replacements, references, inplace)
+    for module in modules:
+        for name, child in module._modules.items():
+            if child is not None and id(child) in replacements:
+                module._modules[name] = replacements[id(child)]
+    for module, edges in owners:
+        for name, value in edges:
+            if rewiring.leads(value):
+                set_attribute(module, name, rewiring.rewired(value))
+    rewiring.finish()
+    for module, _ in owners:
+        rebind_hooks(module, rewiring.known)
         if isinstance(module, OptimizedModule):
             module._initialize()
 
 
-def _reached(root: nn.Module, replacements: Mapping[int, nn.Module]) -> list[nn.Module]:
-    """Every module of ``root`` that is not inside a replaced one."""
+def _reached(root: nn.Module, replacements: Mapping[int, nn.Module]) -> tuple[list[nn.Module], list[nn.Module]]:
+    """Every module of ``root`` that is not inside a replaced one, and those that are replaced."""
     reached: dict[int, nn.Module] = {}
+    replaced: dict[int, nn.Module] = {}
     waiting = [root]
     while waiting:
         module = waiting.pop()
-        if id(module) in reached or id(module) in replacements:
-            continue
-        reached[id(module)] = module
-        waiting += [child for child in module._modules.values() if child is not None]
-    return list(reached.values())
+        if id(module) in replacements:
+            replaced[id(module)] = module
+        elif id(module) not in reached:
+            reached[id(module)] = module
+            waiting += [child for child in module._modules.values() if child is not None]
+    return list(reached.values()), list(replaced.values())
 
 
-def _refers(value: Any, copies: Mapping[int, nn.Module]) -> bool:
-    if isinstance(value, nn.Module):
-        return id(value) in copies
-    if isinstance(value, types.MethodType):
-        return id(value.__self__) in copies
-    if type(value) in (list, tuple, set):
-        return any(_refers(item, copies) for item in value)
-    return isinstance(value, dict) and any(_refers(item, copies) for item in value.values())
+def _carried(original: nn.Module, replacement: nn.Module) -> Iterator[Edge]:
+    """Plain attributes that a replacement has because the original has them."""
+    own: Any = getattr(replacement, "own_names", frozenset)()
+    for name, value in attributes(replacement):
+        if name in original.__dict__ and name not in own:
+            yield name, value
 
 
-def _empty_shell(module: nn.Module) -> nn.Module:
-    if isinstance(module, torch.jit.ScriptModule):
-        return module
-    # Not __new__ of the class: a GraphModule's makes a class of its own for each instance.
-    return object.__new__(type(module))
-
-
-def _copy_attribute(key: str, value: Any, copies: Mapping[int, nn.Module]) -> Any:
-    if key in ("_parameters", "_buffers"):
-        return dict(value)
+def _copy_registry(key: str, value: Any, copies: Mapping[int, nn.Module]) -> Any:
     if key == "_modules":
         return {name: None if child is None else copies[id(child)] for name, child in value.items()}
     if key == "_compiled_call_impl":
         return None  # Module.compile() bound it to the original; see `compiled_in_place`
-    return _replace_modules(value, copies)
+    is_hooks = key.endswith(HOOK_SUFFIXES) and isinstance(value, dict)
+    return value.copy() if key in REGISTRIES or is_hooks else value
 
 
-def _replace_modules(value: Any, copies: Mapping[int, nn.Module]) -> Any:
-    """``value`` with every module that was copied replaced by its copy; containers are new, other objects the same."""
-    if isinstance(value, nn.Module):
-        return copies.get(id(value), value)
-    if isinstance(value, types.MethodType) and isinstance(value.__self__, nn.Module):
-        return types.MethodType(value.__func__, copies.get(id(value.__self__), value.__self__))
-    if isinstance(value, functools.partial):
-        arguments = [_replace_modules(item, copies) for item in value.args]
-        keywords = {name: _replace_modules(item, copies) for name, item in value.keywords.items()}
-        return functools.partial(_replace_modules(value.func, copies), *arguments, **keywords)
-    if type(value) in (list, tuple, set):
-        replaced = [_replace_modules(item, copies) for item in value]
-        return type(value)(replaced)
-    if isinstance(value, dict) and type(value).__module__ in ("builtins", "collections"):
-        duplicate = value.copy()
-        for name, item in value.items():
-            duplicate[name] = _replace_modules(item, copies)
-        return duplicate
-    return value
+def _rebound(hook: Any, copies: Mapping[int, Any]) -> Any:
+    """The hook as a method of the copy, also inside a partial. Closures stay the user's own."""
+    if isinstance(hook, nn.Module):
+        return copies.get(id(hook), hook)
+    if isinstance(hook, types.MethodType) and id(hook.__self__) in copies:
+        return rebound_method(hook, copies[id(hook.__self__)])
+    if type(hook) is functools.partial:
+        arguments = [_rebound(item, copies) for item in hook.args]
+        keywords = {name: _rebound(item, copies) for name, item in hook.keywords.items()}
+        return functools.partial(_rebound(hook.func, copies), *arguments, **keywords)
+    return hook

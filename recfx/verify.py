@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from recfx.bypass import way_around
 from recfx.collection import converted_collections, weight_name
 from recfx.discovery import unwrap
 from recfx.errors import ConversionError, RecfxError
@@ -20,8 +21,10 @@ from recfx.randomness import fixed_randomness
 from recfx.run_step import LEARNING_RATE, Run, run_step
 from recfx.sample import Sample
 from recfx.sharding.collection import sharded_collections
+from recfx.shells import copy_with_tensors
 from recfx.training.in_backward import run_in_backward
 from recfx.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, REFUSED_SAMPLE, SKIPPED, Check, VerifyReport
+from recfx.whole_graph import WholeGraph
 
 # Tables below float32 are pooled in another precision by the standard collection (design, section 8).
 _TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 2e-2}
@@ -70,6 +73,9 @@ class _Comparison:
         self.checks: list[Check] = []
         self.tables: dict[str, dict[str, dict[str, float]]] = {}
         self.islands = converted_collections(converted)
+        self.originals = {
+            path: module for path, module in original.named_modules() if isinstance(module, EmbeddingBagCollection)
+        }
         self.fused = {
             weight_name(path, table) for path, island in self.islands.items() for table in island.fused_optimizers()
         }
@@ -100,7 +106,7 @@ class _Comparison:
         """Run the oracle and the converted model, each on copies, and compare."""
         training = mode == "train"
         try:
-            subject = copy.deepcopy(self.converted).train(training)
+            subject = copy_with_tensors(self.converted).train(training)
             attach_optimizers(self.converted, subject, skip=self.fused)
             self._attach_missing(subject)
         except Exception as error:  # whatever the user's modules raise when they are copied
@@ -117,11 +123,11 @@ class _Comparison:
             message = f"the original raises {type(error).__name__}: {error}"
             self.skip(mode, batch, "original", message + self._advice(subject, call, training))
             return
-        again = copy.deepcopy(hashed) if self._has_index() and not training else hashed
+        again = copy_with_tensors(hashed) if self._has_index() and not training else hashed
         try:
             if failure is not None:
                 raise failure
-            found = run_step(subject, call, training)
+            found = run_step(subject, call, training, self.originals)
         except RecfxError as error:  # a table that is full, say: the message says what to do
             self.checks.append(Check(mode, batch, "run", REFUSED_SAMPLE, DIFFERENT, float("inf"), str(error)))
             return
@@ -137,7 +143,7 @@ class _Comparison:
 
         Nothing else of a training step has happened to it: the oracle needs the rows that the step will use.
         """
-        hashed = copy.deepcopy(self.converted).train()
+        hashed = copy_with_tensors(self.converted).train()
         hashed_call = call.clone()
         try:
             with fixed_randomness(), torch.no_grad(), on_a_copy():
@@ -178,10 +184,18 @@ class _Comparison:
         self._attach_missing(oracle)
         if self._has_index():
             copy_fused_state(subject, oracle)
-        return run_step(oracle, call, training)
+        return run_step(oracle, call, training, self.originals)
 
     def _compare_runs(self, mode: str, batch: str, wanted: Run, found: Run, repeat: Callable[[], Run]) -> None:
         """Compare; only if something differs, run the oracle again to see whether it agrees with itself."""
+        if wanted.originals or found.originals:  # nothing else ran then
+            calls = [check for check in self._call_checks(mode, batch, wanted, found) if check.status != EQUAL]
+            self.checks += calls
+            if not calls:
+                called = min(wanted.originals | found.originals)
+                message = f"a copy of the model still calls {called!r} of the model itself"
+                self.skip(mode, batch, "copy", message)
+            return
         checks = self._checks(mode, batch, wanted, found)
         if any(check.status == DIFFERENT for check in checks):
             unsteady = {
@@ -197,8 +211,36 @@ class _Comparison:
             ]
         self.checks += checks
 
-    def _checks(self, mode: str, batch: str, wanted: Run, found: Run) -> list[Check]:
+    def _call_checks(self, mode: str, batch: str, wanted: Run, found: Run) -> list[Check]:
+        """Every collection must be called as often as in the original; the converted model may call no other."""
+        if isinstance(self.converted, WholeGraph):  # leaves calls out of which nothing is used
+            return []
         checks = []
+        for path in [path for path in self.islands if path in wanted.calls]:
+            expected, actual = wanted.calls[path], found.calls[path]
+            if expected == actual and path not in found.originals:
+                checks.append(Check(mode, batch, "calls", path, EQUAL))
+                continue
+            if path in found.originals:
+                message = "the converted model calls the original collection"
+            else:
+                message = f"{actual} calls of the converted collection, but the original's is called {expected} times"
+            way = self._way_around()
+            message += f"; it reaches the original's modules by {way}" if way else ""
+            checks.append(Check(mode, batch, "calls", path, DIFFERENT, float(abs(actual - expected)), message))
+        return checks
+
+    def _way_around(self) -> str:
+        """By what the converted model reaches the original collections, or modules that hold them."""
+        holders = [
+            module
+            for module in self.original.modules()
+            if any(isinstance(inside, EmbeddingBagCollection) for inside in module.modules())
+        ]
+        return way_around(self.converted, holders)
+
+    def _checks(self, mode: str, batch: str, wanted: Run, found: Run) -> list[Check]:
+        checks = self._call_checks(mode, batch, wanted, found)
         for what in ("outputs", "gradients", "parameters", "buffers"):
             expected, actual = getattr(wanted, what), getattr(found, what)
             for where in sorted(set(expected) | set(actual)):

@@ -15,9 +15,9 @@ class Check:
     Args:
         mode: ``"train"`` or ``"eval"``.
         batch: ``"sample"``, or ``"sample + 1"`` for the second batch size.
-        what: ``outputs``, ``gradients``, ``parameters`` and ``buffers`` (after one step), ``run``, or ``index``
-            (only where ids are not found where they are listed).
-        where: output, parameter or input. For a run that failed who failed: ``original``, ``converted`` or
+        what: ``outputs``, ``gradients``, ``parameters`` and ``buffers`` (after one step), ``calls`` (how often a
+            collection is called), ``run``, or ``index`` (only where ids are not found where they are listed).
+        where: output, parameter, input or collection. For a run that failed who failed: ``original``, ``converted`` or
             ``refused_sample`` (converted, with an error of recfx); or what stood in the way:
             ``copy``, ``sample``, ``meta``.
         status: ``equal``, ``different``, ``not_reproducible`` (the original differs from itself) or ``skipped``.
