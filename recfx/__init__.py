@@ -24,6 +24,7 @@ from recfx.passes import passes
 from recfx.sample import Sample
 from recfx.sharding.default_sharders import sharders
 from recfx.sharding.planning import plan
+from recfx.sharding.torchrec_entry import extend_torchrec
 from recfx.trace import trace
 from recfx.training.pipeline import TrainPipeline
 from recfx.unconvert import unconvert
@@ -31,6 +32,8 @@ from recfx.verify import verify
 from recfx.verify_report import VerifyReport
 
 __version__ = "0.1.0"
+
+extend_torchrec()  # DistributedModelParallel(recfx.convert(model)) shards what was converted, as it does without recfx
 
 __all__ = [
     "CheckpointError",

@@ -23,6 +23,7 @@ from recfx.ir.tables import TableSpec
 from recfx.loading import fit_state, moved_weight
 from recfx.nodes import TableStore
 from recfx.nodes.base import opaque
+from recfx.nodes.training_checks import refuse_fused_replicas
 from recfx.nodes.unexpanded import UnexpandedCollection
 from recfx.passes import PassRecord, passes, run_passes
 from recfx.passes._nodes import node_name
@@ -230,6 +231,8 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
         self._follow_optimizers()
         if self._row_moves and self.training:
             self._row_moves = {}
+        if self._store.optimizers and self.training and torch.is_grad_enabled():
+            refuse_fused_replicas(self.collection, list(self._store.optimizers))
         pooled: KeyedTensor = self.graph_module(features)
         return pooled
 

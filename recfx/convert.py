@@ -21,9 +21,10 @@ from recfx.islands import Hashing, build_islands, carry_references, config_for
 from recfx.load_guard import guard_loading
 from recfx.notes import compile_dropped, not_verified
 from recfx.sample import Sample
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
 from recfx.sharding.shard_model import leave_to_collections, shard_islands
 from recfx.shells import copy_shells, replace_in_place
+from recfx.training.fused_view import attach_fused_optimizer
 from recfx.verify import verify as verify_conversion
 from recfx.verify_report import DIFFERENT, REFUSED_SAMPLE, SKIPPED
 from recfx.whole_graph import WholeGraph
@@ -56,7 +57,8 @@ def convert(
             collections are called, and to verify the result.
         hashing: one config for every table, None for static tables, or a dict by table name (others take the default).
         plan: TorchRec's sharding plan, by fully qualified name of the collections. They come back sharded, each rank
-            with its own part of the weights that ``model`` has; every rank calls ``convert`` then.
+            with its own part of the weights that ``model`` has; every rank calls ``convert`` then. The result has
+            ``fused_optimizer``, as a ``DistributedModelParallel`` does.
         env: the ranks to shard over; with it and without ``plan``, TorchRec's planner makes one. Default: all ranks.
         device: move the result there; tables on meta are allocated and initialised.
         backend: kernel target of the lookups; ``"auto"`` takes the first that can serve each.
@@ -227,6 +229,7 @@ def _shard(
         model, _ = copy_shells(converted, sharded)
     attach_conversion(model, conversion)
     leave_to_collections(model)
+    attach_fused_optimizer(model)
     return model
 
 
@@ -275,6 +278,8 @@ def _as_whole_graph(converted: nn.Module, call: Sample | None) -> nn.Module:
         return converted  # an island is a graph already
     graph = WholeGraph(unwrap(converted), call)
     leave_to_collections(graph)
+    if sharded_collections(graph):
+        attach_fused_optimizer(graph)
     return graph
 
 

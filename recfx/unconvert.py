@@ -21,6 +21,7 @@ from recfx.sharding.unshard import (
 )
 from recfx.shells import copy_shells
 from recfx.table_holder import release
+from recfx.training.fused_view import detach_fused_optimizer
 from recfx.training.in_backward import attach_unfused
 from recfx.whole_graph import WholeGraph
 
@@ -63,6 +64,7 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
     replacements |= {id(module): standard_collection(module, whole[path]) for path, module in sharded.items()}
     plain, _ = copy_shells(model, replacements)
     detach_conversion(plain)
+    detach_fused_optimizer(plain)
     release_loading(plain)
     return (plain, mapping) if with_mapping else plain
 

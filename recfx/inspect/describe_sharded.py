@@ -17,8 +17,9 @@ from recfx.inspect.index_facts import IndexFacts
 from recfx.inspect.reasons import type_name
 from recfx.inspect.sharding_reasons import collection_sharding_reasons, pipelining_reasons, sharding_reasons
 from recfx.inspect.sharding_report import ShardingReport
-from recfx.inspect.table_report import TableReport
+from recfx.inspect.table_report import Reason, TableReport
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.optimizer_settings import Taken, optimizer_settings
 from recfx.sharding.plan import read_plan
 from recfx.sharding.shards import CollectionSharding, ShardedTable
 
@@ -31,7 +32,9 @@ def describe_sharded(sharded: ShardedHashEmbeddingBagCollection, path: str, exis
         here = [shard for shard in sharded.sharding.local() if shard.table.name == table.table.name]
         if not here:
             tables.append(
-                _with_sharding(_elsewhere(table, sharded.dtypes[table.table.name]), table, sharded.sharding, path)
+                _with_sharding(
+                    _elsewhere(table, sharded.dtypes[table.table.name]), table, sharded.sharding, path, sharded.taken
+                )
             )
             continue
         name = here[0].name  # all shards of a table on one rank have the same rows
@@ -50,7 +53,7 @@ def describe_sharded(sharded: ShardedHashEmbeddingBagCollection, path: str, exis
             optimizer=sharded._store.optimizers.get(name),
             existed=existed,
         )
-        tables.append(_with_sharding(table_report(facts), table, sharded.sharding, path))
+        tables.append(_with_sharding(table_report(facts), table, sharded.sharding, path, sharded.taken))
     reasons = collection_sharding_reasons(sharded.tables, sharded.graph_module, path)
     reasons += pipelining_reasons(sharded, path)
     return {
@@ -76,8 +79,9 @@ def with_plan(
         ConversionError: as ``read_plan``.
     """
     sharding = read_plan(island.tables, plan, rank, world_size, path)
+    taken = optimizer_settings(island, sharding, None).taken
     tables = tuple(
-        _with_sharding(report, table, sharding, path)
+        _with_sharding(report, table, sharding, path, taken)
         for report, table in zip(described["tables"], sharding.tables, strict=True)
     )
     added = collection_sharding_reasons(island.tables, None, path)
@@ -85,9 +89,18 @@ def with_plan(
     return {**described, "tables": tables, "reasons": added + reasons}
 
 
-def _with_sharding(report: TableReport, table: ShardedTable, sharding: CollectionSharding, path: str) -> TableReport:
-    element_bytes = _element_bytes(report)
-    reasons = sharding_reasons(table, _join(path, table.table.name), report.optimizer)
+def _with_sharding(
+    report: TableReport,
+    table: ShardedTable,
+    sharding: CollectionSharding,
+    path: str,
+    taken: Mapping[str, tuple[Taken, ...]],
+) -> TableReport:
+    element_bytes, module_path = _element_bytes(report), _join(path, table.table.name)
+    reasons = sharding_reasons(table, module_path, report.optimizer)
+    reasons += tuple(
+        Reason(each.reason, module_path, each.message, each.what_to_do) for each in taken.get(table.table.name, ())
+    )
     return replace(
         report,
         bytes=report.rows * report.dim * element_bytes,

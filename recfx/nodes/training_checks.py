@@ -8,6 +8,7 @@ from contextvars import ContextVar
 
 import torch
 import torch.distributed
+from torch.nn.parallel import DistributedDataParallel
 
 from recfx.errors import ConversionError
 from recfx.ir.tables import TableSpec
@@ -39,6 +40,24 @@ def refuse_replicas(collection: str, hashed: tuple[str, ...]) -> None:
             module_path=collection,
             what_to_do="shard the collection, or adopt the tables (HashConfig() with dense ids).",
         )
+
+
+def refuse_fused_replicas(collection: str, fused: list[str]) -> None:
+    """Raises a ``ConversionError``, ``unsharded_fused_optimizer``, inside a ``DistributedDataParallel`` of ranks.
+
+    It averages gradients, and a table that is updated inside the lookup's backward has none.
+    """
+    around = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    if _on_a_copy.get() or around is None or around.process_group.size() == 1:
+        return
+    raise ConversionError(
+        f"tables {fused} are unsharded inside a DistributedDataParallel and have an optimizer in backward: it would "
+        "step on this rank's gradients alone, and the replicas would diverge.",
+        reason="unsharded_fused_optimizer",
+        module_path=collection,
+        what_to_do="shard the collection (recfx.convert(model, plan=...) or DistributedModelParallel), or step its "
+        "tables with an ordinary optimizer, whose gradients are averaged.",
+    )
 
 
 def check_fused(collection: str, evicting: list[TableSpec], store: TableStore) -> None:

@@ -20,7 +20,7 @@ from recfx.collection import HashEmbeddingBagCollection
 from recfx.errors import ConversionError
 from recfx.fx_leaf import FxLeaf, tracer_of_call
 from recfx.hashing.row_move import RowMove
-from recfx.nodes import HashIds, InputDistStart
+from recfx.nodes import HashIds, InputDistStart, Lookup, OutputDistStart
 from recfx.nodes.base import opaque
 from recfx.nodes.dist_context import DistContext
 from recfx.nodes.found_ahead import finder
@@ -58,6 +58,7 @@ class ShardedHashEmbeddingBagCollection(
         tables: the whole tables.
         fused: kind and settings of each table's fused optimizer.
         dtypes: of the tables' weights.
+        taken: what nobody spelled out about the tables' optimizers.
         graph_module: this rank's graph.
     """
 
@@ -76,7 +77,7 @@ class ShardedHashEmbeddingBagCollection(
         self.tables, self.sharding, self.groups = unsharded.tables, sharding, groups
         self.not_fused = dict(unsharded.not_fused)
         self.embedding_bags, self.hash_indexes, self._store = local.bags, local.indexes, local.store
-        self.fused, self.dtypes = local.fused, local.dtypes
+        self.fused, self.dtypes, self.taken = local.fused, local.dtypes, local.taken
         self._row_moves: dict[str, RowMove] = {}  # of the last load, for the optimizer's state
         self._compile(unsharded.unexpanded_graph())
         self._register_state_dict_hook(save_sharded_state)
@@ -92,8 +93,10 @@ class ShardedHashEmbeddingBagCollection(
         self.graph_module = graph_module
         self._cut = CutGraph(graph_module)
         (self._result,) = self._segments[2].outputs
-        # What TorchRec's pipelines look at.
+        # What TorchRec's pipelines, and its introduction, look at.
         self._input_dists = [module for module in graph_module.modules() if isinstance(module, InputDistStart)]
+        self._lookups = [module for module in graph_module.modules() if isinstance(module, Lookup)]
+        self._output_dists = [module for module in graph_module.modules() if isinstance(module, OutputDistStart)]
         self._has_uninitialized_input_dist = False
         hashing = [module for module in graph_module.modules() if isinstance(module, HashIds)]
         self.__dict__["_hash_ids"] = hashing[0] if hashing else None
@@ -286,6 +289,7 @@ def shard_collection(
     *,
     fused_params: Mapping[str, Any] | None = None,
     host_group: torch.distributed.ProcessGroup | None = None,
+    dense_as_torchrec: bool = False,
     path: str = "",
 ) -> ShardedHashEmbeddingBagCollection:
     """Shard a converted collection; every rank calls it with the same plan.
@@ -298,8 +302,9 @@ def shard_collection(
         plan: sharding of each table.
         env: with a process group.
         device: of the shards; None: where the tables are (``meta``: the CPU).
-        fused_params: settings of fused optimizers for tables that bring none of their own, as TorchRec's sharders take
-            them.
+        fused_params: settings of fused optimizers for what tables do not bring themselves, as TorchRec's sharders take
+            them. On compute kernel ``fused`` a table has a fused optimizer in any case: FBGEMM's SGD, at the least.
+        dense_as_torchrec: on compute kernel ``dense`` a table has none, whatever hangs on it.
         host_group: the process group for ids, where it is not that of ``env``.
         path: fully qualified name of the collection in the model.
 
@@ -309,5 +314,7 @@ def shard_collection(
     path = path or module.collection
     sharding = read_plan(module.tables, plan, env.rank, env.world_size, path)
     groups = DistGroups.of(env, sharding.local_size, host_group)
-    local = make_local_tables(module, sharding, groups.pooled, device, fused_params)
+    local = make_local_tables(
+        module, sharding, groups.pooled, device, fused_params, dense_as_torchrec=dense_as_torchrec
+    )
     return ShardedHashEmbeddingBagCollection(module, sharding, groups, local)

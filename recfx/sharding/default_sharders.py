@@ -9,23 +9,25 @@ from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
-from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
-from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recfx.collection import HashEmbeddingBagCollection
-from recfx.errors import ConversionError
 from recfx.sharding.sharder import HashEmbeddingBagCollectionSharder
+from recfx.sharding.torchrec_entry import stock_defaults
 from recfx.subclasses import classes_made_for
 
 
 def sharders(
     host_env: ShardingEnv | None = None, fused_params: Mapping[str, Any] | None = None
 ) -> list[ModuleSharder[nn.Module]]:
-    """Sharders for TorchRec's planners and ``DistributedModelParallel``. Call it after ``recfx.convert``.
+    """Sharders for TorchRec's planners and ``DistributedModelParallel``, with everything that recfx can do.
+
+    Without them, or with sharders of TorchRec's own, converted collections are sharded as TorchRec would shard the
+    standard ones; these add row-wise types on CPUs, ``host_env``, and fused optimizers of data-parallel tables.
 
     TorchRec looks sharders up by a module's exact class. A converted subclass of ``EmbeddingBagCollection`` has a class
-    that the conversion made, so there is one sharder for each class made so far.
+    that the conversion made, so there is one sharder for each class made so far; those of classes that are made later
+    are added where the list is used.
 
     Args:
         host_env: environment over a gloo group on which ids travel, where the model's own group is hccl or nccl.
@@ -56,28 +58,8 @@ def torchrec_sharders(fused_params: Mapping[str, Any] | None = None) -> list[Mod
     replaced: dict[type[Any], ModuleSharder[nn.Module]] = {
         EmbeddingBagCollectionSharder: EmbeddingBagCollectionSharder(params()),
         EmbeddingCollectionSharder: EmbeddingCollectionSharder(params()),
-        FeatureProcessedEmbeddingBagCollectionSharder: PlainFeatureProcessedSharder(
+        FeatureProcessedEmbeddingBagCollectionSharder: FeatureProcessedEmbeddingBagCollectionSharder(
             EmbeddingBagCollectionSharder(params())
         ),
     }
-    return [replaced.get(type(sharder), sharder) for sharder in get_default_sharders()]
-
-
-class PlainFeatureProcessedSharder(FeatureProcessedEmbeddingBagCollectionSharder):
-    """TorchRec's sharder of feature-processed collections, which would drop the index of a converted one inside."""
-
-    def shardable_parameters(self, module: FeatureProcessedEmbeddingBagCollection) -> dict[str, nn.Parameter]:
-        """As TorchRec's.
-
-        Raises:
-            ConversionError: ``feature_processed``.
-        """
-        if isinstance(module._embedding_bag_collection, HashEmbeddingBagCollection):
-            raise ConversionError(
-                "a converted collection inside FeatureProcessedEmbeddingBagCollection cannot be sharded.",
-                reason="feature_processed",
-                module_path=module._embedding_bag_collection.collection,
-                what_to_do="plan with recfx.plan: it shards the collection inside, after the features were processed.",
-            )
-        parameters: dict[str, nn.Parameter] = super().shardable_parameters(module)
-        return parameters
+    return [replaced.get(type(sharder), sharder) for sharder in stock_defaults()]

@@ -17,7 +17,7 @@ from recfx.hashing import HashIndex
 from recfx.hashing.slicing import slice_state
 from recfx.nodes import TableStore
 from recfx.sharding.dist_groups import replicate
-from recfx.sharding.fused_params import fused_optimizer_from_params
+from recfx.sharding.optimizer_settings import Taken, optimizer_settings
 from recfx.sharding.shards import CollectionSharding, Shard
 from recfx.table_holder import hold
 from recfx.training.fused_optimizer import SAVED_STATES, FusedOptimizer
@@ -32,6 +32,7 @@ class LocalTables(NamedTuple):
         store: both, and the shards' fused optimizers.
         fused: kind and settings of every table's fused optimizer; its shards have the same ``group``, not the state.
         dtypes: of the tables' weights.
+        taken: what nobody spelled out about the tables' optimizers.
     """
 
     bags: nn.ModuleDict
@@ -39,6 +40,7 @@ class LocalTables(NamedTuple):
     store: TableStore
     fused: dict[str, FusedOptimizer]
     dtypes: dict[str, torch.dtype]
+    taken: dict[str, tuple[Taken, ...]]
 
 
 def make_local_tables(
@@ -47,6 +49,8 @@ def make_local_tables(
     group: dist.ProcessGroup,
     device: torch.device | None,
     fused_params: Mapping[str, Any] | None,
+    *,
+    dense_as_torchrec: bool = False,
 ) -> LocalTables:
     """Cut this rank's shards out of ``module``, which stays as it is. Collective: replicas become those of rank 0.
 
@@ -55,7 +59,8 @@ def make_local_tables(
         sharding: which shards are here.
         group: of all ranks.
         device: of the shards; None: where ``module``'s tables are.
-        fused_params: of the fused optimizers of tables that bring none.
+        fused_params: for the fused optimizers, as :func:`optimizer_settings` reads them.
+        dense_as_torchrec: the same.
 
     Raises:
         ConversionError: ``unsupported_fused_param``; an optimizer in backward that has no fused form.
@@ -67,7 +72,8 @@ def make_local_tables(
         bags, indexes, {}, {shard.name: init_fns[shard.table.name] for shard in local}, _device(module, device)
     )
     _check_optimizers(module)
-    fused = _settings(module, sharding, fused_params)
+    settings_of = optimizer_settings(module, sharding, fused_params, dense_as_torchrec=dense_as_torchrec)
+    fused = settings_of.fused
     states = module.fused_optimizers()
     leaders: dict[tuple[str, tuple[int, int]], HashIndex] = {}
     for shard in local:
@@ -93,7 +99,7 @@ def make_local_tables(
             store.weight(shard.name)._in_backward_optimizers = [EmptyFusedOptimizer()]  # type: ignore[attr-defined]
     hold(bags)
     dtypes = {table.name: module.weight(table.name).dtype for table in module.tables}
-    return LocalTables(bags, indexes, store, fused, dtypes)
+    return LocalTables(bags, indexes, store, fused, dtypes, settings_of.taken)
 
 
 def _device(module: HashEmbeddingBagCollection, device: torch.device | None) -> torch.device:
@@ -134,27 +140,6 @@ def _bag(shard: Shard, rows: torch.Tensor, requires_grad: bool) -> nn.EmbeddingB
         rows.shape[0], rows.shape[1], mode=shard.table.pooling.lower(), _weight=rows, include_last_offset=True
     )
     return bag.requires_grad_(requires_grad)
-
-
-def _settings(
-    module: HashEmbeddingBagCollection, sharding: CollectionSharding, fused_params: Mapping[str, Any] | None
-) -> dict[str, FusedOptimizer]:
-    """Of every table with a fused optimizer: its own settings, or those of ``fused_params``.
-
-    Copies, without the parameter: it would keep the whole table in memory.
-    """
-    own = module.fused_optimizers()
-    settings = {}
-    for sharded in sharding.tables:
-        name = sharded.table.name
-        # TorchRec's planner knows data-parallel tables with dense kernels alone.
-        takes_params = sharded.compute_kernel == "fused" or sharded.is_replicated
-        if name in own:
-            group = {key: value for key, value in own[name].group.items() if key != "params"}
-            settings[name] = FusedOptimizer(own[name].kind, group)
-        elif fused_params and takes_params:
-            settings[name] = fused_optimizer_from_params(fused_params)
-    return settings
 
 
 def _check_optimizers(module: HashEmbeddingBagCollection) -> None:

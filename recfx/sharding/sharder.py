@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder, EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     ShardedModule,
@@ -20,6 +22,7 @@ from recfx.collection import HashEmbeddingBagCollection
 from recfx.errors import ConversionError
 from recfx.sharding.collection import shard_collection
 from recfx.sharding.fused_params import fused_optimizer_from_params
+from recfx.sharding.plan import KERNELS
 
 DEVICES = frozenset({"cpu", "cuda", "npu", "meta"})
 SHARDING_TYPES = (
@@ -69,6 +72,12 @@ class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[HashEmbeddingBagCol
         """The class whose instances this shards; not its subclasses."""
         return self._module_type
 
+    def for_class(self, module_type: type[nn.Module]) -> HashEmbeddingBagCollectionSharder:
+        """The same for another class of converted collections."""
+        same = copy.copy(self)
+        same._module_type = module_type
+        return same
+
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """The ``[rows, dim]`` parameter of every table, by table name."""
         bags: Any = module.embedding_bags
@@ -108,15 +117,8 @@ class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[HashEmbeddingBagCol
         Raises:
             ConversionError: ``not_converted``, and what sharding itself refuses.
         """
-        if not isinstance(module, HashEmbeddingBagCollection):
-            raise ConversionError(
-                f"a {type(module).__name__} is not a converted collection.",
-                reason="not_converted",
-                module_path=module_fqn or "",
-                what_to_do="convert the model with recfx.convert first.",
-            )
         sharded: ShardedModule[Any, Any, Any, Any] = shard_collection(
-            module,
+            _converted(module, module_fqn),
             params,
             env,
             device,
@@ -125,6 +127,83 @@ class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[HashEmbeddingBagCol
             path=module_fqn or "",
         )
         return sharded
+
+
+class StockSharder(BaseEmbeddingSharder[HashEmbeddingBagCollection]):
+    """Shards converted collections as a sharder of TorchRec's would shard the standard ones.
+
+    It offers the types and kernels of that sharder that recfx has, and on kernel ``dense`` it leaves a table to the
+    script's ordinary optimizer, whatever is attached to it: a script of TorchRec's calls trains the same model.
+
+    Args:
+        stock: TorchRec's, or a subclass of it.
+        module_type: class of the collections.
+
+    Raises:
+        ConversionError: ``quantized_communication``.
+    """
+
+    def __init__(self, stock: EmbeddingBagCollectionSharder, module_type: type[nn.Module]) -> None:
+        if stock.qcomm_codecs_registry:
+            raise ConversionError(
+                f"the {type(stock).__name__} quantizes what ranks send (qcomm_codecs_registry), which converted "
+                "collections do not.",
+                reason="quantized_communication",
+                what_to_do="leave qcomm_codecs_registry out: rows travel in the tables' own precision then.",
+            )
+        super().__init__(fused_params=stock.fused_params)
+        self._stock, self._module_type = stock, module_type
+
+    @property
+    def module_type(self) -> type[nn.Module]:
+        """The class whose instances this shards; not its subclasses."""
+        return self._module_type
+
+    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        """As the stock sharder says it."""
+        parameters: dict[str, nn.Parameter] = self._stock.shardable_parameters(module)
+        return parameters
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Those of the stock sharder."""
+        return [kind for kind in self._stock.sharding_types(compute_device_type) if kind in SHARDING_TYPES]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Those of the stock sharder that there are."""
+        return [
+            kernel for kernel in self._stock.compute_kernels(sharding_type, compute_device_type) if kernel in KERNELS
+        ]
+
+    def shard(
+        self,
+        module: nn.Module,
+        params: EmbeddingModuleShardingPlan,
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedModule[Any, Any, Any, Any]:
+        """As :meth:`HashEmbeddingBagCollectionSharder.shard`."""
+        sharded: ShardedModule[Any, Any, Any, Any] = shard_collection(
+            _converted(module, module_fqn),
+            params,
+            env,
+            device,
+            fused_params=self.fused_params,
+            dense_as_torchrec=True,
+            path=module_fqn or "",
+        )
+        return sharded
+
+
+def _converted(module: nn.Module, path: str | None) -> HashEmbeddingBagCollection:
+    if isinstance(module, HashEmbeddingBagCollection):
+        return module
+    raise ConversionError(
+        f"a {type(module).__name__} is not a converted collection.",
+        reason="not_converted",
+        module_path=path or "",
+        what_to_do="convert the model with recfx.convert first.",
+    )
 
 
 def _group_of(host_env: ShardingEnv | None) -> ProcessGroup | None:

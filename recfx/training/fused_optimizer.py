@@ -39,22 +39,25 @@ class FusedOptimizer:
         group: the optimizer's parameter group; read at every step, so ``group["lr"]`` may change.
         state: the optimizer's state for the table: ``sum`` (Adagrad ``[rows, dim]``, row-wise ``[rows, 1]``),
             ``exp_avg`` and ``exp_avg_sq`` (Adam), ``step``.
+        given: the settings that somebody chose; all others in ``group`` are defaults of the optimizer's class. None:
+            all were chosen.
     """
 
     kind: str
     group: dict[str, Any]
     state: dict[str, Any] = field(default_factory=dict)
+    given: frozenset[str] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedOptimizer:
         # The group holds the parameter itself; a copy of a model must not hold the original's.
         # Shards of one table share theirs, and so do the shards' copies.
         group = memo.setdefault(id(self.group), {key: value for key, value in self.group.items() if key != "params"})
         state = {key: value.detach().clone() if torch.is_tensor(value) else value for key, value in self.state.items()}
-        return FusedOptimizer(self.kind, group, state)
+        return FusedOptimizer(self.kind, group, state, self.given)
 
     def __getstate__(self) -> dict[str, Any]:
         group = {key: value for key, value in self.group.items() if key != "params"}
-        return {"kind": self.kind, "group": group, "state": dict(self.state)}
+        return {"kind": self.kind, "group": group, "state": dict(self.state), "given": self.given}
 
     def settings(self) -> tuple[Any, ...]:
         """What must be equal for two tables to be updated by one kernel call."""

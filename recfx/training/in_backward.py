@@ -116,7 +116,26 @@ def fused_optimizer_of(weight: nn.Parameter) -> FusedOptimizer | NotFused | None
                 f"{type(optimizer).__name__}({name}={value!r}) has no fused form.",
                 f"leave {name} at its default, or step this table with an ordinary optimizer instead.",
             )
-    return FusedOptimizer(kind, group, state)
+    return FusedOptimizer(kind, group, state, _given(optimizer, group))
+
+
+def _given(optimizer: Any, group: Mapping[str, Any]) -> frozenset[str]:
+    """The settings that somebody chose: they were passed with the class, or are not its defaults (any more)."""
+    if not hasattr(optimizer, "param_groups"):
+        return frozenset(optimizer._kwargs)
+    passed: set[str] = set()
+    for weight in group["params"]:
+        for settings in getattr(weight, "_optimizer_kwargs", ()):
+            passed.update("lr" if name == "learning_rate" else name for name in settings)  # TorchRec renames it
+    changed = {name for name, value in group.items() if name not in optimizer.defaults}
+    changed |= {name for name, value in optimizer.defaults.items() if not _is(group.get(name), value)}
+    return frozenset(passed | changed)
+
+
+def _is(value: Any, default: Any) -> bool:
+    if isinstance(value, torch.Tensor) or isinstance(default, torch.Tensor):
+        return value is default
+    return bool(value == default)
 
 
 _CLASSES: dict[str, type[torch.optim.Optimizer]] = {

@@ -19,13 +19,14 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, get_default_sharders, row_wise
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 import recfx
 from recfx.sharding.sharder import SHARDING_TYPES, HashEmbeddingBagCollectionSharder
+from recfx.sharding.torchrec_entry import stock_defaults
 from tests.sharding.models import PATHS, Model, Subclass, collection
 from tests.test_replicas import free_port
 
@@ -112,7 +113,7 @@ def test_what_the_sharder_offers() -> None:
 def test_others_are_torchrecs() -> None:
     found = recfx.sharders()
     assert found[0].module_type is recfx.HashEmbeddingBagCollection
-    theirs = [sharder.module_type for sharder in get_default_sharders()]
+    theirs = [sharder.module_type for sharder in stock_defaults()]
     assert [sharder.module_type for sharder in found[-len(theirs) :]] == theirs
     params = {"learning_rate": 0.5}
     with_params = recfx.sharders(fused_params=params)
@@ -202,9 +203,17 @@ def test_an_index_inside_a_feature_processed_collection_is_not_dropped() -> None
     processors = PositionWeightedModuleCollection(max_feature_lengths={"f0": 4, "f1": 4, "f2": 4, "shared": 4})
     plain = FeatureProcessedEmbeddingBagCollection(collection("t", weighted=True), processors)
     model = recfx.convert(nn.ModuleDict({"fp": plain}), hashing=RAW)
+    inner = {"fp._embedding_bag_collection": ["t0", "t1", "t2"]}
+    assert tables_of(planner().plan(model, recfx.sharders())) == inner
+    for sharders in stock_defaults(), recfx.sharders():
+        (theirs,) = [each for each in sharders if each.module_type is FeatureProcessedEmbeddingBagCollection]
+        with pytest.raises(recfx.ConversionError) as caught:
+            theirs.shard(model["fp"], {}, ShardingEnv.from_local(1, 0))
+        assert (caught.value.reason, caught.value.module_path) == ("feature_processed", "fp._embedding_bag_collection")
+    half = nn.ModuleDict({"converted": model, "standard": plain})
     with pytest.raises(recfx.ConversionError) as caught:
-        planner().plan(model, recfx.sharders())
-    assert (caught.value.reason, caught.value.module_path) == ("feature_processed", "fp._embedding_bag_collection")
+        planner().plan(half, stock_defaults())
+    assert caught.value.reason == "feature_processed"
     for each in (model, nn.ModuleDict({"fp": plain})):
         plan = recfx.plan(each, Topology(world_size=2, compute_device="cpu"))
         assert tables_of(plan) == {"fp._embedding_bag_collection": ["t0", "t1", "t2"]}

@@ -1,0 +1,139 @@
+"""Which fused optimizer each table of a sharded collection gets: what TorchRec would train it with, and what to say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recfx.collection import HashEmbeddingBagCollection
+from recfx.sharding.fused_params import KINDS, fused_optimizer_from_params
+from recfx.sharding.shards import CollectionSharding, ShardedTable
+from recfx.training.fused_optimizer import FusedOptimizer
+
+_TYPES = {kind: name for name, kind in KINDS.items() if "EXACT" in name.name or kind == "adam"}
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A choice that nobody spelled out, for the report: reason code, what was taken, and what to do about it."""
+
+    reason: str
+    message: str
+    what_to_do: str
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """Kind and settings of the tables with a fused optimizer, and the choices behind them; both by table name."""
+
+    fused: dict[str, FusedOptimizer]
+    taken: dict[str, tuple[Taken, ...]]
+
+
+def optimizer_settings(
+    module: HashEmbeddingBagCollection,
+    sharding: CollectionSharding,
+    fused_params: Mapping[str, Any] | None,
+    *,
+    dense_as_torchrec: bool = False,
+) -> OptimizerSettings:
+    """What trains each table.
+
+    On kernel ``fused`` it is what TorchRec would take: the table's optimizer in backward, with ``fused_params`` and
+    then FBGEMM's defaults for settings that were not given; ``fused_params`` without one; and without either, FBGEMM's
+    SGD. On kernel ``dense`` (data-parallel tables) an optimizer in backward is carried out too, as the unsharded table
+    does it, and so are ``fused_params`` for data-parallel tables.
+
+    Args:
+        module: with whole tables.
+        sharding: of the collection.
+        fused_params: TorchRec's dict.
+        dense_as_torchrec: leave tables on kernel ``dense`` to an ordinary optimizer, whatever is attached to them:
+            TorchRec does, and a script of its calls lists them there. A table that evicts keeps its fused optimizer.
+
+    Returns:
+        New settings without the parameter, which would keep the whole table in memory.
+
+    Raises:
+        ConversionError: ``unsupported_fused_param``.
+    """
+    found = OptimizerSettings({}, {})
+    for sharded in sharding.tables:
+        name = sharded.table.name
+        own = module.fused_optimizers().get(name)
+        if sharded.compute_kernel == "fused":
+            chosen = _fused(module, sharded, own, fused_params)
+        elif dense_as_torchrec and not sharded.table.evicts:
+            chosen = (None, _left_out(own, fused_params))
+        elif own is not None:
+            chosen = (_without_parameter(own), ())
+        elif fused_params and sharded.is_replicated:  # TorchRec's planner knows these with dense kernels alone
+            chosen = (fused_optimizer_from_params(fused_params), ())
+        else:
+            chosen = (None, ())
+        settings, taken = chosen
+        if settings is not None:
+            found.fused[name] = settings
+        if taken:
+            found.taken[name] = taken
+    return found
+
+
+def _fused(
+    module: HashEmbeddingBagCollection,
+    sharded: ShardedTable,
+    own: FusedOptimizer | None,
+    fused_params: Mapping[str, Any] | None,
+) -> tuple[FusedOptimizer | None, tuple[Taken, ...]]:
+    if own is not None:
+        return _completed(own, fused_params)
+    if fused_params:
+        return fused_optimizer_from_params(fused_params), ()
+    if not module.weight(sharded.table.name).requires_grad:
+        return None, ()
+    settings = fused_optimizer_from_params({})
+    message = (
+        f"it is on kernel 'fused' and no optimizer was named for it: it trains by SGD with lr={settings.group['lr']} "
+        "in backward, which is TorchRec's default, and no other optimizer sees it."
+    )
+    advice = "attach one with apply_optimizer_in_backward before sharding, or give the sharders fused_params."
+    return settings, (Taken("default_fused_optimizer", message, advice),)
+
+
+def _completed(own: FusedOptimizer, fused_params: Mapping[str, Any] | None) -> tuple[FusedOptimizer, tuple[Taken, ...]]:
+    """The optimizer in backward; what was not given is as FBGEMM has it, not as its class."""
+    settings = _without_parameter(own)
+    if own.given is None:
+        return settings, ()
+    defaults = fused_optimizer_from_params({**(fused_params or {}), "optimizer": _TYPES[own.kind]})
+    changed = []
+    for name, value in defaults.group.items():
+        if name not in own.given and settings.group.get(name) != value:
+            changed.append(f"{name}={value} (the class has {settings.group.get(name)})")
+            settings.group[name] = value
+    taken = []
+    if changed:
+        message = f"its {own.kind} was attached without {', '.join(changed)}: what TorchRec's sharded tables take."
+        taken.append(Taken("default_optimizer_setting", message, "name the setting where you attach the optimizer."))
+    if "weight_decay" in own.given and settings.group.get("weight_decay"):
+        message = (
+            f"weight_decay={settings.group['weight_decay']} of its {own.kind} is added to the gradients of touched "
+            "rows, as the optimizer's class says; TorchRec's sharded tables ignore it, or take it off the weights."
+        )
+        taken.append(Taken("weight_decay_unlike_torchrec", message, "nothing if that is meant; else leave it out."))
+    return settings, tuple(taken)
+
+
+def _left_out(own: FusedOptimizer | None, fused_params: Mapping[str, Any] | None) -> tuple[Taken, ...]:
+    if own is None and not fused_params:
+        return ()
+    what = f"its {own.kind} in backward" if own is not None else "fused_params"
+    message = f"{what} is not carried out: on kernel 'dense' it has ordinary gradients, as in TorchRec."
+    advice = "step it with the model's ordinary optimizer, or pass sharders=recfx.sharders() to have it fused here too."
+    return (Taken("dense_kernel_not_fused", message, advice),)
+
+
+def _without_parameter(own: FusedOptimizer) -> FusedOptimizer:
+    group = {key: value for key, value in own.group.items() if key != "params"}
+    return FusedOptimizer(own.kind, group, given=own.given)

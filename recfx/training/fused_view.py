@@ -1,0 +1,50 @@
+"""``model.fused_optimizer`` of a model whose collections ``convert`` sharded, as on ``DistributedModelParallel``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torchrec.optim.fused import FusedOptimizerModule
+from torchrec.optim.keyed import CombinedOptimizer
+
+_ATTRIBUTE = "fused_optimizer"
+
+
+class ModelFusedOptimizer(CombinedOptimizer):
+    """The fused optimizers of all sharded collections of a model, under TorchRec's names.
+
+    Args:
+        collections: by fully qualified name in the model.
+    """
+
+    def __init__(self, collections: Mapping[str, FusedOptimizerModule]) -> None:
+        self._collections = dict(collections)
+        super().__init__([(path, module.fused_optimizer) for path, module in self._collections.items()])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelFusedOptimizer:
+        """That of the copied model."""
+        return ModelFusedOptimizer({path: copy.deepcopy(module, memo) for path, module in self._collections.items()})
+
+    def __reduce__(self) -> Any:
+        return ModelFusedOptimizer, (self._collections,)
+
+
+def attach_fused_optimizer(model: nn.Module) -> None:
+    """Give ``model`` the attribute that scripts written for ``DistributedModelParallel`` ask for.
+
+    A model that has an attribute of that name keeps it.
+    """
+    if isinstance(model.__dict__.get(_ATTRIBUTE), ModelFusedOptimizer):
+        del model.__dict__[_ATTRIBUTE]
+    if not hasattr(model, _ATTRIBUTE):
+        collections = {path: each for path, each in model.named_modules() if isinstance(each, FusedOptimizerModule)}
+        model.__dict__[_ATTRIBUTE] = ModelFusedOptimizer(collections)
+
+
+def detach_fused_optimizer(model: nn.Module) -> None:
+    """Forget it: collections are others now."""
+    if isinstance(model.__dict__.get(_ATTRIBUTE), ModelFusedOptimizer):
+        del model.__dict__[_ATTRIBUTE]

@@ -1,0 +1,130 @@
+"""Sharded tables train as TorchRec's do, also by what nobody spelled out; and the report says what that is."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel, table_wise
+from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+import recfx
+from tests.sharding.ranks import ranks
+
+SGD, ADAGRAD, ADAM = torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam
+ADAGRAD_PARAMS = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.2}
+# optimizer in backward, its arguments, fused_params of the sharder, what the report says
+SETTINGS: dict[str, tuple[Any, dict[str, Any], dict[str, Any] | None, str]] = {
+    "none": (None, {}, None, "default_fused_optimizer"),
+    "fused_params": (None, {}, ADAGRAD_PARAMS, ""),
+    "SGD": (SGD, {}, None, "default_optimizer_setting"),
+    "SGD, lr": (SGD, {"lr": 0.1}, None, ""),
+    "Adagrad": (ADAGRAD, {}, None, "default_optimizer_setting"),
+    "Adagrad, lr": (ADAGRAD, {"lr": 0.1}, None, "default_optimizer_setting"),
+    "Adagrad, eps": (ADAGRAD, {"lr": 0.1, "eps": 1e-3}, None, ""),
+    "Adagrad, eps as the class has it": (ADAGRAD, {"lr": 0.1, "eps": 1e-10}, None, ""),
+    "Adagrad, eps of fused_params": (ADAGRAD, {"lr": 0.1}, {"eps": 0.01}, "default_optimizer_setting"),
+    "row-wise Adagrad": (RowWiseAdagrad, {"lr": 0.1}, None, "default_optimizer_setting"),
+}
+
+
+class Model(nn.Module):
+    """A loss so small that eps decides; all weights are the same in every process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = EmbeddingBagConfig(name="a", num_embeddings=6, embedding_dim=4, feature_names=["f"])
+        self.sparse = EmbeddingBagCollection(tables=[config])
+        self.over = nn.Linear(4, 1)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.over(self.sparse(features)["f"]).tanh().sum() * 1e-4
+
+
+def trained(optimizer: Any, arguments: Any, params: Any, kernel: str, ours: bool) -> tuple[torch.Tensor, list[str]]:
+    """The table after three steps of it and of an ordinary optimizer of the rest; and what the report says of it."""
+    model: nn.Module = Model()
+    if optimizer is not None:
+        _apply_optimizer_in_backward(optimizer, model.sparse.parameters(), dict(arguments))
+    if ours:
+        model = recfx.convert(model)
+    how = data_parallel() if kernel == "dense" else table_wise(rank=0, compute_kernel=kernel)
+    plan = construct_module_sharding_plan(model.sparse, {"a": how}, local_size=1, world_size=1, device_type="cpu")
+    sharder = EmbeddingBagCollectionSharder(copy.deepcopy(params))
+    parallel = DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=ShardingPlan({"sparse": plan}), sharders=[sharder]
+    )
+    state = parallel.state_dict()
+    for name in state:
+        weight = state[name].local_shards()[0].tensor if hasattr(state[name], "local_shards") else state[name]
+        with torch.no_grad():
+            weight.copy_(torch.arange(weight.numel()).view(weight.shape) / 24 - 0.5)
+    rest = torch.optim.SGD([each for _, each in in_backward_optimizer_filter(parallel.named_parameters())], lr=50.0)
+    for step in range(3):
+        rest.zero_grad()
+        ids = torch.tensor([0, 1, 1, 2, step * 2])
+        parallel(KeyedJaggedTensor(["f"], ids, lengths=torch.tensor([2, 3]))).backward()
+        rest.step()
+    table = state["sparse.embedding_bags.a.weight"]
+    table = table.local_shards()[0].tensor if hasattr(table, "local_shards") else table
+    reasons = recfx.explain(parallel.module).collections[0].tables[0].reasons if ours else ()
+    return table.detach().clone(), [reason.code for reason in reasons]
+
+
+def both(rank: int, world_size: int, name: str, kernel: str) -> list[Any]:
+    optimizer, arguments, params, _ = SETTINGS[name]
+    return [trained(optimizer, arguments, params, kernel, ours) for ours in (False, True)]
+
+
+@pytest.mark.parametrize("kernel", ["fused", "dense"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_three_steps_are_torchrecs(name: str, kernel: str) -> None:
+    ((stock, _), (ours, reasons)) = ranks(1).run(both, name, kernel)[0]
+    torch.testing.assert_close(ours, stock, rtol=1e-6, atol=1e-7)
+    optimizer, _, params, said = SETTINGS[name]
+    choices = {"default_fused_optimizer", "default_optimizer_setting", "dense_kernel_not_fused"}
+    if kernel == "dense":
+        said = "dense_kernel_not_fused" if optimizer or params else ""
+    assert choices.intersection(reasons) == ({said} if said else set())
+
+
+def settings_of(rank: int, world_size: int, optimizer: Any, arguments: Any, change: dict[str, Any]) -> Any:
+    """Of a table that recfx shards by itself, where TorchRec has no such CPU kernel or refuses the argument."""
+    model: nn.Module = Model()
+    _apply_optimizer_in_backward(optimizer, model.sparse.parameters(), arguments)
+    model.sparse.embedding_bags["a"].weight._in_backward_optimizers[0].param_groups[0].update(change)
+    model = recfx.convert(model)
+    plan = construct_module_sharding_plan(model.sparse, {"a": table_wise(rank=0, compute_kernel="fused")})
+    before = recfx.explain(model, plan=ShardingPlan({"sparse": plan}))
+    sharded = recfx.convert(copy.deepcopy(model), plan=ShardingPlan({"sparse": plan}))
+    after = recfx.explain(sharded)
+    codes = [[reason.code for reason in each.collections[0].tables[0].reasons] for each in (before, after)]
+    assert set(codes[0]) == set(codes[1])
+    return sharded.sparse.fused["a"].group, codes[1]
+
+
+def test_settings_without_a_kernel_to_compare_with() -> None:
+    def found(*arguments: Any) -> Any:
+        return ranks(1).run(settings_of, *arguments)[0]
+
+    group, codes = found(ADAM, {}, {})
+    assert (group["lr"], group["eps"], group["betas"]) == (0.01, 1e-8, (0.9, 0.999))
+    assert "default_optimizer_setting" in codes
+    group, _ = found(ADAM, {"lr": 0.001, "betas": (0.8, 0.9)}, {})
+    assert (group["lr"], group["betas"]) == (0.001, (0.8, 0.9))
+    group, codes = found(ADAGRAD, {"lr": 0.1}, {"eps": 1e-5})  # changed since, by a schedule say
+    assert group["eps"] == 1e-5
+    assert "default_optimizer_setting" not in codes
+    group, codes = found(ADAGRAD, {"lr": 0.1, "weight_decay": 0.5}, {})
+    assert group["weight_decay"] == 0.5
+    assert "weight_decay_unlike_torchrec" in codes
