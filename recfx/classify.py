@@ -19,7 +19,10 @@ from torchrec.modules.embedding_modules import (
     EmbeddingCollectionInterface,
 )
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
-from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
+from torchrec.modules.mc_embedding_modules import (
+    BaseManagedCollisionEmbeddingCollection,
+    ManagedCollisionEmbeddingCollection,
+)
 from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
 
 from recfx.collection import HashEmbeddingBagCollection
@@ -28,6 +31,7 @@ from recfx.ir.meta import SourceLocation
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
 
 CONVERTIBLE, CONVERTED, KEPT, REFUSED = "convertible", "converted", "kept", "refused"
+EMBEDDING_COLLECTION = "embedding_collection"  # kept, for its output is not pooled
 
 
 @dataclass
@@ -81,7 +85,7 @@ def classify(module: nn.Module, path: str) -> Finding | None:
     if isinstance(module, DistributedModelParallel) and sharded_collections(module):
         return None  # it holds collections that were converted first
     if isinstance(module, ShardedEmbeddingCollection):
-        return kept("embedding_collection", "a sharded EmbeddingCollection is not pooled; it works as before.")
+        return kept(EMBEDDING_COLLECTION, "a sharded EmbeddingCollection is not pooled; it works as before.")
     if isinstance(module, (DistributedModelParallel, ShardedModule)):
         return refused(
             "distributed_model_parallel",
@@ -102,11 +106,15 @@ def classify(module: nn.Module, path: str) -> Finding | None:
             f"a collection was traced into this graph ({node.target}).",
             "convert before tracing, or trace with EmbeddingBagCollection as a leaf.",
         )
+    if isinstance(module, ManagedCollisionEmbeddingCollection):
+        message = f"{type(module).__name__} is not pooled, and remaps ids by itself; it works as before."
+        return kept("managed_collision", message + " The model and its conversion share its state, and its mode.")
     if isinstance(module, BaseManagedCollisionEmbeddingCollection):
         return refused(
             "managed_collision",
             f"{type(module).__name__} remaps ids by itself, and hashing remapped ids would hash twice.",
-            "use the inner EmbeddingBagCollection with HashConfig(dense_rows=0) instead.",
+            "use the inner EmbeddingBagCollection with HashConfig(dense_rows=0) instead, or keep it with "
+            "on_unsupported='keep': the model and its conversion then share what it has seen, and its mode.",
         )
     if isinstance(module, QuantEmbeddingBagCollection):
         return refused(
@@ -137,7 +145,7 @@ def classify(module: nn.Module, path: str) -> Finding | None:
             "use torchrec.EmbeddingBagCollection, or keep it with on_unsupported='keep'.",
         )
     if isinstance(module, EmbeddingCollectionInterface):
-        return kept("embedding_collection", f"{type(module).__name__} is not pooled; it works as before.")
+        return kept(EMBEDDING_COLLECTION, f"{type(module).__name__} is not pooled; it works as before.")
     return None
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.bypass import bypassed
-from recfx.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding
+from recfx.classify import CONVERTED, CONVERTIBLE, EMBEDDING_COLLECTION, KEPT, REFUSED, Finding
 from recfx.collection import HashEmbeddingBagCollection, converted_collections
 from recfx.conversion import Conversion, Note, attach_conversion, conversion_of
 from recfx.discovery import Discovery, check_module, discover, unwrap
@@ -91,6 +91,8 @@ def convert(
         return _as_whole_graph(model, call) if whole_graph else model
     with Growth(under_ddp=_holds_ddp(model)) as growth:
         islands = build_islands(discovery.of(CONVERTIBLE), hashing, backend, growth, on_unsupported == "keep")
+        if on_unsupported == "error" and not isinstance(hashing, Mapping):
+            _refuse_raw_ids_of_kept(discovery, islands)
         converted, _ = copy_shells(model, islands)
         conversion = Conversion.of(discovery, on_unsupported, before=conversion_of(model))
         conversion.notes += compile_dropped(model, inplace)
@@ -156,6 +158,28 @@ def _refuse(discovery: Discovery, on_unsupported: str) -> None:
             reason="no_collection",
             what_to_do="pass the model that holds the torchrec.EmbeddingBagCollection, before it is exported.",
         )
+
+
+def _refuse_raw_ids_of_kept(discovery: Discovery, islands: Mapping[int, nn.Module]) -> None:
+    """Raw ids for the whole model would also reach the collections that stay as they are, which take them for rows."""
+    raw = [table for island in islands.values() for table in _tables_with_index(island)]
+    for finding in discovery.of(KEPT):
+        if raw and finding.reason == EMBEDDING_COLLECTION:
+            configs: list[Any] = getattr(finding.module, "embedding_configs", list)()
+            names = ", ".join(repr(config.name) for config in configs) or "its tables"
+            raise ConversionError(
+                f"hashing= gives the whole model raw ids, but {type(finding.module).__name__} is not converted: its "
+                f"tables ({names}) would take them for rows.",
+                reason="raw_ids_of_kept_tables",
+                module_path=finding.path,
+                what_to_do=f"name the tables, hashing={{{raw[0]!r}: HashConfig(...)}}; or, where the kept tables get "
+                "row numbers all the same, pass on_unsupported='keep'.",
+            )
+
+
+def _tables_with_index(island: nn.Module) -> list[str]:
+    assert isinstance(island, HashEmbeddingBagCollection)
+    return [table.name for table in island.tables if table.has_index]
 
 
 def _holds_ddp(model: nn.Module) -> bool:

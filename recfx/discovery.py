@@ -19,6 +19,7 @@ from recfx.bypass import BYPASSED, refuse_bypassed
 from recfx.classify import Finding, classify
 from recfx.errors import ConversionError
 from recfx.ir.meta import SourceLocation
+from recfx.references import own_modules
 from recfx.sample import Sample
 from recfx.shells import copy_shells
 from recfx.tracing import Rollback, ShallowTracer, rollback_of, source_of, trace_graph
@@ -139,15 +140,14 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
 
 
 def set_mode(root: nn.Module, training: bool) -> None:
-    """As ``root.train(training)``, but leaves ScriptModules alone: shells share them with the user's model."""
-    for module in root.modules():
-        if not isinstance(module, torch.jit.ScriptModule):
-            module.training = training
+    """As ``root.train(training)``, but leaves alone what shells share with the user's model."""
+    for module in own_modules(root):
+        module.training = training
 
 
 def _own_tensor_attributes(root: nn.Module) -> None:
     """Plain tensor attributes are no proxies: code that changes them in place must not reach the user's."""
-    for module in root.modules():
+    for module in own_modules(root):
         for name, value in module.__dict__.items():
             if isinstance(value, torch.Tensor):
                 module.__dict__[name] = value.clone()

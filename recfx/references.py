@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
+from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedCollisionModule
 
 from recfx.code_reads import CodeReads, owner_of_code, reads_of
 from recfx.object_kinds import (
@@ -194,10 +195,10 @@ class Rewiring:
         kind = type(value)
         if issubclass(kind, WEAK_REFERENCES):
             return self._weak_reference(value)
-        if isinstance(value, torch.jit.ScriptModule) or why_fixed(value):
-            return value
         if isinstance(value, nn.Module):
-            return self._module(value)
+            return value if is_shared(value) else self._module(value)
+        if why_fixed(value):
+            return value
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, types.MethodType):
@@ -358,9 +359,24 @@ def rebound_method(method: types.MethodType, owner: Any, function: Any = None) -
     return types.MethodType(function, owner)
 
 
+def is_shared(module: nn.Module) -> bool:
+    """Whether a module has no second shell: ScriptModules, and managed collisions.
+
+    What managed collisions have seen is kept partly in buffers and partly in Python numbers: a shell that shares the
+    buffers and counts by itself would spoil them.
+    """
+    return isinstance(module, (torch.jit.ScriptModule, ManagedCollisionCollection, ManagedCollisionModule))
+
+
+def own_modules(root: nn.Module) -> list[nn.Module]:
+    """The modules of a copy of shells that are its own."""
+    shared = {id(inside) for module in root.modules() if is_shared(module) for inside in module.modules()}
+    return [module for module in root.modules() if id(module) not in shared]
+
+
 def empty_shell(module: nn.Module) -> nn.Module:
     """A module object of the same class, with nothing in it."""
-    if isinstance(module, torch.jit.ScriptModule):
+    if is_shared(module):
         return module
     # Not __new__ of the class: a GraphModule's makes a class of its own for each instance.
     return object.__new__(type(module))

@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 
 from recfx.object_kinds import HOOK_SUFFIXES, REGISTRIES, Edge, attributes
-from recfx.references import References, Rewiring, empty_shell, rebound_method, set_attribute
+from recfx.references import References, Rewiring, empty_shell, is_shared, rebound_method, set_attribute
 
 
 def copy_shells(
@@ -23,7 +23,8 @@ def copy_shells(
 
     Training flags, hooks and other attributes of the copy are its own. Where plain attributes lead to a module of
     ``root`` (through containers, helper objects, closures, bound methods, weak references), those of the copy lead to
-    its copy. ScriptModules are shared: they have no Python shell.
+    its copy. ScriptModules are shared: they have no Python shell; so are managed collisions, whose buffers and
+    Python counters belong together.
 
     Args:
         root: the module to copy.
@@ -122,7 +123,8 @@ def _reached(root: nn.Module, replacements: Mapping[int, nn.Module]) -> tuple[li
             replaced[id(module)] = module
         elif id(module) not in reached:
             reached[id(module)] = module
-            waiting += [child for child in module._modules.values() if child is not None]
+            if not is_shared(module):
+                waiting += [child for child in module._modules.values() if child is not None]
     return list(reached.values()), list(replaced.values())
 
 
