@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from recfx.kernels.embedding_bag import row_gradients
 from recfx.lowering._fbgemm_layout import POOLING, Layout, distances
 from recfx.lowering._fbgemm_step import FLOAT32, FusedStep, TrainedBatch
-from recfx.lowering._step_once import StepOnce
+from recfx.lowering._step_once import StepOnce, Triggers, leaf_gradients, leave_for_step, leaves
 
 
 class LookedUp(NamedTuple):
@@ -59,13 +59,15 @@ class TrainableLookup:
             forward: called once, without autograd, with the per-sample weights as float32.
         """
         arguments: list[torch.Tensor] = []
+        triggers: Triggers = []
         if torch.is_grad_enabled():
             if self.layout.optimizers[0] is None:
                 arguments = list(weights)
             elif any(weight.requires_grad for weight in weights):
-                arguments = self._once.leaves(weights)
+                triggers = self._once.triggers(weights)
+                arguments = leaves(triggers)
         output: torch.Tensor = _TableBatchedLookup.apply(
-            self.layout, (self._step, self._once), weights, offsets, forward, per_sample_weights, *arguments
+            self.layout, (self._step, self._once, triggers), weights, offsets, forward, per_sample_weights, *arguments
         )
         return output
 
@@ -75,7 +77,8 @@ class _Part:
 
     def __init__(self, step: FusedStep, lookup: StepOnce, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
         self.step, self.lookup, self.batch, self.grad_output = step, lookup, batch, grad_output
-        self.weights, self.optimizers = batch.weights, step.optimizers
+        self.weights: list[torch.Tensor] = batch.weights
+        self.optimizers: Sequence[Any] = step.optimizers
 
     def of_table(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
         layout, batch = self.step.layout, self.batch
@@ -104,7 +107,7 @@ class _TableBatchedLookup(torch.autograd.Function):
     def forward(
         ctx: Any,
         layout: Layout,
-        step: tuple[FusedStep, StepOnce],
+        step: tuple[FusedStep, StepOnce, Triggers],
         weights: list[torch.Tensor],
         offsets: torch.Tensor,
         forward: Forward,
@@ -115,7 +118,7 @@ class _TableBatchedLookup(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         scale = None if per_sample_weights is None else per_sample_weights.detach().float()
         looked_up = forward(scale)
-        ctx.layout, ctx.step = layout, step
+        ctx.layout, ctx.step, ctx.kept = layout, step, []
         ctx.batch, ctx.has_absent = TrainedBatch(weights, looked_up.rows, offsets, scale), looked_up.has_absent
         ctx.scale_dtype = None if per_sample_weights is None else per_sample_weights.dtype
         return looked_up.pooled
@@ -123,9 +126,11 @@ class _TableBatchedLookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        if grad_output is None:  # nothing came: not a gradient of zeros, which would be a step
-            return (None,) * len(ctx.needs_input_grad)
         layout: Layout = ctx.layout
+        step, once, triggers = ctx.step
+        if grad_output is None:  # nothing came: not a gradient of zeros, which would be a step
+            weights = [None] * (len(ctx.needs_input_grad) - _SCALE - 1)
+            return (*[None] * _SCALE, None, *(leaf_gradients(triggers) or weights))
         batch, present = _present(ctx.batch) if ctx.has_absent else (ctx.batch, None)
         grad_output = grad_output.float().contiguous()
         scale_gradient = None
@@ -137,9 +142,8 @@ class _TableBatchedLookup(torch.autograd.Function):
         if layout.optimizers[0] is None:
             gradients = _weight_gradients(batch, layout, grad_output, ctx.needs_input_grad[_SCALE + 1 :])
         else:
-            step, once = ctx.step
-            once.leave(ctx, _Part(step, once, batch, grad_output))
-            gradients = [None] * (len(ctx.needs_input_grad) - _SCALE - 1)
+            leave_for_step(triggers, ctx.kept, _Part(step, once, batch, grad_output))
+            gradients = list(leaf_gradients(triggers))
         return (*[None] * _SCALE, scale_gradient, *gradients)
 
 

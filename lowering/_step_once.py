@@ -98,41 +98,28 @@ _MANY = 16
 _triggers = WeakTensorKeyDictionary()  # weight -> Trigger: lookups that share a weight share what waits for both
 
 
+Triggers = list[tuple[Trigger, tuple[int, ...]]]  # with the positions of the tables that each steps
+
+
 class StepOnce:
     """The fused step of one lookup."""
 
     def __init__(self) -> None:
         self._weights: list[int] = []
-        self._triggers: list[tuple[Trigger, tuple[int, ...]]] = []
+        self._triggers: Triggers = []
 
-    def leaves(self, weights: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What the lookup's autograd node takes as further arguments.
+    def triggers(self, weights: list[torch.Tensor]) -> Triggers:
+        """What steps the lookup's tables; the lookup's autograd node takes the leaf of each as a further argument.
 
         Args:
             weights: the lookup's tables.
         """
-        return [trigger.leaf for trigger, _ in self._of(weights)]
-
-    def leave(self, ctx: Any, part: GradientPart) -> None:
-        """Called in the backward of the node: step when all of the pass is there.
-
-        Args:
-            ctx: of the node; it keeps the part.
-            part: what this backward adds.
-        """
-        triggers = self._of(part.weights)
-        left = _Left(part, len(triggers))
-        ctx.left_for_step = [other for other in getattr(ctx, "left_for_step", ()) if other.part is not None] + [left]
-        for trigger, tables in triggers:
-            trigger.leave(left, tables)
-
-    def _of(self, weights: list[torch.Tensor]) -> list[tuple[Trigger, tuple[int, ...]]]:
         identities = list(map(id, weights))
         if identities != self._weights:
             self._weights, self._triggers = identities, self._find(weights)
         return self._triggers
 
-    def _find(self, weights: list[torch.Tensor]) -> list[tuple[Trigger, tuple[int, ...]]]:
+    def _find(self, weights: list[torch.Tensor]) -> Triggers:
         """One for all tables, but those that another lookup reads as well keep the one that they have."""
         own: Trigger | None = None
         tables: dict[Trigger, list[int]] = {}
@@ -144,6 +131,31 @@ class StepOnce:
             trigger.users.add(self)
             tables.setdefault(trigger, []).append(table)
         return [(trigger, tuple(which)) for trigger, which in tables.items()]
+
+
+def leaves(triggers: Triggers) -> list[torch.Tensor]:
+    """What the autograd node of a lookup takes as further arguments."""
+    return [trigger.leaf for trigger, _ in triggers]
+
+
+def leaf_gradients(triggers: Triggers) -> list[torch.Tensor]:
+    """What the node's backward returns for them: tensors, for compiled autograd adds up those of several calls."""
+    return [torch.zeros_like(trigger.leaf) for trigger, _ in triggers]
+
+
+def leave_for_step(triggers: Triggers, kept: list[Any], part: GradientPart) -> None:
+    """Called in the backward of the node: step when everything of the pass is there.
+
+    Args:
+        triggers: of the node's forward.
+        kept: a list that the forward put on the node's context, and that goes with the graph.
+        part: what this backward adds.
+    """
+    left = _Left(part, len(triggers))
+    kept[:] = [other for other in kept if other.part is not None]
+    kept.append(left)
+    for trigger, tables in triggers:
+        trigger.leave(left, tables)
 
 
 def _step(parts: list[tuple[GradientPart, tuple[int, ...]]]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from recfx.kernels.embedding_bag import embedding_bag, per_sample_weight_gradients, row_gradients
-from recfx.lowering._step_once import StepOnce, step_by_weight
+from recfx.lowering._step_once import StepOnce, Triggers, leaf_gradients, leave_for_step, leaves, step_by_weight
 from recfx.lowering.registry import Declined, LookupBatch, LookupKernel, LookupSpec
 
 
@@ -28,8 +28,10 @@ def build(spec: LookupSpec) -> LookupKernel:
     def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
         bags = list(_feature_bags(spec, batch))
         if fused and torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-            leaves = once.leaves(weights)
-            output: torch.Tensor = _FusedLookup.apply(batch.per_sample_weights, spec, once, weights, bags, *leaves)
+            triggers = once.triggers(weights)
+            output: torch.Tensor = _FusedLookup.apply(
+                batch.per_sample_weights, spec, (once, triggers), weights, bags, *leaves(triggers)
+            )
             return output
         return _pool(spec, weights, bags, batch.per_sample_weights)
 
@@ -104,21 +106,22 @@ class _FusedLookup(torch.autograd.Function):
         ctx: Any,
         per_sample_weights: torch.Tensor | None,
         spec: LookupSpec,
-        once: StepOnce,
+        step: tuple[StepOnce, Triggers],
         weights: list[torch.Tensor],
         bags: list[_FeatureBags],
-        *leaves: torch.Tensor,
+        *arguments: torch.Tensor,
     ) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        ctx.spec, ctx.once, ctx.weights, ctx.bags = spec, once, weights, bags
-        ctx.per_sample_weights = per_sample_weights
+        ctx.spec, ctx.step, ctx.weights, ctx.bags = spec, step, weights, bags
+        ctx.per_sample_weights, ctx.kept = per_sample_weights, []
         return _pool(spec, weights, bags, per_sample_weights)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        once, triggers = ctx.step
         if grad_output is None:  # nothing came: not a gradient of zeros, which would be a step
-            return (None,) * len(ctx.needs_input_grad)
+            return (None, None, None, None, None, *leaf_gradients(triggers))
         spec: LookupSpec = ctx.spec
         scales: torch.Tensor | None = ctx.per_sample_weights
         scale_gradient = torch.zeros_like(scales) if scales is not None and ctx.needs_input_grad[0] else None
@@ -132,5 +135,5 @@ class _FusedLookup(torch.autograd.Function):
                 weight = ctx.weights[bag.table].detach()
                 found = per_sample_weight_gradients(gradient, weight, bag.rows, bag_of_row)
                 scale_gradient[bag.begin : bag.end] = found.to(scale_gradient.dtype)
-        ctx.once.leave(ctx, _Part(ctx.once, spec.optimizers, ctx.weights, touched))
-        return (scale_gradient, *[None] * (len(ctx.needs_input_grad) - 1))
+        leave_for_step(triggers, ctx.kept, _Part(once, spec.optimizers, ctx.weights, touched))
+        return (scale_gradient, None, None, None, None, *leaf_gradients(triggers))

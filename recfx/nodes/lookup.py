@@ -18,6 +18,7 @@ from recfx.nodes.in_flight import BatchInFlight
 from recfx.nodes.raw_ids import RawIds
 from recfx.nodes.removed_rows import guard_backward
 from recfx.nodes.table_store import TableStore
+from recfx.training.in_backward import positions_with_hooks
 
 
 class Lookup(NodeModule):
@@ -150,7 +151,23 @@ class Lookup(NodeModule):
         weights: list[torch.Tensor] = [self.store.weight(table.name) for table in self.tables]
         if choice is None or choice.stale(weights):
             choice = self.choose_kernel()
+        if self.store.optimizers:
+            self._refuse_gradient_hooks(weights)
         return weights, choice
+
+    def _refuse_gradient_hooks(self, weights: list[torch.Tensor]) -> None:
+        """A collection goes back to the dense optimizer before it comes here; shards and whole graphs cannot."""
+        for position in positions_with_hooks(weights):
+            table = self.tables[position].name
+            if table in self.store.optimizers:
+                raise ConversionError(
+                    f"a gradient hook is registered on the weight of table {table!r}, whose fused optimizer steps "
+                    "inside the backward, without a gradient of the weight: the hook would never run.",
+                    reason="gradient_hook",
+                    module_path=self.collection,
+                    what_to_do="remove the hook, or register it before the conversion (unsharded); a hook on the "
+                    "collection's output sees the pooled gradient.",
+                )
 
     def _batch(self, features: KeyedJaggedTensor) -> LookupBatch:
         return LookupBatch(

@@ -353,3 +353,16 @@ def test_a_gradient_hook_on_a_copy_sees_the_gradients(hook: str, copied: Callabl
             train(one, batch(1, 4))
     torch.testing.assert_close(weight_of(converted), weight_of(plain), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(seen[1], seen[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_hook_registered_on_a_whole_graph_is_refused() -> None:
+    """Its nodes stay as they were traced: there is no way back to the dense optimizer."""
+    model = nn.Sequential(collection())
+    attach(model, torch.optim.Adagrad)
+    converted = recfx.convert(model, sample=(batch(),), whole_graph=True)
+    handle = next(converted.parameters()).register_hook(lambda gradient: gradient * 2)
+    with pytest.raises(recfx.ConversionError, match="table 't'") as caught:
+        converted(batch())
+    assert caught.value.reason == "gradient_hook"
+    handle.remove()
+    train(converted, batch())

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import compiled_autograd
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.utils.checkpoint import checkpoint
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
@@ -326,3 +327,15 @@ def test_a_graph_that_is_kept_keeps_no_batch_of_a_step_that_was_taken() -> None:
     gc.collect()
     assert reference() is None
     assert kept.grad_fn is not None
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_compiled_autograd(optimizer: str, backend: str) -> None:
+    """It hands the backward of a node another context than its own, for the call alone."""
+    plain, converted = pair(optimizer, collection, backend)
+    for number in range(2):
+        twice(plain, number)
+        with compiled_autograd._enable(torch.compile(backend="eager")):
+            twice(converted, number)
+        assert_same(plain, converted)
