@@ -5,12 +5,14 @@ What such a module does depends on the batch (kernels, indexes, autograd functio
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx, nn
 from torch.fx import _symbolic_trace
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.errors import ConversionError
 
 
 class FxLeaf(nn.Module):
@@ -31,6 +33,19 @@ class FxLeaf(nn.Module):
 
         # Through the tracer, which notes what is called, and calls `entered` if the module is no leaf by its own rules.
         return tracer.call_module(self, entered, *_as_nodes(tracer, args, kwargs))
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """What ``torch.jit.script`` asks first.
+
+        Raises:
+            ConversionError: ``not_scriptable``.
+        """
+        raise ConversionError(
+            f"a {type(self).__name__} cannot be compiled by torch.jit.script: its kernels are chosen in Python.",
+            reason="not_scriptable",
+            module_path=str(getattr(self, "collection", "")),
+            what_to_do="script recfx.unconvert(model), which has TorchRec's own collections.",
+        )
 
     def leaf_call(self, tracer: fx.Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Proxy:
         """The node that runs this module's ``forward`` in the tracer's graph."""

@@ -334,3 +334,16 @@ def test_a_subclass_of_the_collection_is_a_leaf() -> None:
     plain = Own(collection().embedding_bag_configs())
     graph = torch.fx.symbolic_trace(nn.Sequential(recfx.convert(plain)))
     assert [str(node.target) for node in graph.graph.nodes if node.op == "call_module"] == ["0"]
+
+
+def test_a_graph_of_a_converted_model_is_not_scripted_but_one_that_was_unconverted_is() -> None:
+    model = converted_tower()
+    graph = torch.fx.symbolic_trace(model)
+    for one in (model, graph):
+        with pytest.raises(recfx.ConversionError, match="unconvert") as caught:
+            torch.jit.script(one)
+        assert (caught.value.reason, caught.value.module_path) == ("not_scriptable", "ebc")
+    plain: Any = recfx.unconvert(model)
+    features = batch(4)
+    scripted = torch.jit.script(torch.fx.symbolic_trace(plain))
+    torch.testing.assert_close(scripted(features), graph(features), rtol=1e-5, atol=1e-6)
