@@ -72,7 +72,7 @@ class BatchChecks:
         Returns:
             A KJT with int32 or int64 ids, contiguous; int32 or int64 lengths (``[bags]``) or none; int64 offsets from
             0 to the number of ids; weights only if the collection is weighted; one batch size, or a batch size per
-            key. On meta, where nothing can be read, the batch as it is.
+            key. On meta nothing can be read: sizes are checked alone.
 
         Raises:
             IdTypeError: ``wrong_id_dtype``.
@@ -82,22 +82,35 @@ class BatchChecks:
         """
         values = self._ids(features)
         weights = self._weights(features, values)
-        if values.is_meta:
-            return features
         bags, are_offsets = self._bags(features, values)
         keys = features.keys()
         per_key = self._bags_per_key(features, len(keys), bags.numel() - int(are_offsets))
+        if values.is_meta:
+            bags, are_offsets = bags.new_empty(bags.numel() - int(are_offsets), device="meta"), False
+            offsets = torch.empty(bags.numel() + 1, dtype=torch.int64, device="meta")
+            return self._as_kjt(keys, values, weights, bags, offsets, per_key)
         if bags.dim() != 1:
             bags = self._flat(bags, per_key)
         offsets, fault = bag_offsets(values, bags, are_offsets, per_key, rows_per_key)
         if fault is not None:
             self._raise(fault, values, bags, are_offsets, offsets, per_key, out_of_range)
         self._check_length_per_key(features, offsets, per_key)
+        return self._as_kjt(keys, values, weights, None if are_offsets else bags, offsets, per_key)
+
+    @staticmethod
+    def _as_kjt(
+        keys: list[str],
+        values: torch.Tensor,
+        weights: torch.Tensor | None,
+        lengths: torch.Tensor | None,
+        offsets: torch.Tensor,
+        per_key: list[int],
+    ) -> KeyedJaggedTensor:
         return KeyedJaggedTensor(
             keys,
             values,
             weights,
-            lengths=None if are_offsets else bags,
+            lengths=lengths,
             offsets=offsets,
             stride=per_key[0] if len(per_key) == 1 else None,
             stride_per_key_per_rank=None if len(per_key) == 1 else [[count] for count in per_key],
@@ -161,7 +174,7 @@ class BatchChecks:
                 "bad_lengths",
                 _FIT_LENGTHS,
             )
-        if bags.device != values.device:
+        if bags.device != values.device and not values.is_meta:
             self._refuse_devices("offsets" if are_offsets else "lengths", bags, values)
         if bags.dtype not in _LENGTHS:
             if bags.dtype not in _SMALL_LENGTHS and bags.numel() > 0:
@@ -179,6 +192,8 @@ class BatchChecks:
         """One number for all keys, or one number per key."""
         if not features.variable_stride_per_key():
             batch_size = features.stride()
+            if batch_size == -1 and bags % keys == 0:  # which leaves it to torch's view, in the standard collection
+                batch_size = bags // keys
             if isinstance(batch_size, int) and batch_size >= 0 and batch_size * keys == bags:
                 return [batch_size]
             self._refuse(

@@ -84,11 +84,10 @@ class SelectFeatures(NodeModule):
             selected = self._expand(checked, order.positions, named_inverse)
         elif not order.is_same:
             selected = permute_features(checked, order.positions, self.keys)
-        elif checked.keys() == self.keys and (self.is_weighted or checked.weights_or_none() is None):
+        elif checked.keys() == self.keys:
             selected = checked
         else:
-            weights = checked.weights_or_none() if self.is_weighted else None
-            selected = with_values(checked, checked.values(), weights, self.keys)
+            selected = with_values(checked, checked.values(), checked.weights_or_none(), self.keys)
         if not self._is_sent:
             return selected
         if self._on_host and selected.values().device.type != "cpu":
