@@ -233,7 +233,11 @@ def rebuild_state(
             state[number] = {**saved["values"], **tensors}
     numbered = iter(range(len(names)))
     rebuilt = [
-        {**saved, "params": [next(numbered) for _ in group["params"]]}
+        {
+            **{key: value for key, value in group.items() if key in optimizer.defaults},  # what saved has not
+            **saved,
+            "params": [next(numbered) for _ in group["params"]],
+        }
         for saved, group in zip(described["groups"], optimizer.param_groups, strict=True)
     ]
     return {"state": state, "param_groups": rebuilt}

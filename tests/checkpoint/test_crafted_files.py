@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import recfx
+from recfx.checkpoint import load, plain_data
 from tests.checkpoint.crafted import data_of, manifest_of, pickles, replace_settings, reseal, seal, settings_of
 from tests.checkpoint.training import RAW, OnePart, Training, TwoPart, assert_same, batch, collection
 
@@ -379,12 +380,61 @@ def test_an_extra_state_that_its_module_refuses(tmp_path: Path) -> None:
     assert other.model.calls == 7
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda entry: entry["settings"].update(lr="fast"), "setting 'lr' was saved as 'fast', here it is 0.01"),
+        (lambda entry: entry["settings"].update(betas=(0.9,)), "setting 'betas'"),
+        (lambda entry: entry["settings"].update(eps=None), "setting 'eps' was saved as None"),
+        (lambda entry: entry["settings"].update(params=[]), "wrong names"),
+        (lambda entry: entry.update(tensors=[], values={"exp_avg": 3}), "state 'exp_avg' is no tensor of floats"),
+        (lambda entry: entry.update(tensors=["exp_avg", "exp_avg_sq"], values={"step": "x"}), "'step' is no number"),
+        (lambda entry: entry["tensors"].append("more"), "lacks its state 'more'"),
+        (lambda entry: entry.update(blocks=[(0, 2), (2, 4)]), "blocks of columns"),
+        (lambda entry: entry.update(blocks=[(0, 2), (1, 4)]), "blocks that do not follow each other"),
+    ],
+)
+def test_settings_that_the_optimizer_cannot_have(
+    crafted: Path, target: Training, change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    settings = plain_data.decode(json.dumps(settings_of(crafted)).encode())
+    change(settings["in_backward"]["first.embedding_bags.a.weight"])
+    replace_settings(crafted, plain_data.encode(settings))
+    assert message in refused(target, crafted).message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda found: found["groups"][0].update(lr=[1]), "setting 'lr'"),
+        (lambda found: found["state"]["after.bias"]["tensors"].append("more"), "lacks its state 'after.bias.more'"),
+        (lambda found: found["state"]["after.bias"].update(values={"extra": "x"}), "state 'extra' was saved as 'x'"),
+        (lambda found: found["groups"].append({"params": []}), "the saved optimizer steps"),
+        (lambda found: found["groups"][0].update(params="after"), "'params', or of another type"),
+    ],
+)
+def test_a_state_that_the_ordinary_optimizer_cannot_have(
+    crafted: Path, target: Training, change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    settings = plain_data.decode(json.dumps(settings_of(crafted)).encode())
+    change(settings["optimizer"])
+    replace_settings(crafted, plain_data.encode(settings))
+    assert message in refused(target, crafted).message
+
+
+def test_a_state_of_another_shape(crafted: Path, target: Training) -> None:
+    def change(index: dict[str, Any]) -> None:
+        entry = index["tensors"]["optimizer.after.weight.exp_avg"]
+        entry["size"] = entry["chunks"][0][1] = [4, 1]
+
+    tensors_changed(crafted, change)
+    assert "state 'exp_avg' is (4, 1), the parameter (1, 4)" in refused(target, crafted).message
+
+
 def test_a_folder_that_is_swapped_while_it_is_read(
     saved: Path, crafted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was checked is what is read, whatever has its name by then."""
-    from recfx.checkpoint import load
-
     plan, data = load._plan, data_of(crafted)
 
     def swap_and_plan(*arguments: Any) -> Any:
@@ -405,8 +455,6 @@ def test_a_folder_that_is_swapped_while_it_is_read(
 def test_a_file_that_is_changed_while_it_is_read(
     crafted: Path, target: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recfx.checkpoint import load
-
     plan, path = load._plan, path_of(crafted, "__0_0.distcp")
 
     def change_and_plan(*arguments: Any) -> Any:

@@ -20,6 +20,7 @@ import recfx
 from recfx.errors import CheckpointError
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.gather import gather_tables
+from tests.checkpoint.crafted import data_of, pickles, reseal
 from tests.sharding.cases import Case, Model, batches, build, concatenate, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import ADMIT, LRU, assert_same, case_of, make, train, whole_state
@@ -304,3 +305,65 @@ def test_what_one_rank_cannot_load_none_loads(tmp_path: Path) -> None:
     case = case_of("rows")
     save(0, 0, case_of("tables"), str(tmp_path))
     assert ranks(2).run(fails_to_plan, case, str(tmp_path)) == ["other_rank_failed", "zero"]
+
+
+def cannot_read(rank: int, world_size: int, case: Case, folder: str) -> str:
+    """One rank's disk fails after the first has verified all files."""
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr("recfx.checkpoint.saved_folder.os.preadv", lambda *_: 1 / 0)
+        return refused(rank, world_size, case, folder) if rank == 0 else fails_with(rank, world_size, case, folder)
+
+
+def fails_with(rank: int, world_size: int, case: Case, folder: str) -> str:
+    model = make(case, world_size, seed=5)
+    train(model, case, rank, world_size, 0, 1)
+    before = tables_of(model)
+    with pytest.raises(ZeroDivisionError):
+        recfx.load_checkpoint(model, folder)
+    assert_equal(tables_of(model), before)
+    return "zero"
+
+
+def test_crafted_files_run_nothing_on_any_rank(tmp_path: Path) -> None:
+    case, marker, saved = case_of("mixed"), tmp_path / "ran", tmp_path / "saved"
+    wanted = ranks(2).run(save, case, str(saved))[0]
+    assert ranks(2).run(cannot_read, case, str(saved)) == ["other_rank_failed", "zero"]
+    names = (".metadata", "tensors.json", "__0_0.distcp", "__1_0.distcp")
+    contents = {name: (data_of(saved) / name).read_bytes() for name in names}
+    for name, intact in contents.items():
+        path = data_of(saved) / name
+        path.write_bytes(pickles(marker)["pickle_2"])
+        reseal(saved)
+        if name == ".metadata":  # nobody reads it
+            assert_equal(ranks(2).run(load, case, str(saved))[1], wanted)
+        else:
+            assert ranks(2).run(refused, case, str(saved)) == ["checkpoint_torn"] * 2
+        path.write_bytes(intact)
+        reseal(saved)
+        path.rename(tmp_path / "aside")
+        path.symlink_to(tmp_path / "aside")
+        assert ranks(2).run(refused, case, str(saved)) == ["checkpoint_torn"] * 2
+        path.unlink()
+        (tmp_path / "aside").rename(path)
+    one, two = (data_of(saved) / name for name in names[2:])
+    one.write_bytes(contents["__1_0.distcp"])
+    two.write_bytes(contents["__0_0.distcp"])
+    reseal(saved)
+    assert ranks(2).run(refused, case, str(saved)) == ["checkpoint_torn"] * 2
+    assert not marker.exists()
+
+
+def wrong_directory(rank: int, world_size: int, case: Case, folder: str) -> list[str]:
+    model = make(case, world_size)
+    reasons = []
+    for call in (recfx.save_checkpoint, recfx.load_checkpoint):
+        with pytest.raises(CheckpointError) as caught:
+            call(model, folder if rank == 0 else 3)  # type: ignore[arg-type]
+        reasons.append(caught.value.reason)
+    return reasons
+
+
+def test_a_directory_that_is_none_on_one_rank_is_none_on_all(tmp_path: Path) -> None:
+    assert ranks(2).run(wrong_directory, case_of("mixed"), str(tmp_path / "d")) == [["invalid_argument"] * 2] * 2
+    assert not (tmp_path / "d").exists()
