@@ -46,7 +46,7 @@ class TableFullError(RecfxError, RuntimeError):
 
 
 class OutOfStepError(RecfxError, RuntimeError):
-    """This rank failed in the middle of a step, and its peers wait for the rest of it. Nothing was sent."""
+    """Ranks are not at the same place of a step, or one of them failed in the middle of it. Nothing more was sent."""
 
 
 class CheckpointError(RecfxError, RuntimeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 
@@ -12,4 +12,9 @@ class DistContext(EmbeddingShardingContext):
     """Of one collection and one batch. ``batch_size_per_rank`` is known once ids have arrived.
 
     TorchRec's pipelines, which wait for the ids themselves, fill it in as ``input_dist_wait`` does.
+
+    Attributes:
+        output_splits: the marks of all ranks (see ``marks``). TorchRec's awaitables fill in an attribute of this name.
     """
+
+    output_splits: list[int] = field(default_factory=list)

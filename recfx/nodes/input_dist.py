@@ -2,22 +2,47 @@
 
 One all-to-all for all tables of a collection, whatever their sharding types: each rank gets, one after the other, the
 features of its shards. A feature of several shards is sent once a shard, one of a data-parallel table to every rank.
+The sizes go first, and with them each rank's mark (see ``marks``).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
+import torch
 import torch.distributed as dist
-from torchrec.distributed.dist_data import KJTAllToAll, KJTAllToAllTensorsAwaitable
+from torchrec.distributed.dist_data import KJTAllToAll, KJTAllToAllSplitsAwaitable, KJTAllToAllTensorsAwaitable
+from torchrec.distributed.embedding_sharding import KJTSplitsAllToAllMeta
+from torchrec.distributed.train_pipeline.runtime_forwards import KJTAllToAllForward
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.nodes import marks
 from recfx.nodes.bags import permute_features
 from recfx.nodes.base import NodeModule
 from recfx.nodes.dist_context import DistContext
 
 Started: TypeAlias = Awaitable[KJTAllToAllTensorsAwaitable]
+
+# Tensors of a batch, each with a row of sizes: lengths, ids, weights. A row is sent for weights whether there are any
+# or not: messages of all collections have one size, so that ranks at different calls can read each other's marks.
+_TENSORS = 3
+# TorchRec's awaitables keep rows of sizes by label, and hand on to the context the one that is called "values".
+_MARKS = "values"
+
+
+@dataclass
+class Outgoing:
+    """What a rank has to send.
+
+    Args:
+        features: its ids; None: it has none that fit.
+        says: bits of ``marks``.
+    """
+
+    features: KeyedJaggedTensor | None
+    says: int = 0
 
 
 class InputDistStart(NodeModule):
@@ -28,21 +53,76 @@ class InputDistStart(NodeModule):
         splits: how many keys each rank gets.
         positions: which of the input's keys these are, rank after rank; None: they come in that order.
         keys: their names there.
+        collection: fully qualified name of the collection.
+        device: that the group sends from; ids that are not there are sent from where they are.
+        is_weighted: whether weights travel with the ids.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, splits: list[int], positions: list[int] | None, keys: list[str]
+        self,
+        group: dist.ProcessGroup,
+        splits: list[int],
+        positions: list[int] | None,
+        keys: list[str],
+        collection: str = "",
+        device: torch.device | None = None,
+        is_weighted: bool = False,
     ) -> None:
         super().__init__()
         self.positions = positions
         self.keys = keys
+        self.collection = collection
+        self._device, self._is_weighted = device or torch.device("cpu"), is_weighted
         self._dist = KJTAllToAll(group, splits)  # of this name and type, or TorchRec's pipelines do not know it
+        self.identity = marks.identity(collection, keys, splits)
 
-    def forward(self, features: KeyedJaggedTensor) -> tuple[Started, DistContext]:
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether one of TorchRec's pipelines sends the sizes of all collections in one message."""
+        return isinstance(self._dist.forward, KJTAllToAllForward)
+
+    def forward(self, features: KeyedJaggedTensor | Outgoing) -> tuple[Started | KJTSplitsAllToAllMeta, DistContext]:
         """``features``: this rank's batch. Returns what ``input_dist_wait`` waits for, and the batch's context."""
-        if self.positions is not None:
-            features = permute_features(features, self.positions, self.keys)
-        return self._dist(features), DistContext(batch_size_per_feature_pre_a2a=features.stride_per_key())
+        outgoing = features if isinstance(features, Outgoing) else Outgoing(features)
+        sent, says = outgoing.features, outgoing.says
+        if sent is None:
+            sent = self._nothing()
+        elif self.positions is not None:
+            sent = permute_features(sent, self.positions, self.keys)
+        context = DistContext(batch_size_per_feature_pre_a2a=sent.stride_per_key())
+        return self._start(sent, self.identity | says), context
+
+    def _start(self, sent: KeyedJaggedTensor, mark: int) -> Started | KJTSplitsAllToAllMeta:
+        dist_module = self._dist
+        ranks, splits = len(dist_module._splits), sent.dist_splits(dist_module._splits)
+        rows = [*splits, *[[0] * ranks] * (_TENSORS - len(splits)), [mark] * ranks]
+        labels = [*sent.dist_labels(), *["padding"] * (_TENSORS - len(splits)), _MARKS]
+        if self.is_pipelined:
+            started: KJTSplitsAllToAllMeta = dist_module(sent)
+            strides = started.splits_tensors[-1]
+            started.splits_tensors = [*(torch.tensor(row, device=started.device) for row in rows), strides]
+            started.input_splits, started.labels = rows, labels
+            return started
+        rank = dist.get_rank(dist_module._pg)
+        begin = sum(dist_module._splits[:rank])
+        with torch.no_grad():
+            return _Sizes(
+                pg=dist_module._pg,
+                input=sent,
+                splits=dist_module._splits,
+                labels=labels,
+                tensor_splits=rows,
+                input_tensors=sent.dist_tensors(),
+                keys=sent.keys()[begin : begin + dist_module._splits[rank]],
+                device=sent.device(),
+                stagger=dist_module._stagger,
+                collection=self.collection,
+            )
+
+    def _nothing(self) -> KeyedJaggedTensor:
+        none = torch.zeros(0, dtype=torch.int64, device=self._device)
+        weights = torch.zeros(0, device=self._device) if self._is_weighted else None
+        return KeyedJaggedTensor(self.keys, none, weights, lengths=none, stride=0)
 
 
 class InputDistWait(NodeModule):
@@ -51,9 +131,30 @@ class InputDistWait(NodeModule):
     def forward(
         self, started: Started | KeyedJaggedTensor, context: DistContext
     ) -> tuple[KeyedJaggedTensor, DistContext]:
-        """``started``: or the ids themselves, if a pipeline has waited for them already."""
+        """``started``: or the ids themselves, if a pipeline has waited for them already.
+
+        Raises:
+            OutOfStepError: ``ranks_at_different_calls``.
+        """
         if isinstance(started, KeyedJaggedTensor):
             return started, context
         tensors = started.wait()
         context.batch_size_per_rank = tensors._stride_per_rank
+        context.output_splits = tensors._output_splits[_MARKS]
         return tensors.wait(), context
+
+
+class _Sizes(KJTAllToAllSplitsAwaitable):
+    """The sizes on their way. Ids follow only if all ranks make the same call, or sizes would mean other things."""
+
+    def __init__(self, *, collection: str, **arguments: object) -> None:
+        super().__init__(**arguments)
+        self._collection = collection
+
+    def _wait_impl(self) -> KJTAllToAllTensorsAwaitable:
+        if self._workers > 1:
+            *_, received, _ = self._splits_awaitable.wait()
+            different = marks.other_calls(received, self._collection)
+            if different is not None:
+                raise different
+        return super()._wait_impl()

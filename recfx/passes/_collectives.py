@@ -34,11 +34,11 @@ def arriving_ids(shards: list[Shard]) -> sympy.Expr:
     return WORLD * BATCH * sympy.Add(*terms)
 
 
-def of_splits(world_size: int, is_weighted: bool) -> tuple[Collective, ...]:
-    """``input_dist_start``: how much follows, of lengths, ids and weights, and the batch size."""
+def of_splits(world_size: int) -> tuple[Collective, ...]:
+    """``input_dist_start``: how much follows, of lengths, ids and weights, a mark, and the batch size."""
     if world_size == 1:
         return ()
-    return (Collective("all_to_all", sympy.Integer((4 if is_weighted else 3) * world_size * _INT64)),)
+    return (Collective("all_to_all", sympy.Integer(5 * world_size * _INT64)),)
 
 
 def of_ids(shards: list[Shard], world_size: int, is_weighted: bool) -> tuple[Collective, ...]:

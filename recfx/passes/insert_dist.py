@@ -37,7 +37,7 @@ from recfx.passes import _collectives as wire
 from recfx.passes._nodes import add_node, node_name, nodes_of_kind, remove_node, renumber
 from recfx.passes._ways_back import WaysBack
 from recfx.passes.base import PassResult
-from recfx.sharding.dist_groups import DistGroups
+from recfx.sharding.dist_groups import DistGroups, sent_on
 from recfx.sharding.shards import GROUPS, TABLE_ROW_WISE, CollectionSharding
 
 
@@ -129,14 +129,22 @@ class _Rewrite:
             sent = (wire.sent_ids(shards),)
             source, positions = self.add("bucketize", module, (self.select,), self.selected.tables, sent), None
         world_size, is_weighted = self.sharding.world_size, self.selected.is_weighted
-        start = InputDistStart(self.groups.ids, splits, positions, arriving)
+        start = InputDistStart(
+            self.groups.ids,
+            splits,
+            positions,
+            arriving,
+            self.selected.collection,
+            sent_on(self.groups.ids),
+            is_weighted and world_size > 1,
+        )
         started = self.add(
             "input_dist_start",
             start,
             (source,),
             self.selected.tables,
             (wire.sent_ids(shards),),
-            wire.of_splits(world_size, is_weighted),
+            wire.of_splits(world_size),
         )
         pair = self.item(started, 0, "ids_in_flight"), self.item(started, 1, "dist_context_in_flight")
         arrived = self.add(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable, KJTSplitsAllToAllMeta
+from torchrec.distributed.embedding_sharding import KJTListAwaitable, KJTListSplitsAwaitable, KJTSplitsAllToAllMeta
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import Awaitable, LazyAwaitable, ParameterSharding, ShardedModule, ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -20,18 +20,20 @@ from recfx.collection import HashEmbeddingBagCollection
 from recfx.errors import ConversionError
 from recfx.fx_leaf import FxLeaf, tracer_of_call
 from recfx.hashing.row_move import RowMove
-from recfx.nodes import HashIds, InputDistStart, Lookup, OutputDistStart
+from recfx.nodes import HashIds, InputDistStart, Lookup, OutputDistStart, marks
 from recfx.nodes.base import opaque
 from recfx.nodes.dist_context import DistContext
 from recfx.nodes.found_ahead import finder
+from recfx.nodes.input_dist import Outgoing
 from recfx.passes import PassRecord, passes, run_passes
 from recfx.sharding.context import BatchContext
 from recfx.sharding.cut import CutGraph, Segment
 from recfx.sharding.dist_groups import DistGroups
+from recfx.sharding.end_of_data import CallsUnderWay, calls_under_way
 from recfx.sharding.load_state import LocalState, drop_shard_names, load_local_state
 from recfx.sharding.local_tables import LocalTables, make_local_tables
 from recfx.sharding.optimizer import ShardedFusedOptimizer
-from recfx.sharding.out_of_step import in_step, refuse_out_of_step, sending
+from recfx.sharding.out_of_step import in_step, refuse_out_of_step
 from recfx.sharding.plan import read_plan
 from recfx.sharding.shards import CollectionSharding
 from recfx.sharding.state import save_sharded_state
@@ -78,6 +80,7 @@ class ShardedHashEmbeddingBagCollection(
         self.not_fused = dict(unsharded.not_fused)
         self.embedding_bags, self.hash_indexes, self._store = local.bags, local.indexes, local.store
         self.fused, self.dtypes, self.taken = local.fused, local.dtypes, local.taken
+        self._batches = 0  # of one of TorchRec's pipelines
         self._row_moves: dict[str, RowMove] = {}  # of the last load, for the optimizer's state
         self._compile(unsharded.unexpanded_graph())
         self._register_state_dict_hook(save_sharded_state)
@@ -92,7 +95,7 @@ class ShardedHashEmbeddingBagCollection(
         self.pass_records: list[PassRecord] = run_passes(graph_module, pipeline)
         self.graph_module = graph_module
         self._cut = CutGraph(graph_module)
-        (self._result,) = self._segments[2].outputs
+        (self._result,) = self._segments[-1].outputs
         # What TorchRec's pipelines, and its introduction, look at.
         self._input_dists = [module for module in graph_module.modules() if isinstance(module, InputDistStart)]
         self._lookups = [module for module in graph_module.modules() if isinstance(module, Lookup)]
@@ -144,24 +147,46 @@ class ShardedHashEmbeddingBagCollection(
     def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
         """Start sending ids: the graph up to ``input_dist_start``.
 
+        A batch that does not fit the collection takes part without ids, so that all ranks learn of it; its error is
+        raised by ``compute``.
+
         Raises:
-            ConversionError: ``gradient_hook``; nothing was sent.
-            InputError: the batch does not fit the collection; nothing was sent.
-            OutOfStepError: an earlier step failed here when others had begun it.
+            OutOfStepError: an earlier step failed here when others had begun it; or another rank has no more data.
         """
         self.refuse_out_of_step()
-        self._refuse_gradient_hooks()
+        self._under_way.refuse(self)
         if self._row_moves and self.training:
             self._row_moves = {}
         values = ctx.values
         values["features"] = features
-        first = self._segments[0]
-        with sending(self.groups.pooled, self.collection):
-            first.run(values)
+        select, send = self._segments[:2]
+        (selected,) = send.inputs
+        try:
+            self._refuse_gradient_hooks()  # which may be on some ranks only
+            select.run(values)
+        except Exception as error:
+            ctx.refused = error
         del values["features"]
-        started = [name for name in first.outputs if isinstance(values[name], _STARTED)]
-        ctx.sharding_contexts = [values[name] for name in first.outputs if isinstance(values[name], DistContext)]
-        return KJTListSplitsAwaitable([values.pop(name) for name in started], ctx)
+        sending = self._send(ctx, values.get(selected) if ctx.refused is None else None)
+        self._batches = ctx.number = self._batches + 1 if self.sent_by_pipeline else 1
+        self._under_way.start(self, ctx)
+        return sending
+
+    def send_nothing(self, ctx: BatchContext) -> Awaitable[Awaitable[KJTList]]:
+        """As ``input_dist``, without a batch: ``ctx.says``, or ``ctx.refused``, tells the other ranks why."""
+        self.refuse_out_of_step()
+        return self._send(ctx, None)
+
+    def _send(self, ctx: BatchContext, selected: KeyedJaggedTensor | None) -> Awaitable[Awaitable[KJTList]]:
+        values, send = ctx.values, self._segments[1]
+        (name,) = send.inputs
+        outgoing = {name: Outgoing(selected, ctx.says | (marks.REFUSED if ctx.refused is not None else 0))}
+        with in_step(self.groups.pooled, self.collection):
+            send.run(outgoing)
+        values.update({name: outgoing[name] for name in send.outputs})
+        started = [name for name in send.outputs if isinstance(values[name], _STARTED)]
+        ctx.sharding_contexts = [values[name] for name in send.outputs if isinstance(values[name], DistContext)]
+        return _Sending(self, [values.pop(name) for name in started], ctx)
 
     def _refuse_gradient_hooks(self) -> None:
         """A fused shard has no gradient to show to a hook, and no dense optimizer to fall back on."""
@@ -180,10 +205,18 @@ class ShardedHashEmbeddingBagCollection(
         """Hash and look up what has arrived, and start sending pooled rows: up to ``output_dist_start``.
 
         Raises:
+            InputError: the batch does not fit the collection, here or on another rank. All ranks raise it, for this
+                batch alike; nothing was looked up.
+            ConversionError: ``gradient_hook``, alike.
             OutOfStepError: an earlier step failed here when others had begun it; this batch's ids were sent before.
         """
         self.refuse_out_of_step()
-        values, segment = ctx.values, self._segments[1]
+        with in_step(self.groups.pooled, self.collection):
+            self._under_way.run(self, ctx)
+        wrong = ctx.refused or marks.verdict(ctx.marks, self.collection)
+        if wrong is not None:
+            raise wrong
+        values, segment = ctx.values, self._segments[2]
         arriving = [name for name in segment.inputs if name not in values]
         with in_step(self.groups.pooled, self.collection):
             values.update(zip(arriving, dist_input, strict=True))
@@ -192,7 +225,16 @@ class ShardedHashEmbeddingBagCollection(
 
     def output_dist(self, ctx: BatchContext, output: dict[str, Any]) -> LazyAwaitable[KeyedTensor]:
         """The rest of the graph, run when the result is needed."""
-        return _Result(self, self._segments[2], output)
+        return _Result(self, self._segments[-1], output)
+
+    @property
+    def sent_by_pipeline(self) -> bool:
+        """Whether one of TorchRec's pipelines sends this collection's ids."""
+        return self._input_dists[0].is_pipelined
+
+    @property
+    def _under_way(self) -> CallsUnderWay:
+        return calls_under_way(self.groups.ids)
 
     # What recfx.TrainPipeline does ahead
 
@@ -258,6 +300,28 @@ class ShardedHashEmbeddingBagCollection(
     def is_weighted(self) -> bool:
         """Whether batches carry per-id weights."""
         return self._is_weighted
+
+
+class _Sending(KJTListSplitsAwaitable[BatchContext]):
+    """Sizes on their way, and then ids: other ranks wait for what goes wrong here."""
+
+    def __init__(self, of: ShardedHashEmbeddingBagCollection, started: list[Awaitable[Any]], ctx: BatchContext) -> None:
+        super().__init__(started, ctx)
+        self._of = of
+
+    def _wait_impl(self) -> KJTListAwaitable:
+        with in_step(self._of.groups.pooled, self._of.collection):
+            return _Arriving(self._of, super()._wait_impl())
+
+
+class _Arriving(KJTListAwaitable):
+    def __init__(self, of: ShardedHashEmbeddingBagCollection, ids: KJTListAwaitable) -> None:
+        super().__init__(ids.awaitables, ids.ctx)
+        self._of = of
+
+    def _wait_impl(self) -> KJTList:
+        with in_step(self._of.groups.pooled, self._of.collection):
+            return super()._wait_impl()
 
 
 class _Result(LazyAwaitable[KeyedTensor]):

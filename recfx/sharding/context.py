@@ -17,10 +17,23 @@ class BatchContext(Multistreamable):
 
     Attributes:
         sharding_contexts: where TorchRec's awaitables write batch sizes; the objects on the graph's edges.
+        says: what this rank tells the others beside its ids, bits of ``marks``.
+        refused: why this rank has no ids for this call.
+        number: of the batch in one of TorchRec's pipelines, from 1.
+        is_last: this rank's data ends with this batch, and the others were told.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     sharding_contexts: list[DistContext] = field(default_factory=list)
+    says: int = 0
+    refused: Exception | None = None
+    number: int = 0
+    is_last: bool = False
+
+    @property
+    def marks(self) -> list[int]:
+        """The marks of all ranks; none before the sizes of the ids have arrived."""
+        return self.sharding_contexts[0].output_splits if self.sharding_contexts else []
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep what crosses alive for ``stream``."""

@@ -1,4 +1,6 @@
-"""Cut a collection's graph into what comes before, between and after its waits: where a pipeline may do other things.
+"""Cut a collection's graph into what comes before it sends ids, and what comes before, between and after its waits.
+
+Before ids are sent, a batch can still be refused; where the graph waits, a pipeline may do other things.
 
 The pieces share the graph's modules, and run one after the other; the values that go from one to a later one are named
 by the nodes that make them.
@@ -12,9 +14,9 @@ from torch import fx
 
 from recfx.ir.meta import node_meta
 
-# A node that waits, and all that need it, come after the cut of this number.
-_CUT_BEFORE = {"input_dist_wait": 1, "output_dist_wait": 2}
-_PIECES = 3
+# Such a node, and all that need it, come after the cut of this number.
+_CUT_BEFORE = {"input_dist_start": 1, "input_dist_wait": 2, "output_dist_wait": 3}
+_PIECES = 4
 
 
 class Segment:
@@ -46,7 +48,7 @@ class CutGraph:
 
 
 def cut(graph_module: fx.GraphModule) -> list[Segment]:
-    """Three segments: up to the last ``input_dist_start``, up to the last ``output_dist_start``, and the rest."""
+    """Four segments: a rank's own work, ``input_dist_start``, up to the last ``output_dist_start``, the rest."""
     number_of = _number_nodes(graph_module.graph)
     return [_segment(graph_module, number_of, number) for number in range(_PIECES)]
 

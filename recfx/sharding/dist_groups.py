@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 from torchrec.distributed.types import ShardingEnv
 
 from recfx.errors import ConversionError
@@ -18,7 +20,9 @@ class DistGroups:
     """Process groups.
 
     Args:
-        ids: of all ranks, for ids: gloo where ids are hashed on the host of another device.
+        ids: of all ranks, for ids alone. gloo matches messages by their order: a rank that has gone wrong must not be
+            able to send ids where pooled rows or gradients are awaited. Where ``pooled`` is not gloo, and no other
+            group is given for ids, it is ``pooled`` itself.
         pooled: of all ranks, for pooled rows.
         intra: of the ranks of this host, where tables are cut inside a host; else ``pooled``.
         cross: of this rank's counterparts on all hosts; else ``pooled``.
@@ -36,7 +40,12 @@ class DistGroups:
 
     @classmethod
     def of(cls, env: ShardingEnv, local_size: int, host_group: dist.ProcessGroup | None = None) -> DistGroups:
-        """The groups of ``env``; makes those of hosts of ``local_size`` ranks where there are any (collective).
+        """The groups of ``env``; makes those that are missing, once per process group. Collective.
+
+        Args:
+            env: with a process group.
+            local_size: ranks of a host, where tables are cut inside hosts; else 0.
+            host_group: the group for ids, where the caller has one.
 
         Raises:
             ConversionError: ``no_process_group``.
@@ -49,7 +58,7 @@ class DistGroups:
                 what_to_do="call torch.distributed.init_process_group, and pass ShardingEnv.from_process_group(...).",
             )
         intra, cross = _host_groups(group, local_size) if local_size > 1 else (group, group)
-        return cls(host_group or group, group, intra, cross)
+        return cls(host_group or _ids_group(group), group, intra, cross)
 
 
 def sent_on(group: dist.ProcessGroup) -> torch.device:
@@ -65,23 +74,62 @@ def replicate(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
     tensor.detach().copy_(sent)
 
 
-HostGroups = tuple[dist.ProcessGroup, dist.ProcessGroup]
-_made: WeakKeyDictionary[dist.ProcessGroup, dict[int, HostGroups]] = WeakKeyDictionary()  # by ranks of a host
+_Made = tuple[dist.ProcessGroup, ...]
+_made: WeakKeyDictionary[dist.ProcessGroup, dict[str, _Made]] = WeakKeyDictionary()  # by what they are for
 
 
-def _host_groups(group: dist.ProcessGroup, local_size: int) -> HostGroups:
-    """Groups of this rank's host, and across hosts; made once, as they hold sockets."""
-    made = _made.setdefault(group, {})
-    if local_size not in made:
+def _ids_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    if group.size() == 1 or dist.get_backend(group) != "gloo":
+        return group
+    (ids,) = _once(group, "ids", lambda: [dist.get_process_group_ranks(group)])
+    return ids
+
+
+def _host_groups(group: dist.ProcessGroup, local_size: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Groups of this rank's host, and across hosts."""
+
+    def members() -> list[list[int]]:
         ranks = dist.get_process_group_ranks(group)
         host, local = divmod(group.rank(), local_size)
-        backend, timeout = dist.get_backend(group), _timeout(group)
-        intra, cross = (
-            dist.new_group(peers, timeout, backend, use_local_synchronization=True)
-            for peers in (ranks[host * local_size : (host + 1) * local_size], ranks[local::local_size])
+        return [ranks[host * local_size : (host + 1) * local_size], ranks[local::local_size]]
+
+    intra, cross = _once(group, f"hosts of {local_size}", members)
+    return intra, cross
+
+
+def _once(group: dist.ProcessGroup, purpose: str, members: Callable[[], list[list[int]]]) -> _Made:
+    """New groups, one per list of global ranks; they are kept, as they hold sockets. Collective in ``group``."""
+    made = _made.setdefault(group, {})
+    if purpose not in made:
+        made[purpose] = _make(group, purpose, members())
+    return made[purpose]
+
+
+def _make(group: dist.ProcessGroup, purpose: str, members: list[list[int]]) -> _Made:
+    """As ``torch.distributed.new_group``, which names a group after the number of groups that the process is in.
+
+    Ranks that are in different numbers of groups would wait for each other under different names. These names start
+    with that of ``group``, which its ranks agree on.
+    """
+    whole = c10d._get_default_group()
+    _, store = c10d._world.pg_map[whole]
+    backend, timeout = c10d.Backend(dist.get_backend(group)), _timeout(group)
+    made = []
+    for position, ranks in enumerate(members):
+        new, _ = c10d._new_process_group_helper(
+            len(ranks),
+            ranks.index(whole.rank()),
+            ranks,
+            backend,
+            store,
+            c10d.GroupName(f"{group.group_name} recfx {purpose} {position}: {ranks}"),
+            timeout=timeout or c10d._get_default_timeout(backend),
+            device_id=whole.bound_device_id,
+            group_desc=f"recfx: {purpose}",
         )
-        made[local_size] = intra, cross
-    return made[local_size]
+        c10d._world.pg_group_ranks[new] = {rank: number for number, rank in enumerate(ranks)}
+        made.append(new)
+    return tuple(made)
 
 
 def _timeout(group: dist.ProcessGroup) -> timedelta | None:

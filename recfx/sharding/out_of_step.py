@@ -1,8 +1,9 @@
-"""A rank that fails in the middle of a step must not go on: its peers wait for the rest of that step.
+"""A rank that fails in the middle of a call must not go on: its peers wait for the rest of that call.
 
-Collectives are matched by their order alone. Were the rank to start its next batch, its ids would arrive where pooled
-rows are waited for, and shorter messages are taken without an error. So nothing more is sent in that process group:
-the peers' collectives fail, at the latest when the group's timeout is over.
+What goes wrong before ids are sent (a batch that does not fit) goes wrong on all ranks alike, as ``marks`` tells them,
+and they stay in step. Behind that a rank that fails is alone. Collectives are matched by their order alone: were it to
+start its next batch, its ids would arrive where others of its messages are waited for. So nothing more is sent in that
+process group: the peers' collectives fail, at the latest when the group's timeout is over.
 """
 
 from __future__ import annotations
@@ -16,34 +17,23 @@ import torch.distributed as dist
 from recfx.errors import OutOfStepError
 
 _failed: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()  # what failed
-_openers: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()  # which collection has sent first of all
 
 
 @contextlib.contextmanager
 def in_step(group: dist.ProcessGroup, collection: str) -> Iterator[None]:
-    """Around what the other ranks of ``group`` take part in."""
+    """Around what the other ranks of ``group`` take part in. An ``OutOfStepError`` is one that all ranks raise."""
     try:
         yield
+    except OutOfStepError:
+        raise
     except BaseException as error:
         _note(group, collection, error)
         raise
 
 
-@contextlib.contextmanager
-def sending(group: dist.ProcessGroup, collection: str) -> Iterator[None]:
-    """Around what a collection sends first in a step.
-
-    A batch that one collection refuses may be left out, if none has sent anything of it: the next one takes its place
-    on this rank. Behind the collection that sends first, it cannot: the peers have that one's part of the batch.
-    """
-    opener = _openers.get(group)
-    try:
-        yield
-    except BaseException as error:
-        if opener not in (None, collection):
-            _note(group, collection, error)
-        raise
-    _openers.setdefault(group, collection)
+def has_failed(group: dist.ProcessGroup) -> bool:
+    """Whether this rank sends nothing more in ``group``."""
+    return group in _failed
 
 
 def refuse_out_of_step(group: dist.ProcessGroup, collection: str) -> None:

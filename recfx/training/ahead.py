@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.out_of_step import in_step
 from recfx.training.background import Streams, Worker
 from recfx.training.calls_ahead import KnownCall, StartedCall, sharded_modules
 
@@ -48,25 +49,31 @@ class CallsAhead:
         self._known: list[KnownCall] | None = None
         self._not_ahead: dict[str, tuple[str, str]] = {}
 
-    def start(self, batch: Any) -> list[StartedCall] | None:
-        """Start the calls of a batch; None while the model has not run yet. Collective, as all of these."""
+    def start(self, batch: Any, is_last: bool) -> list[StartedCall] | None:
+        """Start the calls of a batch; None while the model has not run yet. Collective, as all of these.
+
+        Also those behind a call that the batch does not fit: other ranks, whose batches fit, start them.
+        """
         if self._known is None:
             return None
-        started: list[StartedCall] = []
-        for call in self._known:
-            arguments = call.arguments(batch)
-            if arguments is None:
-                continue
-            started.append(StartedCall(call, *arguments))
-            started[-1].start(self._streams)
-            if started[-1].error is not None:
-                break  # as the model would
+        started = [StartedCall(call, call.arguments(batch)) for call in self._known]
+        with self._together():
+            for call in started:
+                call.start(self._streams, is_last)
         return started
 
-    def send(self, started: list[StartedCall] | None) -> None:
-        """Send the ids of a batch that was started."""
-        for call in started or ():
-            call.send(self._streams, self._worker)
+    def send(self, started: list[StartedCall] | None) -> bool | None:
+        """Send the ids of a batch that was started; whether all ranks have another one, None if that is not known."""
+        with self._together():
+            for call in started or ():
+                call.send(self._streams, self._worker)
+        known = [call.has_next for call in started or () if call.has_next is not None]
+        return all(known) if known else None
+
+    def _together(self) -> AbstractContextManager[None]:
+        """Around calls that all ranks make: an interrupt between them is one in the middle of a step."""
+        ours = [module for module in self._modules.values() if isinstance(module, ShardedHashEmbeddingBagCollection)]
+        return in_step(ours[0].groups.pooled, ours[0].collection) if ours else nullcontext()
 
     @contextmanager
     def given(self, batch: Any, started: list[StartedCall] | None) -> Iterator[None]:

@@ -8,6 +8,8 @@ from typing import Any
 
 from torchrec.distributed.types import ShardedModule
 
+from recfx.errors import InputError
+from recfx.nodes import marks
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.out_of_step import in_step
 from recfx.training.background import Streams, Worker
@@ -52,22 +54,37 @@ class StartedCall:
 
     All collectives are started by ``start`` and ``send``, on the caller's thread: their order is the same on all ranks.
     An error of any of these is kept until ``finish``: it belongs to the batch, and is raised when its turn comes.
+
+    Args:
+        call: which one.
+        arguments: for this batch; None: the batch has no such parts.
     """
 
-    def __init__(self, call: KnownCall, args: list[Any], kwargs: dict[str, Any]) -> None:
-        self.call, self.args, self.kwargs = call, args, kwargs
+    def __init__(self, call: KnownCall, arguments: tuple[list[Any], dict[str, Any]] | None) -> None:
+        self.call, self._lacks_arguments = call, arguments is None
+        self.args, self.kwargs = arguments or ([], {})
         self.error: Exception | None = None
         self._context: Any = None
         self._sizes: Any = None
         self._arrived: Future[Any] | None = None
 
-    def start(self, streams: Streams) -> None:
-        """Select the ids, and start telling the other ranks how many they are."""
+    def start(self, streams: Streams, is_last: bool) -> None:
+        """Select the ids, and start telling the other ranks how many they are, and whether this is the last batch."""
         module = self.call.module
+        ours = isinstance(module, ShardedHashEmbeddingBagCollection)
+        if self._lacks_arguments and not ours:
+            return
         try:
             with streams.on(streams.ids):
                 streams.take((self.args, self.kwargs), streams.copy)
                 self._context = module.create_context()
+                if ours:
+                    self._context.says = marks.AHEAD | (marks.LAST if is_last else 0)
+                if self._lacks_arguments:
+                    # The others may have such parts, and wait for this rank's ids.
+                    self._context.refused = _lacking(self.call)
+                    self._sizes = module.send_nothing(self._context)
+                    return
                 args, kwargs = module.preprocess_input(list(self.args), dict(self.kwargs))
                 self._sizes = module.input_dist(self._context, *args, **kwargs)
         except Exception as error:
@@ -75,7 +92,7 @@ class StartedCall:
 
     def send(self, streams: Streams, worker: Worker) -> None:
         """Start sending the ids; the worker waits for those that arrive, and finds their rows where it can."""
-        if self.error is not None or self._arrived is not None:
+        if self.error is not None or self._sizes is None:
             return
         module = self.call.module
         ours = isinstance(module, ShardedHashEmbeddingBagCollection)
@@ -99,6 +116,14 @@ class StartedCall:
             return arrived
 
         self._arrived = worker.run(arrive)
+
+    @property
+    def has_next(self) -> bool | None:
+        """Whether all ranks have a batch behind this one; None if that is not known from this call."""
+        if self.error is not None or not isinstance(self.call.module, ShardedHashEmbeddingBagCollection):
+            return None
+        found = self._context.marks
+        return not marks.any_of(found, marks.LAST) if found else None
 
     def wait(self) -> None:
         """Until the worker has nothing to do with this call any more."""
@@ -130,6 +155,15 @@ class StartedCall:
             arrived = self._arrived.result()
         streams.take((arrived, self._context), streams.ids)
         return module.compute_and_output_dist(self._context, arrived)
+
+
+def _lacking(call: KnownCall) -> InputError:
+    return InputError(
+        "the batch lacks a part that the first batch had, with which the model calls this collection.",
+        reason="part_of_batch_missing",
+        module_path=call.name,
+        what_to_do="give every batch the same parts, if need be with empty bags.",
+    )
 
 
 def sharded_modules(model: Any) -> dict[str, Any]:

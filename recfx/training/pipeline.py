@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torchrec.distributed.model_parallel import DMPCollection
 
-from recfx.errors import ConversionError, InputError
+from recfx.errors import ConversionError
+from recfx.nodes import marks
+from recfx.training.agreement import Agreement, Held
 from recfx.training.ahead import CallsAhead, PipelinedCollection
 from recfx.training.background import Streams
 from recfx.training.batch_paths import move
 from recfx.training.calls_ahead import StartedCall
-
-_MOST_REFUSED = 16  # batches in a row that do not fit; a loader may give no others, and never end
 
 
 @dataclass
@@ -26,11 +26,6 @@ class _Batch:
 
     value: Any
     calls: list[StartedCall] | None = None
-
-    @property
-    def does_not_fit(self) -> bool:
-        """Whether the first of its calls refused it: nothing was sent, and the other calls were not made."""
-        return bool(self.calls and isinstance(self.calls[0].error, InputError))
 
 
 class TrainPipeline:
@@ -45,11 +40,12 @@ class TrainPipeline:
     batch (the batch itself, an attribute, an item, of any depth up to 4) is pipelined; ``report()`` says which are not,
     and why, and so does a warning. Between steps the model is free: run it, save it, switch its mode.
 
-    Every rank runs the same number of steps. An error of a batch (in selecting its ids, a full table) is raised by the
-    ``progress`` whose batch it is, which is dropped then; batches after it stay. An error on some ranks only is as
-    without a pipeline: ids that do not fit are not sent, and the next batch takes their place among the other ranks';
-    after an error in the middle of a step (a full table) this rank sends nothing more (``OutOfStepError``), and the
-    others wait in a collective.
+    Every rank runs the same number of steps: with the messages of a batch ranks tell each other whether they have
+    another one, and where data ends on some ranks only, all raise the same error. An error of a batch (in selecting its
+    ids, a full table) is raised by the ``progress`` whose batch it is, which is dropped then; batches after it stay. An
+    error on some ranks only is as without a pipeline: a batch that one rank refuses is refused by all; after an error
+    in the middle of a step (a full table) this rank sends nothing more (``OutOfStepError``), and the others wait in a
+    collective.
 
     Args:
         model: in training mode, or in eval mode: then nothing is trained.
@@ -70,7 +66,11 @@ class TrainPipeline:
         self._model, self._optimizer = model, optimizer
         self._streams = Streams(torch.device(device))
         self._ahead = CallsAhead(model, self._streams)
+        self._agreement = Agreement(model)
         self._batches: deque[_Batch] = deque()
+        self._shared = 0  # so many of them are known to have a counterpart on every rank
+        self._steps = 0  # since the iterator was given
+        self._over: Exception | None = None  # how the iterator ended, on all ranks
         self._iterator: Iterator[Any] | None = None
         self._ended: Exception | None = None
 
@@ -80,24 +80,29 @@ class TrainPipeline:
         Two batches more than have run are taken from ``iterator``. Those taken from an earlier one run first.
 
         Raises:
-            StopIteration: ``iterator`` is at its end, and all batches have run.
+            StopIteration: ``iterator`` is at its end on every rank, and all batches have run.
+            OutOfStepError: ``data_ended``: it is at its end on some ranks, and all batches that every rank has were
+                run; the others are dropped. ``data_failed_on_another_rank``: this rank's batch is kept.
             ConversionError: ``no_loss_and_output``.
             Exception: of the model, the optimizer, or, once the batches before have run, of ``iterator``.
         """
         if iterator is not self._iterator:
-            self._iterator, self._ended = iterator, None
-        self._load(1)
-        if not self._batches:
-            raise self._end()
+            self._iterator, self._ended, self._over, self._steps = iterator, None, None, 0
+        if self._over is not None:
+            raise self._over.with_traceback(None)
+        self._load(3)
+        if self._shared < 1:
+            self._share()
         current = self._batches[0]
         try:
-            self._start(current)
-            self._ahead.send(current.calls)
-            self._start_next()
-            self._load(3)
+            self._start(0)
+            self._send(0)
+            self._start(1)
             output = self._run(current)
         finally:
             self._batches.popleft()
+            self._shared -= 1
+            self._steps += 1
         for batch in self._batches:
             for call in batch.calls or ():
                 call.wait()  # whoever changes an index between steps must be alone with it
@@ -115,9 +120,8 @@ class TrainPipeline:
         with self._ahead.given(current.value, current.calls):
             result = self._model(current.value)
         losses, output = _loss_and_output(result)
-        following = self._start_next()
-        if following is not None:
-            self._ahead.send(following.calls)
+        self._start(1)  # after the first batch of all, from which calls are learned
+        self._send(1)
         if training:
             torch.sum(losses).backward()
             self._optimizer.step()
@@ -137,37 +141,43 @@ class TrainPipeline:
             else:
                 self._batches.append(_Batch(value))
 
-    def _end(self) -> Exception:
-        assert self._ended is not None
-        if isinstance(self._ended, StopIteration):
-            return StopIteration()
-        error, self._ended = self._ended, None  # the next batch may be a good one
-        return error
-
-    def _start_next(self) -> _Batch | None:
-        """Start the next batch, if it has not been; after the first batch of all this is before its own step.
-
-        A batch that does not fit sends nothing, here or when its error is raised. The other ranks know nothing of it:
-        the batch behind takes its place now, or this rank's pooled rows would meet their ids.
+    def _share(self) -> None:
+        """Ask all ranks for their batches: how many of them every rank has.
 
         Raises:
-            InputError: of the last of too many such batches in a row.
+            StopIteration: no rank has any.
+            Exception: of the iterator; an ``OutOfStepError`` if it is another rank's, or if some ranks have batches.
         """
-        for position in range(1, _MOST_REFUSED + 2):
-            self._load(position + 1)
-            if len(self._batches) <= position:
-                return None
-            batch = self._batches[position]
-            self._start(batch)
-            if not batch.does_not_fit:
-                return batch
-        assert batch.calls is not None
-        assert batch.calls[0].error is not None
-        raise batch.calls[0].error
+        error = None if isinstance(self._ended, StopIteration) else self._ended
+        found = self._agreement.reach(Held(len(self._batches), error is not None))
+        self._shared = min(held.batches for held in found)
+        if self._shared:
+            return
+        if error is not None and not self._batches:
+            self._ended = None  # the next batch may be a good one
+            raise error
+        without = [rank for rank, held in enumerate(found) if not held.batches]
+        failed = [rank for rank in without if found[rank].failed]
+        if failed:
+            raise marks.data_failed(failed)
+        self._batches.clear()
+        if len(without) == len(found):
+            self._over = StopIteration()
+        else:
+            self._over = marks.data_ended(without, after=f" after {self._steps} batches")
+        raise self._over
 
-    def _start(self, batch: _Batch) -> None:
-        if batch.calls is None:
-            batch.calls = self._ahead.start(batch.value)
+    def _start(self, position: int) -> None:
+        """Start the batch there, if it has not been, and if every rank has it."""
+        if position < min(self._shared, len(self._batches)):
+            batch = self._batches[position]
+            if batch.calls is None:
+                batch.calls = self._ahead.start(batch.value, is_last=len(self._batches) == position + 1)
+
+    def _send(self, position: int) -> None:
+        """Send the ids of the batch there, if it was started. Its messages say whether every rank has the next one."""
+        if position < len(self._batches) and self._ahead.send(self._batches[position].calls):
+            self._shared = max(self._shared, position + 2)
 
 
 def _loss_and_output(result: Any) -> tuple[Any, Any]:

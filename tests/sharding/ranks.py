@@ -124,7 +124,6 @@ def _serve(rank: int, world_size: int, store: str, pipe: Connection) -> None:
             function, arguments = pipe.recv()
         except EOFError:
             return
-        out_of_step._openers.clear()
         out_of_step._failed.clear()  # of an error that an earlier test wanted, on all ranks alike
         try:
             pipe.send((False, function(rank, world_size, *arguments)))

@@ -1,22 +1,84 @@
-"""The process groups of hosts."""
+"""The process groups that sharded collections make for themselves."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 from torchrec.distributed.types import ShardingEnv
 
 from recfx.sharding.dist_groups import DistGroups
+from tests.sharding.cases import Case, Table, check, train_sharded
 from tests.sharding.ranks import ranks
 
 
 def timeouts(rank: int, world_size: int) -> list[timedelta]:
     whole = dist.new_group(range(world_size), timedelta(seconds=17), "gloo")
     groups = DistGroups.of(ShardingEnv.from_process_group(whole), local_size=world_size)
-    return [group._get_backend(torch.device("cpu")).options._timeout for group in (groups.intra, groups.cross)]
+    return [
+        group._get_backend(torch.device("cpu")).options._timeout for group in (groups.ids, groups.intra, groups.cross)
+    ]
 
 
-def test_a_peer_that_is_gone_is_noticed_in_the_groups_of_hosts_as_soon_as_in_the_whole() -> None:
-    assert ranks(2).run(timeouts) == [[timedelta(seconds=17)] * 2] * 2
+def test_a_peer_that_is_gone_is_noticed_in_new_groups_as_soon_as_in_the_whole() -> None:
+    assert ranks(2).run(timeouts) == [[timedelta(seconds=17)] * 3] * 2
+
+
+# Ranks that belong to different numbers of process groups
+
+
+def with_a_group_of_its_own(function: object, rank: int, world_size: int, *arguments: object) -> object:
+    """Rank 0 is in one group more than the others."""
+    alone = dist.new_group([0], use_local_synchronization=True) if rank == 0 else None
+    try:
+        return function(rank, world_size, *arguments)  # type: ignore[operator]
+    finally:
+        if alone is not None:
+            dist.destroy_process_group(alone)
+
+
+def members(rank: int, world_size: int, parts: list[list[int]], local_size: int) -> object:
+    """Of the groups of one environment per part of the world."""
+    groups = [dist.new_group(part, timedelta(seconds=60), "gloo") for part in parts]
+    (mine,) = (group for group, part in zip(groups, parts, strict=True) if rank in part)
+    return with_a_group_of_its_own(groups_of, rank, world_size, mine, local_size)
+
+
+def groups_of(rank: int, world_size: int, environment: dist.ProcessGroup, local_size: int) -> list[list[int]]:
+    groups = DistGroups.of(ShardingEnv.from_process_group(environment), local_size)
+    again = DistGroups.of(ShardingEnv.from_process_group(environment), local_size)
+    assert (again.ids, again.intra, again.cross) == (groups.ids, groups.intra, groups.cross)
+    answers = []
+    for group in (groups.ids, groups.intra, groups.cross):
+        found = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
+        dist.all_gather(found, torch.tensor([rank]), group=group)
+        answers.append([int(each) for each in found])
+    return answers
+
+
+def test_groups_are_found_where_ranks_are_in_different_numbers_of_groups() -> None:
+    everybody = [0, 1, 2, 3]
+    assert ranks(4).run(members, [everybody], 2) == [
+        [everybody, [0, 1], [0, 2]],
+        [everybody, [0, 1], [1, 3]],
+        [everybody, [2, 3], [0, 2]],
+        [everybody, [2, 3], [1, 3]],
+    ]
+
+
+def test_groups_are_found_where_the_environment_is_a_part_of_the_world() -> None:
+    halves = [[0, 2], [1, 3]]
+    expected = [[halves[rank % 2], halves[rank % 2], [rank]] for rank in range(4)]
+    assert ranks(4).run(members, halves, 2) == expected
+
+
+def train_with_a_group_of_its_own(rank: int, world_size: int, case: Case) -> object:
+    return with_a_group_of_its_own(train_sharded, rank, world_size, case, 2)
+
+
+@pytest.mark.parametrize("sharding", [("table_row_wise", 0), ("grid_shard", 0, 1)])
+def test_training_where_ranks_are_in_different_numbers_of_groups(sharding: tuple[object, ...]) -> None:
+    case = Case((Table("a", 21, 256 if sharding[0] == "grid_shard" else 8, ("f0",), "MEAN", sharding),), local_size=2)
+    check(case, 4, ranks(4).run(train_with_a_group_of_its_own, case), rtol=1e-4, atol=1e-5)

@@ -1,10 +1,14 @@
-"""A batch that one collection refuses: it may be left out only if no other collection has sent its part of it."""
+"""Ranks that do not make the same calls: all of them learn of it before ids are looked up, and go on in step."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.types import ShardingEnv
 
@@ -13,36 +17,167 @@ from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, shard_c
 from tests.sharding.cases import Case, Table, build, plan_of
 from tests.sharding.ranks import ranks
 
+TYPES = {
+    "table_wise": ("table_wise", 1),
+    "row_wise": ("row_wise",),
+    "data_parallel": ("data_parallel",),
+    "column_wise": ("column_wise", 1, 0),
+    "table_row_wise": ("table_row_wise", 0),
+}
 
-def collection(path: str, feature: str, world_size: int) -> ShardedHashEmbeddingBagCollection:
-    case = Case((Table("a", 8, 4, (feature,)),))
-    converted = recfx.convert(build(case)[0])
-    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
+
+def collection(
+    path: str, feature: str, sharding: tuple[Any, ...], world_size: int
+) -> ShardedHashEmbeddingBagCollection:
+    """Every row of its table holds its feature's number, times a hundred, plus the row's."""
+    case = Case((Table(f"of_{feature}", 8, 4, (feature,), sharding=sharding),), local_size=world_size)
+    standard = build(case)[0]
+    rows = 100 * int(feature[1:]) + torch.arange(8.0).unsqueeze(1).expand(8, 4)
+    standard.embedding_bags[f"of_{feature}"].weight.data.copy_(rows)
+    converted = recfx.convert(standard)
     plan = plan_of(case, converted, world_size)
-    return shard_collection(converted, plan, ShardingEnv.from_process_group(dist.group.WORLD), path=path)
+    made = shard_collection(converted, plan, ShardingEnv.from_process_group(dist.group.WORLD), path=path)
+    return made
 
 
-def refused_by(rank: int, world_size: int, refusing: str) -> list[str]:
-    """Steps of two collections; one of them refuses the second batch."""
-    first, second = collection("first", "f0", world_size), collection("second", "f1", world_size)
-    first.collection, second.collection = "first", "second"
-    right = KeyedJaggedTensor(["f0", "f1"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
-    missing = "f0" if refusing == "first" else "f1"
-    wrong = KeyedJaggedTensor([{"f0": "f1", "f1": "f0"}[missing]], torch.tensor([1]), lengths=torch.tensor([1]))
-    answers = []
-    for features in (right, wrong, right):
+class Towers(nn.Module):
+    """Two collections; ``order`` says which are called with a batch, in which order."""
+
+    def __init__(self, sharding: tuple[Any, ...], world_size: int) -> None:
+        super().__init__()
+        self.user = collection("user", "f1", sharding, world_size)
+        self.item = collection("item", "f2", sharding, world_size)
+
+    def forward(self, batch: Batch) -> list[torch.Tensor]:
+        return [
+            self.get_submodule(name)(features).values()
+            for name, features in zip(batch.order, batch.features, strict=True)
+        ]
+
+
+@dataclass
+class Batch:
+    """``order``: of calls; ``rows``: that each of them asks for; ``wrong``: the call that does not fit."""
+
+    order: tuple[str, ...]
+    rows: int
+    wrong: int = -1
+
+    @property
+    def features(self) -> list[KeyedJaggedTensor]:
+        return [self._of(name, number == self.wrong) for number, name in enumerate(self.order)]
+
+    def _of(self, name: str, wrong: bool) -> KeyedJaggedTensor:
+        key = {"user": "f1", "item": "f2"}[name]
+        return KeyedJaggedTensor(["other" if wrong else key], torch.tensor([self.rows]), lengths=torch.tensor([1]))
+
+    @property
+    def expected(self) -> list[float]:
+        return [100.0 * {"user": 1, "item": 2}[name] + self.rows for name in self.order]
+
+
+def answers(model: nn.Module, batches: list[Batch], training: bool) -> list[Any]:
+    """What each batch gives: pooled numbers, or the reason of an error."""
+    model.train(training)
+    found: list[Any] = []
+    for batch in batches:
         try:
-            first(features).values()
-            second(features).values()
-            answers.append("")
+            pooled = model(batch)
+            if training:
+                sum(each.sum() for each in pooled).backward()
+                model.zero_grad()
+            found.append([float(each[0, 0]) for each in pooled])
         except recfx.RecfxError as error:
-            answers.append(error.reason)
-    return answers
+            found.append(error.reason)
+    return found
 
 
-@pytest.mark.parametrize(
-    ("refusing", "answers"),
-    [("first", ["", "missing_feature", ""]), ("second", ["", "missing_feature", "out_of_step"])],
-)
-def test_a_batch_is_left_out_or_ends_the_group(refusing: str, answers: list[str]) -> None:
-    assert ranks(2).run(refused_by, refusing) == [answers] * 2
+def run(rank: int, world_size: int, batches: list[list[Batch]], sharding: str, training: bool) -> list[Any]:
+    return answers(Towers(TYPES[sharding], world_size), batches[rank % len(batches)], training)
+
+
+BOTH, TURNED, ITEM, TWICE = ("user", "item"), ("item", "user"), ("item",), ("user", "user")
+HERE, THERE = "missing_feature", "refused_on_another_rank"
+
+
+def steps(*orders: tuple[str, ...], wrong: dict[int, int] | None = None) -> list[Batch]:
+    return [Batch(order, step % 8, (wrong or {}).get(step, -1)) for step, order in enumerate(orders)]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("sharding", TYPES)
+@pytest.mark.parametrize("wrong_call", [0, 1])
+@pytest.mark.parametrize("order", [BOTH, TWICE], ids=["two_collections", "called_twice"])
+def test_a_batch_that_one_rank_refuses_is_refused_by_all(
+    order: tuple[str, ...], wrong_call: int, sharding: str, training: bool
+) -> None:
+    """Also where a collection was called alone before, and where calls come in another order."""
+    orders = (ITEM, order, order, order, TURNED)
+    good, bad = steps(*orders), steps(*orders, wrong={2: wrong_call})
+    expected: list[Any] = [batch.expected for batch in good]
+    found = ranks(2).run(run, [good, bad], sharding, training)
+    assert found == [[*expected[:2], reason, *expected[3:]] for reason in (THERE, HERE)]
+
+
+def test_a_batch_that_all_ranks_refuse() -> None:
+    batches = steps(BOTH, BOTH, BOTH, wrong={1: 1})
+    assert ranks(2).run(run, [batches], "row_wise", True) == [[batches[0].expected, HERE, batches[2].expected]] * 2
+
+
+def test_four_ranks_two_of_which_refuse() -> None:
+    good, bad = steps(BOTH, BOTH, BOTH), steps(BOTH, BOTH, BOTH, wrong={1: 1})
+    found = ranks(4).run(run, [good, bad], "row_wise", True)
+    assert [answer[1] for answer in found] == [THERE, HERE, THERE, HERE]
+    assert [answer[2] for answer in found] == [good[2].expected] * 4
+
+
+# Several models in one group
+
+
+def two_models(rank: int, world_size: int) -> list[list[Any]]:
+    first, second = (Towers(TYPES["row_wise"], world_size) for _ in range(2))
+    good, bad = steps(BOTH, BOTH), steps(BOTH, BOTH, wrong={0: 1})
+    found = [answers(model, bad, training=True) for model in (first, second)]
+    third = Towers(TYPES["table_wise"], world_size)
+    alternating = [answers(model, [batch], training=True)[0] for batch in good for model in (third, first, second)]
+    assert alternating == [batch.expected for batch in good for _ in range(3)]
+    return found
+
+
+def test_models_of_one_group_do_not_hinder_each_other() -> None:
+    expected = steps(BOTH, BOTH)[1].expected
+    assert ranks(2).run(two_models) == [[[HERE, expected]] * 2] * 2
+
+
+# Ranks at different calls
+
+
+def leave_out(rank: int, world_size: int) -> list[Any]:
+    """Rank 1 fails between its calls of the second step, and its caller goes on with the third."""
+    model = Towers(TYPES["row_wise"], world_size)
+    found: list[Any] = []
+    for step, batch in enumerate(steps(*[BOTH] * (4 + rank))):
+        try:
+            user = model.user(batch.features[0]).values()
+            if (rank, step) == (1, 1):
+                raise KeyError("the caller's own")
+            found.append([float(each[0, 0]) for each in (user, model.item(batch.features[1]).values())])
+        except KeyError:
+            found.append("own")
+        except recfx.OutOfStepError as error:
+            found.append(str(error))
+    return found
+
+
+def test_ranks_at_different_calls_all_say_so_and_the_next_step_is_right() -> None:
+    first, second = ranks(2).run(leave_out)
+    expected = [batch.expected for batch in steps(*[BOTH] * 5)]
+    assert (first[0], second[0]) == (expected[0], expected[0])
+    said = "[ranks_at_different_calls]"
+    where = "rank 0 calls the collection of feature 'f2'; rank 1 calls the collection of feature 'f1'"
+    assert said in first[1]
+    assert where in first[1]
+    assert second[1] == "own"
+    assert where in second[2]
+    assert first[2:] == expected[2:4]  # rank 1 is a batch ahead from here on
+    assert second[3:] == expected[3:]

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+import torch
+from torchrec.distributed.train_pipeline.train_pipelines import EvalPipelineSparseDist, TrainPipelineSparseDistLite
+
+import recfx
 from tests.sharding.cases import Case, Table, check, train_whole
-from tests.sharding.pipelined import assert_same, train
+from tests.sharding.pipelined import (
+    CPU,
+    PIPELINES,
+    assert_same,
+    batches_of_rank,
+    dense_optimizer,
+    sharded_model,
+    train,
+    what_is_left,
+)
 from tests.sharding.ranks import ranks
 from tests.sharding.test_hashed import hashed_case
 from tests.sharding.test_types import one_type
@@ -63,3 +77,86 @@ def test_collections_that_share_features_and_steps_in_eval_mode(name: str, form:
 def test_the_base_pipeline_changes_no_bit(name: str) -> None:
     expected = ranks(2).run(train, CASES[name], "loop")
     assert_same(ranks(2).run(train, CASES[name], "base"), expected)
+
+
+# Data that ends on some ranks only
+
+
+def train_to_the_end(
+    rank: int, world_size: int, case: Case, pipeline: str, form: str, lengths: tuple[int, ...]
+) -> dict[str, Any]:
+    """Rank by rank so many batches, until something is raised."""
+    model = sharded_model(case, world_size, form)
+    driver = PIPELINES[pipeline](model, dense_optimizer(case, model), CPU)
+    mine = batches_of_rank(case, rank, world_size, max(lengths), form)
+    source, pooled = iter(mine[: lengths[rank]]), []
+    left = what_is_left(model)
+    while True:
+        try:
+            pooled.append(driver.progress(source))
+            left = what_is_left(model)
+        except (StopIteration, recfx.OutOfStepError) as error:
+            return {"pooled": pooled, "left": left, "error": str(error)}
+
+
+@pytest.mark.parametrize("lengths", [(5, 3), (1, 3), (2, 3)])
+@pytest.mark.parametrize("form", ["alone", "wrapped", "two"])
+@pytest.mark.parametrize("name", ["mixed", "hashed_table_wise", "evicting"])
+def test_data_of_two_lengths_trains_what_both_ranks_have(name: str, form: str, lengths: tuple[int, int]) -> None:
+    both, longer = min(lengths), lengths.index(max(lengths))
+    expected = ranks(2).run(train_to_the_end, CASES[name], "loop", form, (both, both))
+    found = ranks(2).run(train_to_the_end, CASES[name], "sparse_dist", form, lengths)
+    assert_same(found, expected)
+    assert found[1 - longer]["error"] == ""  # TorchRec's StopIteration
+    assert "[data_ended]" in found[longer]["error"]
+    assert f"the data of rank {1 - longer} ended after {both} batches" in found[longer]["error"]
+
+
+def test_data_of_four_lengths() -> None:
+    lengths = (3, 4, 2, 3)
+    expected = ranks(4).run(train_to_the_end, CASES["mixed"], "loop", "alone", (2, 2, 2, 2))
+    found = ranks(4).run(train_to_the_end, CASES["mixed"], "sparse_dist", "alone", lengths)
+    assert_same(found, expected)
+    for rank, answer in enumerate(found):
+        assert (answer["error"] == "") == (rank == 2)
+        assert rank == 2 or "the data of rank 2 ended after 2 batches" in answer["error"]
+
+
+def two_epochs(rank: int, world_size: int, pipeline: str) -> dict[str, Any]:
+    """Two iterators, one after the other, through one pipeline."""
+    case = CASES["hashed_table_wise"]
+    model = sharded_model(case, world_size, "alone")
+    driver = PIPELINES[pipeline](model, dense_optimizer(case, model), CPU)
+    mine = batches_of_rank(case, rank, world_size, 6, "alone")
+    pooled = []
+    for part in (mine[:3], mine[3:]):
+        source = iter(part)
+        pooled += [driver.progress(source) for _ in part]
+        with pytest.raises(StopIteration):
+            driver.progress(source)
+        if pipeline == "sparse_dist":
+            driver.reset()
+    return {"pooled": pooled, "left": what_is_left(model)}
+
+
+@pytest.mark.parametrize("pipeline", ["sparse_dist", "recfx"])
+def test_two_epochs_change_no_bit(pipeline: str) -> None:
+    assert_same(ranks(2).run(two_epochs, pipeline), ranks(2).run(two_epochs, "loop"))
+
+
+def other_pipeline(rank: int, world_size: int, kind: type[Any], training: bool) -> dict[str, Any]:
+    case = CASES["mixed"]
+    model = sharded_model(case, world_size, "alone").train(training)
+    driver = kind(model, dense_optimizer(case, model), CPU)
+    source = iter(batches_of_rank(case, rank, world_size, 4, "alone"))
+    with torch.set_grad_enabled(training):
+        pooled = [driver.progress(source) for _ in range(4)]
+        with pytest.raises(StopIteration):
+            driver.progress(source)
+    return {"pooled": pooled, "left": what_is_left(model)}
+
+
+@pytest.mark.parametrize(("kind", "training"), [(TrainPipelineSparseDistLite, True), (EvalPipelineSparseDist, False)])
+def test_other_pipelines_change_no_bit(kind: type[Any], training: bool) -> None:
+    expected = ranks(2).run(other_pipeline, PIPELINES["loop"], training)
+    assert_same(ranks(2).run(other_pipeline, kind, training), expected)

@@ -115,17 +115,67 @@ def a_batch_that_lacks_a_feature(rank: int, world_size: int, pipeline: str) -> d
     return answer
 
 
-def batches_that_lack_a_feature_on_one_rank(rank: int, world_size: int, pipeline: str) -> dict[str, Any]:
-    """The next ones take their place: pooled rows must not meet ids of the other rank."""
+def batches_that_lack_a_feature_on_one_rank(
+    rank: int, world_size: int, pipeline: str, wrong: tuple[int, ...]
+) -> dict[str, Any]:
+    """Both ranks refuse them, and go on with the others."""
     model, driver, mine = made(SENT, rank, world_size, pipeline, steps=7)
     if rank == 0:
-        mine[2:4] = [KeyedJaggedTensor(["f0"], torch.tensor([5]), lengths=torch.tensor([1, 0, 0]))] * 2
-    else:
-        del mine[5:]
+        for step in wrong:
+            mine[step] = KeyedJaggedTensor(["f0"], torch.tensor([5]), lengths=torch.tensor([1, 0, 0]))
     answer = run(model, driver, iter(mine))
-    failed = [isinstance(each, str) for each in answer["answers"][:-2]]
-    assert failed == ([False, False, True, True, False, False, False] if rank == 0 else [False] * 5)
+    errors = [each.split("]")[0] if isinstance(each, str) else "" for each in answer["answers"][:-2]]
+    said = "MissingFeatureError: [missing_feature" if rank == 0 else "InputError: [refused_on_another_rank"
+    assert errors == [said if step in wrong else "" for step in range(7)]
     return answer
+
+
+class Two(nn.Module):
+    """Two collections, both called with parts of the batch."""
+
+    def __init__(self, first: nn.Module, second: nn.Module, width: int) -> None:
+        super().__init__()
+        self.first, self.second, self.over = first, second, nn.Linear(2 * width, 3)
+
+    def forward(self, batch: dict[str, KeyedJaggedTensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        both = torch.cat([self.first(batch["first"]).values(), self.second(batch["second"]).values()], 1)
+        return (self.over(both).tanh() ** 2).mean(), both.detach()
+
+
+def a_batch_that_lacks_a_part_on_one_rank(
+    rank: int, world_size: int, pipeline: str, part: str, how: str
+) -> dict[str, Any]:
+    first, second = made(SENT, rank, world_size, pipeline)[0], made(SENT, rank, world_size, pipeline)[0]
+    model = Two(first.sparse, second.sparse, first.over.module.in_features)
+    driver = PIPELINES[pipeline](model, dense_optimizer(SENT, model), CPU)
+    mine: list[Any] = [
+        {"first": each, "second": KeyedJaggedTensor(each.keys(), each.values(), lengths=each.lengths())}
+        for each in batches_of_rank(SENT, rank, world_size, 6, "alone")
+    ]
+    if rank == 0 and how == "gone":
+        del mine[3][part]
+    if rank == 0 and how == "wrong":
+        mine[3][part] = torch.zeros(3)
+    answers = run(model, driver, iter(mine))["answers"]
+    assert [isinstance(each, str) for each in answers] == [False] * 3 + [True] + [False] * 2 + [True] * 2
+    return {"said": answers[3] if rank else "", "right": [each for each in answers if not isinstance(each, str)]}
+
+
+@pytest.mark.parametrize("part", ["first", "second"])
+def test_a_batch_that_one_collection_of_one_rank_refuses(part: str) -> None:
+    expected = ranks(2).run(a_batch_that_lacks_a_part_on_one_rank, "loop", part, "wrong")
+    found = ranks(2).run(a_batch_that_lacks_a_part_on_one_rank, "recfx", part, "wrong")
+    for mine, other in zip(found, expected, strict=True):
+        assert mine["said"] == other["said"]
+        assert all(torch.equal(one, two) for one, two in zip(mine["right"], other["right"], strict=True))
+
+
+@pytest.mark.parametrize("part", ["first", "second"])
+def test_a_batch_of_one_rank_that_lacks_a_part_for_a_collection(part: str) -> None:
+    """The model fails there by itself; the others know why they have no answer."""
+    here, there = ranks(2).run(a_batch_that_lacks_a_part_on_one_rank, "recfx", part, "gone")
+    assert len(here["right"]) == len(there["right"]) == 5
+    assert "[refused_on_another_rank]" in there["said"]
 
 
 def a_model_that_fails(
@@ -193,7 +243,9 @@ def another_model(rank: int, world_size: int, pipeline: str, kind: type[nn.Modul
         (no_batches, ()),
         (a_table_that_fills_up, ()),
         (a_batch_that_lacks_a_feature, ()),
-        (batches_that_lack_a_feature_on_one_rank, ()),
+        (batches_that_lack_a_feature_on_one_rank, ((2, 3),)),
+        (batches_that_lack_a_feature_on_one_rank, ((0, 6),)),
+        (batches_that_lack_a_feature_on_one_rank, ((1, 2, 3, 4, 5),)),
         (a_model_that_fails, ((2,), False)),
         (a_model_that_fails, ((2,), True)),
         (a_model_that_fails, ((0, 1, 3), True)),
@@ -206,6 +258,105 @@ def another_model(rank: int, world_size: int, pipeline: str, kind: type[nn.Modul
 def test_it_is_as_without_a_pipeline(scenario: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     expected = ranks(2).run(scenario, "loop", *arguments)
     assert_equal(ranks(2).run(scenario, "recfx", *arguments), expected)
+
+
+# Data that ends, or fails, on some ranks only
+
+
+def data_of_two_lengths(
+    rank: int, world_size: int, pipeline: str, case: Case, lengths: tuple[int, ...], again: bool = False
+) -> dict[str, Any]:
+    """Rank by rank so many batches; ``again``: and, on all ranks, two more from another iterator."""
+    model, driver, mine = made(case, rank, world_size, pipeline, steps=8)
+    answers: list[Any] = []
+    for iterator in (iter(mine[: lengths[rank]]), iter(mine[6:] if again else [])):
+        while True:
+            try:
+                answers.append(driver.progress(iterator))
+            except StopIteration:
+                answers.append("end")
+                break
+            except recfx.OutOfStepError as error:
+                answers.append(str(error))
+                with pytest.raises(recfx.OutOfStepError, match="data_ended"):
+                    driver.progress(iterator)
+                break
+    return {"answers": answers, "left": _what_is_left(model)}
+
+
+COUNTED = Case(TABLES, hashing=recfx.HashConfig(dense_rows=0, rows=24, on_full="evict", admit_after=2), raw_ids=40)
+
+
+@pytest.mark.parametrize("case", [FITS, SENT, COUNTED], ids=["hashed", "static", "hashed_in_turn"])
+@pytest.mark.parametrize("lengths", [(0, 1), (1, 0), (1, 2), (2, 1), (5, 2), (3, 4), (4, 3), (6, 3)])
+def test_data_of_two_lengths_trains_what_both_ranks_have_and_ends_with_one_error(
+    lengths: tuple[int, int], case: Case
+) -> None:
+    both = min(lengths)
+    expected = ranks(2).run(data_of_two_lengths, "loop", case, (both, both), True)
+    found = ranks(2).run(data_of_two_lengths, "recfx", case, lengths, True)
+    errors = {answer["answers"][both] for answer in found}
+    assert len(errors) == 1
+    assert f"the data of rank {lengths.index(both)} ended after {both} batches" in errors.pop()
+    for answer in (*found, *expected):
+        answer["answers"][both] = "over"
+    assert_equal(found, expected)
+
+
+def a_loader_that_fails_on_one_rank(rank: int, world_size: int, pipeline: str, at: int) -> dict[str, Any]:
+    model, driver, mine = made(FITS, rank, world_size, pipeline)
+
+    class Loader:
+        position = taken = 0
+
+        def __next__(self) -> Any:
+            self.position += 1
+            if rank == 1 and self.position == at + 1:
+                raise OSError("the disk is gone")
+            if self.taken == 6:
+                raise StopIteration
+            self.taken += 1
+            return mine[self.taken - 1]
+
+    return run(model, driver, Loader())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 4])
+def test_a_loader_that_fails_on_one_rank_costs_no_batch(at: int) -> None:
+    expected = ranks(2).run(data_of_two_lengths, "loop", FITS, (6, 6))
+    found = ranks(2).run(a_loader_that_fails_on_one_rank, "recfx", at)
+    errors = [answer["answers"].pop(at) for answer in found]
+    assert "[data_failed_on_another_rank] the iterator of rank 1 failed" in errors[0]
+    assert errors[1] == "OSError: the disk is gone"
+    assert_equal(found, expected)
+
+
+def interrupted(rank: int, world_size: int, where: str) -> list[str]:
+    """Ctrl-C on this rank, in the second step, while ``where`` runs; and the caller goes on."""
+    model, driver, mine = made(SENT, rank, world_size, "recfx")
+    source, calls, answers = iter(mine), iter(range(100)), []
+
+    def interrupt(*_: Any) -> None:
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+
+    hooked = {"forward": model.over, "select": model.sparse.graph_module.select_features}[where]
+    hooked.register_forward_pre_hook(interrupt)
+    for _ in range(3):
+        try:
+            driver.progress(source)
+            answers.append("")
+        except (KeyboardInterrupt, recfx.RecfxError) as error:
+            answers.append(type(error).__name__)
+    return answers
+
+
+def test_an_interrupt_in_progress_between_the_messages_of_a_step_can_be_gone_on_from() -> None:
+    assert ranks(2).run(interrupted, "forward") == [["", "KeyboardInterrupt", ""]] * 2
+
+
+def test_an_interrupt_in_progress_among_the_messages_of_a_step_sends_nothing_more() -> None:
+    assert ranks(2).run(interrupted, "select") == [["KeyboardInterrupt", "OutOfStepError", "OutOfStepError"]] * 2
 
 
 # What is left behind

@@ -1,0 +1,106 @@
+"""Marks: what each rank says to all others of a call, in the message that tells how many ids follow.
+
+Collectives are matched by their order alone, so nobody would notice that one rank sends the ids of another call than
+the others, or has none to send. The mark travels with the sizes, before any id: which call this is, and whether the
+rank has ids for it. All ranks read the same marks, so all come to the same verdict about the call, and go on together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from recfx.errors import InputError, OutOfStepError, RecfxError
+
+REFUSED = 1  # this rank's batch does not fit the collection: it sends no ids
+LAST = 2  # this rank has no batch behind this one
+ENDED = 4  # this rank has no batch for this call
+AHEAD = 8  # the call is made ahead of its step
+_BITS = 8  # of which 4 are used
+_MUST_AGREE = ~(REFUSED | LAST | ENDED)
+
+_names: dict[int, str] = {}  # of collections, by their part of the mark; for messages
+
+
+def identity(collection: str, keys: list[str], splits: list[int]) -> int:
+    """The part of a mark that says which collection calls: the same number on all ranks."""
+    text = repr((collection, keys, splits))
+    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") << _BITS
+    _names[number] = repr(collection) if collection else f"the collection of feature {keys[0]!r}"
+    return number
+
+
+def any_of(marks: Iterable[int], bit: int) -> bool:
+    """Whether a rank says ``bit``."""
+    return any(mark & bit for mark in marks)
+
+
+def ranks_with(marks: Iterable[int], bit: int) -> list[int]:
+    """The ranks of the group that say ``bit``."""
+    return [rank for rank, mark in enumerate(marks) if mark & bit]
+
+
+def other_calls(marks: list[int], collection: str) -> OutOfStepError | None:
+    """The error if ranks make different calls; it is the same on all of them."""
+    if len({mark & _MUST_AGREE for mark in marks}) == 1:
+        return None
+    where = "; ".join(f"rank {rank} {_words(mark)}" for rank, mark in enumerate(marks))
+    return OutOfStepError(
+        f"ranks are at different calls: {where}. No ids were sent, and all ranks raise this.",
+        reason="ranks_at_different_calls",
+        module_path=collection,
+        what_to_do="every rank must call the same collections in the same order; a rank that leaves out a part of a "
+        "step (for an error that it catches, say) must leave it out on all ranks.",
+    )
+
+
+def verdict(marks: list[int], collection: str) -> RecfxError | None:
+    """What all ranks raise for a call of which these are the marks; a rank that refuses has an error of its own."""
+    different = other_calls(marks, collection)
+    if different is not None:
+        return different
+    if any_of(marks, ENDED):
+        return data_ended(ranks_with(marks, ENDED), collection)
+    if any_of(marks, REFUSED):
+        return InputError(
+            f"{_ranks(ranks_with(marks, REFUSED))} refused this step's batch, for the reason raised there; this rank's "
+            "part of it was not looked up either.",
+            reason="refused_on_another_rank",
+            module_path=collection,
+            what_to_do="look for the InputError in the output of that rank. Ranks are still in step: all may go on "
+            "with the next batch.",
+        )
+    return None
+
+
+def data_ended(ranks: list[int], collection: str = "", after: str = "") -> OutOfStepError:
+    """The error where some ranks have a batch and others have none."""
+    return OutOfStepError(
+        f"the data of {_ranks(ranks)} ended{after}, while other ranks still have batches. All batches that every rank "
+        "has were trained.",
+        reason="data_ended",
+        module_path=collection,
+        what_to_do="give every rank the same number of batches (torch's DistributedSampler with drop_last=True, say); "
+        "make a new iterator on every rank, and a new pipeline if it is one of TorchRec's, to go on.",
+    )
+
+
+def data_failed(ranks: list[int]) -> OutOfStepError:
+    """The error where the data of other ranks raised something."""
+    return OutOfStepError(
+        f"the iterator of {_ranks(ranks)} failed. This rank's batch was not run, and is kept.",
+        reason="data_failed_on_another_rank",
+        what_to_do="look for the error in the output of that rank. Ranks are still in step, and go on if all of them "
+        "call progress again.",
+    )
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _words(mark: int) -> str:
+    name = _names.get(mark >> _BITS << _BITS)
+    if name is None:
+        return "is at a call that this rank does not know"
+    return f"calls {name}{' ahead of its step' if mark & AHEAD else ''}"

@@ -1,0 +1,111 @@
+"""The end of one rank's data under TorchRec's pipelines, which know nothing of the other ranks' data.
+
+``TrainPipelineSparseDist`` sends the ids of the next batch before it runs a batch. A rank that has no next batch sends
+nothing then, while the others wait for it in the middle of their step. So a rank whose collection runs a batch before
+the next one was started takes part in that exchange, without ids and with a mark that says so. It runs its last step,
+and so do the others; these raise ``data_ended`` when the step after that begins.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch.distributed as dist
+from torchrec.distributed.embedding_sharding import FusedKJTListSplitsAwaitable
+
+from recfx.errors import OutOfStepError
+from recfx.nodes import marks
+from recfx.sharding.context import BatchContext
+
+if TYPE_CHECKING:
+    from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+
+_log = logging.getLogger("recfx")
+
+# A pipeline that starts every batch only when it runs it (TorchRec's "Lite" one) seems to end with every batch.
+_ENDS_OF_A_LATE_ONE = 2
+
+
+class _Call(NamedTuple):
+    of: ShardedHashEmbeddingBagCollection
+    ctx: BatchContext
+    turn: int  # calls of one batch are started in one turn, before others are run
+
+
+class CallsUnderWay:
+    """The calls of a process group that were started, and not run yet, in order."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._started: list[tuple[weakref.ref[Any], weakref.ref[BatchContext], int]] = []
+        self._turn, self._has_run = 0, False
+        self._sent: Any = None  # what the others may still be receiving
+        self._ends = 0  # in a row
+
+    def refuse(self, of: ShardedHashEmbeddingBagCollection) -> None:
+        """Before a batch is started.
+
+        Raises:
+            OutOfStepError: ``data_ended``: the batch before it is one that other ranks do not have.
+        """
+        for call in self._pending():
+            if call.of is of and marks.any_of(call.ctx.marks, marks.ENDED):
+                raise _ended(call)
+
+    def start(self, of: ShardedHashEmbeddingBagCollection, ctx: BatchContext) -> None:
+        """A batch was started."""
+        self._turn, self._has_run = self._turn + self._has_run, False
+        self._started.append((weakref.ref(of), weakref.ref(ctx), self._turn))
+
+    def run(self, of: ShardedHashEmbeddingBagCollection, ctx: BatchContext) -> None:
+        """Before a started batch is run. Collective if no batch of this collection follows it.
+
+        Raises:
+            OutOfStepError: ``data_ended``: other ranks do not have this batch.
+        """
+        pending = self._pending()
+        self._started = [(weakref.ref(c.of), weakref.ref(c.ctx), c.turn) for c in pending if c.ctx is not ctx]
+        self._has_run = True
+        (mine,) = (call for call in pending if call.ctx is ctx)
+        if not of.sent_by_pipeline or self._group.size() == 1:
+            return
+        if marks.any_of(ctx.marks, marks.ENDED):
+            raise _ended(mine)
+        if any(call.of is of and call.ctx is not ctx for call in pending):
+            self._ends = 0
+        elif not ctx.is_last and self._ends < _ENDS_OF_A_LATE_ONE:
+            self._tell([call for call in pending if call.turn == mine.turn and call.of.sent_by_pipeline])
+
+    def _tell(self, last: list[_Call]) -> None:
+        """Take part in the exchange of sizes behind the last batch's; it is one for all its collections."""
+        requests, contexts = [], []
+        for call in last:
+            call.ctx.is_last = True
+            contexts.append(BatchContext(says=marks.ENDED))
+            requests.append(call.of.send_nothing(contexts[-1]))
+        self._sent = FusedKJTListSplitsAwaitable(requests, contexts, self._group).wait()
+        ended = marks.ranks_with(contexts[0].marks, marks.ENDED)
+        self._ends += 1
+        if len(ended) < self._group.size():
+            _log.warning("%s", marks.data_ended(ended, after=f" after {last[0].ctx.number} batches"))
+
+    def _pending(self) -> list[_Call]:
+        found = [(of(), ctx(), turn) for of, ctx, turn in self._started]
+        return [_Call(of, ctx, turn) for of, ctx, turn in found if of is not None and ctx is not None]
+
+
+def _ended(call: _Call) -> OutOfStepError:
+    ranks = marks.ranks_with(call.ctx.marks, marks.ENDED)
+    return marks.data_ended(ranks, call.of.collection, f" after {call.ctx.number - 1} batches")
+
+
+_under_way: weakref.WeakKeyDictionary[dist.ProcessGroup, CallsUnderWay] = weakref.WeakKeyDictionary()
+
+
+def calls_under_way(group: dist.ProcessGroup) -> CallsUnderWay:
+    """Those of one process group."""
+    if group not in _under_way:
+        _under_way[group] = CallsUnderWay(group)
+    return _under_way[group]
