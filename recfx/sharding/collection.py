@@ -173,7 +173,7 @@ class ShardedHashEmbeddingBagCollection(
         return sending
 
     def send_nothing(self, ctx: BatchContext) -> Awaitable[Awaitable[KJTList]]:
-        """As ``input_dist``, without a batch: ``ctx.says``, or ``ctx.refused``, tells the other ranks why."""
+        """As ``input_dist``, without a batch: ``ctx.says`` tells the other ranks why."""
         self.refuse_out_of_step()
         return self._send(ctx, None)
 

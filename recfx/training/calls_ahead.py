@@ -8,7 +8,6 @@ from typing import Any
 
 from torchrec.distributed.types import ShardedModule
 
-from recfx.errors import InputError
 from recfx.nodes import marks
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.out_of_step import in_step
@@ -82,7 +81,7 @@ class StartedCall:
                     self._context.says = marks.AHEAD | (marks.LAST if is_last else 0)
                 if self._lacks_arguments:
                     # The others may have such parts, and wait for this rank's ids.
-                    self._context.refused = _lacking(self.call)
+                    self._context.says |= marks.REFUSED
                     self._sizes = module.send_nothing(self._context)
                     return
                 args, kwargs = module.preprocess_input(list(self.args), dict(self.kwargs))
@@ -155,15 +154,6 @@ class StartedCall:
             arrived = self._arrived.result()
         streams.take((arrived, self._context), streams.ids)
         return module.compute_and_output_dist(self._context, arrived)
-
-
-def _lacking(call: KnownCall) -> InputError:
-    return InputError(
-        "the batch lacks a part that the first batch had, with which the model calls this collection.",
-        reason="part_of_batch_missing",
-        module_path=call.name,
-        what_to_do="give every batch the same parts, if need be with empty bags.",
-    )
 
 
 def sharded_modules(model: Any) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def train_to_the_end(
             return {"pooled": pooled, "left": left, "error": str(error)}
 
 
-@pytest.mark.parametrize("lengths", [(5, 3), (1, 3), (2, 3)])
+@pytest.mark.parametrize("lengths", [(5, 3), (1, 3), (3, 4)])
 @pytest.mark.parametrize("form", ["alone", "wrapped", "two"])
 @pytest.mark.parametrize("name", ["mixed", "hashed_table_wise", "evicting"])
 def test_data_of_two_lengths_trains_what_both_ranks_have(name: str, form: str, lengths: tuple[int, int]) -> None:
