@@ -30,7 +30,7 @@ def collection(
     path: str, feature: str, sharding: tuple[Any, ...], world_size: int
 ) -> ShardedHashEmbeddingBagCollection:
     """Every row of its table holds its feature's number, times a hundred, plus the row's."""
-    case = Case((Table(f"of_{feature}", 8, 4, (feature,), sharding=sharding),), local_size=world_size)
+    case = Case((Table(f"of_{feature}", 8, 4, (feature,), sharding=sharding),), kernel="dense", local_size=world_size)
     standard = build(case)[0]
     rows = 100 * int(feature[1:]) + torch.arange(8.0).unsqueeze(1).expand(8, 4)
     standard.embedding_bags[f"of_{feature}"].weight.data.copy_(rows)
