@@ -1,4 +1,4 @@
-"""The constant arguments of FBGEMM's table-batched kernels, made once a lookup."""
+"""The constant arguments of FBGEMM's table-batched kernels, made once per lookup."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ class Layout:
         self.tables, self.optimizers = spec.tables, spec.optimizers
         self.base = torch.empty(1, dtype=spec.weights[0].dtype, device="cpu")
         self.pooling = POOLING[spec.pooling]
-        self.whole = Part(spec.tables, list(range(len(spec.tables))))
+        features = [len(table.feature_names) for table in spec.tables]
+        columns = [count * table.embedding_dim for count, table in zip(features, spec.tables, strict=True)]
+        self._first_features, self._first_columns = [0, *accumulate(features)], [0, *accumulate(columns)]
+        self.total_dim = self._first_columns[-1]
+        self.whole = Part(spec.tables, range(len(spec.tables)), 0, 0)
         self._parts: dict[int, Part] = {}
         self._last: tuple[tuple[int, ...], torch.Tensor] | None = None
 
     def part(self, table: int) -> Part:
         """The arguments for one table alone."""
         if table not in self._parts:
-            self._parts[table] = Part(self.tables, [table])
+            first_feature, first_column = self._first_features[table], self._first_columns[table]
+            self._parts[table] = Part(self.tables, range(table, table + 1), first_feature, first_column)
         return self._parts[table]
 
     def weight_offsets(self, weights: list[torch.Tensor]) -> torch.Tensor:
@@ -39,20 +44,22 @@ class Layout:
 
 
 class Part:
-    """The constant arguments for some adjacent tables; columns and bags stay those of the whole lookup."""
+    """The constant arguments for some adjacent tables; columns and bags stay those of the whole lookup.
 
-    def __init__(self, described: tuple[TableSpec, ...], tables: list[int]) -> None:
+    Args:
+        described: all tables of the lookup.
+        tables: positions of those that are meant.
+        first_feature: position of their first feature in the lookup.
+        first_column: with which their columns begin there.
+    """
+
+    def __init__(self, described: tuple[TableSpec, ...], tables: range, first_feature: int, first_column: int) -> None:
         self.tables = tables
-        every_feature = [table for table, each in enumerate(described) for _ in each.feature_names]
-        first = every_feature.index(tables[0])
-        self.table_of_feature = [table for table in every_feature if table in tables]
-        self.features = first, first + len(self.table_of_feature)
-        columns = [0, *accumulate(described[table].embedding_dim for table in every_feature)]
-        self.total_dim = columns[-1]
+        self.table_of_feature = [table for table in tables for _ in described[table].feature_names]
+        self.features = first_feature, first_feature + len(self.table_of_feature)
+        dims = [described[table].embedding_dim for table in self.table_of_feature]
         self.max_dim = max(described[table].embedding_dim for table in tables)
-        self.dim_offsets = torch.tensor(
-            columns[self.features[0] : self.features[1] + 1], dtype=torch.int32, device="cpu"
-        )
+        self.dim_offsets = torch.tensor([*accumulate(dims, initial=first_column)], dtype=torch.int32, device="cpu")
         starts, total = {}, 0
         for table in tables:
             starts[table] = total

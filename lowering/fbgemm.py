@@ -45,7 +45,7 @@ def _pool(
         layout.base,
         layout.weight_offsets(weights),
         part.dim_offsets,
-        part.total_dim,
+        layout.total_dim,
         part.row_offsets,
         values,
         offsets,

@@ -6,6 +6,7 @@ called.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,7 +77,7 @@ def _walk(
         return
     finding = classify(module, path)
     if finding is not None:
-        finding.source = _class_location(module if parent is None else parent)
+        finding.source = _class_location(type(module if parent is None else parent))
         found[id(module)] = finding
         return
     if id(module) in ancestors or isinstance(module, torch.jit.ScriptModule):
@@ -86,10 +87,11 @@ def _walk(
             _walk(child, f"{path}.{name}" if path else name, module, found, ancestors | {id(module)})
 
 
-def _class_location(module: nn.Module) -> SourceLocation | None:
+@functools.lru_cache(maxsize=1024)  # finding a class parses its whole file
+def _class_location(kind: type) -> SourceLocation | None:
     try:
-        file = inspect.getsourcefile(type(module))
-        _, line = inspect.getsourcelines(type(module))
+        file = inspect.getsourcefile(kind)
+        _, line = inspect.getsourcelines(kind)
     except (OSError, TypeError):  # classes made in a shell or by exec have no source
         return None
     return None if file is None else SourceLocation(file, line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import nn
 
@@ -40,6 +41,17 @@ class Records:
 
     def of_collection(self, finding: Finding) -> Found | None:
         """What was written down when ``finding`` was converted, or kept."""
+        by_path, without_wrappers = self._by_path
+        for path in finding.paths:
+            if path in by_path:
+                return by_path[path]
+        # Wrapped, or taken out of its wrapper, since.
+        candidates = without_wrappers.get(_strip(finding.path), [])
+        return candidates[0] if candidates else None
+
+    @cached_property
+    def _by_path(self) -> tuple[dict[str, Found], dict[str, list[Found]]]:
+        """What was found, by its path in the model, and by that path without wrappers."""
         by_path: dict[str, Found] = {}
         without_wrappers: dict[str, list[Found]] = {}
         for prefix, record in reversed(self.conversions):
@@ -47,12 +59,7 @@ class Records:
                 for path in found.paths:
                     by_path[_join(prefix, path)] = found
                     without_wrappers.setdefault(_strip(_join(prefix, path)), []).append(found)
-        for path in finding.paths:
-            if path in by_path:
-                return by_path[path]
-        # Wrapped, or taken out of its wrapper, since.
-        candidates = without_wrappers.get(_strip(finding.path), [])
-        return candidates[0] if candidates else None
+        return by_path, without_wrappers
 
     def traced(self) -> bool:
         """Whether a conversion has looked where collections are called."""

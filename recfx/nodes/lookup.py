@@ -9,6 +9,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.errors import ConversionError, InputError
+from recfx.ir.key_order import KeyOrder
 from recfx.ir.tables import TableSpec
 from recfx.lowering import reference
 from recfx.lowering.registry import Choice, LookupBatch, LookupKernel, LookupSpec, select_backend
@@ -48,13 +49,14 @@ class Lookup(NodeModule):
         self.collection = collection
         self.tables = tables
         self.pooling = pooling
-        self.features = features
+        self.features = KeyOrder.of(features)
         self.is_weighted = is_weighted
         self.backend = backend
         self.store = store
         wanted = [name for table in tables for name in table.embedding_names]
         self._keys = wanted
-        self._positions = None if tuple(wanted) == features else [features.index(name) for name in wanted]
+        positions = self.features.positions
+        self._positions = None if tuple(wanted) == features else [positions[name] for name in wanted]
         self._indexed = [table.name for table in tables if table.has_index]
         self._may_read_untrained = any(_may_read_untrained(table) for table in tables)
         self._choice: Choice | None = None

@@ -6,6 +6,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.ir.columns import Columns
+from recfx.ir.key_order import KeyOrder
 from recfx.ir.tables import TableSpec
 from recfx.nodes.base import NodeModule
 
@@ -28,12 +29,13 @@ class MeanDivide(NodeModule):
         super().__init__()
         self.tables = tables
         self.divided = divided
-        self.features = features
-        keys = {name for table in tables if table.name in divided for name in table.embedding_names}
+        self.features = KeyOrder.of(features)
+        by_length = set(divided)
+        keys = {name for table in tables if table.name in by_length for name in table.embedding_names}
         self._widths: list[int] = []
         self._positions: list[int] = []  # in the KJT, -1 where not divided
         for each in columns:
-            position = features.index(each.key) if each.key in keys else -1
+            position = self.features.positions[each.key] if each.key in keys else -1
             if position < 0 and self._positions and self._positions[-1] < 0:
                 self._widths[-1] += each.dim
             else:

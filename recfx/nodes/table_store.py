@@ -43,8 +43,9 @@ class TableStore:
     @property
     def device(self) -> torch.device:
         """Of the tables."""
-        weights = [bag._parameters["weight"] for bag in self.bags._modules.values() if bag is not None]
-        found = weights[0] if weights else None
+        # Of the first one: every node asks, and a list of all tables for each would be quadratic.
+        bag = next((bag for bag in self.bags._modules.values() if bag is not None), None)
+        found = None if bag is None else bag._parameters["weight"]
         return self._without_tables if found is None else found.device
 
     def weight(self, table: str) -> nn.Parameter:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 import sympy
 import torch
 from torch import fx
@@ -72,6 +74,22 @@ def add_node(
             collectives=collectives,
         ),
     )
+
+
+def replace_inputs(replacements: Mapping[fx.Node, fx.Node], but: Collection[fx.Node] = ()) -> None:
+    """Let every node that uses a key of ``replacements`` use its value instead, each node rewritten once.
+
+    fx's own ``replace_all_uses_with`` rewrites all inputs of a user for one of them: with ``keyed_tensor``, which has
+    an input per table, that is quadratic.
+
+    Args:
+        replacements: what to use instead of each node.
+        but: users that are left as they are.
+    """
+    users = dict.fromkeys(user for node in replacements for user in node.users if user not in but)
+    for user in users:
+        user.args = fx.map_arg(user.args, lambda node: replacements.get(node, node))
+        user.kwargs = fx.map_arg(user.kwargs, lambda node: replacements.get(node, node))
 
 
 def remove_node(graph_module: fx.GraphModule, node: fx.Node) -> None:

@@ -68,9 +68,10 @@ def run_passes(
     records = []
     for rewrite in pipeline:
         result = rewrite.call(graph_module)
-        graph_module.recompile()
         verify_graph(graph_module, after=rewrite.name)
         records.append(PassRecord(rewrite.name, result.modified, format_graph(graph_module), result.declined))
         if callback is not None:
+            graph_module.recompile()
             callback(rewrite.name, graph_module)
+    graph_module.recompile()  # once: nobody calls the graph in between
     return records

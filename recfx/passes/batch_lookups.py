@@ -59,7 +59,8 @@ class BatchLookups:
                 merged.append(self._merge_divisions(graph_module, group, pooled, tables, first.features))
                 parts.append(columns_of(tables))
         module.take_parts(parts)
-        output.args = (*merged, *(node for node in output.all_input_nodes if node not in inputs))
+        replaced = set(inputs)
+        output.args = (*merged, *(node for node in output.all_input_nodes if node not in replaced))
         annotate(output, replace(meta, made_by=self.name))
         for old in inputs:
             lookup_node = _lookup_node(graph_module, old)

@@ -12,7 +12,7 @@ from torch import fx
 
 from recfx.lowering.registry import Declined
 from recfx.nodes import HashIds, Lookup, MeanDivide
-from recfx.passes._nodes import nodes_of_kind, remove_node
+from recfx.passes._nodes import nodes_of_kind, remove_node, replace_inputs
 from recfx.passes.base import PassResult
 
 
@@ -44,14 +44,18 @@ class ElideHash:
         return PassResult(graph_module, modified, tuple(declined))
 
     def _restore_means(self, graph_module: fx.GraphModule, hashed: tuple[str, ...]) -> None:
+        still_hashed = set(hashed)
+        restored: dict[fx.Node, fx.Node] = {}
         for node in nodes_of_kind(graph_module, "mean_divide"):
             divide = graph_module.get_submodule(str(node.target))
             assert isinstance(divide, MeanDivide)
-            if any(table in hashed for table in divide.divided):
+            if any(table in still_hashed for table in divide.divided):
                 continue
             pooled = node.all_input_nodes[0]
             lookup = graph_module.get_submodule(str(pooled.target))
             assert isinstance(lookup, Lookup)
             lookup.pooling = "MEAN"
-            node.replace_all_uses_with(pooled)
+            restored[node] = pooled
+        replace_inputs(restored)
+        for node in restored:
             remove_node(graph_module, node)

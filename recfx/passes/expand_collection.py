@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from recfx.ir.columns import columns_of
+from recfx.ir.key_order import KeyOrder
 from recfx.ir.tables import embedding_dims, embedding_names
 from recfx.nodes import AssembleKeyedTensor, Lookup, SelectFeatures
 from recfx.nodes.unexpanded import UnexpandedCollection
@@ -35,6 +36,7 @@ class ExpandCollection:
         leaf = graph_module.get_submodule(str(node.target))
         assert isinstance(leaf, UnexpandedCollection)
         tables, keys = leaf.tables, embedding_names(leaf.tables)
+        features = KeyOrder.of(keys)
         with graph_module.graph.inserting_before(node):
             select = add_node(
                 graph_module,
@@ -47,7 +49,7 @@ class ExpandCollection:
             )
             lookups = []
             for table in tables:
-                module = Lookup(leaf.collection, (table,), table.pooling, tuple(keys), leaf.is_weighted, leaf.store)
+                module = Lookup(leaf.collection, (table,), table.pooling, features, leaf.is_weighted, leaf.store)
                 lookups.append(add_node(graph_module, "lookup", module, (select,), leaf, (table,), self.name))
             parts = [columns_of((table,)) for table in tables]
             assemble = AssembleKeyedTensor(keys, embedding_dims(tables), parts)

@@ -18,6 +18,7 @@ import sympy
 from torch import fx
 
 from recfx.ir.columns import Columns, total_dim
+from recfx.ir.key_order import KeyOrder
 from recfx.ir.meta import BATCH, WORLD, Collective, NodeMeta, node_meta
 from recfx.ir.tables import TableSpec, embedding_dims, embedding_names
 from recfx.kernels.bucketize import Routes
@@ -119,7 +120,8 @@ class _Rewrite:
         by_rank = [self.sharding.on_rank(rank) for rank in range(self.sharding.world_size)]
         shards = [shard for each in by_rank for shard in each]
         arriving = [name for shard in shards for name in shard.spec.embedding_names]
-        sources = [self.keys.index(name) for shard in shards for name in shard.table.embedding_names]
+        positions_of = KeyOrder.of(self.keys).positions
+        sources = [positions_of[name] for shard in shards for name in shard.table.embedding_names]
         splits = [sum(len(shard.table.embedding_names) for shard in each) for each in by_rank]
         source: fx.Node = self.select
         positions = None if arriving == self.keys else sources  # one rank with all tables in order: nothing moves
@@ -181,7 +183,7 @@ class _Rewrite:
 
     def look_up(self, group: str, rows: fx.Node, context: fx.Node) -> fx.Node:
         """The lookups of a group's shards, and what sends their rows off."""
-        keys = tuple(embedding_names(self.local))
+        keys = KeyOrder.of(embedding_names(self.local))
         lookups, parts = [], []
         local = self.sharding.local((group,))
         for shard in local:

@@ -15,7 +15,7 @@ from recfx.ir.columns import columns_of
 from recfx.ir.meta import node_meta
 from recfx.lowering.registry import Declined
 from recfx.nodes import HashIds, Lookup, MeanDivide, SelectFeatures
-from recfx.passes._nodes import add_node, nodes_of_kind
+from recfx.passes._nodes import add_node, nodes_of_kind, replace_inputs
 from recfx.passes.base import PassResult
 
 
@@ -51,16 +51,17 @@ class InsertHash:
         with graph_module.graph.inserting_after(select):
             hash_module = HashIds(module.collection, module.tables, hashed, first.store)
             hash_ids = add_node(graph_module, "hash_ids", hash_module, (select,), meta, module.tables, self.name)
+        divided_lookups: dict[fx.Node, fx.Node] = {}
         for lookup in lookups:
             lookup.replace_input_with(select, hash_ids)
             lookup_module = graph_module.get_submodule(str(lookup.target))
             assert isinstance(lookup_module, Lookup)
             (table,) = lookup_module.tables
-            if table.pooling == "MEAN" and table.name in hashed:
+            if table.pooling == "MEAN" and table.hashing is not None:
                 lookup_module.pooling = "SUM"
                 with graph_module.graph.inserting_after(lookup):
                     columns = columns_of(lookup_module.tables)
                     divide = MeanDivide(lookup_module.tables, (table.name,), lookup_module.features, columns)
                     divided = add_node(graph_module, "mean_divide", divide, (lookup, select), meta, (table,), self.name)
-                for user in [user for user in lookup.users if user is not divided]:
-                    user.replace_input_with(lookup, divided)
+                divided_lookups[lookup] = divided
+        replace_inputs(divided_lookups, but=set(divided_lookups.values()))

@@ -43,7 +43,7 @@ def shard_islands(
     if plan is None:
         plan = _make_plan(model, env, target)
     per_collection: Mapping[str, Any] = plan.plan
-    known = [path for aliases in paths.values() for path in aliases]
+    known = {path for aliases in paths.values() for path in aliases}
     unknown = [path for path in per_collection if path not in known]
     if unknown:
         raise ConversionError(
