@@ -88,7 +88,7 @@ def _walk(
 
 
 @functools.lru_cache(maxsize=1024)  # finding a class parses its whole file
-def _class_location(kind: type) -> SourceLocation | None:
+def _class_location(kind: Any) -> SourceLocation | None:
     try:
         file = inspect.getsourcefile(kind)
         _, line = inspect.getsourcelines(kind)

@@ -7,7 +7,7 @@ every module that holds a converted collection looks at all of them first.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
@@ -46,9 +46,33 @@ def release_loading(model: nn.Module) -> None:
 def _check_indexes(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
     if _hooks_after_guard(module):
         return
-    for path, collection in module.named_modules():
-        if isinstance(collection, _Checked) and not _rewritten(module, path):
-            collection.check_state(state_dict, f"{prefix}{path}.")
+    collections = {
+        f"{prefix}{path}.": collection
+        for path, collection in module.named_modules()
+        if isinstance(collection, _Checked) and not _rewritten(module, path)
+    }
+    for start, saved in _by_collection(state_dict, prefix, collections).items():
+        collections[start].check_state(saved, start)
+
+
+def _by_collection(state_dict: Mapping[str, Any], prefix: str, starts: Collection[str]) -> dict[str, dict[str, Any]]:
+    """What is saved of each collection, in one pass: collections that each look at all keys would be quadratic.
+
+    Args:
+        state_dict: a state, also of a bigger model.
+        prefix: with which all of ``starts`` begin.
+        starts: with what the keys of each collection begin.
+    """
+    saved: dict[str, dict[str, Any]] = {start: {} for start in starts}
+    for key, value in state_dict.items():
+        if not key.startswith(prefix):
+            continue
+        end = key.find(".", len(prefix))
+        while end >= 0 and key[: end + 1] not in saved:
+            end = key.find(".", end + 1)
+        if end >= 0:
+            saved[key[: end + 1]][key] = value
+    return saved
 
 
 def _rewritten(module: nn.Module, path: str) -> bool:

@@ -37,6 +37,8 @@ def fit_state(
     """
     fitted: dict[str, object] = {}
     moves: dict[str, RowMove] = {}
+    start = f"{prefix}embedding_bags."
+    bags_saved = {key[len(start) :].split(".", 1)[0] for key in saved if key.startswith(start)}
     for table in collection.tables:
         if not table.has_index:
             continue
@@ -44,7 +46,8 @@ def fit_state(
         keys = {name: f"{prefix}hash_indexes.{table.name}.{name}" for name in saved_names(index)}
         found = {name: saved[key] for name, key in keys.items() if key in saved}
         weight = saved.get(f"{prefix}embedding_bags.{table.name}.weight")
-        has_weight = weight is not None or _may_have_weight(collection, table.name, saved, prefix)
+        # Under any name below its bag: a parametrization has others.
+        has_weight = weight is not None or table.name in bags_saved or _weight_may_be_renamed(collection, table.name)
         if not state.has_index(found):
             what = state.KEEP if not has_weight or (index.holds_ids() and not is_strict()) else state.FORGET
             fitted[f"{prefix}hash_indexes.{table.name}.{state.ABSENT}"] = what
@@ -82,14 +85,10 @@ def moved_weight(saved: Tensor, weight: Tensor, move: RowMove, path: str) -> Ten
     return move.apply(saved, weight.detach().to(saved.device, saved.dtype, copy=True))
 
 
-def _may_have_weight(
-    collection: HashEmbeddingBagCollection, table: str, saved: Mapping[str, object], prefix: str
-) -> bool:
-    """Whether a state may have the weight under another name: of a parametrization, or for a user's hook."""
+def _weight_may_be_renamed(collection: HashEmbeddingBagCollection, table: str) -> bool:
+    """Whether a user's hook may find the weight under another name."""
     bag = collection.embedding_bags[table]
-    if bag._load_state_dict_pre_hooks or collection.embedding_bags._load_state_dict_pre_hooks:
-        return True
-    return any(key.startswith(f"{prefix}embedding_bags.{table}.") for key in saved)
+    return bool(bag._load_state_dict_pre_hooks or collection.embedding_bags._load_state_dict_pre_hooks)
 
 
 def is_strict() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 import torch
 from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -82,8 +83,8 @@ def _refuse_held_ids(items: dict[tuple[str, str], tuple[torch.Tensor, torch.Tens
 
 
 def _mapping(items: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]) -> RowsOfIds:
-    names = [table for _, table in items]
-    return {table if names.count(table) == 1 else f"{path}.{table}": found for (path, table), found in items.items()}
+    owners = Counter(table for _, table in items)
+    return {table if owners[table] == 1 else f"{path}.{table}": found for (path, table), found in items.items()}
 
 
 def _standard(island: HashEmbeddingBagCollection) -> EmbeddingBagCollection:
