@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+
 import torch
 from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +15,10 @@ from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimi
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 
 import recfx
+from recfx.collection import converted_collections
 from tests.work import CountedName, work_of
 
-TABLES = 40
+TABLES = 25
 
 ADOPTED, RAW = recfx.HashConfig(), recfx.HashConfig(dense_rows=0)
 
@@ -95,6 +97,7 @@ CASES: dict[str, tuple[Callable[[int], Any], Any, Callable[[nn.Module, KeyedJagg
     "convert with a sample": (many, None, lambda model, features: recfx.convert(model, (features,), verify=False)),
     "explain before": (many, None, lambda model, features: recfx.explain(model)),
     "explain": (many, ADOPTED, lambda model, features: recfx.explain(model)),
+    "explain many": (many, ADOPTED, lambda model, features: recfx.explain(model)),
     "deepcopy": (means, ADOPTED, lambda model, features: copy.deepcopy(model)),
     "pickle": (many, ADOPTED, lambda model, features: pickle.loads(pickle.dumps(model))),
     "unconvert": (means, RAW, lambda model, features: recfx.unconvert(model)),
@@ -117,3 +120,19 @@ def test_work_grows_linearly(case: str) -> None:
         work.append(work_of(lambda model=model, features=features: run(model, features)))
     # Zero where it is linear; twice the square of TABLES where each table looks at each other one once.
     assert work[3] - 2 * work[2] + work[1] < TABLES**2 / 2, work
+
+
+def test_a_class_is_looked_up_in_its_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ebc = collection(1)
+
+    found = []
+    look_up = inspect.getsourcelines
+    monkeypatch.setattr(inspect, "getsourcelines", lambda kind: found.append(kind) or look_up(kind))
+    converted = recfx.convert(nn.ModuleList([Holder() for _ in range(3)]))
+    assert found.count(Holder) == 1
+    sources = [str(collection.source) for collection in converted_collections(converted).values()]
+    assert sources == [sources[0]] * 3
+    assert "test_many_tables.py" in sources[0]
