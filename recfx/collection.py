@@ -29,7 +29,7 @@ from recfx.passes import PassRecord, passes, run_passes
 from recfx.passes._nodes import node_name
 from recfx.subclasses import new_instance
 from recfx.table_holder import all_held, hold
-from recfx.table_specs import allocate_bags, check_bag, describe_tables, physical_configs
+from recfx.table_specs import allocate_bags, check_bag, check_config, describe_tables, physical_configs
 from recfx.training.fused_optimizer import FusedOptimizer
 from recfx.training.in_backward import attach_unfused, fused_optimizers, gradient_hooks, positions_with_hooks
 from recfx.training.keyed_optimizer import FusedKeyedOptimizer
@@ -44,6 +44,10 @@ class HashEmbeddingBagConfig(EmbeddingBagConfig):
     """
 
     hashing: HashConfig = field(default_factory=HashConfig)
+
+    def __post_init__(self) -> None:
+        check_config(self)  # before TorchRec divides by the rows
+        super().__post_init__()
 
 
 class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
@@ -72,12 +76,14 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        self.requested, self.calls = {config.name: getattr(config, "hashing", HashConfig()) for config in tables}, 1
         if not tables:
             raise ConversionError(
                 "there are no tables.", reason="no_tables", what_to_do="pass at least one HashEmbeddingBagConfig."
             )
+        for config in tables:
+            check_config(config)
         tables = [replace(config, feature_names=config.feature_names or [config.name]) for config in tables]
+        self.requested, self.calls = {config.name: getattr(config, "hashing", HashConfig()) for config in tables}, 1
         bags = allocate_bags(tables, device)
         specs = describe_tables(tables, bags, self.requested, is_weighted, adopt=False)
         found: Any = next(iter(bags.values())).weight.device

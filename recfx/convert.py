@@ -13,6 +13,7 @@ from recfx.bypass import bypassed
 from recfx.classify import CONVERTED, CONVERTIBLE, EMBEDDING_COLLECTION, KEPT, REFUSED, Finding
 from recfx.collection import HashEmbeddingBagCollection, converted_collections
 from recfx.conversion import Conversion, Note, attach_conversion, conversion_of
+from recfx.devices import usable_device
 from recfx.discovery import Discovery, check_module, discover, unwrap
 from recfx.errors import ConversionError
 from recfx.growth import Growth
@@ -221,14 +222,7 @@ def _refuse_sharded(discovery: Discovery) -> None:
 def _place(converted: nn.Module, device: torch.device | str | None) -> None:
     if device is None:
         return
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch asserts for backends that it was built without
-        raise ConversionError(
-            f"there is no device {device!r} here ({error}).",
-            reason="device_unavailable",
-            what_to_do="leave device= out, or name a device of this host.",
-        ) from error
+    device = usable_device(device)
     for collection in converted_collections(converted).values():
         if any(weight.is_meta for weight in collection.parameters()):
             collection.to_empty(device=device)

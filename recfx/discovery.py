@@ -38,15 +38,19 @@ class Discovery:
         return [finding for finding in self.findings if finding.status == status]
 
 
-def check_module(model: object) -> None:
+def check_module(model: object, name: str = "model") -> None:
     """Refuse what is no module.
+
+    Args:
+        model: what was passed.
+        name: of the argument.
 
     Raises:
         ConversionError: ``invalid_argument``.
     """
     if not isinstance(model, nn.Module):
         raise ConversionError(
-            f"model is a {type(model).__name__}.",
+            f"{name} is a {type(model).__name__}.",
             reason="invalid_argument",
             what_to_do="pass the torch.nn.Module that holds the collections.",
         )

@@ -166,6 +166,12 @@ def _check_table_names(findings: list[Finding], hashing: Hashing) -> None:
     if not isinstance(hashing, Mapping):
         return
     for table, config in hashing.items():
+        if not isinstance(table, str):
+            raise ConversionError(
+                f"hashing names a table by {table!r}, which is no string.",
+                reason="invalid_argument",
+                what_to_do="use the names of the tables, as their configs have them.",
+            )
         if config is not None and not isinstance(config, HashConfig):
             raise ConversionError(
                 f"hashing of table {table!r} is a {type(config).__name__}.",

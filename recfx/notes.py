@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from recfx.conversion import Note
 from recfx.sample import Sample
@@ -30,7 +31,11 @@ def not_verified(model: nn.Module, call: Sample | None, asked: bool) -> list[Not
     for path in sharded_collections(model):
         message = "the model holds sharded collections, of which a rank has a part only."
         return [Note("verification_skipped", path, message, "convert all collections before any is sharded.")]
-    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    size = sum(
+        parameter.numel() * parameter.element_size()
+        for parameter in model.parameters()
+        if not isinstance(parameter, UninitializedParameter)
+    )
     if asked or size <= MOST_BYTES_VERIFIED:
         return []
     message = f"the parameters take {size / 2**30:.1f} GiB, and verification works on copies of them."

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
+from torch.nn.parameter import UninitializedBuffer
 
 from recfx.object_kinds import HOOK_SUFFIXES, REGISTRIES, Edge, attributes
 from recfx.references import References, Rewiring, empty_shell, is_shared, rebound_method, set_attribute
@@ -66,7 +67,12 @@ def copy_with_tensors(root: nn.Module) -> nn.Module:
 
     ``copy.deepcopy`` shares those: a copy would call modules of the original.
     """
-    memo: dict[int, Any] = {}
+    uninitialized: Any = UninitializedBuffer
+    memo: dict[int, Any] = {
+        id(buffer): uninitialized(buffer.requires_grad, buffer.device, buffer.dtype)
+        for buffer in root.buffers()
+        if isinstance(buffer, UninitializedBuffer)  # of which deepcopy can make none
+    }
     duplicate = copy.deepcopy(root, memo)
     copies = {id(module): memo[id(module)] for module in root.modules() if id(module) in memo}
     _rewire(duplicate, copies, inplace=False)

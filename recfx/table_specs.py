@@ -43,6 +43,37 @@ def allocate_bags(tables: list[EmbeddingBagConfig], device: torch.device | str |
     return bags
 
 
+def check_config(config: object) -> None:
+    """Refuse what no table can be made of.
+
+    Raises:
+        ConversionError: ``invalid_table_config``.
+    """
+    if not isinstance(config, EmbeddingBagConfig):
+        raise ConversionError(
+            f"a table is described by a {type(config).__name__}.",
+            reason="invalid_table_config",
+            what_to_do="pass a list of recfx.HashEmbeddingBagConfig.",
+        )
+    for field in ("num_embeddings", "embedding_dim"):
+        value = getattr(config, field)
+        if not isinstance(value, int) or value < 1:
+            raise ConversionError(
+                f"{field} is {value!r}.",
+                reason="invalid_table_config",
+                module_path=str(config.name),
+                what_to_do=f"{field} must be an integer of at least 1.",
+            )
+    hashing = getattr(config, "hashing", None)
+    if hashing is not None and not isinstance(hashing, HashConfig):
+        raise ConversionError(
+            f"hashing is a {type(hashing).__name__}.",
+            reason="invalid_table_config",
+            module_path=str(config.name),
+            what_to_do="pass a recfx.HashConfig.",
+        )
+
+
 def describe_tables(
     configs: list[EmbeddingBagConfig],
     bags: nn.ModuleDict,

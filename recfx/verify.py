@@ -12,7 +12,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recfx.bypass import way_around
 from recfx.collection import converted_collections, weight_name
-from recfx.discovery import unwrap
+from recfx.discovery import check_module, unwrap
 from recfx.errors import ConversionError, RecfxError
 from recfx.nodes.training_checks import on_a_copy
 from recfx.oracle import attach_optimizers, copy_fused_state, oracle_of
@@ -47,8 +47,10 @@ def verify(
         atol: absolute tolerance, likewise.
 
     Raises:
-        ConversionError: ``sharded_model``: what one rank holds is no whole model.
+        ConversionError: ``invalid_argument``; ``sharded_model``: what one rank holds is no whole model.
     """
+    check_module(original, "original")
+    check_module(converted, "converted")
     call = Sample.of(sample)
     _refuse_sharded(original, converted)
     original, converted = unwrap(original), unwrap(converted)

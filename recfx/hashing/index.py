@@ -88,6 +88,7 @@ class HashIndex(IndexStorage):
         row_begin: int = 0,
         row_end: int | None = None,
     ) -> None:
+        _check_arguments(config, name)
         resolved = config if isinstance(config, ResolvedHashConfig) else config.resolve(rows, False, name)
         _check_supported(resolved, rows, name)
         policy = resolved.policy._replace(row_begin=row_begin, row_end=rows if row_end is None else row_end)
@@ -213,12 +214,14 @@ class HashIndex(IndexStorage):
 
     def items(self) -> tuple[Tensor, Tensor]:
         """All ids and their rows, int64, on the CPU, sorted by row. Dense ids are not listed."""
+        if self.slots.is_meta:
+            return _no_ids(), _no_ids()
         buffers = self.index_buffers()
         rows = torch.nonzero(buffers.row_state == TAKEN).squeeze(1)
         return buffers.row_ids[rows], rows
 
     def __len__(self) -> int:
-        return int(self.index_buffers().bucket_taken.sum())
+        return 0 if self.slots.is_meta else int(self.index_buffers().bucket_taken.sum())
 
     def __bool__(self) -> bool:
         return True  # a module is one even when it holds no id: `if module:` must not skip an empty index
@@ -232,6 +235,8 @@ class HashIndex(IndexStorage):
         full), ``unseen_answers`` (occurrences that had no row, in eval or before they were admitted, and read what
         ``config.unseen`` says). What training counts is saved with the index.
         """
+        if self.slots.is_meta:
+            return dict.fromkeys(COUNTERS, 0)
         counters = dict(zip(COUNTERS, self.counts.tolist(), strict=True))
         for name, count in zip(EVAL_COUNTERS, self.eval_counts.tolist(), strict=True):
             counters[name] += count
@@ -242,6 +247,8 @@ class HashIndex(IndexStorage):
 
         Oldest first; of different buckets, those that one batch brought stand in no order of their own.
         """
+        if self.slots.is_meta:
+            return _no_ids(), _no_ids()
         buffers = self.index_buffers()
         places = torch.nonzero(buffers.candidate_counts).squeeze(1)
         places = places[buffers.candidate_order[places].argsort(stable=True)]
@@ -253,7 +260,9 @@ class HashIndex(IndexStorage):
 
     def occupancy(self) -> Occupancy:
         """Rows taken and to be had, in all and in the fullest bucket (the first of these, if there are several)."""
-        taken = dict(zip(self.policy.own_buckets, self.index_buffers().bucket_taken.tolist(), strict=True))
+        buckets_taken = self.index_buffers().bucket_taken
+        counts = [0] * len(buckets_taken) if buckets_taken.is_meta else buckets_taken.tolist()
+        taken = dict(zip(self.policy.own_buckets, counts, strict=True))
         if not taken:
             return Occupancy(0, 0, -1, 0, 0)
         worst = max(taken, key=lambda bucket: taken[bucket] / self.bucket_rows(bucket))
@@ -365,6 +374,25 @@ class HashIndex(IndexStorage):
             reason="table_full",
             module_path=self.name,
             what_to_do="Give the table more rows (HashConfig.rows), or set on_full='evict' or on_full='share'.",
+        )
+
+
+def _no_ids() -> Tensor:
+    """What an index on meta holds."""
+    return torch.empty(0, dtype=torch.int64, device="cpu")
+
+
+def _check_arguments(config: object, name: object) -> None:
+    if not isinstance(config, (HashConfig, ResolvedHashConfig)):
+        raise ConversionError(
+            f"config is a {type(config).__name__}.",
+            reason="invalid_argument",
+            module_path=str(name),
+            what_to_do="pass a recfx.HashConfig.",
+        )
+    if not isinstance(name, str):
+        raise ConversionError(
+            f"name is a {type(name).__name__}.", reason="invalid_argument", what_to_do="pass the table's name."
         )
 
 

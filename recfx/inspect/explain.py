@@ -14,7 +14,7 @@ import recfx
 from recfx.classify import CONVERTIBLE, KEPT, REFUSED, Finding
 from recfx.collection import HashEmbeddingBagCollection
 from recfx.conversion import Found
-from recfx.discovery import Discovery, discover, unwrap
+from recfx.discovery import Discovery, check_module, discover, unwrap
 from recfx.growth import Growth
 from recfx.hashing import HashConfig
 from recfx.inspect.describe import describe_island, describe_other
@@ -45,6 +45,7 @@ def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
     Raises:
         ConversionError: ``invalid_argument``.
     """
+    check_module(model)
     planned = None if plan is None else PlannedSharding(plan)
     model = _holder(model)
     records = Records.of(model)

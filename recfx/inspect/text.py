@@ -25,6 +25,7 @@ _Item = TypeVar("_Item")
 _FEW = 12  # this many rows are always listed
 _EXAMPLES = 3  # of each kind, where there are more
 _MOST_GROUPS = 12
+_LONGEST_PLACE = 26
 
 
 def render_text(report: Report) -> str:
@@ -57,8 +58,9 @@ def _collections(collections: tuple[CollectionReport, ...]) -> Table:
         for one in shown:
             path = wording.name_of(one.path) + "".join(f"\n= {wording.name_of(alias)}" for alias in one.paths[1:])
             status = f"{one.status}\n{one.reason}" if one.reason else one.status
+            place = wording.in_lines(wording.place(one), _LONGEST_PLACE)
             tables, total = f"{len(one.tables):,}", wording.size(sum(table.bytes for table in one.tables))
-            table.add_row(path, one.kind, status, one.found, wording.place(one), tables, total)
+            table.add_row(path, one.kind, status, one.found, place, tables, total)
         if len(shown) < len(group):
             total = wording.size(sum(table.bytes for one in group[len(shown) :] for table in one.tables))
             tables = f"{sum(len(one.tables) for one in group[len(shown) :]):,}"
@@ -199,7 +201,9 @@ def _grid(*columns: str) -> Table:
     grid = Table(box=box.ASCII, padding=(0, 1), pad_edge=False, show_edge=False)
     for column in columns:
         right = column in ("rows", "dim", "size", "tables", *INDEX_COLUMNS[1:], *SHARDING_COLUMNS[-3:])
-        grid.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=right)
+        grid.add_column(
+            column, justify="right" if right else "left", overflow="fold", no_wrap=right or column == "where"
+        )
     return grid
 
 

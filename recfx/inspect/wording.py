@@ -44,6 +44,18 @@ def place(collection: CollectionReport) -> str:
     return f"{file}:{collection.line}"
 
 
+def in_lines(place: str, longest: int) -> str:
+    """A ``file:line`` over several lines, if it must be: they end after a folder, never inside a name."""
+    *folders, file = place.split("/")
+    lines, line = [], ""
+    for part in [f"{folder}/" for folder in folders] + [file]:
+        if line and len(line) + len(part) > longest:
+            lines.append(line)
+            line = ""
+        line += part
+    return "\n".join([*lines, line])
+
+
 def size(count: int) -> str:
     """``3.1 KiB``."""
     amount, unit = float(count), "B"

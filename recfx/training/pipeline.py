@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torchrec.distributed.model_parallel import DMPCollection
 
+from recfx.devices import usable_device
+from recfx.discovery import check_module
 from recfx.errors import ConversionError
 from recfx.nodes import marks
 from recfx.training.agreement import Agreement, Held
@@ -53,7 +55,7 @@ class TrainPipeline:
         device: where the model computes.
 
     Raises:
-        ConversionError: ``two_dimensional_parallelism``.
+        ConversionError: ``invalid_argument``, ``device_unavailable``, ``two_dimensional_parallelism``.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device | str) -> None:
@@ -63,8 +65,9 @@ class TrainPipeline:
                 reason="two_dimensional_parallelism",
                 what_to_do="use torchrec's TrainPipelineSparseDist.",
             )
+        check_module(model)
         self._model, self._optimizer = model, optimizer
-        self._streams = Streams(torch.device(device))
+        self._streams = Streams(usable_device(device))
         self._ahead = CallsAhead(model, self._streams)
         self._agreement = Agreement(model)
         self._batches: deque[_Batch] = deque()

@@ -113,6 +113,19 @@ def test_file_is_shown_from_the_package_on() -> None:
     assert "site-packages" not in str(explain(collection()))
 
 
+def test_a_place_is_broken_after_folders_alone() -> None:
+    """So that the last line can be clicked on, or searched for, as it stands."""
+    path = "/a/long/way/to_a_package/of_some_company/recommendations/ranking/sparse_architecture.py"
+    report = explain(Wrapped(collection()))
+    one = replace(report.collections[0], file=path, line=1234, paths=("a_long_name." * 8 + "end",))
+    text = str(replace(report, collections=(one,)))
+    assert "sparse_architecture.py:1234" in text
+    assert max(len(line) for line in text.splitlines()) <= 120
+    found = [line.split("|")[4].strip() for line in text.splitlines() if line.count("|") == 6]
+    assert "".join(found[1:]) == f"{path}:1234"
+    assert all(line.endswith("/") for line in found[1:] if line and not line.endswith("1234"))
+
+
 def test_markup_in_names_is_text() -> None:
     lines = str(explain(nn.ModuleDict({"[red]:cat:": collection(1)}))).splitlines()
     assert len([line for line in lines if line.startswith("[red]:cat:")]) == 2  # in the table, and above its own

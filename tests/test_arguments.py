@@ -1,0 +1,104 @@
+"""Arguments of a wrong type or size: one typed error that names the argument, wherever they are passed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import recfx
+from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig, HashIndex
+from tests.models.data import batch, collection, table
+
+RAW = HashConfig(dense_rows=0)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = collection()
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = Model()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("model", [None, 3, "model", [Model()], Model], ids=str)
+def test_what_is_no_module(model: Any) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: recfx.explain(model),
+        lambda: recfx.convert(model),
+        lambda: recfx.unconvert(model),
+        lambda: recfx.trace(model, (batch(2),)),
+        lambda: recfx.verify(model, Model(), (batch(2),)),
+        lambda: recfx.verify(Model(), model, (batch(2),)),
+        lambda: recfx.TrainPipeline(model, trained()[1], "cpu"),
+    ]
+    for call in calls:
+        with pytest.raises(recfx.ConversionError, match=type(model).__name__) as caught:
+            call()
+        assert caught.value.reason == "invalid_argument"
+
+
+@pytest.mark.parametrize(
+    "hashing", [{1: RAW, "t1": RAW}, {"t1": RAW, 1: RAW}, {None: RAW}, {("t1",): None, "t1": RAW}], ids=str
+)
+def test_keys_of_hashing_that_are_no_names(hashing: Any) -> None:
+    with pytest.raises(recfx.ConversionError, match="which is no string") as caught:
+        recfx.convert(Model(), hashing=hashing)
+    assert caught.value.reason == "invalid_argument"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_embeddings": 0}, {"num_embeddings": -1}, {"num_embeddings": 1.5}, {"num_embeddings": None},
+     {"embedding_dim": 0}, {"embedding_dim": "8"}, {"hashing": "raw"}, {"hashing": {}}],
+    ids=str,
+)  # fmt: skip
+def test_configs_of_tables(settings: dict[str, Any]) -> None:
+    right: dict[str, Any] = {"name": "t", "num_embeddings": 10, "embedding_dim": 4, "feature_names": ["f"]}
+    (field,) = settings
+    with pytest.raises(recfx.ConversionError, match=field) as caught:
+        HashEmbeddingBagConfig(**right | settings)
+    assert (caught.value.reason, caught.value.module_path) == ("invalid_table_config", "t")
+    config = HashEmbeddingBagConfig(**right)
+    setattr(config, field, settings[field])  # after it was made
+    with pytest.raises(recfx.ConversionError, match=field):
+        HashEmbeddingBagCollection([config])
+
+
+def test_tables_that_are_no_configs() -> None:
+    for tables in (["t"], [None], [HashConfig()]):
+        with pytest.raises(recfx.ConversionError, match="described by") as caught:
+            HashEmbeddingBagCollection(tables)
+        assert caught.value.reason == "invalid_table_config"
+    assert HashEmbeddingBagCollection([table("t", ["f"])]).index("t").config.dense_rows == 0
+
+
+@pytest.mark.parametrize("settings", [{"config": 3}, {"config": None}, {"name": 3}], ids=str)
+def test_arguments_of_an_index(settings: dict[str, Any]) -> None:
+    with pytest.raises(recfx.ConversionError) as caught:
+        HashIndex(3, **settings)
+    assert caught.value.reason == "invalid_argument"
+
+
+@pytest.mark.parametrize("rows", [0, -1, "10", 1.5, True, 2**60, None])
+def test_rows_of_an_index(rows: Any) -> None:
+    with pytest.raises(recfx.ConversionError, match="rows is") as caught:
+        HashIndex(rows)
+    assert caught.value.reason == "invalid_hash_config"
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [(None, "invalid_argument"), (1.5, "invalid_argument"), ("nowhere", "device_unavailable")],
+    ids=str,
+)
+def test_devices_of_a_pipeline(device: Any, reason: str) -> None:
+    with pytest.raises(recfx.ConversionError, match="device") as caught:
+        recfx.TrainPipeline(*trained(), device)
+    assert caught.value.reason == reason
