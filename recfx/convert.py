@@ -66,8 +66,9 @@ def convert(
         whole_graph: return the whole model as a graph (a train and an eval one over shared modules); needs a sample.
         verify: compare with the original on copies, in outputs, gradients and one step. None: if there is a sample,
             and the parameters take no more than 2 GiB.
-        inplace: False makes new module objects around the same parameters, and the original still runs; True patches
-            the parents of the collections (a model that is a collection itself is replaced, use the return value).
+        inplace: False makes new module objects around the same parameters, and the original still runs: helper objects
+            and functions that lead to its modules (attributes, closures, weak references) are copied, too. True patches
+            the parents of the collections, and what leads to the collections (a model that is a collection itself is replaced, use the return value).
         on_unsupported: ``"error"``, or ``"keep"`` to leave what cannot be converted, listed in the report.
 
     Returns:
