@@ -68,7 +68,8 @@ def convert(
             and the parameters take no more than 2 GiB.
         inplace: False makes new module objects around the same parameters, and the original still runs: helper objects
             and functions that lead to its modules (attributes, closures, weak references) are copied, too. True patches
-            the parents of the collections, and what leads to the collections (a model that is a collection itself is replaced, use the return value).
+            the parents of the collections, and what else leads to them (a model that is a collection itself is
+            replaced, use the return value).
         on_unsupported: ``"error"``, or ``"keep"`` to leave what cannot be converted, listed in the report.
 
     Returns:
