@@ -88,7 +88,7 @@ class References:
     def _follow(self, waiting: list[tuple[Any, Edge]]) -> None:
         while waiting:
             parent, (label, value) = waiting.pop()
-            if is_atom(value) or (type(value) in _OWN_CONTAINERS and not value):
+            if is_atom(value) or (type(value) in (dict, list, set, tuple) and not value):
                 continue
             key = id(value)
             self._first.setdefault(key, (id(parent), label))
