@@ -149,7 +149,8 @@ def _watch(model: nn.Module, run: Run) -> list[Any]:
     for path, module in model.named_modules():
         if isinstance(module, (EmbeddingBagCollection, HashEmbeddingBagCollection)):
             handles.append(module.register_forward_hook(partial(_note_pooled, run, path)))
-        if isinstance(module, EmbeddingBagCollection):
+        # A converted subclass is an instance of both.
+        if isinstance(module, EmbeddingBagCollection) and not isinstance(module, HashEmbeddingBagCollection):
             for table, bag in module.embedding_bags.items():
                 hook = partial(_note_rows, run, weight_name(path, table))
                 handles.append(bag.register_forward_pre_hook(hook, with_kwargs=True))
