@@ -81,7 +81,7 @@ class InverseIndices:
             not isinstance(indices, torch.Tensor)
             or indices.layout != torch.strided
             or indices.dim() != 2
-            or indices.dtype not in (torch.int64, torch.int32)
+            or (indices.dtype not in (torch.int64, torch.int32) and indices.numel() > 0)
         ):
             form = f"{indices.dtype} {list(indices.shape)}" if isinstance(indices, torch.Tensor) else type(indices)
             self._refuse(f"they are {form}, but must be int64 or int32 [features, batch size].")

@@ -127,6 +127,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     "every other id": {"values": torch.arange(12)[::2]},
     "equal batch sizes": {"stride_per_key_per_rank": [[2], [2]]},
     "no inverse indices": {"inverse_indices": (["a", "b"], INVERSE[:, :0])},
+    "empty inverse indices": {"inverse_indices": (["a", "b"], torch.empty(2, 0))},
     "unused weights": {"weights": torch.rand(6, 3)},
 }
 
