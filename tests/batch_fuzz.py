@@ -68,16 +68,14 @@ class Batch:
         """The batch with weights of its own. The oracle gets lengths and weights in the types that it does not wrap."""
         if self.as_tensor_dict:
             return self._tensor_dict()
-        lengths, weights = self.lengths, self.weights
-        if for_oracle and isinstance(lengths, torch.Tensor) and lengths.dtype in SMALL:
-            lengths = lengths.to(torch.int64)
+        lengths, offsets, weights = self.lengths, self.offsets, self.weights
+        if for_oracle:
+            lengths, offsets = _widened(lengths), _widened(offsets)
         if isinstance(weights, torch.Tensor):
             if for_oracle and weights.is_floating_point():
                 weights = weights.float()
             weights = weights.detach().clone().requires_grad_(weights.requires_grad)
-        return KeyedJaggedTensor(
-            list(self.keys), self.values, weights, lengths=lengths, offsets=self.offsets, **self.more
-        )
+        return KeyedJaggedTensor(list(self.keys), self.values, weights, lengths=lengths, offsets=offsets, **self.more)
 
     def _tensor_dict(self) -> TensorDict:
         size = self.lengths.numel() // len(self.keys)
@@ -90,6 +88,11 @@ class Batch:
         if self.as_tensor_dict == "one_dense":
             parts[self.keys[0]] = torch.arange(size)
         return TensorDict(parts, batch_size=[size])
+
+
+def _widened(tensor: Any) -> Any:
+    is_small = isinstance(tensor, torch.Tensor) and tensor.dtype in SMALL
+    return tensor.to(torch.int64) if is_small else tensor
 
 
 Change = Callable[[random.Random, Batch], None]

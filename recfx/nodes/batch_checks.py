@@ -192,7 +192,9 @@ class BatchChecks:
         """One number for all keys, or one number per key."""
         if not features.variable_stride_per_key():
             batch_size = features.stride()
-            if batch_size == -1 and bags % keys == 0:  # which leaves it to torch's view, in the standard collection
+            if (
+                batch_size == -1 and bags % keys == 0 and features.lengths_or_none() is not None
+            ):  # which leaves it to torch's view, in the standard collection
                 batch_size = bags // keys
             if isinstance(batch_size, int) and batch_size >= 0 and batch_size * keys == bags:
                 return [batch_size]
