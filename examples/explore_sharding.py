@@ -17,7 +17,7 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from processes import free_port, print_once, process_group, quiet
+from processes import free_port, in_order, print_once, process_group, quiet
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardingType
@@ -119,13 +119,6 @@ def describe(sharded: torch.nn.Module) -> str:
         rows, columns = (f"{first}..{end - 1}" for first, end in (shard.rows, shard.columns))
         lines.append(f"  {shard.name:10} {weight!s:11} rows {rows:10} columns {columns:6} {ids:3} ids in its index")
     return "\n".join(lines)
-
-
-def in_order(text: str) -> None:
-    """Print what every rank has to say, rank after rank."""
-    texts = [""] * dist.get_world_size()
-    dist.all_gather_object(texts, text)
-    print_once("\n".join(texts))
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import socket
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,20 @@ def process_group(device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+def find_device(name: str) -> torch.device:
+    """The device of that name; ends the program with what is missing where there is none."""
+    try:
+        if name.startswith("npu"):
+            import torch_npu  # noqa: F401  # teaches torch the name
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except ImportError:
+        sys.exit(f"--device {name} needs torch_npu, Ascend's package for torch, which is not installed here.")
+    except (RuntimeError, AssertionError) as error:  # torch asserts for backends that it was built without
+        sys.exit(f"--device {name} cannot be used here: {str(error).splitlines()[0]}")
+    return device
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -47,6 +62,13 @@ def quiet() -> None:
     warnings.simplefilter("ignore", FutureWarning)
     for name in ("", "torchrec", "torch.fx"):  # TorchRec also writes to the root's
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def in_order(text: str) -> None:
+    """Print what every rank has to say, rank after rank."""
+    texts = [""] * dist.get_world_size()
+    dist.all_gather_object(texts, text)
+    print_once("\n".join(texts))
 
 
 def print_once(*values: object) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from processes import print_once, process_group, quiet
+from processes import find_device, print_once, process_group, quiet
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader
 from torch.utils.data.dataset import IterableDataset
@@ -174,7 +174,7 @@ def train(device: torch.device, options: argparse.Namespace) -> list[float]:
 
 def main() -> int:
     options = parse_arguments()
-    device = torch.device(options.device)
+    device = find_device(options.device)
     quiet()
     torch.manual_seed(0)
     with process_group(device):

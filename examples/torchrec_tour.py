@@ -12,7 +12,7 @@ import sys
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from processes import print_once, process_group, quiet
+from processes import in_order, print_once, process_group, quiet
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -58,8 +58,11 @@ def main() -> int:
     convert_a_collection(features)
     with process_group(CPU):
         shard_by_hand(features)
-        losses = {way: train(way, options.steps) for way in ("in_backward", "fused_params")}
-        section("6. Both ways end alike")
+        shard_with_nothing_else()
+        losses = {
+            way: train(number, way, options.steps) for number, way in enumerate(("in_backward", "fused_params"), 6)
+        }
+        section("8. Both ways end alike")
         for way, (first, last) in losses.items():
             print_once(f"{way:12} loss {first:.4f} -> {last:.4f}")
     return 0 if all(last < first for first, last in losses.values()) else 1
@@ -77,8 +80,9 @@ def a_batch() -> KeyedJaggedTensor:
 def convert_a_collection(features: KeyedJaggedTensor) -> None:
     """Before there are processes."""
     section("1. KeyedJaggedTensor: bags of ids, a feature after the other")
-    print_once(features)
-    print_once("product of both samples:", features["product"].to_dense())
+    for feature in features.keys():  # noqa: SIM118  # a batch is no dict
+        bags = [bag.tolist() for bag in features[feature].to_dense()]
+        print_once(f"{feature:8} bag of each sample: {bags}")
 
     section("2. EmbeddingBagCollection, and what recfx.convert makes of it")
     standard = Model().ebc
@@ -103,15 +107,16 @@ def shard_by_hand(features: KeyedJaggedTensor) -> None:
     env = ShardingEnv.from_process_group(dist.GroupMember.WORLD)
     sharded = sharder.shard(converted.ebc, plan.plan["ebc"], env, CPU)
     print_once(f"{type(sharded).__name__}:\n{format_graph(sharded.graph_module)}")
+    for stage in ("_input_dists", "_lookups", "_output_dists"):  # this rank's, where TorchRec has them too
+        in_order(f"rank {dist.get_rank()} {stage}: {[type(part).__name__ for part in getattr(sharded, stage)]}")
 
     section("4. Input dist, lookup, output dist")
     context = sharded.create_context()
     sent = sharded.input_dist(context, features)
     print_once("input_dist:  ", type(sent).__name__)
     arrived = sent.wait().wait()
-    for part in arrived:
-        print(f"  rank {dist.get_rank()} has bags of all ranks: {part.to_dict()}", flush=True)
-    dist.barrier()
+    bags = {feature: [bag.tolist() for bag in part[feature].to_dense()] for part in arrived for feature in part.keys()}  # noqa: SIM118
+    in_order(f"  rank {dist.get_rank()} has bags of all ranks: {bags}")
     looked_up = sharded.compute(context, arrived)
     result = sharded.output_dist(context, looked_up)
     assert isinstance(result, LazyAwaitable)
@@ -121,13 +126,24 @@ def shard_by_hand(features: KeyedJaggedTensor) -> None:
     print_once("the same as sharded(features):", torch.equal(at_once.values(), result.values()))
 
 
-def train(way: str, steps: int) -> tuple[float, float]:
+def shard_with_nothing_else() -> None:
+    """A collection by itself and the device: plan and sharders are TorchRec's defaults."""
+    section("5. DistributedModelParallel(collection, device=...)")
+    collection = recfx.convert(Model().ebc, hashing=RAW_IDS)
+    apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.02})
+    parallel = DistributedModelParallel(collection, device=CPU)
+    print_once("it holds a", type(parallel.module).__name__)
+    print_once("its fused optimizer is a", type(parallel.fused_optimizer).__name__)
+    print_once(parallel.fused_optimizer)
+
+
+def train(number: int, way: str, steps: int) -> tuple[float, float]:
     """Train the whole model; the tables' optimizer is set in one of TorchRec's two ways.
 
     Returns:
         this rank's first and last loss.
     """
-    section(f"5. DistributedModelParallel, optimizer of the tables by {way}")
+    section(f"{number}. DistributedModelParallel, optimizer of the tables by {way}")
     torch.manual_seed(0)
     model = recfx.convert(Model(), hashing=RAW_IDS)
     sharders = recfx.sharders()

@@ -98,7 +98,7 @@ def classify(module: nn.Module, path: str) -> Finding | None:
         return refused(
             "script_module",
             "a ScriptModule holds a collection; its code can no longer be rewritten.",
-            "convert the Python model, then export it.",
+            "convert the Python model instead; scripting a converted one is not in this version.",
         )
     if isinstance(module, fx.GraphModule) and (node := _inlined_bag(module)) is not None:
         return refused(
@@ -120,7 +120,7 @@ def classify(module: nn.Module, path: str) -> Finding | None:
         return refused(
             "quantized_collection",
             "a quantized collection cannot be trained or re-indexed.",
-            "convert the float model, then export it with quantize=.",
+            "convert the float model; quantizing a converted one is not in this version.",
         )
     if isinstance(module, FusedEmbeddingBagCollection):
         return refused(

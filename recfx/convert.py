@@ -159,7 +159,8 @@ def _refuse(discovery: Discovery, on_unsupported: str) -> None:
         raise ConversionError(
             "there is no EmbeddingBagCollection in the model.",
             reason="no_collection",
-            what_to_do="pass the model that holds the torchrec.EmbeddingBagCollection, before it is exported.",
+            what_to_do="pass the model that holds the torchrec.EmbeddingBagCollection, before it is scripted, "
+            "traced or exported.",
         )
 
 

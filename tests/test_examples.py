@@ -83,6 +83,7 @@ def test_demo_on_generated_rows() -> None:
         assert f". {heading} ===" in finished.stdout
     assert "samples/s" in finished.stdout
     assert "loss=" in finished.stderr
+    assert "50.0% ids seen in eval mode" not in finished.stdout  # of the evaluation before training
 
 
 def test_demo_on_a_log_as_published(tmp_path: Path) -> None:
@@ -206,3 +207,22 @@ def test_torchrec_tour(processes: int) -> None:
     assert_ended_well(finished)  # 1 if a loss did not fall
     assert "the same as sharded(features): True" in finished.stdout
     assert finished.stdout.count("optimizer of the rest has ['over.weight', 'over.bias']") == 2
+    numbers = [line[3] for line in finished.stdout.splitlines() if line.startswith("== ")]
+    assert numbers == list("12345678")
+    assert " object at 0x" not in finished.stdout
+    assert "product  bag of each sample: [[101, -9223372036854775808], []]" in finished.stdout
+    assert "its fused optimizer is a CombinedOptimizer" in finished.stdout
+    told = [line.split(" has bags")[0] for line in finished.stdout.splitlines() if " has bags" in line]
+    assert told == [f"  rank {rank}" for rank in range(processes or 1)]
+    for stage in ("_input_dists", "_lookups", "_output_dists"):
+        assert f"rank 0 {stage}: ['" in finished.stdout
+
+
+@pytest.mark.parametrize("device", ["npu", "npu:0", "moon"])
+def test_a_device_that_is_not_there_is_named(device: str) -> None:
+    finished = run_example("rec_sdk_quickstart", "--device", device)
+    assert finished.returncode == 1
+    assert "Traceback" not in finished.stderr
+    assert f"--device {device}" in finished.stderr
+    if device != "moon":
+        assert "needs torch_npu" in finished.stderr

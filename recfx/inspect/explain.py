@@ -155,7 +155,9 @@ def _model_reasons(discovery: Discovery, rollbacks: list[Rollback], verification
     reasons = []
     if not discovery.findings:
         message = "there is no EmbeddingBagCollection in the model."
-        advice = "pass the model that holds the torchrec.EmbeddingBagCollection, before it is exported."
+        advice = (
+            "pass the model that holds the torchrec.EmbeddingBagCollection, before it is scripted, traced or exported."
+        )
         reasons.append(Reason("no_collection", "", message, advice, "error"))
     for rollback in rollbacks:
         message = f"could not be traced: {rollback.message}"

@@ -26,8 +26,8 @@ from recfx.sharding.shards import (
 )
 
 KERNELS = (EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value)
-_CUT_BY_ROWS = (ROW_WISE, TABLE_ROW_WISE, GRID_SHARD)
-_TYPES = (DATA_PARALLEL, TABLE_WISE, COLUMN_WISE, TABLE_COLUMN_WISE, *_CUT_BY_ROWS)
+CUT_BY_ROWS = (ROW_WISE, TABLE_ROW_WISE, GRID_SHARD)
+_TYPES = (DATA_PARALLEL, TABLE_WISE, COLUMN_WISE, TABLE_COLUMN_WISE, *CUT_BY_ROWS)
 
 
 def read_plan(
@@ -111,7 +111,7 @@ class _Reader:
         self._check_tiling(list(blocks), self.table.embedding_dim, "columns")
         shards = []
         for columns, pieces in sorted(blocks.items()):
-            if self.sharding.sharding_type not in _CUT_BY_ROWS:
+            if self.sharding.sharding_type not in CUT_BY_ROWS:
                 if len(pieces) > 1 or pieces[0][0] != 0:
                     raise self._error("plan_invalid", "cuts rows, which this type does not do.")
                 self._check_rows([(row, row + rows) for row, rows, _ in pieces])

@@ -31,7 +31,8 @@ def plan(
     """How to shard the collections of ``model``; the same arguments give the same plan in every process.
 
     No process group is needed and the model is not changed; it may be on the meta device, converted or not (``recfx``
-    shards an ``EmbeddingBagCollection`` after conversion, so the plan has what it can do then). What else TorchRec can
+    shards an ``EmbeddingBagCollection`` after conversion, so the plan has what it can do then). No cut leaves a rank
+    without rows; tables with an index are cut between buckets, and the plan says where. What else TorchRec can
     shard in the model is planned too, except for NPUs, on which TorchRec's own lookups do not run. The host memory of
     indexes counts, as far as the model is converted.
 

@@ -21,6 +21,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSha
 import recfx
 from recfx.sharding.enumerator import index_bytes
 from recfx.sharding.placements import replace_placements
+from recfx.sharding.plan import read_plan
 from recfx.sharding.topology import HBM_BYTES, NpuTopology, npu_topology
 from tests.sharding.models import PATHS, Model, collection
 
@@ -223,6 +224,32 @@ def test_constraints_that_leave_nothing(limits: ParameterConstraints) -> None:
     with pytest.raises(recfx.ConversionError, match="'w1'") as caught:
         recfx.plan(Model(), stock(), {"w1": limits})
     assert (caught.value.reason, caught.value.module_path) == ("no_sharding_option", "part.weighted")
+
+
+def small(rows: int, hashing: recfx.HashConfig | None) -> nn.Module:
+    return recfx.convert(collection("t", rows=rows), hashing=hashing)
+
+
+def test_rows_of_a_plan_are_as_they_are_cut() -> None:
+    """Buckets stay whole: three of them on two ranks are one and two."""
+    wanted = {f"t{n}": ParameterConstraints(sharding_types=["row_wise"]) for n in range(3)}
+    hashed = small(90, recfx.HashConfig(dense_rows=0, buckets=3))
+    plan = recfx.plan(hashed, stock(2), wanted)
+    read = read_plan(hashed.tables, plan.plan[""], 0, 2)
+    assert [list(table.planned_borders) for table in read.tables] == [[0, 30, 90], [0, 60, 180], [0, 90, 270]]
+    assert [table.row_borders() for table in read.tables] == [list(table.planned_borders) for table in read.tables]
+
+
+@pytest.mark.parametrize(
+    ("rows", "hashing"), [(90, recfx.HashConfig(dense_rows=0, buckets=1)), (3, None)], ids=["one bucket", "three rows"]
+)
+def test_no_plan_leaves_ranks_without_rows(rows: int, hashing: recfx.HashConfig | None) -> None:
+    model = small(rows, hashing)
+    wanted = {"t0": ParameterConstraints(sharding_types=["row_wise", "table_wise"])}
+    assert recfx.plan(model, stock(4), wanted).plan[""]["t0"].sharding_type == "table_wise"
+    with pytest.raises(recfx.ConversionError, match=r"only [13] of 4 shards") as caught:
+        recfx.plan(model, stock(4), {"t0": ParameterConstraints(sharding_types=["row_wise"])})
+    assert caught.value.reason == "no_sharding_option"
 
 
 def test_refusals() -> None:
