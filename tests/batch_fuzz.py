@@ -326,8 +326,8 @@ def said_length_per_key(chance: random.Random, batch: Batch) -> None:
         if chance.random() < 0.5 and len(per_key) > 1:
             per_key[0] += 1
             per_key[-1] -= 1
-            if batch.expected == "as_standard":  # the standard collection may pool other ids than these
-                batch.expected = "same_or_refused"
+        if batch.expected == "as_standard":  # if it is wrong, now or later, the standard collection may pool other ids
+            batch.expected = "same_or_refused"
         batch.more["length_per_key"] = per_key
 
 

@@ -63,15 +63,16 @@ def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: li
 
 def _with_length_per_key(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """Offsets tell faster than a sum over the lengths how many ids each key has."""
-    if features.length_per_key_or_none() is not None or features.stride() == 0:
+    if features.length_per_key_or_none() is not None:
         return features
-    length_per_key = features.offsets()[:: features.stride()].diff().tolist()
+    stride = features.stride()
+    length_per_key = features.offsets()[::stride].diff().tolist() if stride else [0] * len(features.keys())
     return KeyedJaggedTensor(
         features.keys(),
         features.values(),
         features.weights_or_none(),
         lengths=features.lengths(),
-        stride=features.stride(),
+        stride=stride,
         length_per_key=length_per_key,
     )
 

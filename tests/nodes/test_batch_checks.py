@@ -151,6 +151,14 @@ def test_more_ids_than_a_small_length_can_count() -> None:
     torch.testing.assert_close(found.values(), wanted.values())
 
 
+@each_hashing
+@pytest.mark.parametrize("form", ["lengths", "offsets"])
+def test_no_samples_in_another_order(hashing: recfx.HashConfig | None, form: str) -> None:
+    bags = torch.zeros(0 if form == "lengths" else 1, dtype=torch.int64)
+    features = KeyedJaggedTensor(["b", "x", "a"], torch.zeros(0, dtype=torch.int64), **{form: bags})
+    assert converted(hashing)(features).values().shape == (0, 20)
+
+
 # Shapes alone
 
 
