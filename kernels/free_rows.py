@@ -31,7 +31,7 @@ def update_free_rows(free_rows: Tensor, row_state: Tensor, changed: Tensor, dens
     bit = torch.arange(64, device=changed.device)
     rows = words.unsqueeze(1) * 64 + bit  # [words, 64]
     exists = (rows < row_state.numel()) & (rows >= dense_rows)
-    is_set = exists & (row_state[rows.clamp(max=row_state.numel() - 1)] != 1)
+    is_set = exists & (row_state[rows.clamp(max=row_state.numel() - 1)] % 2 == 0)
     start = 0
     for size in level_sizes(row_state.numel()):
         free_rows[start + words] = (is_set.long() << bit).sum(dim=1)

@@ -118,9 +118,10 @@ def find_or_insert(
 
     Ids without a row are taken in order of first appearance. With ``admit_after > 1`` an id's sightings of this batch
     are added to those before; below ``admit_after`` it stays a candidate. Any other gets the lowest free row of its
-    bucket. Where there is none ``on_full`` decides: the lowest of the rows that no batch in flight uses, by (score,
-    ``mix64(id)``), is taken from its id; or the answer is a row of the bucket by hash; or nothing changes in any table
-    and ``report`` names the bucket. The result does not depend on the number of threads. The cost is linear in ids, and
+    bucket, which is ``NEW`` or ``RENEWED`` from then on where ``IndexPolicy.mark_new`` says so. Where there is none
+    ``on_full`` decides: the lowest of the rows that no batch in flight uses, by (score, ``mix64(id)``), is taken from
+    its id; or the answer is a row of the bucket by hash; or nothing changes in any table and ``report`` names the
+    bucket. The result does not depend on the number of threads. The cost is linear in ids, and
     nothing as large as a table is allocated (the reference does read whole buckets).
 
     Args:
@@ -133,7 +134,7 @@ def find_or_insert(
         rows: int64 ``[n]``; -1 for an id that is not admitted and reads zeros, ``-row - 2`` for one that reads a shared
             row without training it. -1 throughout if a bucket is full.
         new_rows: int64, the rows given out, table by table, in the order in which they were.
-        states_before: uint8, as long: what each of them was (``TAKEN``: it was evicted).
+        states_before: uint8, as long: what each of them was (``TAKEN``, never ``NEW`` or ``RENEWED``: it was evicted).
         ids_before: int64, as long: whose it was, if it was evicted.
         report: int64 ``[tables, 2]``: how many rows each table gave out, and its bucket (by the table's number) that is
             full, -1 if none is.
@@ -159,6 +160,24 @@ def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
         torch.ops.recfx.add_counts(counts, amounts)
     else:
         reference.add_counts_reference(counts, amounts)
+
+
+def mark_initialized(
+    buffers: list[IndexBuffers], policies: list[IndexPolicy], rows: Tensor, begins: list[int], ends: list[int]
+) -> None:
+    """Rows that ``find_or_insert`` has marked (``IndexPolicy.mark_new``) have the weights of their ids now.
+
+    All tables at once. Rows that are not marked stay as they are.
+
+    Args:
+        buffers, policies: of each table.
+        rows: int64 ``[n]``.
+        begins, ends: where the rows of each table begin and end.
+    """
+    if library.load():
+        torch.ops.recfx.mark_initialized(flat(buffers), flat(policies), rows, begins, ends)
+    else:
+        reference.mark_initialized_reference(buffers, rows, begins, ends)
 
 
 def erase(ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
@@ -194,6 +213,10 @@ def _register_fakes() -> None:
 
     @torch.library.register_fake("recfx::add_counts")
     def _add_counts(counts: list[Tensor], amounts: list[int]) -> None:
+        return None
+
+    @torch.library.register_fake("recfx::mark_initialized")
+    def _mark_initialized(buffers: list[Tensor], *rest: object) -> None:
         return None
 
     @torch.library.register_fake("recfx::erase")

@@ -1,7 +1,8 @@
 """The operators of ``hash_index.py`` in ATen and Python: what they mean, and what runs where nothing can be compiled.
 
 ``find`` is ATen throughout. What changes an index is written for reading: first everything is decided, then everything
-is changed, so that a full table changes nothing.
+is changed, so that a full table changes nothing. It changes copies of the buffers, which one operator then copies back:
+whatever is raised in the middle (Ctrl-C, say) leaves all tables as they were.
 """
 
 from __future__ import annotations
@@ -23,12 +24,17 @@ from .index_buffers import (
     IDS_SEEN,
     INSERTED,
     MOST_SIGHTINGS,
+    NEVER_USED,
+    NEW,
     NEW_ID_BITS,
+    RENEWED,
     SHARED_ANSWERS,
     TAKEN,
     UNSEEN_ANSWERS,
     IndexBuffers,
     IndexPolicy,
+    is_taken,
+    is_uninitialized,
 )
 from .mix64 import mix64
 from .slot_table import erase_from_slots, find_in_slots, insert_into_slots
@@ -122,21 +128,48 @@ def find_or_insert_reference(
         nothing = ids.new_empty(0)
         return rows.fill_(-1), nothing, nothing.to(torch.uint8), nothing, report
     new_rows, states_before, ids_before = [], [], []
-    for begin, end, plan, index, policy in zip(begins, ends, plans, buffers, policies, strict=True):
+    changed = [_copy(index) for index in buffers]
+    for begin, end, plan, index, policy in zip(begins, ends, plans, changed, policies, strict=True):
         for new in plan.new_ids:
             if new.row >= 0:
                 new_rows.append(new.row)
-                states_before.append(int(index.row_state[new.row]))
+                states_before.append(TAKEN if new.row in plan.evicted else int(index.row_state[new.row]))
                 ids_before.append(plan.evicted.get(new.row, -1))
         _apply(plan, index, policy)
         rows[begin:end] = plan.rows
-    return (
+    inserted = (
         rows,
         ids.new_tensor(new_rows),
         torch.tensor(states_before, dtype=torch.uint8),
         ids.new_tensor(ids_before),
         report,
     )
+    _copy_back(changed, buffers)
+    return inserted
+
+
+def _copy(index: IndexBuffers) -> IndexBuffers:
+    return IndexBuffers(*(tensor.clone() for tensor in index))
+
+
+def _copy_back(changed: list[IndexBuffers], buffers: list[IndexBuffers]) -> None:
+    """In one operator: nothing can come between."""
+    torch._foreach_copy_(_without_lock(buffers), _without_lock(changed))
+
+
+def _without_lock(buffers: list[IndexBuffers]) -> list[Tensor]:
+    return [tensor for index in buffers for name, tensor in index._asdict().items() if name != "lock"]
+
+
+def mark_initialized_reference(buffers: list[IndexBuffers], rows: Tensor, begins: list[int], ends: list[int]) -> None:
+    """``mark_initialized``."""
+    changed = [_copy(index) for index in buffers]
+    for index, begin, end in zip(changed, begins, ends, strict=True):
+        mine = rows[begin:end]
+        mine = mine[is_uninitialized(index.row_state[mine])]
+        index.row_state[mine] = TAKEN
+        index.uninitialized.sub_(mine.numel())
+    _copy_back(changed, buffers)
 
 
 def _plan(
@@ -218,7 +251,7 @@ def _shared_row(id_: int, policy: IndexPolicy) -> int:
 
 def _free_rows(bucket: int, index: IndexBuffers, policy: IndexPolicy) -> list[int]:
     begin, end = _rows_of(bucket, policy)
-    free: list[int] = (begin + torch.nonzero(index.row_state[begin:end] != TAKEN).squeeze(1)).tolist()
+    free: list[int] = (begin + torch.nonzero(~is_taken(index.row_state[begin:end])).squeeze(1)).tolist()
     return free
 
 
@@ -227,7 +260,7 @@ def _victims(bucket: int, index: IndexBuffers, policy: IndexPolicy, kept: Tensor
     begin, end = _rows_of(bucket, policy)
     scores, is_lfu = index.row_scores[begin:end], policy.evict == 1
     last_batch = scores & (2**BATCH_BITS - 1) if is_lfu else scores
-    may_go = (index.row_state[begin:end] == TAKEN) & (last_batch < in_flight)
+    may_go = is_taken(index.row_state[begin:end]) & (last_batch < in_flight)
     rows = begin + torch.nonzero(may_go).squeeze(1)
     rows = rows[~torch.isin(rows, kept)]
     scores = index.row_scores[rows] >> BATCH_BITS if is_lfu else index.row_scores[rows]
@@ -244,7 +277,11 @@ def _apply(plan: _Plan, index: IndexBuffers, policy: IndexPolicy) -> None:
     rows = index.row_ids.new_tensor([new.row for new in inserted])
     insert_into_slots(ids, rows, index.slots, index.side_row)
     index.row_ids[rows] = ids
-    index.row_state[rows] = TAKEN
+    before = index.row_state[rows]
+    index.row_state[rows] = (
+        torch.where(before == NEVER_USED, NEW, RENEWED).to(torch.uint8) if policy.mark_new else TAKEN
+    )
+    index.uninitialized.add_(rows.numel() * policy.mark_new - is_uninitialized(before).sum())
     update_free_rows(index.free_rows, index.row_state, rows, policy.own_dense_rows)
     for new in inserted:
         index.bucket_taken[new.bucket - policy.own_buckets.start] += new.row not in plan.evicted
@@ -312,9 +349,9 @@ def _free_place(place: int, index: IndexBuffers, policy: IndexPolicy) -> None:
 
 
 def _update_free_places(index: IndexBuffers, policy: IndexPolicy, place: int) -> None:
-    is_taken = (index.candidate_counts > 0).to(torch.uint8)
+    in_use = (index.candidate_counts > 0).to(torch.uint8)
     changed = index.row_ids.new_tensor([place])
-    update_free_rows(index.free_places, is_taken, changed, policy.own_dense_rows)
+    update_free_rows(index.free_places, in_use, changed, policy.own_dense_rows)
 
 
 def add_counts_reference(counts: list[Tensor], amounts: list[int]) -> None:
@@ -323,8 +360,9 @@ def add_counts_reference(counts: list[Tensor], amounts: list[int]) -> None:
         each += amount
 
 
-def erase_reference(ids: Tensor, index: IndexBuffers, policy: IndexPolicy) -> Tensor:
+def erase_reference(ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
     """``erase``, one id after the other."""
+    index = _copy(buffers)
     candidates = _candidates(index, policy)
     rows = []
     for id_ in ids.tolist():
@@ -334,10 +372,12 @@ def erase_reference(ids: Tensor, index: IndexBuffers, policy: IndexPolicy) -> Te
     answer = ids.new_tensor(rows)
     freed = answer[answer >= 0]
     index.row_ids[freed] = -1
+    index.uninitialized.sub_(is_uninitialized(index.row_state[freed]).sum())
     index.row_state[freed] = FREED
     if policy.evicts:
         index.row_scores[freed] = 0
     update_free_rows(index.free_rows, index.row_state, freed, policy.own_dense_rows)
     own = bucket_of(ids[answer >= 0], policy.buckets, policy.seed) - policy.own_buckets.start
     index.bucket_taken.sub_(torch.bincount(own, minlength=len(policy.own_buckets)))
+    _copy_back([index], [buffers])
     return answer

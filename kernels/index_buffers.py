@@ -16,8 +16,10 @@ from .buckets import bucket_begin, bucket_from
 from .free_rows import word_count
 from .slot_table import slot_count
 
-# States of a row.
-NEVER_USED, TAKEN, FREED = range(3)
+# States of a row. NEW and RENEWED are taken as well, but the weights are not those of the row's id yet; before that, a
+# NEW row was NEVER_USED and a RENEWED one was not. Only an index whose rows somebody initialises has them (see
+# IndexPolicy.mark_new).
+NEVER_USED, TAKEN, FREED, NEW, RENEWED = 0, 1, 2, 3, 5
 
 # Places in `counts`: batches trained, ids in them, rows given out, rows taken from an id for another one, ids answered
 # with a shared row because their bucket was full, ids answered as `unseen` says because they were not admitted.
@@ -49,6 +51,7 @@ class IndexPolicy(NamedTuple):
     buckets: int  # of the table
     row_begin: int
     row_end: int
+    mark_new: int = 0  # 1: rows that are given out are NEW or RENEWED until mark_initialized
 
     @property
     def evicts(self) -> bool:
@@ -105,7 +108,7 @@ class IndexBuffers(NamedTuple):
     slots: Tensor  # int64 [slots, 2]: id to row, see slot_table.py
     side_row: Tensor  # int64 [1]: the row of id -1, which slots cannot hold; -1: none
     row_ids: Tensor  # int64 [rows]: the id that has the row, -1 where it is free
-    row_state: Tensor  # uint8 [rows]: NEVER_USED, TAKEN or FREED
+    row_state: Tensor  # uint8 [rows]: NEVER_USED, TAKEN, FREED, NEW or RENEWED
     free_rows: Tensor  # int64 [words]: the free rows, see free_rows.py
     bucket_taken: Tensor  # int64 [buckets]: taken rows in each bucket
     counts: Tensor  # int64 [6]: see COUNTERS
@@ -121,6 +124,7 @@ class IndexBuffers(NamedTuple):
     free_places: Tensor  # int64 [words]: as free_rows
     oldest: Tensor  # int64 [entries, 3], oldest_heads [buckets, 3]: as victims
     oldest_heads: Tensor
+    uninitialized: Tensor  # int64 [1]: how many rows are NEW or RENEWED
 
 
 # What is saved; everything else is derived from it. See hashing/state.py.
@@ -155,7 +159,18 @@ def allocate_buffers(policy: IndexPolicy, device: str) -> IndexBuffers:
         free_places=int64(word_count(rows), wanted=policy.admits),
         oldest=int64(entries, 3, wanted=policy.admits),
         oldest_heads=int64(buckets, 3, wanted=policy.admits),
+        uninitialized=int64(1),
     )
+
+
+def is_taken(row_state: Tensor) -> Tensor:
+    """Which rows have an id: bool, of the same shape."""
+    return (row_state & 1) == 1
+
+
+def is_uninitialized(row_state: Tensor) -> Tensor:
+    """Which of them have weights that are not their id's yet: bool, of the same shape."""
+    return (row_state == NEW) | (row_state == RENEWED)
 
 
 def flat(values: Sequence[Sequence[object]]) -> list[object]:

@@ -13,7 +13,16 @@ from torch import Tensor
 from . import library
 from .buckets import bucket_begins, bucket_of
 from .free_rows import update_free_rows
-from .index_buffers import BATCH_BITS, BATCHES, FREED, NEW_ID_BITS, TAKEN, IndexBuffers, IndexPolicy
+from .index_buffers import (
+    BATCH_BITS,
+    BATCHES,
+    FREED,
+    NEW_ID_BITS,
+    TAKEN,
+    IndexBuffers,
+    IndexPolicy,
+    is_uninitialized,
+)
 from .slot_table import find_in_slots, insert_into_slots
 
 # What can be wrong with a row; the same numbers stand in csrc/index_rebuild.cpp.
@@ -53,7 +62,7 @@ def rebuild_reference(buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
         empty.fill_(-1)
     for empty in (buffers.candidate_slots, buffers.candidate_side_row):
         empty.fill_(-1)
-    for zero in (buffers.free_rows, buffers.bucket_taken, buffers.free_places, buffers.lock):
+    for zero in (buffers.free_rows, buffers.bucket_taken, buffers.free_places, buffers.lock, buffers.uninitialized):
         zero.zero_()
     taken = torch.nonzero((buffers.row_state != 0) & (buffers.row_state != FREED)).squeeze(1)
     ids = buffers.row_ids[taken]
@@ -62,11 +71,13 @@ def rebuild_reference(buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
         scores = buffers.row_scores[taken]
         last_batch = scores & (2**BATCH_BITS - 1) if policy.evict == 1 else scores
         problem[((scores < 0) | (last_batch > buffers.counts[BATCHES])) & (problem == NO_PROBLEM)] = BAD_SCORE
-    problem[buffers.row_state[taken] != TAKEN] = UNKNOWN_STATE
+    states = buffers.row_state[taken]
+    problem[(states != TAKEN) & ~is_uninitialized(states)] = UNKNOWN_STATE
     if bool(problem.any()):
         return _first(problem, taken, 0)
     insert_into_slots(ids, taken, buffers.slots, buffers.side_row)
     _fill_free(buffers.free_rows, buffers.row_state, policy)
+    buffers.uninitialized.fill_(is_uninitialized(states).sum())
     own = bucket_of(ids, policy.buckets, policy.seed) - policy.own_buckets.start
     buffers.bucket_taken.copy_(torch.bincount(own, minlength=len(policy.own_buckets)))
     if policy.admits:

@@ -286,6 +286,7 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
             optimizer.prepare(weight)
             parameters[key], starts[key] = weight, optimizer.start
             state[weight] = {f"{name}.{momentum}": tensor for momentum, tensor in optimizer.named_state().items()}
+            optimizer.group.setdefault("params", [weight])  # copies have none: it would be the original's
             groups.append(optimizer.group)
         moves = {weight_name("", table): move for table, move in self._row_moves.items()}
         return FusedKeyedOptimizer(parameters, state, groups, moves, starts)
@@ -341,6 +342,8 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
             if isinstance(saved, torch.Tensor):
                 fitted[key] = moved_weight(saved, self.weight(table), move, prefix + table)
         state_dict.update(fitted)
+        for table in self.hash_indexes:
+            self.index(table).expect_load()
         self.__dict__["_load_state_dict_pre_hooks"] = {}  # they have run
         try:
             super()._load_from_state_dict(state_dict, prefix, *args)

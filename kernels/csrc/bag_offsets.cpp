@@ -1,6 +1,5 @@
 // Where the bags of a batch begin, and whether its lengths and ids are fit to be looked up. Contract and reference:
 // kernels/bag_offsets.py.
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -10,6 +9,8 @@
 #include <limits>
 #include <tuple>
 #include <vector>
+
+#include "parallel.h"
 
 namespace recfx {
 namespace {
@@ -48,7 +49,7 @@ template <typename id_t>
 int64_t first_bad_of_keys(const id_t* ids, const std::vector<int64_t>& borders, const int64_t* rows_per_key) {
   const int64_t keys = static_cast<int64_t>(borders.size()) - 1;
   std::atomic<int64_t> first{kAllInRange};
-  at::parallel_for(borders.front(), borders.back(), kIdsPerTask, [&](int64_t begin, int64_t end) {
+  parallel_for(borders.front(), borders.back(), kIdsPerTask, [&](int64_t begin, int64_t end) {
     int64_t key = std::upper_bound(borders.begin(), borders.end(), begin) - borders.begin() - 1;
     for (; key < keys && borders[key] < end; ++key) {
       if (rows_per_key[key] < 0) {

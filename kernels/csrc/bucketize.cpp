@@ -2,7 +2,6 @@
 //
 // Two passes over stretches of bags, in parallel: count what goes where, then write. Where an id is written depends on
 // the counts alone, not on threads.
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "checks.h"
+#include "parallel.h"
 #include "piece_of.h"
 
 namespace recfx {
@@ -107,7 +107,7 @@ std::vector<Task> tasks_of(const Plan& plan) {
 
 template <typename Run>
 void run(int64_t count, const Run& work) {
-  at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) {
       work(k);
     }

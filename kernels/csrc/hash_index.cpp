@@ -2,7 +2,6 @@
 //
 // Determinism: reads run on all threads; what changes an index runs on one thread a table, in the order of the ids.
 // Touches of scores run on all threads, and do not depend on their order.
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -18,6 +17,7 @@
 #include "checks.h"
 #include "find.h"
 #include "index_buffers.h"
+#include "parallel.h"
 #include "table_batch.h"
 
 namespace recfx {
@@ -77,7 +77,7 @@ at::Tensor rows_of(const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRe
 
 template <typename Work>
 void run(std::vector<Task>& tasks, Work work) {
-  at::parallel_for(0, static_cast<int64_t>(tasks.size()), 1, [&](int64_t first, int64_t last) {
+  parallel_for(0, static_cast<int64_t>(tasks.size()), 1, [&](int64_t first, int64_t last) {
     for (int64_t k = first; k < last; ++k) {
       work(tasks[k]);
     }
@@ -92,7 +92,7 @@ at::Tensor find(const at::Tensor& ids, const at::Tensor& slots, const at::Tensor
   at::Tensor rows = at::empty(ids.sizes(), int64_options());
   int64_t* row_data = mutable_int64(rows);
   const Locked locked(lock ? std::vector<IndexLock>{index_lock(*lock)} : std::vector<IndexLock>{}, false);
-  at::parallel_for(0, ids.numel(), kIdsPerTask, [&](int64_t begin, int64_t end) {
+  parallel_for(0, ids.numel(), kIdsPerTask, [&](int64_t begin, int64_t end) {
     find_range(data, row_data, begin, end, table, {dense_rows, dense_begin});
   });
   return rows;
@@ -184,35 +184,42 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
     batches.emplace_back(indexes[t], data + begins[t], row_data + begins[t], ends[t] - begins[t], oldest_in_flight[t],
                          listed);
   }
-  if (std::any_of(indexes.begin(), indexes.end(), [](const Index& index) { return index.policy.evict; })) {
-    run(tasks, [&](Task& task) {
-      if (indexes[task.table].policy.evict) {
-        batches[task.table].touch(task.begin - begins[task.table], task.end - begins[task.table]);
+  at::Tensor report, new_rows, states_before, ids_before;
+  bool full = false;
+  try {
+    if (std::any_of(indexes.begin(), indexes.end(), [](const Index& index) { return index.policy.evict; })) {
+      run(tasks, [&](Task& task) {
+        if (indexes[task.table].policy.evict) {
+          batches[task.table].touch(task.begin - begins[task.table], task.end - begins[task.table]);
+        }
+      });
+    }
+    parallel_for(0, tables, 1, [&](int64_t first, int64_t last) {
+      for (int64_t t = first; t < last; ++t) {
+        batches[t].plan(std::move(missing[t]));
+        batches[t].allocate();
       }
     });
-  }
-  at::parallel_for(0, tables, 1, [&](int64_t first, int64_t last) {
-    for (int64_t t = first; t < last; ++t) {
-      batches[t].plan(std::move(missing[t]));
-      batches[t].allocate();
+    report = at::empty({tables, 2}, int64_options());
+    int64_t new_row_count = 0;
+    for (int64_t t = 0; t < tables; ++t) {
+      full = full || batches[t].full_bucket() != TableBatch::kNone;
+      new_row_count += static_cast<int64_t>(batches[t].given().size());
+      mutable_int64(report)[2 * t] = static_cast<int64_t>(batches[t].given().size());
+      mutable_int64(report)[2 * t + 1] = batches[t].full_bucket();
     }
-  });
-
-  at::Tensor report = at::empty({tables, 2}, int64_options());
-  int64_t new_row_count = 0;
-  bool full = false;
-  for (int64_t t = 0; t < tables; ++t) {
-    full = full || batches[t].full_bucket() != TableBatch::kNone;
-    new_row_count += static_cast<int64_t>(batches[t].given().size());
-    mutable_int64(report)[2 * t] = static_cast<int64_t>(batches[t].given().size());
-    mutable_int64(report)[2 * t + 1] = batches[t].full_bucket();
+    new_row_count = full ? 0 : new_row_count;
+    new_rows = at::empty({new_row_count}, int64_options());
+    states_before = at::empty({new_row_count}, at::TensorOptions().dtype(at::kByte));
+    ids_before = at::empty({new_row_count}, int64_options());
+  } catch (...) {  // out of memory
+    for (TableBatch& batch : batches) {
+      batch.undo();
+    }
+    throw;
   }
-  new_row_count = full ? 0 : new_row_count;
-  at::Tensor new_rows = at::empty({new_row_count}, int64_options());
-  at::Tensor states_before = at::empty({new_row_count}, at::TensorOptions().dtype(at::kByte));
-  at::Tensor ids_before = at::empty({new_row_count}, int64_options());
   int64_t position = 0;
-  at::parallel_for(0, tables, 1, [&](int64_t first, int64_t last) {
+  parallel_for(0, tables, 1, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
       full ? batches[t].undo() : batches[t].commit();
     }
@@ -224,7 +231,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
   for (const TableBatch& batch : batches) {
     for (const TableBatch::Given& each : batch.given()) {
       mutable_int64(new_rows)[position] = each.row;
-      static_cast<uint8_t*>(states_before.data_ptr())[position] = each.state_before;
+      static_cast<uint8_t*>(states_before.data_ptr())[position] = is_taken(each.state_before) ? kTaken : each.state_before;
       mutable_int64(ids_before)[position++] = each.id_before;
     }
   }
@@ -239,6 +246,35 @@ void add_counts(at::TensorList counts, at::IntArrayRef amounts) {
     TORCH_CHECK(next + each.numel() <= amounts.size(), "recfx: add_counts needs an amount for every count");
     for (int64_t i = 0; i < each.numel(); ++i) {
       std::atomic_ref<int64_t>(data[i]).fetch_add(amounts[next++], std::memory_order_relaxed);
+    }
+  }
+}
+
+// The rows of each table that have been initialised: rows[begins[t], ends[t]) are those of table t. Others stay as they are.
+void mark_initialized(at::TensorList buffers, at::IntArrayRef policies, const at::Tensor& rows, at::IntArrayRef begins,
+                      at::IntArrayRef ends) {
+  const int64_t* row_data = int64_data(rows, "rows");
+  const Locked locked = write_lock(buffers);
+  std::vector<Index> indexes = index_views(buffers, policies);
+  TORCH_CHECK(begins.size() == indexes.size() && ends.size() == indexes.size(),
+              "recfx: mark_initialized needs one entry a table in every list");
+  for (size_t t = 0; t < indexes.size(); ++t) {
+    const int64_t row_count = indexes[t].slice.rows();
+    TORCH_CHECK(0 <= begins[t] && begins[t] <= ends[t] && ends[t] <= rows.numel(), "recfx: table ", t, " has rows ",
+                begins[t], " to ", ends[t], " of ", rows.numel());
+    for (int64_t i = begins[t]; i < ends[t]; ++i) {  // before anything is changed
+      TORCH_CHECK(row_data[i] >= 0 && row_data[i] < row_count, "recfx: row ", row_data[i],
+                  " is outside a table of ", row_count, " rows");
+    }
+  }
+  for (size_t t = 0; t < indexes.size(); ++t) {
+    Index& index = indexes[t];
+    for (int64_t i = begins[t]; i < ends[t]; ++i) {
+      uint8_t& state = index.row_state[row_data[i]];
+      if (is_uninitialized(state)) {
+        state = kTaken;
+        --*index.uninitialized;
+      }
     }
   }
 }
@@ -277,6 +313,8 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
       "int[] oldest_in_flight, Tensor[]? rows_in_flight=None, int[]? oldest_listed=None) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def("add_counts(Tensor(a!)[] counts, int[] amounts) -> ()");
+  library.def(
+      "mark_initialized(Tensor(a!)[] buffers, int[] policies, Tensor rows, int[] begins, int[] ends) -> ()");
   library.def("erase(Tensor ids, Tensor(a!)[] buffers, int[] policy) -> Tensor");
 }
 
@@ -285,6 +323,7 @@ TORCH_LIBRARY_IMPL(recfx, CPU, library) {
   library.impl("find_tables", find_tables);
   library.impl("find_or_insert", find_or_insert);
   library.impl("add_counts", add_counts);
+  library.impl("mark_initialized", mark_initialized);
   library.impl("erase", erase);
 }
 

@@ -16,7 +16,16 @@ namespace recfx {
 // States of a row.
 constexpr uint8_t kNeverUsed = 0;
 constexpr uint8_t kTaken = 1;
-constexpr uint8_t kFreed = 2;  // free, but it belonged to an id before
+constexpr uint8_t kFreed = 2;    // free, but it belonged to an id before
+constexpr uint8_t kNew = 3;      // taken, but its weights are not those of its id yet; never used before
+constexpr uint8_t kRenewed = 5;  // the same, of a row that belonged to another id before
+
+inline bool is_taken(uint8_t state) {
+  return state % 2 == 1;
+}
+inline bool is_uninitialized(uint8_t state) {
+  return state == kNew || state == kRenewed;
+}
 
 // Where the numbers of `counts` stand; hashing/storage.py names them.
 enum Counter { kBatches, kIdsSeen, kInserted, kEvicted, kSharedAnswers, kUnseenAnswers, kCounters };
@@ -29,6 +38,7 @@ struct Policy {
   bool lfu;     // else lru
   int64_t admit_after;
   bool share_unseen;
+  bool mark_new = false;  // rows that are given out are kNew or kRenewed until somebody has initialised them
 };
 
 // When a candidate was first seen: the number of the batch, then which of the batch's new candidates of its bucket it was.
@@ -73,6 +83,7 @@ struct Index {
   FreeRows free_rows;
   int64_t* bucket_taken;  // of the slice's buckets
   int64_t* counts;
+  int64_t* uninitialized;                // [1]: rows that are kNew or kRenewed
   int64_t* row_scores;                   // with policy.evict
   std::optional<LowestRows> victims;     // with policy.evict
   std::optional<Candidates> candidates;  // with policy.admit_after > 1
@@ -103,6 +114,7 @@ struct Index {
   int64_t remove(int64_t id) {
     const int64_t row = table.erase(id);
     if (row != kNoRow) {
+      *uninitialized -= is_uninitialized(row_state[row]);
       row_ids[row] = kEmptyId;
       row_state[row] = kFreed;
       if (policy.evict) {

@@ -14,13 +14,13 @@ namespace recfx {
 enum Buffer {
   kSlots, kSideRow, kRowIds, kRowState, kFreeRows, kBucketTaken, kCountsBuffer, kLock, kRowScores, kVictims,
   kVictimHeads, kCandidateSlots, kCandidateSideRow, kCandidateIds, kCandidateCounts, kCandidateOrder, kFreePlaces,
-  kOldest, kOldestHeads, kBuffers
+  kOldest, kOldestHeads, kUninitialized, kBuffers
 };
 
 // The order of an index's numbers: IndexPolicy in kernels/hash_index.py.
 enum PolicyNumber {
   kDenseRows, kSeed, kOnFull, kEvictRule, kAdmitAfter, kUnseen, kTableRows, kBucketsOfTable, kRowBegin, kRowEnd,
-  kPolicyNumbers
+  kMarkNew, kPolicyNumbers
 };
 
 template <typename T>
@@ -77,6 +77,7 @@ inline Index index_view(const at::TensorList buffers, const at::IntArrayRef numb
       .lfu = numbers[kEvictRule] == 1,
       .admit_after = numbers[kAdmitAfter],
       .share_unseen = numbers[kUnseen] == 1,
+      .mark_new = numbers[kMarkNew] == 1,
   };
   const RowSlice slice = row_slice(numbers);
   const int64_t rows = slice.rows();
@@ -93,6 +94,7 @@ inline Index index_view(const at::TensorList buffers, const at::IntArrayRef numb
       .free_rows = free_rows_view(buffers[kFreeRows], "free_rows", rows),
       .bucket_taken = longs(buffers[kBucketTaken], "bucket_taken", buckets),
       .counts = longs(buffers[kCountsBuffer], "counts", kCounters),
+      .uninitialized = longs(buffers[kUninitialized], "uninitialized", 1),
       .row_scores = longs(buffers[kRowScores], "row_scores", policy.evict ? rows : 0),
       .victims = std::nullopt,
       .candidates = std::nullopt,

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "forks.h"
+
 namespace recfx {
 
 // Counts the readers; negative while a writer is at work. A writer that waits keeps new readers out, or it might wait
@@ -54,7 +56,8 @@ class IndexLock {
   int64_t* cell_;
 };
 
-// Holds the locks of several indexes. All callers lock tables in their order in the collection: no deadlock.
+// Holds the locks of several indexes, and keeps the process from forking meanwhile. All callers lock tables in their
+// order in the collection: no deadlock.
 class Locked {
  public:
   Locked(std::vector<IndexLock> locks, bool exclusive) : locks_(std::move(locks)), exclusive_(exclusive) {
@@ -71,6 +74,7 @@ class Locked {
   Locked& operator=(const Locked&) = delete;
 
  private:
+  NoFork no_fork_;  // before the first lock, and until the last one is free
   std::vector<IndexLock> locks_;
   bool exclusive_;
 };

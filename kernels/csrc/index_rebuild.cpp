@@ -47,7 +47,7 @@ Problem place_problem(const Index& index, int64_t id, int64_t bucket) {
 
 Found rebuild_rows(Index& index) {
   return each_row(index, [&](int64_t row, int64_t bucket) {
-    if (row + kLookahead < index.slice.rows() && index.row_state[row + kLookahead] == kTaken) {
+    if (row + kLookahead < index.slice.rows() && is_taken(index.row_state[row + kLookahead])) {
       index.table.prefetch(index.table.home(index.row_ids[row + kLookahead]));
     }
     const int64_t id = index.row_ids[row];
@@ -57,7 +57,7 @@ Found rebuild_rows(Index& index) {
       }
       return Problem::kNone;
     }
-    if (index.row_state[row] != kTaken) {
+    if (index.row_state[row] != kTaken && !is_uninitialized(index.row_state[row])) {
       return Problem::kUnknownState;
     }
     const Problem problem = place_problem(index, id, bucket);
@@ -75,6 +75,7 @@ Found rebuild_rows(Index& index) {
     }
     index.table.insert(id, row);
     ++index.taken_in(bucket);
+    *index.uninitialized += is_uninitialized(index.row_state[row]);
     return Problem::kNone;
   });
 }
@@ -113,7 +114,7 @@ at::Tensor rebuild(at::TensorList buffers, at::IntArrayRef policy) {
   for (const Buffer each : {kSlots, kSideRow, kVictimHeads, kCandidateSlots, kCandidateSideRow, kOldestHeads}) {
     buffers[each].fill_(-1);
   }
-  for (const Buffer each : {kFreeRows, kBucketTaken, kFreePlaces, kLock}) {
+  for (const Buffer each : {kFreeRows, kBucketTaken, kFreePlaces, kLock, kUninitialized}) {
     buffers[each].fill_(0);
   }
   Found found = rebuild_rows(index);

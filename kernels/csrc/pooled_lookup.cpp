@@ -17,6 +17,7 @@
 #include "absent_answer.h"
 #include "checks.h"
 #include "find.h"
+#include "parallel.h"
 #include "pool.h"
 #include "slot_table.h"
 
@@ -127,7 +128,7 @@ template <typename Run>
 void run_tasks(std::vector<Task>& tasks, const Run& run) {
   const int64_t count = static_cast<int64_t>(tasks.size());
   std::atomic<int64_t> next{0};
-  at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), count), 1, [&](int64_t, int64_t) {
+  parallel_for(0, std::min<int64_t>(at::get_num_threads(), count), 1, [&](int64_t, int64_t) {
     for (int64_t k = next++; k < count; k = next++) {
       run(tasks[k]);
     }

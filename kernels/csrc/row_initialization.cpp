@@ -1,12 +1,12 @@
 // Initial weights of new rows. Contract, and a reference in ATen with the same bits: kernels/row_initialization.py.
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
 #include <atomic>
 
 #include "mix64.h"
+#include "parallel.h"
 
 namespace recfx {
 namespace {
@@ -46,7 +46,7 @@ void init_rows_(const at::Tensor& weight, const at::Tensor& rows, const at::Tens
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, weight.scalar_type(), "recfx::init_rows_", [&] {
         scalar_t* data = static_cast<scalar_t*>(weight.data_ptr());
-        at::parallel_for(0, count, rows_per_task, [&](int64_t begin, int64_t end) {
+        parallel_for(0, count, rows_per_task, [&](int64_t begin, int64_t end) {
           for (int64_t i = begin; i < end; ++i) {
             const uint64_t mixed_id = mix64(static_cast<uint64_t>(id_data[i]) ^ static_cast<uint64_t>(key));
             fill_row(data + row_data[i] * stride, dim, mixed_id, static_cast<uint64_t>(first_column), low_float, span);

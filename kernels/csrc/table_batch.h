@@ -1,7 +1,7 @@
 // One batch of one table: which ids are new, who gets a row, who goes for it. No torch in here.
 //
-// All ids must be the slice's. plan() only reads; touch() and allocate() change the index and can be undone; commit() cannot fail. So several tables
-// go through a batch together, or none does.
+// All ids must be the slice's. plan() only reads; touch() and allocate() change the index and can be undone, also where
+// they threw; commit() cannot fail. So several tables go through a batch together, or none does.
 #pragma once
 
 #include <algorithm>
@@ -118,6 +118,9 @@ class TableBatch {
       write_slots();
       new_ids_.answer(rows_);
     }
+    if (index_.candidates) {
+      new_candidates_.assign(index_.slice.own_buckets(), 0);  // here, as commit() must not run out of memory
+    }
   }
 
   void undo() {
@@ -125,7 +128,7 @@ class TableBatch {
       if (slots_written_) {
         index_.table.erase(index_.row_ids[each->row]);
       }
-      if (each->state_before == kTaken) {
+      if (is_taken(each->state_before)) {
         if (slots_written_) {
           index_.table.insert(each->id_before, each->row);
         }
@@ -146,6 +149,9 @@ class TableBatch {
   }
 
   void commit() {
+    for (const Given& each : given_) {
+      *index_.uninitialized += is_uninitialized(index_.row_state[each.row]) - is_uninitialized(each.state_before);
+    }
     if (index_.candidates) {
       update_candidates();
     }
@@ -177,7 +183,7 @@ class TableBatch {
     ScoreRule rule;
 
     int64_t score(int64_t row) const {
-      return batch.index_.row_state[row] == kTaken ? batch.index_.row_scores[row] : LowestRows::kNoScore;
+      return is_taken(batch.index_.row_state[row]) ? batch.index_.row_scores[row] : LowestRows::kNoScore;
     }
     int64_t key_score(int64_t score) const {
       return rule.key_score(score);
@@ -210,7 +216,7 @@ class TableBatch {
         full_bucket_ = bucket;
         return;
       }
-      given_.push_back({row, kTaken, index_.row_ids[row], index_.row_scores[row]});
+      given_.push_back({row, index_.row_state[row], index_.row_ids[row], index_.row_scores[row]});
       ++evicted_;
     } else if (index_.policy.share) {
       each.answer = index_.shared_row(each.id);
@@ -221,7 +227,7 @@ class TableBatch {
       return;
     }
     index_.row_ids[row] = each.id;
-    index_.row_state[row] = kTaken;
+    index_.row_state[row] = !index_.policy.mark_new ? kTaken : index_.row_state[row] == kNeverUsed ? kNew : kRenewed;
     if (index_.policy.evict) {
       index_.row_scores[row] = index_.score_rule().initial(each.seen_before + each.sightings, batch_);
     }
@@ -238,7 +244,7 @@ class TableBatch {
         index_.table.prefetch(index_.table.home(index_.row_ids[ahead.row]));
         index_.table.prefetch(index_.table.home(ahead.id_before));
       }
-      if (given_[i].state_before == kTaken) {
+      if (is_taken(given_[i].state_before)) {
         index_.table.erase(given_[i].id_before);
       }
       index_.table.insert(index_.row_ids[given_[i].row], given_[i].row);
@@ -253,7 +259,7 @@ class TableBatch {
 
   // The row may be lower than others that the search for victims knows of.
   void offer(int64_t row) {
-    if (index_.row_state[row] == kTaken) {
+    if (is_taken(index_.row_state[row])) {
       const int64_t bucket = index_.bucket_of(index_.row_ids[row]);
       const Key key = index_.score_rule().key(index_.row_scores[row], index_.row_ids[row]);
       index_.victims->add(bucket - index_.slice.first_bucket, index_.slice.bucket_begin(bucket),
@@ -283,12 +289,11 @@ class TableBatch {
         index_.candidates->counts[index_.candidates->table.find(each.id)] = sightings(each);
       }
     }
-    std::vector<int64_t> numbers;  // of the next new candidate of each bucket: nobody's order depends on other buckets
     for (const NewId& each : new_ids_.distinct()) {
       if (!each.has_row && each.seen_before == 0) {
-        numbers.resize(index_.slice.own_buckets());
         const int64_t bucket = index_.bucket_of(each.id);
-        add_candidate(each, bucket, candidate_order(batch_, numbers[bucket - index_.slice.first_bucket]++));
+        int64_t& number = new_candidates_[bucket - index_.slice.first_bucket];
+        add_candidate(each, bucket, candidate_order(batch_, number++));
       }
     }
   }
@@ -327,6 +332,7 @@ class TableBatch {
   NewIds new_ids_;
   std::vector<int64_t> scores_before_;  // of found rows, kNone elsewhere
   std::vector<Given> given_;
+  std::vector<int64_t> new_candidates_;  // so far, of each bucket: nobody's order depends on other buckets
   std::vector<int64_t> blocked_;  // rows in flight that the search for victims met
   bool slots_written_ = false;
   int64_t full_bucket_ = kNone;

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, SupportsIndex
+
+from torch import Tensor
 
 from recfx.errors import ConversionError
 from recfx.kernels.index_buffers import IndexPolicy
@@ -54,6 +57,10 @@ class HashConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for field in ("rows", "dense_rows", "buckets", "admit_after", "seed"):  # numpy's integers are welcome
+            value = as_integer(getattr(self, field))
+            if value is not None:
+                object.__setattr__(self, field, value)
         _check_integer("rows", self.rows, 1, MOST_ROWS, optional=True)
         _check_integer("dense_rows", self.dense_rows, 0, MOST_ROWS, optional=True)
         _check_integer("buckets", self.buckets, 1, MOST_BUCKETS, optional=True)
@@ -79,6 +86,7 @@ class HashConfig:
                 ``invalid_hash_config`` if the numbers do not fit this table.
         """
         _check_integer("rows", table_rows, 1, MOST_ROWS, name=name)
+        table_rows = int(table_rows)
         rows = table_rows if self.rows is None else self.rows
         if adopt and rows < table_rows:
             raise ConversionError(
@@ -171,17 +179,28 @@ def _check_dense_rows(dense_rows: int, rows: int, name: str) -> None:
         raise _invalid("dense_rows", dense_rows, f"at most {rows}, the rows of the table", name)
 
 
+def as_integer(value: object) -> int | None:
+    """``value`` as a Python integer; None for what is none, ``True`` and tensors among it."""
+    if isinstance(value, (bool, Tensor)) or not isinstance(value, SupportsIndex):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # an array of numpy
+        return None
+
+
 def _check_integer(
     field: str, value: object, lowest: int, highest: int, *, optional: bool = False, name: str = ""
 ) -> None:
     if optional and value is None:
         return
-    if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
+    number = as_integer(value)
+    if number is None or not lowest <= number <= highest:
         raise _invalid(field, value, f"an integer from {lowest} to {highest}{' or None' if optional else ''}", name)
 
 
 def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise _invalid(field, value, f"one of {', '.join(map(repr, choices))}", "")
 
 

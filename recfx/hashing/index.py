@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from recfx.errors import ConversionError, IdTypeError, InputError, TableFullError
-from recfx.hashing.config import HashConfig, ResolvedHashConfig
+from recfx.hashing.config import HashConfig, ResolvedHashConfig, as_integer
 from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage
 from recfx.kernels import buckets, hash_index
 from recfx.kernels.hash_index import InFlight
-from recfx.kernels.index_buffers import COUNTERS, FREED, NEVER_USED, TAKEN, IndexPolicy
+from recfx.kernels.index_buffers import COUNTERS, FREED, NEVER_USED, TAKEN, IndexPolicy, is_taken
 from recfx.kernels.pooled_lookup import IndexView
 from recfx.kernels.slot_table import longest_probe
 
@@ -47,14 +47,19 @@ class HashIndex(IndexStorage):
     """Gives rows of a table to raw 64-bit ids. Any int64 is a legal id.
 
     Ids come as int64 or int32 ``[n]`` on any device, rows go out as int64 ``[n]`` on that device. The index itself
-    always lives on the CPU: ``.to()`` and ``.half()`` leave it where it is. On the meta device it holds nothing;
+    always lives on the CPU: ``.to()`` and ``.half()`` leave it where it is. On the meta device it holds nothing
+    (``len`` is 0, ``items`` are none), and asking it for rows is an error unless the ids are on meta as well;
     ``to_empty`` turns it into an empty index.
 
+    Every method that takes ids raises ``IdTypeError`` (``wrong_id_dtype``: they are not int64 or int32, or no tensor)
+    or ``InputError`` (``wrong_id_shape``, ``wrong_id_layout``, ``index_on_meta``) and changes nothing then.
+
     State, in the ``state_dict``; everything else is rebuilt from it: ``row_ids`` int64 ``[rows]`` (-1 where free),
-    ``row_state`` uint8 ``[rows]`` (0 never used, 1 taken, 2 free, but used before), ``counts`` int64 ``[6]`` (see
-    ``counters``), ``identity`` int64 ``[3]`` (of table, seed and dense_rows); with ``on_full="evict"`` ``row_scores``
-    int64 ``[rows]``; with ``admit_after > 1`` ``candidate_ids`` int64, ``candidate_counts`` int32 and
-    ``candidate_order`` int64, each ``[rows]``.
+    ``row_state`` uint8 ``[rows]`` (0 never used, 1 taken, 2 free, but used before; in a collection also 3 and 5: taken
+    from 0 or from another, and the weights are still to be initialised), ``counts`` int64 ``[6]`` (see ``counters``),
+    ``identity`` int64 ``[3]`` (of table, seed and dense_rows); with ``on_full="evict"`` ``row_scores`` int64
+    ``[rows]``; with ``admit_after > 1`` ``candidate_ids`` int64, ``candidate_counts`` int32 and ``candidate_order``
+    int64, each ``[rows]``.
 
     An index may hold a slice of its table's rows, as a rank does of a table that is sharded by rows: all it keeps is as
     long as the slice, and all rows that it takes or answers are the slice's, a table's row minus ``row_begin``. It does
@@ -91,7 +96,10 @@ class HashIndex(IndexStorage):
         _check_arguments(config, name)
         resolved = config if isinstance(config, ResolvedHashConfig) else config.resolve(rows, False, name)
         _check_supported(resolved, rows, name)
-        policy = resolved.policy._replace(row_begin=row_begin, row_end=rows if row_end is None else row_end)
+        begin, end = _row_number("row_begin", row_begin, name), resolved.rows
+        if row_end is not None:
+            end = _row_number("row_end", row_end, name)
+        policy = resolved.policy._replace(row_begin=begin, row_end=end)
         _check_slice(policy, name)
         super().__init__(resolved, policy, name, device)
         self._views: tuple[IndexView, IndexView] | None = None
@@ -112,7 +120,7 @@ class HashIndex(IndexStorage):
     def find(self, ids: Tensor) -> Tensor:
         """The row of each id, -1 where it has none. Changes and counts nothing."""
         self._check_ids(ids)
-        if self._is_meta(ids):
+        if ids.is_meta:
             return torch.empty_like(ids, dtype=torch.int64)
         cpu_ids, buffers, policy = ids.to("cpu", torch.int64), self.index_buffers(), self.policy
         slots, side_row, lock = buffers.slots, buffers.side_row, buffers.lock
@@ -136,20 +144,22 @@ class HashIndex(IndexStorage):
             InputError: ``foreign_id``: an id belongs to another slice of the table. The index is as it was.
         """
         self._check_ids(ids)
-        if self._is_meta(ids):
+        if ids.is_meta:
             nothing = ids.new_empty(0, dtype=torch.int64)
             return Inserted(torch.empty_like(ids, dtype=torch.int64), nothing, nothing)
         cpu_ids = ids.to("cpu", torch.int64)
         self._refuse_foreign(cpu_ids)
+        buffers = self.index_buffers()
+        self.removals += 1  # before anything is removed: Ctrl-C may come right after
         inserted = hash_index.find_or_insert(
-            cpu_ids, [0], [ids.numel()], [self.index_buffers()], [self.policy], [InFlight.nothing()]
+            cpu_ids, [0], [ids.numel()], [buffers], [self.policy], [InFlight.nothing()]
         )
         self.written()
+        evicted = inserted.ids_before[inserted.states_before == TAKEN]
+        self.removals -= evicted.numel() == 0
         full_bucket = int(inserted.report[0, 1])
         if full_bucket >= 0:
             raise self.full_error(full_bucket)
-        evicted = inserted.ids_before[inserted.states_before == TAKEN]
-        self.removals += evicted.numel() > 0
         rows = (
             torch.where(inserted.rows < -1, -inserted.rows - 2, inserted.rows) if self.config.admits else inserted.rows
         )
@@ -162,7 +172,7 @@ class HashIndex(IndexStorage):
             int64 ``[n]``; with ``unseen="zeros"`` -1 where there is no row, with ``"share"`` a row of the id's bucket.
         """
         rows = self.find(ids)
-        return rows if self._is_meta(ids) else self.answer_absent(ids, rows)
+        return rows if ids.is_meta else self.answer_absent(ids, rows)
 
     def answer_absent(self, ids: Tensor, rows: Tensor) -> Tensor:
         """``answer(ids)`` for who has just had ``rows = find(ids)``."""
@@ -186,11 +196,13 @@ class HashIndex(IndexStorage):
             int64 ``[n]``: the row that each id had, -1 where it had none, or stands in ``ids`` before.
         """
         self._check_ids(ids)
-        if self._is_meta(ids):
+        if ids.is_meta:
             return torch.empty_like(ids, dtype=torch.int64)
-        rows = hash_index.erase(ids.to("cpu", torch.int64), self.index_buffers(), self.policy)
-        self.removals += bool((rows >= 0).any())
+        buffers = self.index_buffers()
+        self.removals += 1  # before anything is removed: Ctrl-C may come right after
+        rows = hash_index.erase(ids.to("cpu", torch.int64), buffers, self.policy)
         self.written()
+        self.removals -= not bool((rows >= 0).any())
         return rows.to(ids.device)
 
     def shared_rows(self, ids: Tensor) -> Tensor:
@@ -213,11 +225,11 @@ class HashIndex(IndexStorage):
     # What is in it
 
     def items(self) -> tuple[Tensor, Tensor]:
-        """All ids and their rows, int64, on the CPU, sorted by row. Dense ids are not listed."""
+        """All ids and their rows, int64, on the CPU, sorted by row. Dense ids are not listed. None on meta."""
         if self.slots.is_meta:
             return _no_ids(), _no_ids()
         buffers = self.index_buffers()
-        rows = torch.nonzero(buffers.row_state == TAKEN).squeeze(1)
+        rows = torch.nonzero(is_taken(buffers.row_state)).squeeze(1)
         return buffers.row_ids[rows], rows
 
     def __len__(self) -> int:
@@ -325,6 +337,13 @@ class HashIndex(IndexStorage):
                 module_path=self.name,
                 what_to_do="pass torch.tensor(ids, dtype=torch.int64).",
             )
+        if ids.layout != torch.strided:
+            raise InputError(
+                f"Ids must be a dense tensor, got one of layout {ids.layout}.",
+                reason="wrong_id_layout",
+                module_path=self.name,
+                what_to_do="pass the ids themselves: ids.values() of a sparse or a jagged tensor.",
+            )
         if ids.dtype not in (torch.int64, torch.int32):
             raise IdTypeError(
                 f"Ids must be int64 or int32, got {ids.dtype}.",
@@ -337,7 +356,14 @@ class HashIndex(IndexStorage):
                 f"Ids must be [n], got {list(ids.shape)}.",
                 reason="wrong_id_shape",
                 module_path=self.name,
-                what_to_do="flatten them with .view(-1).",
+                what_to_do="flatten them with .reshape(-1).",
+            )
+        if self.slots.is_meta and not ids.is_meta:
+            raise InputError(
+                "The index is on the meta device, which holds no ids, and was asked for rows of ids.",
+                reason="index_on_meta",
+                module_path=self.name,
+                what_to_do="call to_empty(device='cpu') on the model first, and load its state where there is one.",
             )
 
     def _refuse_foreign(self, ids: Tensor) -> None:
@@ -351,9 +377,6 @@ class HashIndex(IndexStorage):
                 module_path=self.name,
                 what_to_do="give each slice of the table its own ids only: HashIndex.holds tells them.",
             )
-
-    def _is_meta(self, ids: Tensor) -> bool:
-        return ids.is_meta or self.slots.is_meta
 
     def full_error(self, bucket: int) -> TableFullError:
         """The error that says which bucket is full, and what to do."""
@@ -394,6 +417,18 @@ def _check_arguments(config: object, name: object) -> None:
         raise ConversionError(
             f"name is a {type(name).__name__}.", reason="invalid_argument", what_to_do="pass the table's name."
         )
+
+
+def _row_number(argument: str, value: object, name: str) -> int:
+    row = as_integer(value)
+    if row is None:
+        raise ConversionError(
+            f"{argument} is {value!r}.",
+            reason="invalid_hash_config",
+            module_path=name,
+            what_to_do=f"{argument} must be a row of the table, an integer.",
+        )
+    return row
 
 
 def _check_supported(config: ResolvedHashConfig, rows: int, name: str) -> None:

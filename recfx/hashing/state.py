@@ -19,10 +19,10 @@ from recfx.kernels.index_buffers import (
     COUNTERS,
     NEW_ID_BITS,
     STATE,
-    TAKEN,
     IndexBuffers,
     IndexPolicy,
     allocate_buffers,
+    is_taken,
 )
 
 EVERY_NAME = (*STATE, IDENTITY)
@@ -97,7 +97,7 @@ def buffers_from_state(
     _clear(buffers)
     for key, tensor in tensors.items():
         getattr(buffers, key)[: tensor.numel()] = tensor
-    buffers.row_ids.masked_fill_(buffers.row_state != TAKEN, -1)
+    buffers.row_ids.masked_fill_(~is_taken(buffers.row_state), -1)
     if config.evicts:
         _adapt_scores(buffers, config, name)
     if "counts" not in tensors:
@@ -151,7 +151,7 @@ def _check_counts(counts: list[int], name: str) -> None:
 
 def _adapt_scores(buffers: IndexBuffers, config: ResolvedHashConfig, name: str) -> None:
     """Scores of the other rule become what they can say under this one."""
-    scores, taken = buffers.row_scores, buffers.row_state == TAKEN
+    scores, taken = buffers.row_scores, is_taken(buffers.row_state)
     if bool((scores[taken] < 0).any()):
         return  # rebuild says where
     counted = scores >> BATCH_BITS
@@ -170,7 +170,7 @@ def _last_batch(buffers: IndexBuffers, config: ResolvedHashConfig) -> int:
     """A clock that was not saved, read off the scores and the candidates."""
     batch = 0
     if config.evicts:
-        scores = buffers.row_scores.masked_fill(buffers.row_state != TAKEN, 0)
+        scores = buffers.row_scores.masked_fill(~is_taken(buffers.row_state), 0)
         batch = int((scores & ((1 << BATCH_BITS) - 1)).max())
     if config.admits:
         batch = max(batch, int(buffers.candidate_order.max()) >> NEW_ID_BITS)

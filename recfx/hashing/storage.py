@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable
-from typing import Any
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from recfx.errors import CheckpointError
 from recfx.hashing import state
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, identity
-from recfx.kernels.index_buffers import TAKEN, IndexBuffers, IndexPolicy
+from recfx.kernels import forks
+from recfx.kernels.index_buffers import IndexBuffers, IndexPolicy, is_taken
 
 EVAL_COUNTERS = ("ids_seen", "unseen_answers")
 _fresh_number = itertools.count(1)
+
+
+class RowInitializer(Protocol):
+    """Knows the weights of an index's rows."""
+
+    def initialize_left(self) -> None:
+        """Initialise every row that is marked as new."""
 
 
 class IndexStorage(nn.Module):
@@ -37,6 +47,7 @@ class IndexStorage(nn.Module):
     bucket_taken: Tensor
     counts: Tensor
     lock: Tensor
+    uninitialized: Tensor
     identity: Tensor
     eval_counts: Tensor
 
@@ -44,6 +55,7 @@ class IndexStorage(nn.Module):
         self, config: ResolvedHashConfig, policy: IndexPolicy, name: str, device: torch.device | str | None
     ) -> None:
         super().__init__()
+        forks.use_one_thread_in_child()
         self.config = config
         self.name = name
         self.policy = policy
@@ -54,9 +66,10 @@ class IndexStorage(nn.Module):
         for key, tensor in buffers._asdict().items():
             self.register_buffer(key, tensor, persistent=key in saved)
         self.register_buffer(IDENTITY, identity(config, name).to(buffers.slots.device))
-        self.register_buffer("eval_counts", self._zero_eval_counts(), persistent=False)
+        self.register_buffer("eval_counts", self._zero_eval_counts(buffers.slots.device), persistent=False)
         # Not registered: they are modules of their own elsewhere.
         self.__dict__["_leader"], self.__dict__["_followers"] = None, []
+        self.__dict__["_initializer"], self.__dict__["_expects_load"] = None, False
         self._note_versions()
 
     def follow(self, leader: IndexStorage) -> None:
@@ -67,6 +80,25 @@ class IndexStorage(nn.Module):
         self.__dict__["_leader"] = leader
         leader.__dict__["_followers"].append(self)
 
+    def expect_load(self) -> None:
+        """The table's weights are about to be loaded, and this index after them: until then nobody may read it."""
+        self.__dict__["_expects_load"] = True
+
+    def initialized_by(self, initializer: RowInitializer) -> None:
+        """From here on new rows are marked, and ``initializer`` gives them their weights and takes the marks off.
+
+        Where it was kept from that (by Ctrl-C, say), it is called again before anybody reads the index's state. The
+        index does not keep it alive, and copies do not take it over; the marks are part of the state.
+        """
+        self.policy = self.policy._replace(mark_new=1)
+        self.__dict__["_initializer"] = weakref.ref(initializer)
+
+    @property
+    def has_uninitialized_rows(self) -> bool:
+        """Whether ids have rows whose weights are not theirs yet."""
+        cell = self._buffers["uninitialized"]
+        return cell is not None and not cell.is_meta and bool(cell.item())
+
     def index_buffers(self) -> IndexBuffers:
         """The tensors as the operators in ``recfx.kernels.hash_index`` take them: views, not copies.
 
@@ -75,16 +107,39 @@ class IndexStorage(nn.Module):
                 what stands there now is no valid state.
         """
         self.refresh()
+        return self.buffers_as_they_are()
+
+    def buffers_as_they_are(self) -> IndexBuffers:
+        """``index_buffers`` without looking whether somebody has written into them, or left new rows behind."""
         buffers: Any = self._buffers
         return IndexBuffers(*(buffers[key] for key in IndexBuffers._fields))
 
     def refresh(self) -> None:
-        """Notice a state that was written from outside: see ``index_buffers``."""
+        """Notice a state that was written from outside (see ``index_buffers``), and rows that are not initialised yet.
+
+        Raises:
+            CheckpointError: ``load_interrupted``, or that what was written is no valid state.
+        """
         if torch.compiler.is_compiling():
             return
+        forks.use_one_thread_in_child()
+        if self.__dict__.get("_expects_load"):
+            raise CheckpointError(
+                "load_state_dict was interrupted: the rows may be those of the saved state, and the index is not.",
+                reason="load_interrupted",
+                module_path=self.name,
+                what_to_do="load the state again; or call reset_parameters() on the collection to begin anew.",
+            )
+        self._notice_written_state()
+        if self.has_uninitialized_rows and self.__dict__["_initializer"] is not None:
+            initializer = self.__dict__["_initializer"]()
+            if initializer is not None:
+                initializer.initialize_left()
+
+    def _notice_written_state(self) -> None:
         leader: IndexStorage | None = self.__dict__["_leader"]
         if leader is not None:
-            leader.refresh()
+            leader._notice_written_state()
         if self._versions != self._current_versions():
             self._adopt_written_state()
 
@@ -93,7 +148,7 @@ class IndexStorage(nn.Module):
         if self.slots.is_meta:
             return False
         candidate_counts: Any = self._buffers["candidate_counts"]
-        return bool((self.row_state == TAKEN).any()) or bool(candidate_counts.any())
+        return bool(is_taken(self.row_state).any()) or bool(candidate_counts.any())
 
     def reset(self) -> None:
         """Forget all ids and all counts."""
@@ -120,13 +175,12 @@ class IndexStorage(nn.Module):
         own = {key: self._buffers[key] for key in state.state_names(self.config)}
         buffers = state.buffers_from_state(self.config, self.policy, self.name, own)
         followers: list[IndexStorage] = self.__dict__["_followers"]
-        for each in [self, *followers]:
-            each._fill(buffers)
+        self._fill(buffers, followers)
 
     def _warn_of_forgetting(self) -> None:
         warnings.warn(
             f"table {self.name!r}: the state has the table's weight, but no index, so the index forgets its "
-            f"{int((self.row_state == TAKEN).sum())} ids. Load a state with the index's keys, or, if this is meant, "
+            f"{int(is_taken(self.row_state).sum())} ids. Load a state with the index's keys, or, if this is meant, "
             "call the index's reset() first. To keep the index, load with strict=False.",
             stacklevel=3,
         )
@@ -156,28 +210,31 @@ class IndexStorage(nn.Module):
         return self
 
     def _replace(self, buffers: IndexBuffers) -> None:
-        for key, tensor in buffers._asdict().items():
-            self._buffers[key] = tensor
-        self._buffers[IDENTITY] = identity(self.config, self.name).to(buffers.slots.device)
-        self._buffers["eval_counts"] = self._zero_eval_counts()
+        device = buffers.slots.device
+        own = {IDENTITY: identity(self.config, self.name).to(device), "eval_counts": self._zero_eval_counts(device)}
+        self._buffers.update({**buffers._asdict(), **own})  # in one step: nothing can come between
+        self.__dict__["_expects_load"] = False
         self._note_versions()
 
-    def _fill(self, buffers: IndexBuffers) -> None:
-        # In place: other modules may share these tensors.
-        for key, tensor in buffers._asdict().items():
-            if key != "lock":
-                getattr(self, key).copy_(tensor)
-        self.identity.copy_(identity(self.config, self.name))
-        self.eval_counts.zero_()
-        self._note_versions()
+    def _fill(self, buffers: IndexBuffers, followers: Sequence[IndexStorage] = ()) -> None:
+        # In place: other modules may share these tensors. In one operator: Ctrl-C must not leave half of it.
+        own = {IDENTITY: identity(self.config, self.name), "eval_counts": self._zero_eval_counts(self.slots.device)}
+        sources = {key: tensor for key, tensor in {**buffers._asdict(), **own}.items() if key != "lock"}
+        indexes = [self, *followers]
+        targets = [getattr(index, key) for index in indexes for key in sources]
+        torch._foreach_copy_(targets, [*sources.values()] * len(indexes))
+        for index in indexes:
+            index.__dict__["_expects_load"] = False
+            index._note_versions()
 
-    def _zero_eval_counts(self) -> Tensor:
-        return torch.zeros(len(EVAL_COUNTERS), dtype=torch.int64, device=self.slots.device)
+    def _zero_eval_counts(self, device: torch.device) -> Tensor:
+        return torch.zeros(len(EVAL_COUNTERS), dtype=torch.int64, device=device)
 
     def __getstate__(self) -> dict[str, Any]:
-        if not self.slots.is_meta:
-            self.index_buffers()  # a state that was written from outside is checked before it goes on
-        return {**self.__dict__, "_views": None}
+        if not self.slots.is_meta and not torch.compiler.is_compiling():
+            self._notice_written_state()  # it is checked before it goes on
+        # Rows that are not initialised stay so: the weights may have been copied already.
+        return {**self.__dict__, "_views": None, "_initializer": None}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         super().__setstate__(saved)
@@ -220,6 +277,7 @@ class IndexStorage(nn.Module):
         if not state.has_index(saved):
             if if_absent == state.KEEP:
                 missing_keys.extend(prefix + key for key in state.state_names(self.config))
+                self.__dict__["_expects_load"] = False
                 return
             if if_absent == state.FORGET and self.holds_ids():
                 self._warn_of_forgetting()
@@ -229,6 +287,7 @@ class IndexStorage(nn.Module):
         elif local_metadata.get("assign_to_params_buffers", False):
             self._replace(buffers)
         else:
+            self.__dict__["_expects_load"] = False
             warnings.warn(
                 f"{prefix or self.name}: the index is on the meta device, so loading is a no-op. Did you mean to pass "
                 "assign=True, or to call to_empty() first?",

@@ -13,13 +13,13 @@ from recfx.errors import InputError
 from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels import hash_index
-from recfx.kernels.index_buffers import BATCHES, EVICTED
+from recfx.kernels.index_buffers import BATCHES, EVICTED, NEVER_USED
 from recfx.kernels.pooled_lookup import IndexView
 from recfx.nodes.answers import answer_replayed, answer_unseen
 from recfx.nodes.bags import keep_ids, with_values
 from recfx.nodes.base import NodeModule
 from recfx.nodes.found_ahead import FoundRows, found_rows
-from recfx.nodes.in_flight import BatchesInFlight, BatchInFlight
+from recfx.nodes.in_flight import BatchesInFlight, BatchInFlight, fingerprint
 from recfx.nodes.new_rows import GivenRows, NewRows
 from recfx.nodes.raw_ids import RawIds, add_found
 from recfx.nodes.segments import Segment, find_rows
@@ -59,7 +59,7 @@ class HashIds(NodeModule):
         self._sharded = sharded
         self.hashed = hashed
         self.inside_lookup = False
-        self._new_rows = NewRows(store)
+        self._new_rows = NewRows(collection, tuple(table for table in tables if table.has_index), store)
         self._in_flight = BatchesInFlight()
         self._evicting = [table for table in tables if table.evicts]
         self.counts_every_id = any(table.evicts or table.admits for table in tables)
@@ -91,6 +91,7 @@ class HashIds(NodeModule):
             check_fused(self.collection, self._evicting, self._store)
         if features.values().is_meta or self._on_meta():
             return features
+        self._initialize_left()
         found = found_rows(features) if self.training and not self.counts_every_id and not _is_replay() else None
         if found is not None:
             return self._insert_absent(features, found)
@@ -121,19 +122,30 @@ class HashIds(NodeModule):
         segments = self.segments(features)
         ids = features.values().to("cpu", torch.int64)
         in_flight = None
-        if self.training and not _is_replay():
-            in_flight = self._start(ids)
-            try:
-                rows = self.find_or_insert(ids, segments, in_flight)
-            except BaseException:  # whoever keeps the traceback keeps the batch: it must not hold rows for ever
-                if in_flight is not None:
-                    in_flight.end()
-                raise
-        else:
-            rows = self._find(ids, segments)
-            if not self.training and torch.is_grad_enabled():  # its backward trains these rows all the same
+        try:
+            if self.training and not _is_replay():
                 in_flight = self._start(ids)
-                _list_rows(in_flight, segments, rows)
+                self._in_flight.add(in_flight)
+                rows = self.find_or_insert(ids, segments, in_flight)
+            else:
+                rows = self._find(ids, segments)
+                if not self.training and torch.is_grad_enabled():  # its backward trains these rows all the same
+                    in_flight = self._start(ids)
+                    _list_rows(in_flight, segments, rows)
+                    self._in_flight.add(in_flight)
+            return self._hashed_batch(features, rows, segments, in_flight)
+        except BaseException:  # whoever keeps the traceback keeps the batch: it must not hold rows for ever
+            if in_flight is not None:
+                in_flight.end()
+            raise
+
+    def _hashed_batch(
+        self,
+        features: KeyedJaggedTensor,
+        rows: torch.Tensor,
+        segments: list[Segment],
+        in_flight: BatchInFlight | None,
+    ) -> KeyedJaggedTensor:
         rows = rows.to(features.values().device)
         if all(_answers_are_rows(segment.table, self.training) for segment in segments):
             hashed = with_values(features, rows, features.weights_or_none())
@@ -174,45 +186,41 @@ class HashIds(NodeModule):
     ) -> torch.Tensor:
         """The rows of a batch of training; new ones are initialised. For a full table, nothing has changed."""
         indexes = self._indexes(segments)
-        inserted = hash_index.find_or_insert(
-            ids,
-            [segment.begin for segment in segments],
-            [segment.end for segment in segments],
-            [index.index_buffers() for index in indexes],
-            [index.policy for index in indexes],
-            [self._in_flight.of_table(segment.table.name) for segment in segments],
-        )
-        for index in indexes:
-            index.written()
-        report = inserted.report.tolist()
-        for index, (_, full_bucket) in zip(indexes, report, strict=True):
-            if full_bucket >= 0:
-                error = index.full_error(full_bucket)
-                error.module_path = self.collection
-                raise error
-        _list_rows(in_flight, segments, inserted.rows)
-        given = [
-            GivenRows(segment.table, rows, states)
-            for segment, rows, states in zip(
-                segments,
-                inserted.new_rows.split([count for count, _ in report]),
-                inserted.states_before.split([count for count, _ in report]),
-                strict=True,
+        with self._store.new_rows_lock:
+            inserted = hash_index.find_or_insert(
+                ids,
+                [segment.begin for segment in segments],
+                [segment.end for segment in segments],
+                [index.index_buffers() for index in indexes],
+                [index.policy for index in indexes],
+                [self._in_flight.of_table(segment.table.name) for segment in segments],
             )
-        ]
-        try:
-            self._new_rows.initialize(given)
-        except InputError as error:
-            error.module_path = self.collection
-            raise
+            for index in indexes:
+                index.written()
+            report = inserted.report.tolist()
+            for index, (_, full_bucket) in zip(indexes, report, strict=True):
+                if full_bucket >= 0:
+                    error = index.full_error(full_bucket)
+                    error.module_path = self.collection
+                    raise error
+            _list_rows(in_flight, segments, inserted.rows)
+            counts = [count for count, _ in report]
+            are_renewed = inserted.states_before != NEVER_USED
+            given = zip(segments, inserted.new_rows.split(counts), are_renewed.split(counts), strict=True)
+            self._new_rows.initialize([GivenRows(segment.table, rows, renewed) for segment, rows, renewed in given])
         return inserted.rows
+
+    def _initialize_left(self) -> None:
+        """Initialise rows that an earlier batch was kept from initialising."""
+        if any(self._store.index(name).has_uninitialized_rows for name in self.hashed):
+            self._new_rows.initialize_left()
 
     def count_found(self, segments: list[Segment], found: list[int], batches: int) -> None:
         """Count ids of a training batch, by table, that had their rows already."""
         add_found([index.counts for index in self._indexes(segments)], found, batches)
 
     def _start(self, ids: torch.Tensor) -> BatchInFlight | None:
-        """From here on later batches leave this one's rows alone."""
+        """The batch, for ``BatchesInFlight``; None where no table evicts."""
         evicting = {table.name: self._store.index(table.name) for table in self._evicting}
         if not evicting:
             return None
@@ -220,12 +228,7 @@ class HashIds(NodeModule):
             index.refresh()  # what was loaded in place has another number of batches
         numbers = {table: int(index.counts[BATCHES]) + 1 if self.training else 0 for table, index in evicting.items()}
         indexes = list(evicting.values())
-        return self._in_flight.start(
-            numbers,
-            ids,
-            lambda: sum(int(index.counts[EVICTED]) for index in indexes),
-            training=self.training,
-        )
+        return BatchInFlight(numbers, fingerprint(ids), lambda: sum(int(index.counts[EVICTED]) for index in indexes))
 
     # Eval, and forwards that are run again
 

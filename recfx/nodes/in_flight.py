@@ -36,6 +36,11 @@ class BatchInFlight:
         self._watched = 0
         self._waiting: set[int] = set()  # lookups whose backward has not run
 
+    @property
+    def is_training(self) -> bool:
+        """Whether it is a batch of training."""
+        return any(self.numbers.values())
+
     def watch(self, output: torch.Tensor) -> None:
         """A lookup of this batch gave ``output``; the batch is in flight until its backward has run."""
         if output.grad_fn is None:
@@ -73,15 +78,13 @@ class BatchesInFlight:
         self._batches: weakref.WeakSet[BatchInFlight] = weakref.WeakSet()
         self._last: Fingerprint = ()
 
-    def start(
-        self, numbers: dict[str, int], ids: torch.Tensor, evictions: Callable[[], int], *, training: bool
-    ) -> BatchInFlight:
-        """A batch is hashed now."""
-        batch = BatchInFlight(numbers, fingerprint(ids), evictions)
+    def add(self, batch: BatchInFlight | None) -> None:
+        """From here on later batches leave this one's rows alone."""
+        if batch is None:
+            return
         self._batches.add(batch)
-        if training:
+        if batch.is_training:
             self._last = batch.fingerprint
-        return batch
 
     def of_table(self, table: str) -> InFlight:
         """What must stay as it is in one table."""

@@ -5,7 +5,10 @@ The collection registers the modules, so that every parameter and buffer has one
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,7 +41,22 @@ class TableStore:
         self.indexes = indexes
         self.optimizers = optimizers
         self.init_fns = init_fns
+        self._lock, self._process = threading.RLock(), os.getpid()
         self._without_tables = device or torch.device("cpu")
+
+    @property
+    def new_rows_lock(self) -> Any:  # threading.RLock, which is no type
+        """Hold it while rows are given out and initialised: another thread must not initialise them as well."""
+        if self._process != os.getpid():  # forked: the thread that held it is not there to let it go
+            self._lock, self._process = threading.RLock(), os.getpid()
+        return self._lock
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_process")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock, self._process = threading.RLock(), os.getpid()
 
     @property
     def device(self) -> torch.device:

@@ -41,6 +41,9 @@ def load_local_state(
     """
     planned = LocalState(module, state_dict, prefix)
     assign = bool(local_metadata.get("assign_to_params_buffers", False))
+    for shard in module.sharding.local():
+        if shard.table.has_index:
+            module._store.index(shard.name).expect_load()
     for key in planned.taken:
         del state_dict[key]
     for key, value in planned.local.items():

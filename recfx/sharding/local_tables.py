@@ -72,6 +72,8 @@ def make_local_tables(
         bags, indexes, {}, {shard.name: init_fns[shard.table.name] for shard in local}, _device(module, device)
     )
     _check_optimizers(module)
+    for table in module.hash_indexes:
+        module.index(table).refresh()  # before weights are copied: it may initialise some
     settings_of = optimizer_settings(module, sharding, fused_params, dense_as_torchrec=dense_as_torchrec)
     fused = settings_of.fused
     states = module.fused_optimizers()

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from recfx.kernels.index_buffers import TAKEN
+from recfx.kernels.index_buffers import is_taken
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
 from recfx.sharding.gather import WholeTable, gather_tables
 from recfx.training.in_backward import attach_unfused
@@ -25,7 +25,7 @@ def gather_collections(model: nn.Module) -> dict[str, dict[str, WholeTable]]:
 
 def held_ids(table: WholeTable) -> tuple[Tensor, Tensor]:
     """The ids of a table and their rows, int64 ``[n]`` each, by row."""
-    rows = torch.nonzero(table.index["row_state"] == TAKEN).squeeze(1)
+    rows = torch.nonzero(is_taken(table.index["row_state"])).squeeze(1)
     return table.index["row_ids"][rows], rows
 
 

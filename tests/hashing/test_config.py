@@ -1,7 +1,9 @@
 import dataclasses
 from typing import Any
 
+import numpy
 import pytest
+import torch
 
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
@@ -39,6 +41,17 @@ def test_defaults_are_those_of_the_design() -> None:
         ("unseen", "zero"),
         ("seed", 2**63 - 1),
         ("seed", "7"),
+        ("rows", -1),
+        ("rows", "a"),
+        ("rows", 2**62),
+        ("rows", torch.tensor(4)),
+        ("rows", numpy.array([4])),
+        ("dense_rows", 1.0),
+        ("buckets", False),
+        ("on_full", ["error"]),
+        ("evict", 0),
+        ("admit_after", None),
+        ("unseen", True),
     ],
 )
 def test_bad_value_is_named(field: str, value: Any) -> None:

@@ -3,7 +3,9 @@
 import copy
 import io
 import pickle
+from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -163,9 +165,9 @@ def test_meta() -> None:
     with torch.device("meta"):
         index = HashIndex(10**9, config=HashConfig(buckets=64))
     assert all(tensor is not None and tensor.is_meta for tensor in index._buffers.values())
-    ids = torch.tensor([1, 2, 3])
-    assert index.find(ids).shape == index.answer(ids).shape == index.erase(ids).shape == (3,)
-    assert index.insert(ids)[0].is_meta is False
+    ids, on_meta = torch.tensor([1, 2, 3]), torch.empty(3, dtype=torch.int64, device="meta")
+    assert index.find(on_meta).shape == index.answer(on_meta).shape == index.erase(on_meta).shape == (3,)
+    assert index.insert(on_meta)[0].is_meta
     assert HashIndex(4, device="meta").slots.is_meta
 
     index = HashIndex(40, device=torch.device("meta"))
@@ -273,3 +275,81 @@ def test_every_error_is_one_of_ours() -> None:
     assert issubclass(IdTypeError, RecfxError)
     assert issubclass(IdTypeError, TypeError)
     assert issubclass(TableFullError, RuntimeError)
+
+
+@pytest.mark.parametrize("method", ["find", "answer", "insert", "find_or_insert", "erase"])
+def test_index_on_meta_has_no_rows_for_ids(method: str) -> None:
+    index = HashIndex(40, config=HashConfig(on_full="evict", admit_after=2), device="meta")
+    with pytest.raises(InputError, match=r"\[index_on_meta\] table: .*to_empty"):
+        getattr(index, method)(torch.tensor([1, 2, 3]))
+
+
+def test_index_on_meta_holds_nothing() -> None:
+    index = HashIndex(40, config=HashConfig(on_full="evict", admit_after=2), device="meta")
+    assert len(index) == 0
+    for ids, rows in (index.items(), index.candidates()):
+        assert ids.tolist() == rows.tolist() == []
+    assert index.occupancy() == HashIndex(40).occupancy()
+    assert index.counters == HashIndex(40).counters
+    assert index.longest_probe() == 0
+
+
+@pytest.mark.parametrize("method", ["find", "answer", "insert", "find_or_insert", "erase"])
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        (None, "wrong_id_dtype"),
+        ([1, 2], "wrong_id_dtype"),
+        (3, "wrong_id_dtype"),
+        (torch.tensor([1.0]), "wrong_id_dtype"),
+        (torch.tensor([True]), "wrong_id_dtype"),
+        (torch.tensor([[1, 2]]), "wrong_id_shape"),
+        (torch.tensor(1), "wrong_id_shape"),
+        (torch.tensor([0, 5]).to_sparse(), "wrong_id_layout"),
+    ],
+    ids=str,
+)
+def test_what_are_no_ids_is_said(method: str, ids: Any, reason: str) -> None:
+    index = filled()
+    with pytest.raises(InputError) as caught:
+        getattr(index, method)(ids)
+    assert (caught.value.reason, caught.value.module_path, bool(caught.value.what_to_do)) == (reason, index.name, True)
+    assert_equal(index, filled())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"rows": 0},
+        {"rows": -1},
+        {"rows": "a"},
+        {"rows": True},
+        {"rows": None},
+        {"rows": 1.5},
+        {"rows": 2**62},
+        {"rows": torch.tensor(4)},
+        {"config": 3},
+        {"config": None},
+        {"config": {"rows": 4}},
+        {"name": None},
+        {"row_begin": "a"},
+        {"row_begin": None},
+        {"row_end": 1.5},
+        {"row_end": True},
+    ],
+    ids=str,
+)
+def test_arguments_of_wrong_type(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConversionError) as caught:
+        HashIndex(**{"rows": 4, **arguments})
+    (argument, value) = next(iter(arguments.items()))
+    assert caught.value.reason == "invalid_hash_config"
+    assert argument in caught.value.message
+    assert repr(value) in caught.value.message
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    index = HashIndex(numpy.int64(4), config=HashConfig(seed=numpy.int32(3)), row_end=numpy.int64(4))  # type: ignore[arg-type]
+    assert type(index.config.rows) is type(index.config.seed) is type(index.policy.row_end) is int
+    index.insert(torch.tensor([7]))
+    assert len(index) == 1

@@ -52,6 +52,7 @@ struct Buffers {
   std::vector<int32_t> candidate_counts = std::vector<int32_t>(kRows, 0);
   std::vector<int64_t> candidate_order = row_scores;
   int64_t lock = 0;
+  int64_t uninitialized = 0;
 
   static std::vector<LowestRows::Entry> entries() {
     return std::vector<LowestRows::Entry>(LowestRows::entries_before(kRows, kBucketCount));
@@ -64,7 +65,7 @@ struct Buffers {
 Index view(Buffers& of, bool lfu, int64_t admit_after) {
   Index index{
       .policy = {.seed = 0, .share = false, .evict = true, .lfu = lfu, .admit_after = admit_after,
-                 .share_unseen = false},
+                 .share_unseen = false, .mark_new = true},
       .slice = RowSlice(kRows, 0, kBucketCount, 0, kRows),
       .table = SlotTable(of.slots.data(), kSlotCount, &of.side_row),
       .row_ids = of.row_ids.data(),
@@ -72,6 +73,7 @@ Index view(Buffers& of, bool lfu, int64_t admit_after) {
       .free_rows = FreeRows(of.free_rows.data(), kRows),
       .bucket_taken = of.bucket_taken.data(),
       .counts = of.counts.data(),
+      .uninitialized = &of.uninitialized,
       .row_scores = of.row_scores.data(),
       .victims = LowestRows(of.victims.data(), of.victim_heads.data()),
       .candidates = std::nullopt,
@@ -130,9 +132,10 @@ void train(Index& index, const std::vector<int64_t>& ids, int threads, bool take
 }
 
 void check_consistent(const Index& index) {
-  int64_t taken = 0;
+  int64_t taken = 0, uninitialized = 0;
   for (int64_t row = 0; row < kRows; ++row) {
-    if (index.row_state[row] == kTaken) {
+    uninitialized += is_uninitialized(index.row_state[row]);
+    if (is_taken(index.row_state[row])) {
       ++taken;
       check(index.table.find(index.row_ids[row]) == row, "a row's id is found in it");
       check(index.row_scores[row] > 0, "a row that is taken has a score");
@@ -143,6 +146,7 @@ void check_consistent(const Index& index) {
     counted += index.bucket_taken[bucket];
   }
   check(counted == taken, "rows taken are counted");
+  check(*index.uninitialized == uninitialized && uninitialized > 0, "rows that are not initialised are counted");
 }
 
 void stress(bool lfu, int64_t admit_after, bool with_lock) {

@@ -37,7 +37,7 @@ def repeat(name: str, source: int, row: int) -> Damage:
 
 PROBLEMS: list[tuple[str, Damage, tuple[int, int, bool]]] = [
     ("nothing", lambda b: None, (index_rebuild.NO_PROBLEM, -1, False)),
-    ("state", put("row_state", 9, 3), (index_rebuild.UNKNOWN_STATE, 9, False)),
+    ("state", put("row_state", 9, 7), (index_rebuild.UNKNOWN_STATE, 9, False)),
     ("dense row", put("row_state", 2, 1), (index_rebuild.DENSE_ROW, 2, False)),
     ("dense id", put("row_ids", 5, 3), (index_rebuild.DENSE_ID, 5, False)),
     ("bucket", lambda b: swap(b.row_ids, 5, 34), (index_rebuild.WRONG_BUCKET, 5, False)),
