@@ -1,13 +1,20 @@
+import contextlib
+import ctypes
+import errno
 import logging
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from recfx.kernels import library
+from recfx.kernels.private_files import UnsafeError
 
 FALLBACK_SCRIPT = """
 import logging, sys, torch
@@ -53,7 +60,7 @@ def tiny_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Sources that compile in no time, and an empty build directory."""
     sources = tmp_path / "csrc"
     sources.mkdir()
-    (sources / "one.cpp").write_text("int recfx_one() { return 1; }")
+    (sources / "one.cpp").write_text('extern "C" int recfx_one() { return 1; }')
     monkeypatch.setattr(library, "_SOURCES", sources)
     monkeypatch.setenv("RECFX_BUILD_DIR", str(tmp_path / "build"))
     return sources
@@ -107,3 +114,220 @@ def test_index_works_on_the_references_without_library(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stderr
     assert "/no/such/compiler" in finished.stdout
     assert finished.stderr.count("C++ operators are not available") == 1
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    return found
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:1000]),
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
+        lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    ],
+    ids=["empty", "truncated", "end_missing", "bit_flipped", "longer"],
+)
+def test_a_damaged_library_is_built_anew(
+    tiny_sources: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], object]
+) -> None:
+    built = library.build()
+    whole = built.read_bytes()
+    warnings_of(caplog)
+    damage(built)
+    assert library.build() == built
+    damaged, compiling = warnings_of(caplog)
+    assert damaged == f"{built} is damaged, and is built anew"
+    assert "compiling" in compiling
+    assert built.read_bytes() == whole
+    assert ctypes.CDLL(str(built)).recfx_one() == 1
+    library.build()
+    assert not warnings_of(caplog)
+
+
+def test_a_library_made_for_another_torch_is_built_anew(
+    tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    built = library.build()
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "__version__", "1.0")
+        other = library.build()
+    assert other != built
+    os.replace(other, built)
+    warnings_of(caplog)
+    library.build()
+    assert any("damaged" in each for each in warnings_of(caplog))
+
+
+def test_a_library_that_cannot_be_loaded_is_built_anew(
+    tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    built, tried = library.build(), []
+
+    def load_library(path: str) -> None:
+        tried.append(path)
+        if len(tried) == 1:
+            raise OSError("undefined symbol")
+
+    monkeypatch.setattr(torch.ops, "load_library", load_library)
+    warnings_of(caplog)
+    library._open_library()
+    assert tried == [str(built)] * 2
+    assert next(each.split(str(built))[-1] for each in warnings_of(caplog)) == (
+        " cannot be loaded and is built anew: undefined symbol"
+    )
+
+
+def test_others_must_not_write_to_the_directory(
+    tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    library.build_directory().mkdir(mode=0o755)
+    library.build_directory().chmod(0o777)
+    with pytest.raises(UnsafeError, match=r"can be written to by others \(mode 777; chmod go-w it\)"):
+        library.build()
+    loaded: list[str] = []
+    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
+    library._open_library()
+    kept, _ = warnings_of(caplog)
+    assert "mode 777" in kept
+    assert "RECFX_BUILD_DIR" in kept
+    assert Path(loaded[0]).parent.stat().st_mode & 0o777 == 0o700
+    assert not list(library.build_directory().iterdir())
+    shutil.rmtree(Path(loaded[0]).parent)
+
+
+def test_the_default_directory_becomes_the_users_own(
+    tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("RECFX_BUILD_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    directory = tmp_path / "cache" / "recfx"
+    directory.mkdir(parents=True)
+    directory.chmod(0o775)  # as under umask 002
+    library.build()
+    assert directory.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("planted", ["directory", "file"])
+def test_another_users_library_is_not_taken(
+    tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, planted: str
+) -> None:
+    built = library.build()
+    path = built if planted == "file" else built.parent
+    if os.geteuid() == 0:
+        os.chown(path, 4321, 4321)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    warnings_of(caplog)
+    if planted == "directory" or os.geteuid() == 4321:
+        with pytest.raises(UnsafeError, match="belongs to another user"):
+            library.build()
+    else:
+        library.build()
+        assert "belongs to another user (uid 4321)" in warnings_of(caplog)[0]
+        assert built.stat().st_uid == 0
+
+
+def test_a_library_that_others_may_write_to_is_not_taken(tiny_sources: Path, caplog: pytest.LogCaptureFixture) -> None:
+    built = library.build()
+    built.chmod(0o766)
+    warnings_of(caplog)
+    library.build()
+    assert "mode 766" in warnings_of(caplog)[0]
+    assert built.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_directory_that_cannot_be_written(
+    tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    @contextlib.contextmanager
+    def read_only(path: Path) -> Iterator[None]:
+        if path.parent == library.build_directory():
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        yield
+
+    built = library.build()
+    loaded: list[str] = []
+    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
+    monkeypatch.setattr(library, "_locked", read_only)
+    library._open_library()
+    built.unlink()
+    warnings_of(caplog)
+    library._open_library()
+    assert loaded[0] == str(built)
+    assert Path(loaded[1]).parent != built.parent
+    assert "Read-only file system" in warnings_of(caplog)[0]
+
+
+def test_no_room(tiny_sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            library.build()
+    assert [path.suffix for path in library.build_directory().iterdir()] == [".lock"]
+    compiler = tiny_sources / "full"
+    compiler.write_text("#!/bin/sh\necho 'No space left on device' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(OSError, match="no room to compile"):
+        library.build()
+
+
+def test_the_compiler_is_killed(tiny_sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tiny_sources / "killed"
+    compiler.write_text("#!/bin/sh\nkill -9 $$\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(library.LibraryBuildError, match="was killed by signal 9"):
+        library.build()
+    assert [path.suffix for path in library.build_directory().iterdir()] == [".lock"]
+
+
+def test_what_a_killed_process_left_goes(tiny_sources: Path) -> None:
+    built = library.build()
+    built.unlink()
+    left = built.parent / f"build-{built.stem}-x1"
+    left.mkdir()
+    (left / "half.o").write_bytes(b"half")
+    others = built.parent / "build-librecfx-of-another-version-x1"
+    others.mkdir()
+    library.build()
+    assert not left.exists()
+    assert others.exists(), "somebody may be building it"
+
+
+def test_processes_that_build_at_once(tiny_sources: Path) -> None:
+    script = (
+        "import pathlib, sys; from recfx.kernels import library;"
+        "library._SOURCES = pathlib.Path(sys.argv[1]); print(library.build())"
+    )
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", script, str(tiny_sources)]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root) for _ in range(2)
+    ]
+    finished = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], finished
+    assert len({out for out, _ in finished}) == 1
+    assert sum(error.count("compiling the C++ operators") for _, error in finished) == 1
+    library.build()
+
+
+def test_threads_load_once(tiny_sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    registered: list[int] = []
+    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
+    monkeypatch.setattr(library, "_loaded", None)
+    monkeypatch.setattr(library, "_when_loaded", [])
+    library.when_loaded(lambda: registered.append(1))
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: library.load(), range(8))) == [True] * 8
+    assert (len(loaded), registered) == (1, [1])
