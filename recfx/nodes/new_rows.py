@@ -45,7 +45,9 @@ class NewRows:
     """
 
     def __init__(self, collection: str, tables: tuple[TableSpec, ...], store: TableStore) -> None:
-        self._collection, self._tables, self._store = collection, tables, store
+        # A graph of whole tables is made before that of a rank, which may have no shard of some.
+        self._tables = tuple(table for table in tables if table.name in store.indexes)
+        self._collection, self._store = collection, store
         self._keys: dict[tuple[str, int], int] = {}
         self._attach()
 
