@@ -29,11 +29,7 @@ from recfx.passes import PassRecord, passes, run_passes
 from recfx.passes._nodes import node_name
 from recfx.subclasses import new_instance
 from recfx.table_holder import all_held, hold
-<<<<<<< Updated upstream
 from recfx.table_specs import allocate_bags, check_bag, check_config, describe_tables, physical_configs
-=======
-from recfx.table_specs import allocate_bags, check_bag, describe_tables, physical_configs
->>>>>>> Stashed changes
 from recfx.training.fused_optimizer import FusedOptimizer
 from recfx.training.in_backward import attach_unfused, fused_optimizers, gradient_hooks, positions_with_hooks
 from recfx.training.keyed_optimizer import FusedKeyedOptimizer
@@ -179,11 +175,7 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
     def _attached_to_weights(self) -> list[int]:
         """Which optimizers in backward hang on the tables, by ``id``, and on which there are gradient hooks."""
         try:
-<<<<<<< Updated upstream
             weights: list[Any] = [bag._parameters["weight"] for bag in self.embedding_bags._modules.values()]
-=======
-            weights = [bag._parameters["weight"] for bag in self.embedding_bags._modules.values()]
->>>>>>> Stashed changes
         except KeyError:  # pruned, say: which one, and what to do
             weights = [self._store.weight(table) for table in self.embedding_bags]
         attached = [weight.__dict__.get("_in_backward_optimizers", ()) for weight in weights]

@@ -23,10 +23,7 @@ from recfx.sharding.unshard import (
 )
 from recfx.shells import copy_shells
 from recfx.table_holder import release
-<<<<<<< Updated upstream
 from recfx.training.fused_view import detach_fused_optimizer
-=======
->>>>>>> Stashed changes
 from recfx.training.in_backward import attach_unfused
 from recfx.whole_graph import WholeGraph
 
@@ -94,10 +91,7 @@ def _mapping(items: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]) ->
 def _standard(island: HashEmbeddingBagCollection) -> EmbeddingBagCollection:
     standard = EmbeddingBagCollection(island.embedding_bag_configs(), island.is_weighted(), torch.device("meta"))
     bags, _ = copy_shells(island.embedding_bags)
-<<<<<<< Updated upstream
     assert isinstance(bags, nn.ModuleDict)
-=======
->>>>>>> Stashed changes
     release(bags)
     standard.embedding_bags = bags
     standard._device = island.device

@@ -151,19 +151,10 @@ class ShardedHashEmbeddingBagCollection(
         raised by ``compute``.
 
         Raises:
-<<<<<<< Updated upstream
             OutOfStepError: an earlier step failed here when others had begun it; or another rank has no more data.
         """
         self.refuse_out_of_step()
         self._under_way.refuse(self)
-=======
-            ConversionError: ``gradient_hook``; nothing was sent.
-            InputError: the batch does not fit the collection; nothing was sent.
-            OutOfStepError: an earlier step failed here when others had begun it.
-        """
-        self.refuse_out_of_step()
-        self._refuse_gradient_hooks()
->>>>>>> Stashed changes
         if self._row_moves and self.training:
             self._row_moves = {}
         values = ctx.values
@@ -196,19 +187,6 @@ class ShardedHashEmbeddingBagCollection(
         started = [name for name in send.outputs if isinstance(values[name], _STARTED)]
         ctx.sharding_contexts = [values[name] for name in send.outputs if isinstance(values[name], DistContext)]
         return _Sending(self, [values.pop(name) for name in started], ctx)
-
-    def _refuse_gradient_hooks(self) -> None:
-        """A fused shard has no gradient to show to a hook, and no dense optimizer to fall back on."""
-        fused = [self._store.weight(shard) for shard in self._store.optimizers]
-        for position in positions_with_hooks(fused):
-            table = list(self._store.optimizers)[position]
-            raise ConversionError(
-                f"a gradient hook is registered on the weight of table {table!r}, whose fused optimizer steps inside "
-                "the backward, without a gradient of the weight: the hook would never run.",
-                reason="gradient_hook",
-                module_path=self.collection,
-                what_to_do="remove the hook; a hook on the collection's output sees the pooled gradient.",
-            )
 
     def _refuse_gradient_hooks(self) -> None:
         """A fused shard has no gradient to show to a hook, and no dense optimizer to fall back on."""
