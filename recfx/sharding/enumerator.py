@@ -55,11 +55,18 @@ class OrderedEnumerator(EmbeddingEnumerator):
         topology: what is planned for.
         batch_size: samples a rank.
         constraints: by table name.
+        empty_ranks: offer a cut that leaves ranks without rows where the constraints allow no other.
     """
 
     def __init__(
-        self, topology: Topology, batch_size: int, constraints: dict[str, ParameterConstraints] | None
+        self,
+        topology: Topology,
+        batch_size: int,
+        constraints: dict[str, ParameterConstraints] | None,
+        *,
+        empty_ranks: bool = False,
     ) -> None:
+        self._empty_ranks = empty_ranks
         estimators = [EmbeddingPerfEstimator(topology, constraints), IndexStorageEstimator(topology, constraints)]
         super().__init__(topology, batch_size, constraints, estimators)
 
@@ -71,13 +78,13 @@ class OrderedEnumerator(EmbeddingEnumerator):
         """
         options: list[ShardingOption] = super().enumerate(module, sharders)
         places = {fqn: place for place, fqn in enumerate(dict.fromkeys(option.fqn for option in options))}
-        offered = [option for option in options if plannable(option) and not has_empty_shard(option)]
-        left = {option.fqn for option in offered}
+        options = [option for option in options if plannable(option)]
+        filled = {option.fqn for option in options if not has_empty_shard(option)}
         for option in options:
-            if option.fqn not in left and has_empty_shard(option):
+            if option.fqn not in filled and not self._empty_ranks:
                 raise _no_option(option)
         return sorted(
-            offered,
+            (option for option in options if option.fqn not in filled or not has_empty_shard(option)),
             key=lambda option: (
                 places[option.fqn],
                 SHARDING_TYPES.index(option.sharding_type),
@@ -118,11 +125,12 @@ def _no_option(option: ShardingOption) -> ConversionError:
     module, filled = option.module[1], sum(shard.size[0] > 0 for shard in option.shards)
     if isinstance(module, HashEmbeddingBagCollection) and option.name in module.hash_indexes:
         buckets = next(table.hashing.buckets for table in module.tables if table.name == option.name and table.hashing)
-        what = f"its rows are cut between its {buckets} buckets"
-        advice = "give the table HashConfig(buckets=...), a multiple of the ranks that share it, or allow table_wise."
+        what = f"its rows are cut between its buckets, of which there are {buckets}"
+        advice = "give it HashConfig(buckets=...), a multiple of the ranks that share it, allow table_wise, or pass "
+        advice += "empty_ranks=True."
     else:
         what = f"it has {option.tensor.shape[0]} rows"
-        advice = "allow table_wise or data_parallel for so small a table."
+        advice = "allow table_wise or data_parallel for so small a table, or pass empty_ranks=True."
     return ConversionError(
         f"table {option.name!r} cannot be sharded {option.sharding_type} as its constraints say: {what}, so that only "
         f"{filled} of {len(option.shards)} shards would have any.",

@@ -27,20 +27,22 @@ def plan(
     constraints: Mapping[str, ParameterConstraints] | None = None,
     *,
     batch_size: int = BATCH_SIZE,
+    empty_ranks: bool = False,
 ) -> ShardingPlan:
     """How to shard the collections of ``model``; the same arguments give the same plan in every process.
 
-    No process group is needed and the model is not changed; it may be on the meta device, converted or not (``recfx``
-    shards an ``EmbeddingBagCollection`` after conversion, so the plan has what it can do then). No cut leaves a rank
-    without rows; tables with an index are cut between buckets, and the plan says where. What else TorchRec can
-    shard in the model is planned too, except for NPUs, on which TorchRec's own lookups do not run. The host memory of
-    indexes counts, as far as the model is converted.
+    No process group is needed and the model is not changed; it may be on the meta device, converted or not
+    (``recfx`` shards an ``EmbeddingBagCollection`` after conversion, so the plan has what it can do then). No cut
+    leaves a rank without rows, unless ``empty_ranks`` says so; tables with an index are cut between buckets, and
+    the plan says where. What else TorchRec can shard in the model is planned too, except for NPUs, on which
+    TorchRec's own lookups do not run. The host memory of indexes counts, as far as the model is converted.
 
     Args:
         model: with its collections under the names that they have when it is sharded.
         topology: TorchRec's, or an :func:`recfx.sharding.topology.npu_topology`.
         constraints: TorchRec's, by table name. ``grid_shard`` is planned only where they ask for it.
         batch_size: samples a rank.
+        empty_ranks: take a cut that leaves ranks without rows where the constraints allow no other.
 
     Raises:
         ConversionError: ``plan_does_not_fit`` with TorchRec's own text, ``plan_failed``, ``unknown_table``,
@@ -66,7 +68,7 @@ def plan(
     planner = EmbeddingShardingPlanner(
         topology=pod,
         batch_size=batch_size,
-        enumerator=OrderedEnumerator(pod, batch_size, limits),
+        enumerator=OrderedEnumerator(pod, batch_size, limits, empty_ranks=empty_ranks),
         constraints=limits,
         stats=[],
         debug=False,

@@ -250,6 +250,8 @@ def test_no_plan_leaves_ranks_without_rows(rows: int, hashing: recfx.HashConfig 
     with pytest.raises(recfx.ConversionError, match=r"only [13] of 4 shards") as caught:
         recfx.plan(model, stock(4), {"t0": ParameterConstraints(sharding_types=["row_wise"])})
     assert caught.value.reason == "no_sharding_option"
+    limits = {"t0": ParameterConstraints(sharding_types=["row_wise"])}
+    assert recfx.plan(model, stock(4), limits, empty_ranks=True).plan[""]["t0"].sharding_type == "row_wise"
 
 
 def test_refusals() -> None:

@@ -67,7 +67,8 @@ class EmbeddingShardingPlanner:
         """A plan of this process alone."""
         if self._pod is None:
             return self._torchrec.plan(module, sharders)
-        return plan(module, self._pod, self._constraints, batch_size=self._batch_size)
+        # Its scripts ask for row_wise, whatever the size of the table.
+        return plan(module, self._pod, self._constraints, batch_size=self._batch_size, empty_ranks=True)
 
     def collective_plan(
         self,
