@@ -15,8 +15,6 @@ from recfx.inspect.table_report import Reason
 from recfx.training.fused_optimizer import FusedOptimizer
 from recfx.training.in_backward import NotFused
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
 
 def table_reasons(table: TableFacts) -> tuple[Reason, ...]:
     """Every rule's answer for one table."""
@@ -123,17 +121,6 @@ def data_type_not_honoured(table: TableFacts) -> Reason | None:
     return Reason("data_type_not_honoured", table.module_path, message, advice, "warning")
 
 
-def table_hook_not_called(table: TableFacts) -> Reason | None:
-    """Hooks on the table's ``nn.EmbeddingBag``."""
-    if not any(getattr(table.bag, hooks, None) for hooks in _HOOKS):
-        return None
-    message = (
-        "its nn.EmbeddingBag has hooks that never run: the graph reads the weight, the bag's forward is not called."
-    )
-    advice = "put the hook on the collection, or a tensor hook on the weight."
-    return Reason("table_hook_not_called", table.module_path, message, advice, "warning")
-
-
 def type_name(dtype: object) -> str:
     """``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
@@ -148,5 +135,4 @@ _RULES: tuple[Callable[[TableFacts], Reason | None], ...] = (
     index_settings_not_used,
     init_fn_rows,
     data_type_not_honoured,
-    table_hook_not_called,
 )

@@ -146,18 +146,6 @@ def test_data_type_not_honoured() -> None:
     assert reason.message == "config.data_type is FP16, but the weight is float32."
 
 
-@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
-def test_table_hook_not_called(register: str) -> None:
-    model = convert(Wrapped(collection()))
-    called: list[int] = []
-    getattr(model.inner.embedding_bags["t1"], register)(lambda *arguments: called.append(1))
-    (reason,) = explain(model).reasons
-    found = (reason.code, reason.severity, reason.module_path)
-    assert found == ("table_hook_not_called", "warning", "inner.embedding_bags.t1")
-    model(batch([1, 2, 3, 4]))
-    assert called == []  # what the report says is so
-
-
 def test_settings_of_an_index_that_there_is_none_of() -> None:
     plain = Wrapped(collection(1))
     (reason,) = only(convert(plain, hashing=HashConfig(on_full="evict", admit_after=3)), "index_settings_not_used")
