@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
 from tests.checkpoint.training import KINDS, OnePart, Training, assert_same, batch
@@ -183,3 +186,28 @@ def test_an_ordinary_optimizer_does_not_follow(tmp_path: Path) -> None:
     assert_same(dict(target.state_dict()), before)
     recfx.load_checkpoint(target, tmp_path)
     assert torch.equal(source.eval()(batch(0)), target.eval()(batch(0)))
+
+
+def test_rows_that_were_used_before_are_filled_again_in_the_bigger_table() -> None:
+    """Of a table with its own ``init_fn``: what trained ids have left behind is no new id's beginning."""
+
+    def table(rows: int) -> Any:
+        config = EmbeddingBagConfig(
+            name="t",
+            num_embeddings=rows,
+            embedding_dim=4,
+            feature_names=["t"],
+            init_fn=partial(nn.init.constant_, val=0.5),
+        )
+        return recfx.HashEmbeddingBagCollection([config])
+
+    def features(ids: list[int]) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(["t"], torch.tensor(ids), lengths=torch.ones(len(ids), dtype=torch.int64))
+
+    small, big = table(4), table(12)
+    small(features([1, 2]))
+    big(features(list(range(100, 110))))
+    with torch.no_grad():
+        big.weight("t").fill_(7.0)  # all of them were trained
+    big.load_state_dict(small.state_dict())
+    assert big(features(list(range(200, 208)))).values().unique().tolist() == [0.5]
