@@ -1,5 +1,8 @@
 """Target ``cpu``: recfx's own pooled lookup on the CPU, from rows or straight from raw ids; backward as ``fbgemm``'s.
 
+Our forward shares bags among threads. FBGEMM's does not, but is the faster one on a single thread; where tables have no
+index, each call takes the one that is right for its number of threads.
+
 From raw ids, finding runs inside the lookup: a thread finds some thousand ids, and sums their rows right away. In
 training, the few ids that have no row yet get one afterwards, and the bags that hold them are summed again.
 """
@@ -10,7 +13,7 @@ import torch
 
 from recfx.kernels import library
 from recfx.kernels.pooled_lookup import IndexView, find_and_pool, pool_again_, pooled_lookup
-from recfx.lowering import _fbgemm_limits
+from recfx.lowering import _fbgemm_limits, fbgemm
 from recfx.lowering._fbgemm_backward import LookedUp, TrainableLookup
 from recfx.lowering._fbgemm_layout import Layout
 from recfx.lowering.registry import Declined, IdsToRows, LookupBatch, LookupKernel, LookupSpec
@@ -19,8 +22,6 @@ from recfx.lowering.registry import Declined, IdsToRows, LookupBatch, LookupKern
 def decline(spec: LookupSpec) -> Declined | None:
     """None where ``fbgemm`` has the backward and recfx's C++ library is there."""
     declined = _fbgemm_limits.decline("cpu", spec)
-    if declined is None and all(table.hashing is None for table in spec.tables):
-        return Declined(by="cpu", reason="static_tables", message="ids of static tables are not checked before it.")
     if declined is None and not library.load():
         return Declined(by="cpu", reason="no_library", message=f"the C++ operators are not there: {library.why_not()}")
     return declined
@@ -40,6 +41,8 @@ class CpuLookup:
 
     def __init__(self, spec: LookupSpec) -> None:
         layout = Layout(spec)
+        # With indexes rows may have been found ahead or in the lookup: both ways must give the same, to the last bit.
+        self._may_use_fbgemm = not any(table.has_index for table in spec.tables)
         self._mean = spec.pooling == "MEAN"
         self._table_of_feature = layout.whole.table_of_feature
         self._trainable = TrainableLookup(layout)
@@ -50,6 +53,8 @@ class CpuLookup:
         rows, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
 
         def forward(scale: torch.Tensor | None) -> LookedUp:
+            if self._may_use_fbgemm and torch.get_num_threads() == 1:
+                return LookedUp(fbgemm.pool(self._trainable.layout, weights, rows, offsets, scale), rows)
             pooled = pooled_lookup(rows, offsets, weights, self._table_of_feature, self._mean, scale)
             return LookedUp(pooled, rows)
 

@@ -30,16 +30,28 @@ def build(spec: LookupSpec) -> LookupKernel:
         values, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
 
         def forward(scale: torch.Tensor | None) -> LookedUp:
-            return LookedUp(_pool(layout, weights, values, offsets, scale), values)
+            return LookedUp(pool(layout, weights, values, offsets, scale), values)
 
         return trainable(weights, offsets, batch.per_sample_weights, forward)
 
     return lookup
 
 
-def _pool(
+def pool(
     layout: Layout, weights: list[torch.Tensor], values: torch.Tensor, offsets: torch.Tensor, scale: torch.Tensor | None
 ) -> torch.Tensor:
+    """FBGEMM's forward alone, on one thread whatever the number of threads.
+
+    Args:
+        layout: the lookup's constant arguments.
+        weights: the tables' ``[rows, dim]`` tensors.
+        values: ``[n]`` int64 rows, all of them in range.
+        offsets: ``[F * B + 1]`` int64.
+        scale: ``[n]`` float32 per-sample weights, or None.
+
+    Returns:
+        ``[B, sum D]`` float32.
+    """
     part = layout.whole
     output: torch.Tensor = torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
         layout.base,

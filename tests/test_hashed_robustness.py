@@ -58,12 +58,6 @@ def test_ids_of_a_static_table_beside_an_index_are_checked(hashing: HashConfig, 
     assert len(converted.index("t0")) == 0
 
 
-def test_backend_cpu_leaves_static_tables_to_others() -> None:
-    with pytest.raises(recfx.ConversionError, match="not checked") as raised:
-        recfx.convert(collection(), hashing=None, backend="cpu")
-    assert raised.value.reason == "backend_unusable"
-
-
 @pytest.mark.parametrize("lengths", [[5, -1], [1, 1], [2, 5]])
 def test_lengths_that_do_not_fit_change_nothing(lengths: list[int]) -> None:
     converted = recfx.convert(collection(2, rows=8), hashing=HashConfig(dense_rows=0))

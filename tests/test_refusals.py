@@ -196,7 +196,7 @@ def test_an_id_beyond_an_adopted_table_is_named_with_the_way_out(bad: int, posit
     assert "dense_rows=0" in str(error)
 
 
-@pytest.mark.parametrize("backend", ["fbgemm", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "fbgemm", "reference"])
 @pytest.mark.parametrize("bad", [20, 2**40, -1])
 def test_a_static_table_never_reads_beyond_its_rows(backend: str, bad: int) -> None:
     """As the standard collection: an error, not somebody else's memory."""

@@ -11,3 +11,8 @@
 #else
 #define RECFX_CLONES
 #endif
+
+// Functions may be compiled for other vectors than the rest, and chosen by what the machine has when they are called.
+#if defined(__x86_64__) && defined(__GNUC__)
+#define RECFX_X86_TARGETS 1
+#endif

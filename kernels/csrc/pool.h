@@ -12,9 +12,13 @@ namespace recfx {
 
 constexpr int64_t kLineBytes = 64;
 
-// Rows of so many bytes are fetched line by line, spread over the additions: a burst of many lines would wait for itself.
-// Narrower ones are fetched at once, which takes fewer instructions.
-constexpr int64_t kSpreadBytes = 256;
+// Rows of so many bytes and more are added as they come, each with the lines of a later one fetched along. Narrower rows
+// are fetched in bursts before they are added, which keeps more of them on their way.
+constexpr int64_t kWideBytes = 128;
+
+// How many ids ahead a row is fetched.
+constexpr int64_t kWideAhead = 16;
+constexpr int64_t kNarrowAhead = 32;
 
 // One feature's bags, and where their sums go.
 template <typename weight_t>
@@ -31,10 +35,6 @@ struct Bags {
   RECFX_INLINE int64_t row_bytes() const {
     return dim * static_cast<int64_t>(sizeof(weight_t));
   }
-  // How many ids ahead a row is fetched.
-  RECFX_INLINE int64_t rows_ahead() const {
-    return row_bytes() >= kSpreadBytes ? 16 : 32;
-  }
 };
 
 template <typename weight_t>
@@ -46,117 +46,176 @@ RECFX_INLINE void fetch_row(const weight_t* row, int64_t dim) {
   }
 }
 
-// Adds `parts` times `width` columns of some rows to sum, in the order of the rows. With `spread`, the same columns of
-// the coming rows are fetched along.
-template <int parts, int width, bool scaled, bool spread, typename weight_t>
-RECFX_INLINE void add_columns(const weight_t* const* rows, const weight_t* const* coming, const float* scale,
-                              int64_t count, int64_t column, bool first, float* sum) {
+// Sums `parts` times `width` columns of one bag's rows, in the order of the rows, and fetches these columns of coming
+// rows. bags.rows[0, last] may be read for that.
+template <int parts, int width, bool scaled, typename weight_t>
+RECFX_INLINE void pool_columns(const Bags<weight_t>& bags, int64_t begin, int64_t end, int64_t last, int64_t column,
+                               float* sum) {
   using Floats = typename Vectors<width>::Floats;
+  constexpr int parts_per_line = std::max<int>(1, kLineBytes / (width * sizeof(weight_t)));
   Floats totals[parts];  // in registers: every loop over it is unrolled
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int part = 0; part < parts; ++part) {
     totals[part] = Floats{};
-    if (!first) {
-      load<width>(sum + column + part * width, totals[part]);
-    }
   }
-  for (int64_t i = 0; i < count; ++i) {
-#pragma GCC unroll 4
+  for (int64_t i = begin; i < end; ++i) {
+    const weight_t* coming = bags.weight + bags.rows[std::min(i + kWideAhead, last)] * bags.dim + column;
+#pragma GCC unroll 8
+    for (int part = 0; part < parts; part += parts_per_line) {
+      __builtin_prefetch(coming + part * width);
+    }
+    const int64_t row = bags.rows[i];
+    if (row < 0) {
+      continue;
+    }
+    const weight_t* from = bags.weight + row * bags.dim + column;
+#pragma GCC unroll 8
     for (int part = 0; part < parts; ++part) {
       Floats values;
-      load<width>(rows[i] + column + part * width, values);
-      if constexpr (spread) {
-        __builtin_prefetch(coming[i] + column + part * width);
-      }
-      totals[part] += scaled ? values * scale[i] : values;
+      load<width>(from + part * width, values);
+      totals[part] += scaled ? values * bags.scale[i] : values;
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int part = 0; part < parts; ++part) {
     std::memcpy(sum + column + part * width, &totals[part], sizeof(Floats));
   }
 }
 
-template <bool scaled, bool spread, typename weight_t>
-RECFX_INLINE void add_rows(const weight_t* const* rows, const weight_t* const* coming, const float* scale, int64_t count,
-                           int64_t dim, bool first, float* sum) {
+// `native`: how many float32 fit into one of the machine's vectors. Wider ones would be taken through memory.
+template <int native, bool scaled, typename weight_t>
+RECFX_INLINE void pool_wide_bag(const Bags<weight_t>& bags, int64_t begin, int64_t end, int64_t last, float* sum) {
   int64_t column = 0;
-  for (; column + 64 <= dim; column += 64) {
-    add_columns<4, 16, scaled, spread>(rows, coming, scale, count, column, first, sum);
+  for (; column + 8 * native <= bags.dim; column += 8 * native) {
+    pool_columns<8, native, scaled>(bags, begin, end, last, column, sum);
   }
-  for (; column + 16 <= dim; column += 16) {
-    add_columns<1, 16, scaled, spread>(rows, coming, scale, count, column, first, sum);
+  for (; column + 4 * native <= bags.dim; column += 4 * native) {
+    pool_columns<4, native, scaled>(bags, begin, end, last, column, sum);
   }
-  for (; column + 4 <= dim; column += 4) {
-    add_columns<1, 4, scaled, spread>(rows, coming, scale, count, column, first, sum);
+  for (; column + 2 * native <= bags.dim; column += 2 * native) {
+    pool_columns<2, native, scaled>(bags, begin, end, last, column, sum);
   }
-  for (; column < dim; ++column) {
-    add_columns<1, 1, scaled, spread>(rows, coming, scale, count, column, first, sum);
+  for (; column + native <= bags.dim; column += native) {
+    pool_columns<1, native, scaled>(bags, begin, end, last, column, sum);
+  }
+  for (; column + 4 <= bags.dim; column += 4) {
+    pool_columns<1, 4, scaled>(bags, begin, end, last, column, sum);
+  }
+  for (; column < bags.dim; ++column) {
+    pool_columns<1, 1, scaled>(bags, begin, end, last, column, sum);
   }
 }
 
-// Pools one bag. rows[0, known) may be read to fetch ahead.
-template <bool scaled, bool spread, typename weight_t>
-RECFX_INLINE void pool_bag(const Bags<weight_t>& bags, int64_t bag, int64_t known, int64_t rows_ahead) {
+// Adds `width` columns of some rows to sum, in the order of the rows.
+template <int width, bool scaled, typename weight_t>
+RECFX_INLINE void add_columns(const weight_t* const* rows, const float* scale, int64_t count, int64_t column, bool first,
+                              float* sum) {
+  using Floats = typename Vectors<width>::Floats;
+  Floats total{};
+  if (!first) {
+    load<width>(sum + column, total);
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    Floats values;
+    load<width>(rows[i] + column, values);
+    total += scaled ? values * scale[i] : values;
+  }
+  std::memcpy(sum + column, &total, sizeof(Floats));
+}
+
+template <int native, bool scaled, typename weight_t>
+RECFX_INLINE void add_rows(const weight_t* const* rows, const float* scale, int64_t count, int64_t dim, bool first,
+                           float* sum) {
+  int64_t column = 0;
+  for (; column + native <= dim; column += native) {
+    add_columns<native, scaled>(rows, scale, count, column, first, sum);
+  }
+  for (; column + 4 <= dim; column += 4) {
+    add_columns<4, scaled>(rows, scale, count, column, first, sum);
+  }
+  for (; column < dim; ++column) {
+    add_columns<1, scaled>(rows, scale, count, column, first, sum);
+  }
+}
+
+template <int native, bool scaled, typename weight_t>
+RECFX_INLINE void pool_narrow_bag(const Bags<weight_t>& bags, int64_t begin, int64_t end, int64_t last, float* sum) {
   constexpr int64_t kPiece = 32;
   const weight_t* present[kPiece];
-  const weight_t* coming[kPiece];
   float scale[kPiece];
-  const int64_t begin = bags.offsets[bag];
-  const int64_t end = bags.offsets[bag + 1];
-  float* sum = bags.sums + bag * bags.sum_stride;
   for (int64_t piece = begin; piece == begin || piece < end; piece += kPiece) {
     const int64_t piece_end = std::min(piece + kPiece, end);
     int64_t count = 0;
     for (int64_t i = piece; i < piece_end; ++i) {
-      const weight_t* ahead = bags.weight + bags.rows[std::min(i + rows_ahead, known - 1)] * bags.dim;
-      if constexpr (spread) {
-        coming[count] = ahead;
-      } else {
-        fetch_row(ahead, bags.dim);
-      }
+      fetch_row(bags.weight + bags.rows[std::min(i + kNarrowAhead, last)] * bags.dim, bags.dim);
       present[count] = bags.weight + bags.rows[i] * bags.dim;
       if constexpr (scaled) {
         scale[count] = bags.scale[i];
       }
       count += bags.rows[i] >= 0;
     }
-    add_rows<scaled, spread>(present, coming, scale, count, bags.dim, piece == begin, sum);
+    add_rows<native, scaled>(present, scale, count, bags.dim, piece == begin, sum);
   }
-  if (bags.mean && end - begin > 1) {
-    const float length = static_cast<float>(end - begin);
-    for (int64_t j = 0; j < bags.dim; ++j) {
-      sum[j] /= length;
+}
+
+template <int native, bool scaled, bool wide, typename weight_t>
+RECFX_INLINE void pool_bags(const Bags<weight_t>& bags, int64_t first, int64_t last) {
+  const int64_t last_id = bags.offsets[last] - 1;
+  for (int64_t bag = first; bag < last; ++bag) {
+    const int64_t begin = bags.offsets[bag];
+    const int64_t end = bags.offsets[bag + 1];
+    float* sum = bags.sums + bag * bags.sum_stride;
+    if constexpr (wide) {
+      pool_wide_bag<native, scaled>(bags, begin, end, last_id, sum);
+    } else {
+      pool_narrow_bag<native, scaled>(bags, begin, end, last_id, sum);
+    }
+    if (bags.mean && end - begin > 1) {
+      const float length = static_cast<float>(end - begin);
+      for (int64_t j = 0; j < bags.dim; ++j) {
+        sum[j] /= length;
+      }
     }
   }
 }
 
-template <bool scaled, bool spread, typename weight_t>
-RECFX_INLINE void pool_bags(const Bags<weight_t>& bags, int64_t first, int64_t last) {
-  const int64_t rows_ahead = bags.rows_ahead();
-  const int64_t known = bags.offsets[last];
-  for (int64_t bag = first; bag < last; ++bag) {
-    pool_bag<scaled, spread>(bags, bag, known, rows_ahead);
+template <int native, typename weight_t>
+RECFX_INLINE void pool_all(const Bags<weight_t>& bags, int64_t first, int64_t last) {
+  const bool wide = bags.row_bytes() >= kWideBytes;
+  if (bags.scale == nullptr) {
+    wide ? pool_bags<native, false, true>(bags, first, last) : pool_bags<native, false, false>(bags, first, last);
+  } else {
+    wide ? pool_bags<native, true, true>(bags, first, last) : pool_bags<native, true, false>(bags, first, last);
   }
 }
+
+// One function per width of vectors. Not clones: the code itself differs.
+template <typename weight_t>
+static void pool_vectors4(const Bags<weight_t>& bags, int64_t first, int64_t last) {
+  pool_all<4>(bags, first, last);
+}
+#ifdef RECFX_X86_TARGETS
+template <typename weight_t>
+__attribute__((target("avx2"))) static void pool_vectors8(const Bags<weight_t>& bags, int64_t first, int64_t last) {
+  pool_all<8>(bags, first, last);
+}
+template <typename weight_t>
+__attribute__((target("avx512f"))) static void pool_vectors16(const Bags<weight_t>& bags, int64_t first, int64_t last) {
+  pool_all<16>(bags, first, last);
+}
+#endif
 
 // Pools bags [first, last), all rows of which are known.
 template <typename weight_t>
-RECFX_INLINE void pool_known(const Bags<weight_t>& bags, int64_t first, int64_t last) {
-  const bool spread = bags.row_bytes() >= kSpreadBytes;
-  if (bags.scale == nullptr) {
-    spread ? pool_bags<false, true>(bags, first, last) : pool_bags<false, false>(bags, first, last);
-  } else {
-    spread ? pool_bags<true, true>(bags, first, last) : pool_bags<true, false>(bags, first, last);
-  }
-}
-
-RECFX_CLONES static void pool(const Bags<float>& bags, int64_t first, int64_t last) {
-  pool_known(bags, first, last);
-}
-
-RECFX_CLONES static void pool(const Bags<uint16_t>& bags, int64_t first, int64_t last) {
-  pool_known(bags, first, last);
+static void pool(const Bags<weight_t>& bags, int64_t first, int64_t last) {
+#ifdef RECFX_X86_TARGETS
+  static const auto best = __builtin_cpu_supports("avx512f") ? &pool_vectors16<weight_t>
+      : __builtin_cpu_supports("avx2")                       ? &pool_vectors8<weight_t>
+                                                             : &pool_vectors4<weight_t>;
+  best(bags, first, last);
+#else
+  pool_vectors4(bags, first, last);
+#endif
 }
 
 }  // namespace recfx

@@ -28,6 +28,9 @@ using OptionalTensor = std::optional<at::Tensor>;
 
 constexpr int64_t kIdsPerTask = 4096;
 
+// A thread more is worth waking for so many ids: a smaller batch is done before the others have begun.
+constexpr int64_t kIdsPerThread = 8192;
+
 // The arguments that all three operators share, checked.
 struct Lookup {
   at::Tensor offsets_tensor;
@@ -123,12 +126,14 @@ std::vector<Task> tasks_of(const Lookup& lookup) {
   return tasks;
 }
 
-// Tasks differ in cost, tables being of different widths: each thread takes the next one when it is free.
+// Tasks differ in cost, tables being of different widths: each thread takes the next one when it is free. A single
+// thread opens no parallel region.
 template <typename Run>
-void run_tasks(std::vector<Task>& tasks, const Run& run) {
+void run_tasks(int64_t ids, std::vector<Task>& tasks, const Run& run) {
   const int64_t count = static_cast<int64_t>(tasks.size());
+  const int64_t threads = std::min({static_cast<int64_t>(at::get_num_threads()), count, ids / kIdsPerThread + 1});
   std::atomic<int64_t> next{0};
-  parallel_for(0, std::min<int64_t>(at::get_num_threads(), count), 1, [&](int64_t, int64_t) {
+  parallel_for(0, threads, 1, [&](int64_t, int64_t) {
     for (int64_t k = next++; k < count; k = next++) {
       run(tasks[k]);
     }
@@ -143,7 +148,7 @@ at::Tensor pooled_lookup(const at::Tensor& rows, const at::Tensor& offsets, at::
   at::Tensor pooled = lookup.new_pooled();
   float* sums = pooled.data_ptr<float>();
   std::vector<Task> tasks = tasks_of(lookup);
-  run_tasks(tasks, [&](Task& task) {
+  run_tasks(lookup.ids, tasks, [&](Task& task) {
     lookup.with_bags(task.feature, row_data, sums, [&](const auto& bags) { pool(bags, task.first, task.last); });
   });
   return pooled;
@@ -195,7 +200,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(
   }
   const Locked locked(std::move(index_locks), false);
   std::vector<Task> tasks = tasks_of(lookup);
-  run_tasks(tasks, [&](Task& task) {
+  run_tasks(lookup.ids, tasks, [&](Task& task) {
     const int64_t table = table_of_feature[task.feature];
     lookup.with_bags(task.feature, row_data, sums, [&](const auto& bags) {
       const int64_t begin = bags.offsets[task.first];
@@ -233,7 +238,7 @@ void pool_again_(const at::Tensor& pooled, const at::Tensor& rows, const at::Ten
   const bool* changed_data = changed_contiguous.const_data_ptr<bool>();
   float* sums = pooled.data_ptr<float>();
   std::vector<Task> tasks = tasks_of(lookup);
-  run_tasks(tasks, [&](Task& task) {
+  run_tasks(lookup.ids, tasks, [&](Task& task) {
     lookup.with_bags(task.feature, row_data, sums, [&](const auto& bags) {
       const bool* end = changed_data + bags.offsets[task.last];
       for (int64_t bag = task.first; bag < task.last; ++bag) {

@@ -1,6 +1,6 @@
 """Benchmarks: converted models against what they replace, in one run, ratios first.
 
-``python -m tests.bench [name ...] [--json] [--quick]``. One file a benchmark; each defines
+``python -m tests.bench [name ...] [--threads 1 2] [--json] [--quick]``. One file a benchmark; each defines
 ``run(setup) -> Iterator[Result]`` and yields a result a pair of contestants. Every iteration looks up ids drawn anew,
 all contestants take turns, and they must agree in numbers before anything is timed.
 """
@@ -23,3 +23,6 @@ BENCHMARKS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "hash_index": hash_index.run,
     "convert_time": convert_time.run,
 }
+
+# What is compared shares its work among threads, or does not: these run with every number of threads asked for.
+BY_THREADS = ("forward", "train_step", "hashed")

@@ -6,10 +6,11 @@ import argparse
 import json
 import logging
 import sys
+from dataclasses import replace
 
 import torch
 
-from tests.bench import BENCHMARKS
+from tests.bench import BENCHMARKS, BY_THREADS
 from tests.bench.harness import Result
 from tests.bench.workload import QUICK, Setup
 
@@ -20,30 +21,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="name", help=f"one of {', '.join(BENCHMARKS)}; default: all")
     parser.add_argument("--json", action="store_true", help="one object a line, nothing else")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
-    parser.add_argument("--threads", type=int, default=Setup.threads, help="torch's threads (default %(default)s)")
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=[1, 2], metavar="N",
+        help=f"torch's threads (default 1 2: {', '.join(BY_THREADS)} run with one, then with two; the others with two)",
+    )  # fmt: skip
     parser.add_argument("--iterations", type=int, help="timed iterations")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
-    changes = {"threads": options.threads}
-    if options.iterations is not None:
-        changes["iterations"] = options.iterations
     size = QUICK if options.quick else Setup()
-    setup = Setup(**{**vars(size), **changes})
+    if options.iterations is not None:
+        size = replace(size, iterations=options.iterations)
 
     logging.getLogger("torch.fx").setLevel(logging.ERROR)
     threads = torch.get_num_threads()
-    torch.set_num_threads(setup.threads)
-    torch.manual_seed(0)
     try:
         for name in options.names or BENCHMARKS:
-            heading: tuple[object, ...] = ()
-            for result in BENCHMARKS[name](setup):
-                if options.json:
-                    print(json.dumps(result.to_json()), flush=True)
-                else:
-                    heading = _print(result, heading)
+            for number in options.threads if name in BY_THREADS else options.threads[-1:]:
+                torch.set_num_threads(number)
+                torch.manual_seed(0)
+                heading: tuple[object, ...] = ()
+                for result in BENCHMARKS[name](replace(size, threads=number)):
+                    if options.json:
+                        print(json.dumps(result.to_json()), flush=True)
+                    else:
+                        heading = _print(result, heading)
     finally:
         torch.set_num_threads(threads)
     return 0
@@ -52,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _print(result: Result, heading: tuple[object, ...]) -> tuple[object, ...]:
     """One line, below a heading with the setup wherever that changes."""
     setup = result.setup
+    threads = f"{setup['threads']} thread{'s' if setup['threads'] != 1 else ''}"
     wanted = (result.name, *(setup[key] for key in ("tables", "rows", "dim", "batch", "ids")))
     if wanted != heading:
         fixed = {"tables", "rows", "dim", "batch", "bag_length", "ids", "threads", "iterations", "seconds", "growth"}
@@ -60,7 +64,7 @@ def _print(result: Result, heading: tuple[object, ...]) -> tuple[object, ...]:
         print(
             f"\n{result.name}: {setup['tables']:,} tables, {setup['rows']:,} rows, dim {setup['dim']}, batch "
             f"{setup['batch']:,}, {setup['bag_length']} ids a bag, {setup['ids']} ids, "
-            f"{setup['threads']} threads{others}; {how}"
+            f"{threads}{others}; {how}"
         )
     print(result, flush=True)
     if "seconds" in setup:

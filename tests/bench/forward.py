@@ -1,4 +1,4 @@
-"""``forward``: an adopted conversion against the standard collection and FBGEMM's module, without gradients."""
+"""``forward``: an adopted conversion against the standard collection that it replaces and FBGEMM's module, no gradients."""
 
 from __future__ import annotations
 
@@ -25,28 +25,35 @@ STANDARD, TABLE_BATCHED = "EmbeddingBagCollection", "FBGEMM table-batched"
 
 def run(setup: Setup) -> Iterator[Result]:
     """Ours from a KJT with lengths; FBGEMM's module gets indices and offsets, as does our lookup node alone."""
+    for distribution in DISTRIBUTIONS:
+        yield from _run(setup, distribution)
+    for variant in setup.variants()[1:]:
+        yield from _run(variant, DISTRIBUTIONS[0])
+
+
+def _run(setup: Setup, distribution: str) -> Iterator[Result]:
     collection = standard_collection(setup)
     converted = recfx.convert(collection, verify=False)
     assert isinstance(converted, HashEmbeddingBagCollection)
     peer = table_batched(setup, collection, OPTIMIZERS[0])
-    for distribution in DISTRIBUTIONS:
-        ids = Ids(setup, distribution)
-        ours, standard, checked = ids.batches(), ids.batches(), ids.batches()
-        for batch in checked:
-            batch.offsets()  # computed before: the lookup node reads offsets, as the table-batched module does
-        lookup = converted.graph_module.lookup
-        contestants = [
-            Contestant(OURS, lambda i, batches=ours: converted(batches[i]).values()),
-            Contestant(OUR_LOOKUP, lambda i, batches=checked, lookup=lookup: lookup(batches[i])),
-            Contestant(STANDARD, lambda i, batches=standard: collection(batches[i]).values()),
-            Contestant(TABLE_BATCHED, lambda i, ids=ids: peer(ids.values[i], ids.offsets)),
-        ]
-        with torch.no_grad():
-            expected = contestants[0].run(-1)
-            for contestant in contestants[1:]:
-                check_close(contestant.name, contestant.run(-1), expected)
-            times = take_turns(contestants, setup.iterations, setup.warm_up)
-        name, facts = f"forward/{distribution.replace(' ', '_')}", setup.facts(distribution)
-        yield compare(name, times, OURS, TABLE_BATCHED, facts)
-        yield compare(name, times, OUR_LOOKUP, TABLE_BATCHED, facts)
-        yield compare(name, times, OURS, STANDARD, facts)
+    ids = Ids(setup, distribution)
+    ours, standard, checked = ids.batches(), ids.batches(), ids.batches()
+    for batch in checked:
+        batch.offsets()  # computed before: the lookup node reads offsets, as the table-batched module does
+    lookup = converted.graph_module.lookup
+    weights = ids.weights or [None] * len(ids.values)
+    contestants = [
+        Contestant(OURS, lambda i: converted(ours[i]).values()),
+        Contestant(STANDARD, lambda i: collection(standard[i]).values()),
+        Contestant(OUR_LOOKUP, lambda i: lookup(checked[i])),
+        Contestant(TABLE_BATCHED, lambda i: peer(ids.values[i], ids.offsets, weights[i])),
+    ]
+    with torch.no_grad():
+        expected = contestants[0].run(-1)
+        for contestant in contestants[1:]:
+            check_close(contestant.name, contestant.run(-1), expected)
+        times = take_turns(contestants, setup.iterations, setup.warm_up)
+    name, facts = f"forward/{setup.case(distribution)}", setup.facts(distribution)
+    yield compare(name, times, OURS, STANDARD, facts)
+    yield compare(name, times, OURS, TABLE_BATCHED, facts)
+    yield compare(name, times, OUR_LOOKUP, TABLE_BATCHED, facts)

@@ -1,8 +1,10 @@
-"""``train_step``: forward, backward and the fused optimizer, against the standard collection and FBGEMM's module."""
+"""``train_step``: forward, backward and optimizer, against the standard collection, and FBGEMM's module."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -10,6 +12,7 @@ import recfx
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.workload import (
     DISTRIBUTIONS,
+    LEARNING_RATE,
     OPTIMIZERS,
     Ids,
     Optimizer,
@@ -24,15 +27,50 @@ from tests.bench.workload import (
 
 OURS, OUR_LOOKUP = "converted collection", "its lookup node alone"
 STANDARD, TABLE_BATCHED = "EmbeddingBagCollection", "FBGEMM table-batched"
+ORDINARY_ROWS = 10_000
 STANDARD_EVERY = 8
 """The standard collection makes a gradient as large as the table: a step takes far longer than anybody else's."""
 
 
 def run(setup: Setup) -> Iterator[Result]:
     """Whole steps of the collection from a KJT; the table-batched module, and our lookup node, from ids and offsets."""
+    for distribution in DISTRIBUTIONS:
+        yield from _ordinary(setup, distribution)
+    for variant in setup.variants()[1:]:
+        yield from _ordinary(variant, DISTRIBUTIONS[0])
     for optimizer in OPTIMIZERS:
         for distribution in DISTRIBUTIONS:
             yield from _run(setup, optimizer, distribution)
+
+
+def _ordinary(setup: Setup, distribution: str) -> Iterator[Result]:
+    """Gradients go to ``weight.grad``, and ``torch.optim.SGD`` steps: what a script without fused optimizers does.
+
+    Both make a gradient as large as the tables, which is most of their time: the tables are smaller here.
+    """
+    setup = replace(setup, rows=min(setup.rows, ORDINARY_ROWS))
+    standard = standard_collection(setup)
+    converted = recfx.convert(copy.deepcopy(standard), verify=False)
+    ids = Ids(setup, distribution)
+    ours, theirs = ids.batches(), ids.batches()
+    gradients = output_gradients(setup, 4)
+    models = {OURS: (converted, ours), STANDARD: (standard, theirs)}
+    optimizers = {name: torch.optim.SGD(model.parameters(), LEARNING_RATE) for name, (model, _) in models.items()}
+
+    def step(name: str, iteration: int) -> None:
+        model, batches = models[name]
+        optimizers[name].zero_grad()
+        model(batches[iteration]).values().backward(gradients[iteration % len(gradients)])
+        optimizers[name].step()
+
+    contestants = [Contestant(name, lambda i, name=name: step(name, i)) for name in models]
+    for contestant in contestants:
+        contestant.run(-1)
+    for table, (mine, other) in enumerate(zip(table_weights(converted), table_weights(standard), strict=True)):
+        check_close(f"table {table}", other, mine)
+    times = take_turns(contestants, setup.iterations, setup.warm_up)
+    facts = {**setup.facts(distribution), "optimizer": "torch.optim.SGD"}
+    yield compare(f"train_step/ordinary/{setup.case(distribution)}", times, OURS, STANDARD, facts)
 
 
 def _run(setup: Setup, optimizer: Optimizer, distribution: str) -> Iterator[Result]:
@@ -67,6 +105,6 @@ def _run(setup: Setup, optimizer: Optimizer, distribution: str) -> Iterator[Resu
     times = take_turns(contestants, setup.iterations, setup.warm_up)
     name = f"train_step/{optimizer.name}/{distribution.replace(' ', '_')}"
     facts = {**setup.facts(distribution), "optimizer": optimizer.name}
+    yield compare(name, times, OURS, STANDARD, facts)
     yield compare(name, times, OURS, TABLE_BATCHED, facts)
     yield compare(name, times, OUR_LOOKUP, TABLE_BATCHED, facts)
-    yield compare(name, times, OURS, STANDARD, facts)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 LEARNING_RATE = 0.0625
 EPS = 1e-8
 POWER_LAW_EXPONENT = 1.05
+SMALL_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Setup:
         dim: of each table.
         batch: samples a batch.
         bag_length: ids a sample and feature.
+        pooling: ``"SUM"`` or ``"MEAN"``, of every table.
+        is_weighted: whether ids have weights.
         threads: torch's.
         iterations: timed ones.
         warm_up: iterations before those.
@@ -45,6 +48,8 @@ class Setup:
     dim: int = 64
     batch: int = 2048
     bag_length: int = 10
+    pooling: str = "SUM"
+    is_weighted: bool = False
     threads: int = 2
     iterations: int = 40
     warm_up: int = 4
@@ -62,8 +67,25 @@ class Setup:
             "batch": self.batch,
             "bag_length": self.bag_length,
             "ids": ids,
+            "pooling": self.pooling + (", weighted" if self.is_weighted else ""),
             "threads": self.threads,
         }
+
+    def case(self, ids: str) -> str:
+        """Name of a case of this setup."""
+        parts = [ids, "" if self.pooling == "SUM" else self.pooling.lower(), "weighted" if self.is_weighted else ""]
+        parts.append("small batch" if self.batch <= SMALL_BATCH else "")
+        return "/".join(part.replace(" ", "_") for part in parts if part)
+
+    def variants(self) -> tuple[Setup, ...]:
+        """This setup, and what users have besides: means, weighted sums, small batches."""
+        small = min(self.batch, SMALL_BATCH)
+        return (
+            self,
+            replace(self, pooling="MEAN"),
+            replace(self, is_weighted=True),
+            replace(self, batch=small, iterations=4 * self.iterations),
+        )
 
 
 QUICK = Setup(
@@ -107,6 +129,8 @@ class Ids:
                 drawn = torch.rand(size, dtype=torch.float64, generator=generator) * cumulative[-1]
                 self.dense.append(places[torch.searchsorted(cumulative, drawn).clamp_(max=universe - 1)])
         self.values = self.dense if raw is None else [raw(dense) for dense in self.dense]
+        weighted = range(iterations if setup.is_weighted else 0)
+        self.weights = [torch.rand(setup.tables * per_feature, generator=generator) for _ in weighted]
         self.offsets = torch.arange(0, setup.tables * per_feature + 1, setup.bag_length)
 
     def batches(self) -> list[KeyedJaggedTensor]:
@@ -119,10 +143,11 @@ class Ids:
             KeyedJaggedTensor(
                 feature_names(self.setup),
                 values,
+                self.weights[iteration] if self.weights else None,
                 lengths=torch.full((bags,), self.setup.bag_length, dtype=torch.int64),
                 stride=self.setup.batch,
             )
-            for values in self.values
+            for iteration, values in enumerate(self.values)
         ]
 
 
@@ -140,9 +165,11 @@ def standard_collection(setup: Setup, tables: int | None = None) -> EmbeddingBag
                 num_embeddings=setup.rows,
                 embedding_dim=setup.dim,
                 feature_names=[f"feature_{table}"],
+                pooling=PoolingType[setup.pooling],
             )
             for table in range(tables or setup.tables)
-        ]
+        ],
+        is_weighted=setup.is_weighted,
     )
 
 
@@ -182,6 +209,7 @@ def table_batched(
     module = SplitTableBatchedEmbeddingBagsCodegen(
         [(setup.rows, setup.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * setup.tables,
         optimizer=optimizer.fbgemm,
+        pooling_mode=PoolingMode[setup.pooling],
         learning_rate=LEARNING_RATE,
         eps=EPS,
         device=torch.device("cpu"),

@@ -48,7 +48,7 @@ def test_dlrm_before_conversion() -> None:
     assert (first.bytes, second.bytes) == (100 * 8 * 4, 50 * 8 * 4)
     assert second.pooling == "MEAN"
     assert second.hashing == HashingReport("adopted", rows=50, dense_rows=50)
-    assert (first.kernel, first.kernels_passed_over) == ("fbgemm", ())
+    assert (first.kernel, first.kernels_passed_over) == ("cpu", ())
     assert first.optimizer == "none: gradients to weight.grad"
 
 
@@ -261,7 +261,7 @@ def test_wrappers_whole_graph_and_copies() -> None:
         (found,) = explain(other, sample).collections
         assert (found.paths, found.status, found.found) == ((path,), "converted", "traced")
         assert (found.kind, found.line > 0) == ("EmbeddingBagCollection", True)
-        assert found.tables[0].kernel == "fbgemm"
+        assert found.tables[0].kernel == "cpu"
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def test_kernel_fallback_names_who_declined() -> None:
     assert "fbgemm: FBGEMM's CPU kernels take float32 or float16 tables" in reason.message
     (table,) = explain(model).collections[0].tables
     assert table.kernel == "reference"
-    assert [(one.by, one.reason) for one in table.kernels_passed_over] == [("fbgemm", "dtype"), ("cpu", "dtype")]
+    assert [(one.by, one.reason) for one in table.kernels_passed_over] == [("cpu", "dtype"), ("fbgemm", "dtype")]
 
 
 def test_reference_by_choice_is_no_fallback() -> None:

@@ -70,12 +70,12 @@ t0    | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB |         |        |
 unused: converted, 1 table, 3.1 KiB on cpu
 table | features | rows | dim | pooling | type    |    size | hashing | kernel | optimizer
 ------+----------+------+-----+---------+---------+---------+---------+--------+------------
-t0    | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB | adopted | fbgemm | weight.grad
+t0    | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB | adopted | cpu    | weight.grad
   sizes, in B (batch size) and L_f (mean number of ids a sample of feature f)
 node                   | shape    | bytes    | kernel | made by
 -----------------------+----------+----------+--------+------------------
 unused_select_features | [B*L_f0] | 8*B*L_f0 |        | expand_collection
-unused_lookup          | [B, 8]   | 32*B     | fbgemm | expand_collection
+unused_lookup          | [B, 8]   | 32*B     | cpu    | expand_collection
 unused_keyed_tensor    | [B, 8]   | 32*B     |        | expand_collection
 
 sequence: kept, 1 table, 160 B on cpu

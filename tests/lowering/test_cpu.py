@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from recfx.hashing import HashConfig, HashIndex
 from recfx.ir import TableSpec
 from recfx.kernels import library
 from recfx.kernels.pooled_lookup import IndexView
-from recfx.lowering import FindingKernel, LookupBatch, LookupSpec, cpu, reference, select_backend
+from recfx.lowering import FindingKernel, LookupBatch, LookupSpec, cpu, fbgemm, reference, select_backend
 from recfx.training.fused_optimizer import FusedOptimizer
 
 ROWS, DIMS = (60, 40, 50), (8, 20, 5)
@@ -160,13 +162,61 @@ def indexed_tables() -> tuple[TableSpec, ...]:
     )
 
 
-def test_cpu_is_the_first_choice_for_tables_with_an_index() -> None:
+def static_tables() -> tuple[TableSpec, ...]:
+    return tuple(replace(table, hashing=None) for table in tables())
+
+
+@pytest.mark.parametrize("described", [indexed_tables, tables, static_tables])
+def test_cpu_is_the_first_choice(described: Callable[[], tuple[TableSpec, ...]]) -> None:
     weights = case({"training": False}).ours
-    choice = select_backend(LookupSpec(indexed_tables(), "SUM", False, weights, [None] * 3), "auto", "")
+    choice = select_backend(LookupSpec(described(), "SUM", False, weights, [None] * 3), "auto", "")
     assert (choice.backend, choice.declined, choice.finds_ids) == ("cpu", (), True)
-    choice = select_backend(LookupSpec(tables(), "SUM", False, weights, [None] * 3), "auto", "")
-    assert (choice.backend, choice.declined, choice.finds_ids) == ("fbgemm", (), False)
-    assert select_backend(LookupSpec(tables(), "SUM", False, weights, [None] * 3), "cpu", "").backend == "cpu"
+
+
+@pytest.fixture
+def fbgemm_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Numbers of threads with which FBGEMM's forward was called; torch's own is put back afterwards."""
+    before, called, pool = torch.get_num_threads(), [], fbgemm.pool
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        called.append(torch.get_num_threads())
+        return pool(*arguments)
+
+    monkeypatch.setattr(fbgemm, "pool", counted)
+    yield called
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("pooling", "weighted"), [("SUM", False), ("SUM", True), ("MEAN", False)])
+@pytest.mark.parametrize("described", [tables, static_tables])
+def test_each_call_takes_the_forward_for_its_number_of_threads(
+    described: Callable[[], tuple[TableSpec, ...]], pooling: str, weighted: bool, fbgemm_calls: list[int]
+) -> None:
+    built = case({"training": False}, weighted=weighted)
+    rows = LookupBatch(built.ids.values.clamp(0, 9), built.ids.offsets, built.ids.per_sample_weights, BATCH)
+    lookup = cpu.build(LookupSpec(described(), pooling, weighted, built.ours, [None] * 3))
+    pooled = []
+    for threads in (1, 2, 2, 1):
+        torch.set_num_threads(threads)
+        pooled.append(lookup(built.ours, rows).detach())
+    assert fbgemm_calls == [1, 1]
+    assert torch.equal(pooled[0], pooled[3])
+    assert torch.equal(pooled[1], pooled[2])
+    torch.testing.assert_close(pooled[0], pooled[1], rtol=1e-5, atol=1e-6)
+
+
+def test_rows_that_were_found_ahead_are_pooled_as_in_the_lookup(fbgemm_calls: list[int]) -> None:
+    """On one thread as well: a pipeline gives what steps one by one give, to the last bit."""
+    built = case({"training": False}, weighted=True)
+    ids = replace(built.ids, values=built.ids.values.clamp(max=119))  # those beyond have no row
+    rows = replace(ids, values=ids.values.clone())
+    for table, index in built.indexes.indexes.items():
+        begin, end = built.indexes.borders[table]
+        rows.values[begin:end] = index.find(ids.values[begin:end])
+    lookup = cpu.build(LookupSpec(indexed_tables(), "SUM", True, built.ours, [None] * 3))
+    torch.set_num_threads(1)
+    assert torch.equal(lookup(built.ours, rows), lookup.from_ids(built.ours, ids, built.indexes))  # type: ignore[attr-defined]
+    assert fbgemm_calls == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
