@@ -7,6 +7,7 @@ where the collection is weighted, ids of tables without an index in range.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,11 @@ from recfx.nodes.bags import as_sent, expanded, permute_features, with_values
 from recfx.nodes.base import NodeModule
 from recfx.nodes.batch_checks import BatchChecks
 from recfx.nodes.inverse_indices import InverseIndices
+
+
+# Batches come with a few orders of keys, and each is worked out once. Were every batch to have its own, all that were
+# ever seen would stay.
+_MOST_ORDERS = 16
 
 
 class _KeyOrder(NamedTuple):
@@ -47,7 +53,7 @@ class SelectFeatures(NodeModule):
         self._checks = BatchChecks(collection, is_weighted)
         self._inverse = InverseIndices(collection, self.feature_names)
         self._is_sent = self._on_host = self._weights_are_sent = False
-        self._orders: dict[tuple[str, ...], _KeyOrder] = {}
+        self._orders: OrderedDict[tuple[str, ...], _KeyOrder] = OrderedDict()
         self.has_expanded = False  # a batch whose features had sizes of their own; for the report
 
     def prepare_to_send(self, world_size: int, on_host: bool) -> None:
@@ -133,6 +139,10 @@ class SelectFeatures(NodeModule):
             rows_per_key = torch.tensor(rows, dtype=torch.int64, device="cpu")
             order = _KeyOrder(positions, positions == list(range(len(keys))), rows_per_key)
             self._orders[cache_key] = order
+            if len(self._orders) > _MOST_ORDERS:
+                self._orders.popitem(last=False)  # the one that was not used for longest
+        else:
+            self._orders.move_to_end(cache_key)
         return order
 
     def _row_limits(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""``forward``: an adopted conversion against the standard collection that it replaces and FBGEMM's module, no gradients."""
+"""``forward``: an adopted conversion against the standard collection and FBGEMM's module, without gradients."""
 
 from __future__ import annotations
 

@@ -44,6 +44,21 @@ def test_orders_of_the_same_length_are_told_apart() -> None:
         assert selected.lengths().tolist() == [2, 1]
 
 
+def test_ever_new_orders_do_not_pile_up() -> None:
+    """Neither here nor in what is kept per order; one that keeps coming is worked out once."""
+    node = recfx.nodes.select_features.SelectFeatures("", recfx.convert(_two()).tables, False)
+    usual = ["a", "b"]
+    node(batch(usual))
+    (worked_out,) = node._orders.values()
+    for number in range(100):
+        excess = [f"excess_{number}", "b", "a"]
+        values = torch.tensor([7, *IDS["b"], *IDS["a"]])
+        assert node(KeyedJaggedTensor(excess, values, lengths=torch.tensor([1, 1, 2]))).values().tolist() == [1, 2, 3]
+        assert node(batch(usual)).values().tolist() == [1, 2, 3]
+    assert len(node._orders) < 20
+    assert node._orders[tuple(usual)] is worked_out
+
+
 def _two() -> EmbeddingBagCollection:
     return EmbeddingBagCollection(
         [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["a", "b"])]
