@@ -20,7 +20,6 @@ from recfx.nodes.base import NodeModule
 from recfx.nodes.batch_checks import BatchChecks
 from recfx.nodes.inverse_indices import InverseIndices
 
-
 # Batches come with a few orders of keys, and each is worked out once. Were every batch to have its own, all that were
 # ever seen would stay.
 _MOST_ORDERS = 16
