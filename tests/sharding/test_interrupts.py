@@ -1,0 +1,89 @@
+"""Sharded training that is interrupted anywhere: what is gathered afterwards has no id with another id's weights."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+
+import recfx
+from recfx.kernels.row_initialization import initial_rows, initialization_key
+from recfx.sharding import out_of_step
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.gather import gather_tables
+from tests.interrupts import interrupt, places
+from tests.sharding.cases import Case, Model, Table, build, plan_of, with_optimizer
+from tests.sharding.ranks import ranks
+
+ROWS, DIM, LR = 24, 8, 2.0
+OLD, GONE, BATCH = [101, -7, 2**40, 5, 6, 7], [101, -7, 2**40, 5], [201, 5, 203, 204, 205, 6]
+STRIDE = 5
+
+
+def case_of(on_full: Any) -> Case:
+    return Case(
+        (
+            Table("columns", ROWS, DIM, ("f0",), "SUM", ("column_wise", 0, 0)),
+            Table("rows", ROWS, DIM, ("f1",), "SUM", ("row_wise",)),
+        ),
+        hashing=recfx.HashConfig(dense_rows=0, on_full=on_full),
+        raw_ids=12,
+    )
+
+
+def batch(ids: list[int]) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["f0", "f1"], torch.tensor(ids * 2), lengths=torch.tensor([len(ids)] * 2))
+
+
+def step(collection: ShardedHashEmbeddingBagCollection, ids: list[int]) -> None:
+    """Every id gets a gradient of ones."""
+    collection(batch(ids)).values().sum().backward()
+
+
+def check(collection: ShardedHashEmbeddingBagCollection) -> None:
+    for name, table in gather_tables(collection).items():
+        rows = torch.nonzero(table.index["row_state"]).squeeze(1)
+        rows = rows[table.index["row_state"][rows] == 1]
+        ids = table.index["row_ids"][rows]
+        assert ids.numel() >= 2
+        spec = next(each for each in collection.tables if each.name == name)
+        key = initialization_key(name, 0)
+        initial = initial_rows(ids, DIM, key, spec.weight_init_min, spec.weight_init_max)
+        steps = (initial - table.weight[rows]) / LR
+        torch.testing.assert_close(steps, steps.round(), rtol=0.0, atol=1e-5)
+        assert steps.round().min() >= 0
+        assert steps.round().max() <= 3
+
+
+def interrupted_anywhere(rank: int, world_size: int, case: Case) -> int:
+    standard, width = build(case)
+    model = recfx.convert(Model(with_optimizer(case, standard), width), hashing=case.hashing)
+    plan = plan_of(case, model.sparse, world_size)
+    start = recfx.convert(model, plan=ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan)})).sparse
+    step(start, OLD)
+    step(start, OLD)
+    for index in start.hash_indexes.values():
+        index.erase(torch.tensor(GONE))
+    uninterrupted = copy.deepcopy(start)
+    count = places(lambda: step(uninterrupted, BATCH))
+    check(uninterrupted)
+    left = 0
+    for at in range(1, count + 1, STRIDE):
+        collection = copy.deepcopy(start)
+        interrupt(lambda collection=collection: step(collection, BATCH), at)  # type: ignore[misc]
+        out_of_step._failed.clear()
+        left += any(index.has_uninitialized_rows for index in collection.hash_indexes.values())
+        if at // STRIDE % 2:
+            step(collection, BATCH)
+        check(collection)
+    return left
+
+
+@pytest.mark.parametrize("on_full", ["error", "evict"])
+def test_a_step_is_interrupted_anywhere(on_full: str) -> None:
+    (left,) = ranks(1).run(interrupted_anywhere, case_of(on_full))
+    assert left > 0
