@@ -96,9 +96,12 @@ def locked(directory: Path, shared: bool) -> Iterator[None]:
         _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, directory)
         yield
     finally:
-        with contextlib.suppress(OSError):  # closing alone would not end it in processes forked meanwhile
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
+        try:  # Ctrl-C may come here as well
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone would not end it in processes forked meanwhile
+        except OSError:
+            pass
+        finally:
+            os.close(descriptor)
 
 
 def _lock(descriptor: int, kind: int, directory: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from recfx.errors import CheckpointError
 
@@ -21,6 +25,13 @@ def check_storable(name: str, tensor: torch.Tensor) -> None:
     Raises:
         CheckpointError: ``value_not_supported``.
     """
+    given: object = tensor
+    if is_traceable_wrapper_subclass(given):  # DTensor, say: its elements are in other tensors
+        raise CheckpointError(
+            f"{name} is a {type(given).__name__}.",
+            reason="value_not_supported",
+            what_to_do="save such a model with torch.distributed.checkpoint.",
+        )
     if tensor.dtype in NAMES and tensor.layout == torch.strided:
         return
     raise CheckpointError(
@@ -28,3 +39,33 @@ def check_storable(name: str, tensor: torch.Tensor) -> None:
         reason="value_not_supported",
         what_to_do="save it by other means, and register it with persistent=False.",
     )
+
+
+def check_loadable(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor that nothing can be loaded into, before torch does so in the middle.
+
+    Raises:
+        CheckpointError: ``value_not_supported``.
+    """
+    check_storable(name, tensor)
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise CheckpointError(
+            f"{name} is expanded: elements of it share their memory, so that nothing can be loaded into it.",
+            reason="value_not_supported",
+            what_to_do="register a clone() of it.",
+        )
+
+
+def check_initialised(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse parameters of lazy modules, which have no shape yet.
+
+    Raises:
+        CheckpointError: ``model_is_lazy``.
+    """
+    lazy = [name for name, tensor in tensors.items() if is_lazy(tensor)]
+    if lazy:
+        raise CheckpointError(
+            f"{lazy[0]} has no shape yet: its module is lazy.",
+            reason="model_is_lazy",
+            what_to_do="call the model on one batch first.",
+        )

@@ -49,8 +49,10 @@ class BackwardPlan:
         if optimizer.fused is None:
             if self.move is not None and self.tensors:
                 raise self._mismatch("its table has more rows than saved, and an optimizer that is not fused.")
-            shape = tuple(optimizer.parameter.shape)
-            check_state_fits(self.tensors, saved["values"], shape, optimizer.optimizer_class, optimizer.name)
+            settings = {**optimizer.group, **saved["settings"]}
+            check_state_fits(
+                self.tensors, saved["values"], optimizer.parameter, optimizer.optimizer_class, settings, optimizer.name
+            )
             return
         self._check_keys()
         if bool(saved["settings"].get("weight_decay", 0)) != bool(optimizer.group.get("weight_decay", 0)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 
 from torch import Tensor, nn
@@ -10,15 +9,14 @@ from torch import Tensor, nn
 from recfx.checkpoint.names import mismatch
 from recfx.checkpoint.sharded_names import sharded_tables
 from recfx.collection import HashEmbeddingBagCollection, weight_name
+from recfx.errors import CheckpointError
 from recfx.hashing.identity import IDENTITY
 from recfx.hashing.row_move import saved_names
 from recfx.hashing.state import EVERY_NAME
 
 _NEEDED = ("row_ids", "row_state", IDENTITY)
+_READ_ANYWAY = 1 << 20  # so that the error says exactly what is wrong
 _OPTIONAL = tuple(name for name in EVERY_NAME if name not in _NEEDED)
-_INDEX_KEY = re.compile(  # names may have any character, a line break too
-    rf"(?P<collection>(?:.*\.)?)hash_indexes\.(?P<table>.+)\.(?:{'|'.join(EVERY_NAME)})", re.DOTALL
-)
 
 
 def collections_by_prefix(model: nn.Module) -> list[tuple[str, HashEmbeddingBagCollection]]:
@@ -69,8 +67,7 @@ def check_same_tables_have_indexes(
     Raises:
         CheckpointError: ``checkpoint_mismatch``.
     """
-    found = [match for match in map(_INDEX_KEY.fullmatch, saved) if match]
-    with_index = {(match["collection"], match["table"]): None for match in found}
+    with_index = dict.fromkeys(found for found in map(_table_of, saved) if found is not None)
     for prefix, table in tables:
         if (prefix, table) not in with_index and prefix + weight_name("", table) in saved:
             raise mismatch(
@@ -86,3 +83,36 @@ def check_same_tables_have_indexes(
                 module_path=prefix.rstrip("."),
                 what_to_do="convert with hashing=HashConfig(dense_rows=0, ...) as when saving.",
             )
+
+
+def check_index_sizes(saved: Mapping[str, Tensor], keys: Collection[str], rows: int, table: str) -> None:
+    """What is very much more than an index can have is not even read, as memory might not do for it.
+
+    Args:
+        saved: shapes and dtypes, by name in the model.
+        keys: of one index.
+        rows: of its table.
+        table: name of it.
+
+    Raises:
+        CheckpointError: ``rows_mismatch``.
+    """
+    for key in sorted(keys):
+        if key in saved and saved[key].numel() > max(rows, _READ_ANYWAY):
+            raise CheckpointError(
+                f"{key} was saved with {saved[key].numel()} numbers, the table has {rows} rows here.",
+                reason="rows_mismatch",
+                module_path=table,
+                what_to_do="Build the table with as many rows as when saving; if it was, the checkpoint is damaged.",
+            )
+
+
+def _table_of(name: str) -> tuple[str, str] | None:
+    """Prefix of the collection and name of the table whose index has the key ``name``; None: it is no such key.
+
+    In time that grows with the length of the name alone, whoever has chosen it.
+    """
+    *prefix, indexes, table, buffer = ["", "", *name.rsplit(".", 3)]
+    if indexes != "hash_indexes" or buffer not in EVERY_NAME:
+        return None
+    return f"{prefix[-1]}." * bool(prefix[-1]), table

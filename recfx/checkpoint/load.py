@@ -57,7 +57,8 @@ def load_checkpoint(
     Raises:
         CheckpointError: ``checkpoint_missing``, ``checkpoint_torn``, ``checkpoint_version``, ``checkpoint_busy``,
             ``checkpoint_unreadable`` (what the disk says), ``checkpoint_mismatch`` (another model, naming what
-            differs, or a table that has an index on one side only), ``model_on_meta``,
+            differs, or a table that has an index on one side only), ``model_on_meta``, ``model_is_lazy``,
+            ``value_not_supported`` (a buffer of the model that nothing can be loaded into, such as an expanded one),
             ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``, ``optimizer_not_supported``,
             ``invalid_argument``,
             ``bucket_too_small``, ``other_rank_failed``, or what is wrong with an index. On all ranks.
@@ -189,13 +190,15 @@ def _ordinary(
             what_to_do="load without optimizer=; only fused optimizers follow their table's rows.",
         )
 
-    def read(name: str, where: tuple[NamedTable, Shard] | None) -> Tensor:
-        full_name = OPTIMIZER + name
-        if full_name not in described:
+    def shape_of(name: str) -> Tensor:
+        if OPTIMIZER + name not in described:
             raise mismatch(
                 f"the checkpoint lacks its state {name!a}.", module_path="optimizer", what_to_do=BUILD_AS_SAVED
             )
-        tensor = described[full_name]
+        return described[OPTIMIZER + name]
+
+    def read(name: str, where: tuple[NamedTable, Shard] | None) -> Tensor:
+        full_name, tensor = OPTIMIZER + name, shape_of(name)
         if where is None or tensor.dim() == 0:
             return storage.read(folder, {full_name: tensor})[full_name]
         shard, rows, dim = where[1], where[0].table.table.num_embeddings, where[0].table.table.embedding_dim
@@ -210,4 +213,4 @@ def _ordinary(
         read_rows(folder, full_name, tensor, shard, None, part, left)
         return part
 
-    return rebuild_state(optimizer, model, saved, read)
+    return rebuild_state(optimizer, model, saved, read, shape_of)

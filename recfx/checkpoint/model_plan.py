@@ -16,7 +16,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from recfx.checkpoint import storage
+from recfx.checkpoint.dtypes import check_initialised, check_loadable
 from recfx.checkpoint.index_keys import (
+    check_index_sizes,
     check_same_tables_have_indexes,
     collections_by_prefix,
     optional_keys,
@@ -127,13 +129,18 @@ def plan_model(
     _check_where(state, saved, extra_state)
     sharded = {key for table in sharded_tables(model) for key in (table.weight, *table.index_keys().values())}
     state = {name: value for name, value in state.items() if name not in sharded}
+    check_initialised({name: value for name, value in state.items() if isinstance(value, Tensor)})
     _refuse_meta(state)
     wanted = [name for name in wanted if name in state]
+    for prefix, collection in collections_by_prefix(model):
+        for table in collection.hash_indexes:
+            check_index_sizes(saved, whole_tables[prefix, table], collection.index(table).policy.own_rows, table)
     index_state = _read_aside(folder, saved, sorted(index_keys & saved.keys()))
     fitted, moves = _fit_indexes(model, {**saved, **index_state})
     index_state.update(fitted)
     for name in wanted:
         if isinstance(state[name], Tensor) and name not in index_keys and not name.endswith(_EXTRA_STATE):
+            check_loadable(name, state[name])
             _check_tensor(name, saved[name], state[name], moves.get(name))
     addresses = {tensor.data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
     rest = [name for name in wanted if name in saved and name not in index_keys and name not in moves]

@@ -10,6 +10,7 @@ from recfx.errors import CheckpointError
 
 MODEL, IN_BACKWARD, OPTIMIZER, SETTINGS = "model.", "in_backward.", "optimizer.", "settings"
 _MOST_NAMED = 10
+_LONGEST_NAME = 300
 
 
 def with_prefix(described: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -23,8 +24,9 @@ def check_names(what: str, wanted: Collection[str], saved: Collection[str], what
     Raises:
         CheckpointError: ``checkpoint_mismatch``, naming both.
     """
-    missing = [name for name in wanted if name not in saved]
-    unexpected = [name for name in saved if name not in wanted]
+    known, here = set(saved), set(wanted)
+    missing = [name for name in wanted if name not in known]
+    unexpected = [name for name in saved if name not in here]
     parts = [f"lacks {_listed(missing)}"] if missing else []
     parts += [f"has {_listed(unexpected)}, which this model has not"] if unexpected else []
     if parts:
@@ -38,4 +40,9 @@ def mismatch(message: str, *, module_path: str = "", what_to_do: str) -> Checkpo
 
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(name if name.isprintable() else ascii(name) for name in names[:_MOST_NAMED]) + more
+    return ", ".join(map(_printable, names[:_MOST_NAMED])) + more
+
+
+def _printable(name: str) -> str:
+    cut = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
+    return cut if cut.isprintable() else ascii(cut)

@@ -13,7 +13,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimiz
 
 from recfx.checkpoint.names import mismatch
 from recfx.checkpoint.parts import Parts
-from recfx.checkpoint.settings import check_settings_fit, check_state_fits
+from recfx.checkpoint.settings import NOT_SETTINGS, check_settings_fit, check_state_fits
 from recfx.checkpoint.sharded_names import NamedTable, sharded_parameters, sharded_tables
 from recfx.errors import CheckpointError
 from recfx.sharding.optimizer import ShardedFusedOptimizer
@@ -128,6 +128,8 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> De
             else:
                 _add_part(found.sharded, f"{name}.{key}", value, *where[number])
     groups = [{**group, "params": [names[number] for number in group["params"]]} for group in saved["param_groups"]]
+    for group in groups:
+        group.pop("param_names", None)  # where tables are sharded, those of this rank alone
     found.values = {"kind": type(optimizer).__name__, "groups": groups, "state": values}
     return found
 
@@ -192,6 +194,7 @@ def rebuild_state(
     model: nn.Module,
     described: Mapping[str, Any],
     read: Callable[[str, tuple[NamedTable, Shard] | None], Tensor],
+    shape_of: Callable[[str], Tensor],
 ) -> dict[str, Any]:
     """The ``state_dict`` for ``optimizer``, checked against its parameters. Changes nothing.
 
@@ -200,6 +203,7 @@ def rebuild_state(
         model: whose parameters it steps.
         described: what was saved beside tensors.
         read: gives a saved tensor by ``<parameter>.<state>``, or a shard's part of it.
+        shape_of: gives shape and dtype of a saved tensor: what does not fit is not even read.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``.
@@ -222,24 +226,32 @@ def rebuild_state(
         )
     for saved, current in zip(described["groups"], optimizer.param_groups, strict=True):
         check_settings_fit(saved, current, "optimizer")
-    state: dict[int, dict[str, Any]] = {}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, name in enumerate(names):
-        saved = described["state"].get(name)
-        if saved is not None:
-            tensors = {key: read(f"{name}.{key}", where[number]) for key in saved["tensors"]}
-            shape = tuple(parameters[number].shape)
-            check_state_fits(tensors, saved["values"], shape, type(optimizer), name)
-            state[number] = {**saved["values"], **tensors}
     numbered = iter(range(len(names)))
     rebuilt = [
         {
             **{key: value for key, value in group.items() if key in optimizer.defaults},  # what saved has not
-            **saved,
+            **{key: value for key, value in saved.items() if key not in NOT_SETTINGS},
             "params": [next(numbered) for _ in group["params"]],
         }
         for saved, group in zip(described["groups"], optimizer.param_groups, strict=True)
     ]
+    state: dict[int, dict[str, Any]] = {}
+    stepped = [
+        (parameter, settings)
+        for group, settings in zip(optimizer.param_groups, rebuilt, strict=True)
+        for parameter in group["params"]
+    ]
+    for number, (name, of) in enumerate(zip(names, where, strict=True)):
+        saved = described["state"].get(name)
+        if saved is None:
+            continue
+        parameter, settings = stepped[number]
+        whole = of is None
+        tensors = {key: shape_of(f"{name}.{key}") if whole else read(f"{name}.{key}", of) for key in saved["tensors"]}
+        check_state_fits(tensors, saved["values"], parameter, type(optimizer), settings, name)
+        if whole:
+            tensors = {key: read(f"{name}.{key}", None) for key in tensors}
+        state[number] = {**saved["values"], **tensors}
     return {"state": state, "param_groups": rebuilt}
 
 

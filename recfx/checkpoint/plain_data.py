@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -23,7 +24,8 @@ def encode(value: object) -> bytes:
 
     Raises:
         TypeError: it, or something in it, is none of: None, bool, int, float, complex, str, bytes, list, tuple, set,
-            dict, ``OrderedDict``, tensor, ``torch.Size``, ``torch.dtype``, ``torch.device``.
+            dict, ``OrderedDict``, tensor, ``torch.Size``, ``torch.dtype``, ``torch.device``; a
+            ``numpy.float64``, ``int64`` or ``bool_`` is written as the Python number that it is.
         RecursionError: it contains itself, or is nested some hundred times.
     """
     return json.dumps(_encoded(value)).encode()
@@ -42,6 +44,8 @@ def decode(content: bytes) -> Any:
 
 
 def _encoded(value: Any) -> Any:
+    if isinstance(value, (numpy.float64, numpy.int64, numpy.bool_)):  # these reckon as Python's do, to the bit
+        value = value.item()
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
@@ -97,7 +101,10 @@ def _tensor_back(content: dict[str, Any]) -> Tensor:
         raise TypeError("a tensor of another size")
     if not data:
         return torch.empty(size, dtype=dtype, device="cpu")
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).view(size)
+    elements = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    if dtype == torch.bool:
+        elements.clamp_(max=1)  # operators may do anything with a bool of another byte than 0 or 1
+    return elements.view(dtype).view(size)
 
 
 def _bytes(value: bytes) -> str:

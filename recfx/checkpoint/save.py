@@ -24,7 +24,7 @@ from recfx.checkpoint.directory import (
     remove_leftovers,
 )
 from recfx.checkpoint.disk_errors import told_as
-from recfx.checkpoint.dtypes import check_storable
+from recfx.checkpoint.dtypes import check_initialised, check_storable
 from recfx.checkpoint.in_backward import optimizers_in_backward
 from recfx.checkpoint.manifest import Manifest, is_foreign
 from recfx.checkpoint.names import IN_BACKWARD, MODEL, OPTIMIZER, SETTINGS
@@ -56,8 +56,9 @@ def save_checkpoint(
         CheckpointError: ``checkpoint_not_written`` (the disk is full, say, or the directory is not ours to write:
             the checkpoint that was there before is as it was), ``directory_not_ours`` (its ``checkpoint.json`` was
             not written by this function), ``checkpoint_busy``, ``invalid_argument``, ``model_on_meta``,
-            ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``, ``optimizer_not_supported`` (also one
-            that steps parameters outside the model), ``value_not_supported``; ``other_rank_failed``. On all ranks.
+            ``model_is_lazy``, ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``,
+            ``optimizer_not_supported`` (also one that steps parameters outside the model), ``value_not_supported``;
+            ``other_rank_failed``. On all ranks.
     """
     root, peers = checked_model(model)
     path = checked_directory(directory, peers)
@@ -159,7 +160,9 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tenso
 def _own(model: nn.Module, optimizer: Any) -> _Own:
     sharded = {key for table in sharded_tables(model) for key in (table.weight, *table.index_keys().values())}
     state = {name: value for name, value in model.state_dict().items() if name not in sharded}
-    _refuse_meta({MODEL + name: value for name, value in state.items() if isinstance(value, Tensor)})
+    own = {MODEL + name: value for name, value in state.items() if isinstance(value, Tensor)}
+    check_initialised(own)
+    _refuse_meta(own)
     tensors, counts = tables_contents(model)
     inner = None if optimizer is None else unwrap_optimizer(optimizer)
     described = None if inner is None else describe_optimizer(inner, model)

@@ -114,15 +114,15 @@ class SavedFolder:
         row_bytes = math.prod(columns) * dtype.itemsize
         first = begin[0] if begin else 0
         with self._opened(chunk.file) as descriptor:
-            if lengths[1:] == columns and target.is_cpu and target.is_contiguous() and target.dtype == dtype:
-                _read(descriptor, _bytes_of(target), chunk.begin + first * row_bytes)
+            if lengths[1:] == columns and target.dtype == dtype and _stands_as_it_is(target):
+                _read_elements(descriptor, target, chunk.begin + first * row_bytes)
                 return
             rows = lengths[0] if lengths else 1
             step = max(1, _PIECE // max(1, row_bytes))
             for row in range(0, rows, step):
                 count = min(step, rows - row)
                 piece = torch.empty((count, *columns), dtype=dtype, device="cpu")
-                _read(descriptor, _bytes_of(piece), chunk.begin + (first + row) * row_bytes)
+                _read_elements(descriptor, piece, chunk.begin + (first + row) * row_bytes)
                 for dim in range(1, len(lengths)):
                     piece = piece.narrow(dim, begin[dim], lengths[dim])
                 if lengths:
@@ -145,9 +145,17 @@ def _identity(found: os.stat_result) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, stat.S_IFMT(found.st_mode)
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    content: Any = tensor.detach().view(-1).view(torch.uint8).numpy()
-    return memoryview(content)
+def _stands_as_it_is(tensor: Tensor) -> bool:
+    """Whether the elements of a tensor stand in memory as they do in a file."""
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _read_elements(descriptor: int, target: Tensor, begin: int) -> None:
+    elements = target.detach().view(-1).view(torch.uint8)
+    content: Any = elements.numpy()
+    _read(descriptor, memoryview(content), begin)
+    if target.dtype == torch.bool:
+        elements.clamp_(max=1)  # operators may do anything with a bool of another byte than 0 or 1
 
 
 def _read(descriptor: int, target: memoryview, begin: int) -> None:

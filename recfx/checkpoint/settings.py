@@ -9,14 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
 from recfx.checkpoint import plain_data, storage
 from recfx.checkpoint.manifest import torn
 from recfx.checkpoint.names import SETTINGS, mismatch
+from recfx.checkpoint.optimizer_probe import ELEMENTWISE, state_after_a_step
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.errors import CheckpointError
+
+NOT_SETTINGS = ("params", "param_names")
+"""Entries of an optimizer's groups that say which parameters it steps: a checkpoint has names of its own for them."""
+_MOST_BYTES = 1 << 30
 
 
 def pack_settings(settings: dict[str, Any]) -> Tensor:
@@ -34,6 +40,12 @@ def pack_settings(settings: dict[str, Any]) -> Tensor:
             reason="value_not_supported",
             what_to_do="use numbers, strings, tensors, and lists and dicts of them.",
         ) from error
+    if len(content) > _MOST_BYTES:
+        raise CheckpointError(
+            f"settings of optimizers and extra states of modules are {len(content)} bytes together.",
+            reason="value_not_supported",
+            what_to_do="keep big tensors in buffers, or by themselves in an optimizer's state, not in lists or dicts.",
+        )
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
@@ -44,7 +56,7 @@ def read_settings(folder: SavedFolder, described: Mapping[str, Tensor]) -> dict[
         CheckpointError: ``checkpoint_torn``.
     """
     entry = described.get(SETTINGS)
-    if entry is None or entry.dtype != torch.uint8 or entry.dim() != 1:
+    if entry is None or entry.dtype != torch.uint8 or entry.dim() != 1 or entry.numel() > _MOST_BYTES:
         raise torn(folder.path, "it has no settings")
     content = storage.read(folder, {SETTINGS: entry})[SETTINGS].numpy().tobytes()
     try:
@@ -68,7 +80,7 @@ def check_settings_fit(saved: Mapping[str, Any], current: Mapping[str, Any], mod
         CheckpointError: ``checkpoint_mismatch``.
     """
     for key, value in saved.items():
-        if key != "params" and key in current and not _alike(value, current[key]):
+        if key not in NOT_SETTINGS and key in current and not _alike(value, current[key]):
             raise mismatch(
                 f"its setting {key!r} was saved as {_shown(value)}, here it is {_shown(current[key])}.",
                 module_path=module_path,
@@ -77,46 +89,58 @@ def check_settings_fit(saved: Mapping[str, Any], current: Mapping[str, Any], mod
 
 
 def check_state_fits(
-    tensors: Mapping[str, Tensor], values: Mapping[str, Any], shape: tuple[int, ...], optimizer: type, name: str
+    tensors: Mapping[str, Tensor],
+    values: Mapping[str, Any],
+    parameter: Tensor,
+    optimizer: type,
+    settings: Mapping[str, Any],
+    name: str,
 ) -> None:
-    """Whether the saved state of one parameter has its shape, for optimizers of torch whose state always has.
+    """Whether the next step can go on from the saved state of one parameter, for optimizers of torch known to us.
 
     Args:
-        tensors: of the state.
+        tensors: of the state; on meta if need be.
         values: the rest of it.
-        shape: of the parameter.
+        parameter: whose state it is.
         optimizer: class of it.
+        settings: of its group, as they will be.
         name: of the parameter, for the message.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``.
     """
-    if optimizer not in _ELEMENTWISE:
+    if optimizer not in ELEMENTWISE or not (tensors or values):
         return
-    wrong = [key for key, value in values.items() if not (value is None or isinstance(value, bool) or is_number(value))]
-    if wrong:
-        raise mismatch(
-            f"its state {wrong[0]!a} was saved as {_shown(values[wrong[0]])}.",
-            module_path=name,
-            what_to_do="build the optimizer as it was built when saving.",
-        )
-    for key, value in tensors.items():
-        if value.dim() > 0 and tuple(value.shape) != shape:
+    what_to_do = "build the optimizer as it was built when saving."
+    for key, needed in state_after_a_step(optimizer, settings, parameter, name).items():
+        found = tensors.get(key, values.get(key))
+        if found is None and (needed is None or optimizer is torch.optim.SGD):
+            continue  # SGD takes a momentum that is missing for one that is yet to begin
+        if found is None:
+            raise mismatch(f"its saved state lacks {key!r}.", module_path=name, what_to_do=what_to_do)
+        if isinstance(needed, Tensor) and needed.dim() == parameter.dim() > 0:
+            fits = isinstance(found, Tensor) and found.shape == parameter.shape
+        else:
+            fits = is_number(found) or (isinstance(found, Tensor) and found.shape == parameter.shape == ())
+        if not fits:
             raise mismatch(
-                f"its state {key!r} is {tuple(value.shape)}, the parameter {shape}.",
+                f"its state {key!r} was saved as {_shown(found)}, the parameter is {tuple(parameter.shape)}.",
                 module_path=name,
-                what_to_do="build the optimizer as it was built when saving.",
+                what_to_do=what_to_do,
+            )
+    for key, value in {**values, **tensors}.items():  # also those that no step needs now
+        alike = value is None or isinstance(value, bool) or is_number(value)
+        if not alike and not (isinstance(value, Tensor) and tuple(value.shape) in ((), tuple(parameter.shape))):
+            raise mismatch(
+                f"its state {key!a} was saved as {_shown(value)}, the parameter is {tuple(parameter.shape)}.",
+                module_path=name,
+                what_to_do=what_to_do,
             )
 
 
-_ELEMENTWISE = (
-    torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax,
-    torch.optim.ASGD, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD,
-    torch.optim.SparseAdam,
-)  # fmt: skip
-
-
 def _alike(saved: object, current: object) -> bool:
+    if isinstance(current, numpy.generic):
+        current = current.item()
     if current is None:
         return saved is None or isinstance(saved, (bool, int, float, str, Tensor))
     if saved is None:

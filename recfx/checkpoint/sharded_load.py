@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from recfx.checkpoint import storage
 from recfx.checkpoint.in_backward import BackwardOptimizer
 from recfx.checkpoint.in_backward_plan import BackwardPlan
+from recfx.checkpoint.index_keys import check_index_sizes
 from recfx.checkpoint.names import IN_BACKWARD, MODEL, mismatch
 from recfx.checkpoint.parts import Parts
 from recfx.checkpoint.saved_folder import SavedFolder
@@ -114,6 +115,7 @@ def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor
     table = plan.table
     spec, whole, store = table.table.table, whole_index(table.table.table), table.module._store
     keys = {name: key for name, key in table.index_keys().items() if key in saved}
+    check_index_sizes(saved, keys.values(), spec.num_embeddings, spec.name)
     meta = torch.empty(spec.num_embeddings, spec.embedding_dim, device="meta")
     check_weight(spec.name, saved.get(keys.get("row_ids", "")), plan.saved, meta)
     aligned = [name for name in row_aligned_names(whole) if name in keys]

@@ -31,6 +31,7 @@ ABSENT = "_recfx_absent"
 """Key by which a collection tells an index what to do (``KEEP`` or ``FORGET``) if the state has nothing for it."""
 KEEP, FORGET = "keep", "forget"
 
+_MOST_COUNTED = 1 << 62  # nobody counts so far, and what is counted after loading does not overflow
 _DTYPES = {"row_state": torch.uint8, "candidate_counts": torch.int32}
 _CANDIDATES = ("candidate_ids", "candidate_counts", "candidate_order")
 
@@ -143,7 +144,7 @@ def _checked_tensors(config: ResolvedHashConfig, name: str, saved: Mapping[str, 
 
 def _check_counts(counts: list[int], name: str) -> None:
     for counter, count in zip(COUNTERS, counts, strict=True):
-        if count < 0:
+        if not 0 <= count < _MOST_COUNTED:
             raise torn(f"counts says {count} {counter}, which cannot be.", name)
     if counts[BATCHES] >= 1 << BATCH_BITS:
         raise torn(f"counts says {counts[BATCHES]} batches, more than an index can count.", name)

@@ -164,10 +164,13 @@ def test_in_torchrecs_model_parallel(tmp_path: Path) -> None:
     ranks(2).run(in_model_parallel, case_of("mixed"), str(tmp_path))
 
 
-def dense(rank: int, world_size: int, case: Case, folder: str, source: str, steps: int) -> dict[str, torch.Tensor]:
+def dense(
+    rank: int, world_size: int, case: Case, folder: str, source: str, steps: int, named: bool = False
+) -> dict[str, torch.Tensor]:
     """Tables without a fused optimizer: an ordinary one steps this rank's shards."""
     model = make(case, world_size)
-    optimizer = torch.optim.Adam(model.get_submodule("sparse").parameters(), lr=0.1)
+    tables = model.get_submodule("sparse")
+    optimizer = torch.optim.Adam(tables.named_parameters() if named else tables.parameters(), lr=0.1)
     if source:
         recfx.load_checkpoint(model, source, optimizer=optimizer)
     for _ in range(steps):
@@ -197,6 +200,18 @@ def test_an_ordinary_optimizer_of_sharded_tables(tmp_path: Path) -> None:
     sharded = ranks(2).run(dense, case("tables", 2), str(tmp_path / "d"), str(tmp_path / "b"), 2)[0]
     for name, value in sharded.items():
         torch.testing.assert_close(value, onward[name], rtol=1e-4, atol=1e-6)
+
+
+def test_an_ordinary_optimizer_of_named_parameters(tmp_path: Path) -> None:
+    """Other ranks have other shards, so that its own names of parameters say nothing under another plan."""
+
+    def case(plan: str) -> Case:
+        return replace(case_of(plan, None, "adam"), kernel="dense")
+
+    first = ranks(2).run(dense, case("columns"), str(tmp_path / "a"), "", 1, True)[0]
+    for plan in ("mixed", "tables"):
+        again = ranks(2).run(dense, case(plan), str(tmp_path / plan), str(tmp_path / "a"), 0, True)[0]
+        assert_equal(again, first)
 
 
 def more_rows(rank: int, world_size: int, case: Case, folder: str, weights: dict[str, Any]) -> None:

@@ -1,0 +1,52 @@
+"""What an optimizer of torch needs to have of a parameter: found out by letting one step a parameter of one element."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recfx.checkpoint.names import mismatch
+
+ELEMENTWISE = (
+    torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax,
+    torch.optim.ASGD, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD,
+    torch.optim.SparseAdam,
+)  # fmt: skip
+"""Optimizers whose state is numbers, and tensors of the shape of the parameter."""
+
+
+def state_after_a_step(optimizer: type, settings: Mapping[str, Any], parameter: Tensor, name: str) -> dict[str, Any]:
+    """The state that a parameter has after its first step.
+
+    Args:
+        optimizer: one of ``ELEMENTWISE``.
+        settings: of its group; those that the optimizer does not know do not matter.
+        parameter: whose device, dtype and number of dimensions count.
+        name: of it, for the message.
+
+    Raises:
+        CheckpointError: ``checkpoint_mismatch``: it cannot step by these settings.
+    """
+    tiny = nn.Parameter(torch.zeros((1,) * parameter.dim(), dtype=parameter.dtype, device=parameter.device))
+    tiny.grad = torch.zeros_like(tiny)
+    if optimizer is torch.optim.SparseAdam:
+        tiny.grad = tiny.grad.to_sparse()
+    known = {"differentiable": False}  # else torch refuses leaves, such as this one
+    try:
+        with torch.inference_mode(False):
+            probe: torch.optim.Optimizer = optimizer([tiny])
+            group = probe.param_groups[0]
+            given = {key: value for key, value in settings.items() if key in group and key != "params"}
+            group.update({key: value.clone() if isinstance(value, Tensor) else value for key, value in given.items()})
+            group.update({key: value for key, value in known.items() if key in group})
+            probe.step()
+    except Exception as error:  # whatever the settings make of torch's code
+        raise mismatch(
+            f"a {optimizer.__name__} cannot step by the settings that were saved ({type(error).__name__}: {error}).",
+            module_path=name,
+            what_to_do="build the optimizer as it was built when saving.",
+        ) from error
+    return dict(probe.state[tiny])
