@@ -143,6 +143,7 @@ def leaf_gradients(triggers: Triggers) -> list[torch.Tensor]:
     return [torch.zeros_like(trigger.leaf) for trigger, _ in triggers]
 
 
+@torch.compiler.disable
 def leave_for_step(triggers: Triggers, kept: list[Any], part: GradientPart) -> None:
     """Called in the backward of the node: step when everything of the pass is there.
 
@@ -158,7 +159,9 @@ def leave_for_step(triggers: Triggers, kept: list[Any], part: GradientPart) -> N
         trigger.leave(left, tables)
 
 
+@torch.compiler.disable
 def _step(parts: list[tuple[GradientPart, tuple[int, ...]]]) -> None:
+    """Step all tables of ``parts``; opaque to compiled autograd, for kernels go by addresses."""
     lookups: dict[StepOnce, list[GradientPart]] = {}
     for part, _ in parts:
         lookups.setdefault(part.lookup, []).append(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -31,7 +32,7 @@ from recfx.subclasses import new_instance
 from recfx.table_holder import all_held, hold
 from recfx.table_specs import allocate_bags, check_bag, check_config, describe_tables, physical_configs
 from recfx.training.fused_optimizer import FusedOptimizer
-from recfx.training.in_backward import attach_unfused, fused_optimizers, gradient_hooks, positions_with_hooks
+from recfx.training.in_backward import attach_unfused, fused_optimizers, hooks_on_step, positions_with_hooks
 from recfx.training.keyed_optimizer import FusedKeyedOptimizer
 
 
@@ -158,19 +159,34 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
                 self.hash_indexes[table.name] = index
         init_fns = {config.name: config.init_fn for config in configs}
         self._store = TableStore(self.embedding_bags, self.hash_indexes, {}, init_fns)
+        self._aside: dict[str, tuple[weakref.ref[nn.Parameter], FusedOptimizer]] = {}
         self._find_optimizers()
         self._compile()
 
     def _find_optimizers(self) -> None:
         """Take over the optimizers in backward that hang on the tables; those of copies and pickles are kept."""
+        self._set_aside()
         for table, optimizer in self._store.optimizers.items():
-            if gradient_hooks(self._store.weight(table)):  # goes on with what the fused one has in its state
+            if hooks_on_step(self._store.weight(table)):  # goes on with what the fused one has in its state
                 attach_unfused(self._store.weight(table), optimizer)
         optimizers, self.not_fused = fused_optimizers(self.embedding_bags, self.collection)
         self._store.optimizers.update(optimizers)
         for table in self.not_fused:  # a second optimizer beside one that was fused, say
             self._store.optimizers.pop(table, None)
+        self._store.own_weights()
         self._attached = self._attached_to_weights()
+
+    def _set_aside(self) -> None:
+        """An optimizer in backward belongs to a parameter: what stands in for that, or replaced it, has none."""
+        for table, (owner, optimizer) in list(self._aside.items()):
+            if owner() is self._store.weight(table) or owner() is None:
+                del self._aside[table]
+            if owner() is self._store.weight(table):
+                self._store.optimizers.setdefault(table, optimizer)
+        for table in list(self._store.optimizers):
+            before = self._store.owner(table)
+            if before is not None and before() is not self._store.weight(table):
+                self._aside[table] = before, self._store.optimizers.pop(table)
 
     def _attached_to_weights(self) -> list[int]:
         """Which optimizers in backward hang on the tables, by ``id``, and on which there are gradient hooks."""
@@ -180,7 +196,8 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
             weights = [self._store.weight(table) for table in self.embedding_bags]
         attached = [weight.__dict__.get("_in_backward_optimizers", ()) for weight in weights]
         found = [id(optimizer) for optimizers in attached for optimizer in optimizers]
-        if found or self._store.optimizers:
+        if found or self._store.optimizers or self._aside:
+            found += map(id, weights)
             found += [-1 - position for position in positions_with_hooks(weights)]
         return found
 
@@ -251,7 +268,7 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
     def _follow_optimizers(self) -> None:
         """Take over what was attached to the weights since: optimizers in backward, gradient hooks."""
         attached = self._attached_to_weights()
-        if attached != self._attached and (attached or self._attached[-1] < 0):
+        if attached != self._attached:
             self._find_optimizers()
             self._compile()
             self.graph_module.train(self.training)
@@ -313,6 +330,7 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> HashEmbeddingBagCollection:
         super()._apply(fn, recurse)
+        self._store.own_weights()  # they may be other objects now
         weights = [self._store.weight(table.name) for table in self.tables]
         if weights:
             self._device = weights[0].device
@@ -363,12 +381,13 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
 
     def __getstate__(self) -> dict[str, Any]:
         modules = {name: module for name, module in self._modules.items() if name != "graph_module"}
-        return {**self.__dict__, "_modules": modules, "pass_records": []}
+        return {**self.__dict__, "_modules": modules, "pass_records": [], "_aside": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         # Trained weights may have become others than the store's in a copy that replaces modules.
         self._store.bags, self._store.indexes = self.embedding_bags, self.hash_indexes
+        self._store.own_weights()
         self._attached = self._attached_to_weights()
         self._compile()
         self.graph_module.train(self.training)
@@ -401,6 +420,7 @@ _OWN_NAMES = (
     "not_fused",
     "_store",
     "_attached",
+    "_aside",
     "_row_moves",
     "requested",
     "calls",

@@ -51,7 +51,11 @@ def verify(
     """
     check_module(original, "original")
     check_module(converted, "converted")
-    call = Sample.of(sample)
+    with torch.inference_mode(False), torch.enable_grad():  # whatever the caller is in
+        return _verify(original, converted, Sample.of(sample), rtol, atol)
+
+
+def _verify(original: nn.Module, converted: nn.Module, call: Sample, rtol: float, atol: float) -> VerifyReport:
     _refuse_sharded(original, converted)
     original, converted = unwrap(original), unwrap(converted)
     if call.on_meta() or any(parameter.is_meta for parameter in converted.parameters()):

@@ -19,7 +19,7 @@ from recfx.nodes.in_flight import BatchInFlight
 from recfx.nodes.raw_ids import RawIds
 from recfx.nodes.removed_rows import guard_backward
 from recfx.nodes.table_store import TableStore
-from recfx.training.in_backward import positions_with_hooks
+from recfx.training.in_backward import hooks_on_step, positions_with_hooks
 
 
 class Lookup(NodeModule):
@@ -154,21 +154,48 @@ class Lookup(NodeModule):
         if choice is None or choice.stale(weights):
             choice = self.choose_kernel()
         if self.store.optimizers:
-            self._refuse_gradient_hooks(weights)
+            self._refuse_hooks(weights)
+            if torch.is_grad_enabled():
+                self._refuse_changed_settings()
+                self._refuse_other_tensors(weights)
         return weights, choice
 
-    def _refuse_gradient_hooks(self, weights: list[torch.Tensor]) -> None:
+    def _refuse_hooks(self, weights: list[torch.Tensor]) -> None:
         """A collection goes back to the dense optimizer before it comes here; shards and whole graphs cannot."""
         for position in positions_with_hooks(weights):
             table = self.tables[position].name
             if table in self.store.optimizers:
                 raise ConversionError(
-                    f"a gradient hook is registered on the weight of table {table!r}, whose fused optimizer steps "
-                    "inside the backward, without a gradient of the weight: the hook would never run.",
+                    f"table {table!r}: {hooks_on_step(weights[position])}, but it has a fused optimizer, which steps "
+                    "inside the backward, without a gradient of the weight and without step(): it would never run.",
                     reason="gradient_hook",
                     module_path=self.collection,
                     what_to_do="remove the hook, or register it before the conversion (unsharded); a hook on the "
                     "collection's output sees the pooled gradient.",
+                )
+
+    def _refuse_changed_settings(self) -> None:
+        for table in self.tables:
+            optimizer = self.store.optimizers.get(table.name)
+            if optimizer is not None and (changed := optimizer.changed_setting()):
+                raise ConversionError(
+                    f"the optimizer of table {table.name!r} was given {changed} after the conversion, which has no "
+                    "fused form.",
+                    reason="optimizer_setting_changed",
+                    module_path=self.collection,
+                    what_to_do="leave it at its default; or unconvert the model, which trains by the dense optimizer.",
+                )
+
+    def _refuse_other_tensors(self, weights: list[torch.Tensor]) -> None:
+        """As with hooks: a collection takes the dense lookup where a tensor stands in for its parameter."""
+        for table, weight in zip(self.tables, weights, strict=True):
+            if table.name in self.store.optimizers and not self.store.is_owner(table.name, weight):
+                raise ConversionError(
+                    f"another tensor has taken the place of the weight of table {table.name!r} (torch.func's "
+                    "functional_call, say), but the optimizer in backward belongs to the parameter.",
+                    reason="fused_weight_replaced",
+                    module_path=self.collection,
+                    what_to_do="convert without whole_graph=True, where such a tensor gets its gradient as usual.",
                 )
 
     def _batch(self, features: KeyedJaggedTensor) -> LookupBatch:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,7 @@ class TableStore:
         self.indexes = indexes
         self.optimizers = optimizers
         self.init_fns = init_fns
+        self._owners: dict[str, weakref.ref[nn.Parameter]] = {}
         self._lock, self._process = threading.RLock(), os.getpid()
         self._without_tables = device or torch.device("cpu")
 
@@ -52,10 +54,11 @@ class TableStore:
         return self._lock
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_process")}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_process", "_owners")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._owners = {}  # a copy has parameters of its own
         self._lock, self._process = threading.RLock(), os.getpid()
 
     @property
@@ -82,6 +85,19 @@ class TableStore:
                 what_to_do="take it off again; to keep it, leave this collection unconverted.",
             )
         return weight
+
+    def own_weights(self) -> None:
+        """The fused optimizers belong to the parameters that are there now."""
+        self._owners = {table: weakref.ref(self.weight(table)) for table in self.optimizers}
+
+    def is_owner(self, table: str, weight: torch.Tensor) -> bool:
+        """Whether the fused optimizer of ``table`` belongs to ``weight``, which may only stand in for a parameter."""
+        owner = self.owner(table)
+        return owner is None or owner() is weight
+
+    def owner(self, table: str) -> weakref.ref[nn.Parameter] | None:
+        """The parameter that the fused optimizer of ``table`` belongs to; None where it was never asked for."""
+        return self._owners.get(table)
 
     def index(self, table: str) -> HashIndex:
         """The table's index."""

@@ -30,6 +30,10 @@ SAVED_STATES: dict[str, dict[str, str]] = {
 }
 
 
+# Arguments of torch.optim's that make another rule of each kind, if they are not zero or False.
+_WITHOUT_FUSED_FORM = ("momentum", "maximize", "lr_decay", "amsgrad", "decoupled_weight_decay", "nesterov")
+
+
 @dataclass
 class FusedOptimizer:
     """The optimizer of one table, run in the lookup's backward.
@@ -58,6 +62,11 @@ class FusedOptimizer:
     def __getstate__(self) -> dict[str, Any]:
         group = {key: value for key, value in self.group.items() if key != "params"}
         return {"kind": self.kind, "group": group, "state": dict(self.state), "given": self.given}
+
+    def changed_setting(self) -> str:
+        """A setting that has been given a value which no fused update carries out, since it was attached; or ``""``."""
+        group = self.group
+        return next((f"{name}={group[name]!r}" for name in _WITHOUT_FUSED_FORM if group.get(name)), "")
 
     def settings(self) -> tuple[Any, ...]:
         """What must be equal for two tables to be updated by one kernel call."""
@@ -130,3 +139,48 @@ class FusedOptimizer:
             ):
                 return False
         return "step" in self.state
+
+
+class AttachedOptimizer(FusedOptimizer):
+    """The fused form of an optimizer that ``apply_optimizer_in_backward`` hung on a parameter.
+
+    Settings and state are read from that optimizer each time: its ``load_state_dict`` puts other objects in place.
+
+    Args:
+        kind: as above.
+        optimizer: of one parameter.
+        weight: that parameter.
+        given: as above.
+    """
+
+    def __init__(
+        self, kind: str, optimizer: torch.optim.Optimizer, weight: torch.Tensor, given: frozenset[str]
+    ) -> None:
+        self._optimizer, self._weight = optimizer, weight
+        self._theirs = self._ours = optimizer.state[weight]
+        self.kind, self.given = kind, given
+
+    @property
+    def group(self) -> dict[str, Any]:
+        """The optimizer's parameter group."""
+        return self._optimizer.param_groups[0]
+
+    @group.setter
+    def group(self, group: dict[str, Any]) -> None:
+        self._optimizer.param_groups[0] = group
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The optimizer's own, or what ``prepare`` made of it for the kernels."""
+        theirs = self._optimizer.state[self._weight]
+        if theirs is not self._theirs:
+            self._theirs = self._ours = theirs
+        return self._ours
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        self._ours = state
+
+    def __reduce__(self) -> Any:
+        group = {key: value for key, value in self.group.items() if key != "params"}
+        return FusedOptimizer, (self.kind, group, dict(self.state), self.given)

@@ -17,7 +17,7 @@ from torchrec.optim.optimizers import Adagrad as TorchRecAdagrad
 from torchrec.optim.optimizers import Adam as TorchRecAdam
 
 from recfx.errors import ConversionError
-from recfx.training.fused_optimizer import FusedOptimizer
+from recfx.training.fused_optimizer import AttachedOptimizer, FusedOptimizer
 
 # Optimizer class -> kind. torchrec's SGD, Adagrad and Adam are placeholders that only fused kernels carry out.
 KINDS: dict[type, str] = {
@@ -54,22 +54,37 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 _PLACEHOLDER_DEFAULTS = {"lr": 0.01, "eps": 1e-8, "betas": (0.9, 0.999), "weight_decay": 0.0}
 
 
-def gradient_hooks(weight: torch.Tensor) -> bool:
-    """Whether hooks of the user's wait for the gradient of ``weight``.
+def hooks_on_step(weight: torch.Tensor) -> str:
+    """What of the user's waits for the gradient of ``weight``, or for its optimizer's step; ``""`` if nothing does.
 
-    Those of ``apply_optimizer_in_backward`` are none of them: they hang on its ``AccumulateGrad`` node.
+    The hooks of ``apply_optimizer_in_backward`` are none of them: they hang on its ``AccumulateGrad`` node.
     """
-    return any(hooks_of(weight) for hooks_of in _HOOKS)
+    if any(hooks_of(weight) for hooks_of in _HOOKS):
+        return "a gradient hook is registered on its weight"
+    if _watches_steps(weight):
+        return "its optimizer has a step hook, or a step() that was put in place of its class's"
+    return ""
 
 
 _HOOKS = operator.attrgetter("_backward_hooks"), operator.attrgetter("_post_accumulate_grad_hooks")
 
 
+def _watches_steps(weight: torch.Tensor) -> bool:
+    for optimizer in weight.__dict__.get("_in_backward_optimizers", ()):
+        found = optimizer.__dict__
+        if found.get("_optimizer_step_pre_hooks") or found.get("_optimizer_step_post_hooks"):
+            return True
+        # Learning-rate schedulers put a step there that only notes that it was called.
+        if "step" in found and not hasattr(found["step"], "_wrapped_by_lr_sched"):
+            return True
+    return False
+
+
 def positions_with_hooks(weights: Sequence[torch.Tensor]) -> list[int]:
-    """Which of ``weights`` have gradient hooks. Every forward asks this, of thousands of tables in some models."""
-    if not any(any(map(hooks_of, weights)) for hooks_of in _HOOKS):
+    """Which of ``weights`` have ``hooks_on_step``. Every forward asks this, of thousands of tables in some models."""
+    if not any(any(map(hooks_of, weights)) for hooks_of in _HOOKS) and not any(map(_watches_steps, weights)):
         return []
-    return [position for position, weight in enumerate(weights) if gradient_hooks(weight)]
+    return [position for position, weight in enumerate(weights) if hooks_on_step(weight)]
 
 
 @dataclass(frozen=True)
@@ -101,9 +116,8 @@ def fused_optimizer_of(weight: nn.Parameter) -> FusedOptimizer | NotFused | None
             f"{type(optimizer).__name__} has no fused form; it runs on the whole table after the backward, as before.",
             f"use one of {sorted({known.__name__ for known in KINDS})} to have it fused.",
         )
-    state: dict[str, Any] = {}
     if hasattr(optimizer, "param_groups"):
-        group, state = optimizer.param_groups[0], optimizer.state[weight]
+        group = optimizer.param_groups[0]
     else:  # torchrec.optim's placeholders hold nothing but their arguments; FBGEMM's defaults apply
         group = {**_PLACEHOLDER_DEFAULTS, **optimizer._kwargs}
     arguments = inspect.signature(type(optimizer)).parameters  # schedulers write other things into the group
@@ -116,7 +130,12 @@ def fused_optimizer_of(weight: nn.Parameter) -> FusedOptimizer | NotFused | None
                 f"{type(optimizer).__name__}({name}={value!r}) has no fused form.",
                 f"leave {name} at its default, or step this table with an ordinary optimizer instead.",
             )
-    return FusedOptimizer(kind, group, state, _given(optimizer, group))
+    given = _given(optimizer, group)
+    return (
+        AttachedOptimizer(kind, optimizer, weight, given)
+        if hasattr(optimizer, "param_groups")
+        else FusedOptimizer(kind, group, given=given)
+    )
 
 
 def _given(optimizer: Any, group: Mapping[str, Any]) -> frozenset[str]:
@@ -147,8 +166,18 @@ _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
 
 
 def run_in_backward(optimizer_class: type, weight: nn.Parameter, settings: dict[str, Any]) -> None:
-    """Hang an optimizer on ``weight`` that steps in its backward; torch's own function, which is not public yet."""
-    distributed_optim._apply_optimizer_in_backward(optimizer_class, [weight], settings)  # type: ignore[attr-defined]
+    """Hang an optimizer on ``weight`` that steps in its backward; torch's own function, which is not public yet.
+
+    That finds the weight's ``AccumulateGrad`` node by a view, which has none while the weight is frozen, or without
+    autograd.
+    """
+    trained = weight.requires_grad
+    with torch.inference_mode(False), torch.enable_grad():
+        weight.requires_grad_()
+        try:
+            distributed_optim._apply_optimizer_in_backward(optimizer_class, [weight], settings)  # type: ignore[attr-defined]
+        finally:
+            weight.requires_grad_(trained)
 
 
 def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
@@ -189,11 +218,11 @@ def fused_optimizers(bags: nn.ModuleDict, collection: str) -> tuple[dict[str, Fu
     for name, bag in bags.items():
         weight: Any = bag.weight
         found = fused_optimizer_of(weight)
-        if isinstance(found, FusedOptimizer) and gradient_hooks(weight):
+        if isinstance(found, FusedOptimizer) and (hooks := hooks_on_step(weight)):
             not_fused[name] = NotFused(
                 "optimizer_not_fused",
-                "a gradient hook is registered on its weight: a fused optimizer would step without a gradient to show "
-                "to it, so it runs on the whole table after the backward, as before.",
+                f"{hooks}: a fused optimizer has neither a gradient of the weight nor a step() to call, so it runs on "
+                "the whole table after the backward, as before.",
                 "remove the hook to have it fused; a hook on the collection's output sees the pooled gradient.",
             )
         elif isinstance(found, FusedOptimizer):
