@@ -225,7 +225,7 @@ class ShardedHashEmbeddingBagCollection(
 
     def output_dist(self, ctx: BatchContext, output: dict[str, Any]) -> LazyAwaitable[KeyedTensor]:
         """The rest of the graph, run when the result is needed."""
-        return _Result(self, self._segments[-1], output)
+        return Result(self, self._segments[-1], output)
 
     @property
     def sent_by_pipeline(self) -> bool:
@@ -324,16 +324,18 @@ class _Arriving(KJTListAwaitable):
             return super()._wait_impl()
 
 
-class _Result(LazyAwaitable[KeyedTensor]):
-    """A segment that runs when its result is asked for."""
+class Result(LazyAwaitable[KeyedTensor]):
+    """A segment that runs when its result is asked for. ``has_run``: whether it has."""
 
     def __init__(self, of: ShardedHashEmbeddingBagCollection, segment: Segment, values: dict[str, Any]) -> None:
         super().__init__()
         self._of, self._segment, self._values = of, segment, values
+        self.has_run = False
 
     def _wait_impl(self) -> KeyedTensor:
         with in_step(self._of.groups.pooled, self._of.collection):
             self._segment.run(self._values)
+        self.has_run = True
         keyed: KeyedTensor = self._values[self._of._result]
         return keyed
 

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("recfx")
 
-# A pipeline that starts every batch only when it runs it (TorchRec's "Lite" one) seems to end with every batch.
-_ENDS_OF_A_LATE_ONE = 2
-
 
 class _Call(NamedTuple):
     of: ShardedHashEmbeddingBagCollection
@@ -42,7 +39,6 @@ class CallsUnderWay:
         self._started: list[tuple[weakref.ref[Any], weakref.ref[BatchContext], int]] = []
         self._turn, self._has_run = 0, False
         self._sent: Any = None  # what the others may still be receiving
-        self._ends = 0  # in a row
 
     def refuse(self, of: ShardedHashEmbeddingBagCollection) -> None:
         """Before a batch is started.
@@ -73,9 +69,10 @@ class CallsUnderWay:
             return
         if marks.any_of(ctx.marks, marks.ENDED):
             raise _ended(mine)
-        if any(call.of is of and call.ctx is not ctx for call in pending):
-            self._ends = 0
-        elif not ctx.is_last and self._ends < _ENDS_OF_A_LATE_ONE:
+        # A pipeline that starts every batch only when it runs it (TorchRec's "Lite" one) seems to end with every batch,
+        # and pays for the exchange; nothing tells it from one whose data are of one batch, again and again.
+        is_followed = any(call.of is of and call.ctx is not ctx for call in pending)
+        if not is_followed and not ctx.is_last:
             self._tell([call for call in pending if call.turn == mine.turn and call.of.sent_by_pipeline])
 
     def _tell(self, last: list[_Call]) -> None:
@@ -87,7 +84,6 @@ class CallsUnderWay:
             requests.append(call.of.send_nothing(contexts[-1]))
         self._sent = FusedKJTListSplitsAwaitable(requests, contexts, self._group).wait()
         ended = marks.ranks_with(contexts[0].marks, marks.ENDED)
-        self._ends += 1
         if len(ended) < self._group.size():
             _log.warning("%s", marks.data_ended(ended, after=f" after {last[0].ctx.number} batches"))
 

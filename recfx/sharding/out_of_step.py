@@ -54,4 +54,5 @@ def refuse_out_of_step(group: dist.ProcessGroup, collection: str) -> None:
 
 
 def _note(group: dist.ProcessGroup, collection: str, error: BaseException) -> None:
-    _failed.setdefault(group, f"{collection or 'the root'}: {type(error).__name__}: {error}")
+    if group.size() > 1:  # nobody waits where there is one rank
+        _failed.setdefault(group, f"{collection or 'the root'}: {type(error).__name__}: {error}")

@@ -14,6 +14,7 @@ from recfx.sharding.dist_groups import sent_on
 from recfx.sharding.out_of_step import has_failed, in_step
 
 _NAME = "recfx.TrainPipeline.progress"
+_AFTER_AN_ERROR = "recfx.TrainPipeline.progress, after a step that failed"
 
 
 class Held(NamedTuple):
@@ -38,7 +39,7 @@ class Agreement:
     def __init__(self, model: nn.Module) -> None:
         first = next(iter(sharded_collections(model).values()), None)
         self._groups = None if first is None or first.groups.ids.size() == 1 else first.groups
-        self._mark = marks.identity(_NAME, [], [])
+        self._mark, self._mark_after_error = marks.identity(_NAME, [], []), marks.identity(_AFTER_AN_ERROR, [], [])
 
     def reach(self, mine: Held) -> list[Held]:
         """What each rank has, in order; mine alone where there are no others. Collective.
@@ -46,11 +47,25 @@ class Agreement:
         Raises:
             OutOfStepError: ``ranks_at_different_calls``.
         """
+        return self._exchange(mine, self._mark)
+
+    def meet_after_error(self) -> None:
+        """Wait for all ranks: a step failed on them alike, or else others are still in the middle of it. Collective.
+
+        Those wait for this rank's pooled rows or gradients, and must not get the ones of a later step instead. Here
+        this rank waits for them, so that all fail when the group's timeout is over.
+
+        Raises:
+            OutOfStepError: ``ranks_at_different_calls``.
+        """
+        self._exchange(Held(0, failed=True), self._mark_after_error)
+
+    def _exchange(self, mine: Held, mark: int) -> list[Held]:
         if self._groups is None or has_failed(self._groups.pooled):
             return [mine]
         group = self._groups.ids
         # As many numbers as the sizes of ids: a rank at another call can read the mark.
-        row = torch.tensor([mine.batches, int(mine.failed), 0, self._mark, 0], device=sent_on(group))
+        row = torch.tensor([mine.batches, int(mine.failed), 0, mark, 0], device=sent_on(group))
         with in_step(self._groups.pooled, _NAME):
             numbers = [number.expand(group.size()) for number in row]
             batches, failed, _, found, _ = SplitsAllToAllAwaitable(numbers, group).wait()

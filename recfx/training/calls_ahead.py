@@ -9,7 +9,7 @@ from typing import Any
 from torchrec.distributed.types import ShardedModule
 
 from recfx.nodes import marks
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.collection import Result, ShardedHashEmbeddingBagCollection
 from recfx.sharding.out_of_step import in_step
 from recfx.training.background import Streams, Worker
 from recfx.training.batch_paths import Path, follow, path_in
@@ -66,6 +66,7 @@ class StartedCall:
         self._context: Any = None
         self._sizes: Any = None
         self._arrived: Future[Any] | None = None
+        self._result: Any = None
 
     def start(self, streams: Streams, is_last: bool) -> None:
         """Select the ids, and start telling the other ranks how many they are, and whether this is the last batch."""
@@ -150,10 +151,18 @@ class StartedCall:
         module = self.call.module
         # The ids were exchanged: what went wrong since, on the worker, is in the middle of the step.
         ours = isinstance(module, ShardedHashEmbeddingBagCollection)
+        if ours:
+            module.refuse_out_of_step()
         with in_step(module.groups.pooled, module.collection) if ours else contextlib.nullcontext():
             arrived = self._arrived.result()
         streams.take((arrived, self._context), streams.ids)
-        return module.compute_and_output_dist(self._context, arrived)
+        self._result = module.compute_and_output_dist(self._context, arrived)
+        return self._result
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the model has the values of the result: nothing of the forward is missing to other ranks."""
+        return self._result.has_run if isinstance(self._result, Result) else self._result is not None
 
 
 def sharded_modules(model: Any) -> dict[str, Any]:

@@ -47,7 +47,8 @@ class TrainPipeline:
     ids, a full table) is raised by the ``progress`` whose batch it is, which is dropped then; batches after it stay. An
     error on some ranks only is as without a pipeline: a batch that one rank refuses is refused by all; after an error
     in the middle of a step (a full table) this rank sends nothing more (``OutOfStepError``), and the others wait in a
-    collective.
+    collective. Where the model, or the backward, raises something on some ranks only, these wait for the others before
+    they begin another step, and all fail when the group's timeout is over.
 
     Args:
         model: in training mode, or in eval mode: then nothing is trained.
@@ -73,6 +74,7 @@ class TrainPipeline:
         self._batches: deque[_Batch] = deque()
         self._shared = 0  # so many of them are known to have a counterpart on every rank
         self._steps = 0  # since the iterator was given
+        self._failed = False  # the step before, when other ranks may have gone on with it
         self._over: Exception | None = None  # how the iterator ended, on all ranks
         self._iterator: Iterator[Any] | None = None
         self._ended: Exception | None = None
@@ -94,6 +96,8 @@ class TrainPipeline:
         if self._over is not None:
             raise self._over.with_traceback(None)
         self._load(3)
+        if self._failed:
+            self._rejoin()
         if self._shared < 1:
             self._share()
         current = self._batches[0]
@@ -120,15 +124,27 @@ class TrainPipeline:
         if training:
             self._optimizer.zero_grad()
         self._streams.take(current.value, self._streams.copy)
-        with self._ahead.given(current.value, current.calls):
-            result = self._model(current.value)
-        losses, output = _loss_and_output(result)
-        self._start(1)  # after the first batch of all, from which calls are learned
-        self._send(1)
+        try:
+            with self._ahead.given(current.value, current.calls):
+                result = self._model(current.value)
+            losses, output = _loss_and_output(result)
+            self._start(1)  # after the first batch of all, from which calls are learned
+            self._send(1)
+            if training:
+                torch.sum(losses).backward()
+        except BaseException:
+            self._failed = training or not all(call.is_finished for call in current.calls or ())
+            raise
         if training:
-            torch.sum(losses).backward()
             self._optimizer.step()
         return output
+
+    def _rejoin(self) -> None:
+        """Be where ranks are that went on with the step that failed here, and wait for them."""
+        self._start(0)
+        self._send(0)
+        self._agreement.meet_after_error()
+        self._failed = False
 
     def _load(self, count: int) -> None:
         """Have ``count`` batches, or all that there are. An error of the iterator waits until they have run."""

@@ -144,6 +144,26 @@ def test_two_epochs_change_no_bit(pipeline: str) -> None:
     assert_same(ranks(2).run(two_epochs, pipeline), ranks(2).run(two_epochs, "loop"))
 
 
+def short_epochs(rank: int, world_size: int) -> list[str]:
+    """Epochs of one batch, each through a pipeline of its own, and one in which this rank may have two."""
+    case = CASES["mixed"]
+    model = sharded_model(case, world_size, "alone")
+    optimizer, ends = dense_optimizer(case, model), []
+    for batches in (1, 1, 1, 1, 1 + rank):
+        driver = PIPELINES["sparse_dist"](model, optimizer, CPU)
+        source = iter(batches_of_rank(case, rank, world_size, batches, "alone"))
+        with pytest.raises((StopIteration, recfx.OutOfStepError)) as ended:
+            while True:
+                driver.progress(source)
+        driver.detach()
+        ends.append(getattr(ended.value, "reason", ""))
+    return ends
+
+
+def test_data_that_ends_after_many_short_epochs() -> None:
+    assert ranks(2).run(short_epochs) == [[""] * 5, [""] * 4 + ["data_ended"]]
+
+
 def other_pipeline(rank: int, world_size: int, kind: type[Any], training: bool) -> dict[str, Any]:
     case = CASES["mixed"]
     model = sharded_model(case, world_size, "alone").train(training)

@@ -6,16 +6,20 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DMPCollection
+from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from tests.sharding.cases import Case, Model, Table
+from recfx.sharding.collection import shard_collection
+from tests.sharding.cases import Case, Model, Table, build, plan_of
 from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, collections, dense_optimizer, sharded_model
 from tests.sharding.pipelined import what_is_left as _what_is_left
 from tests.sharding.ranks import ranks
@@ -357,6 +361,50 @@ def test_an_interrupt_in_progress_between_the_messages_of_a_step_can_be_gone_on_
 
 def test_an_interrupt_in_progress_among_the_messages_of_a_step_sends_nothing_more() -> None:
     assert ranks(2).run(interrupted, "select") == [["KeyboardInterrupt", "OutOfStepError", "OutOfStepError"]] * 2
+
+
+# What one rank's own code raises in the middle of a step
+
+
+def own_code_fails_on_one_rank(rank: int, world_size: int, case: Case, where: str, training: bool) -> list[str]:
+    """Rank 1's code raises in its third step, and its caller goes on."""
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    model = Model(*build(case))
+    converted = recfx.convert(model.sparse)
+    plan = plan_of(case, converted, world_size)
+    model.sparse = shard_collection(converted, plan, ShardingEnv.from_process_group(group))
+    model.train(training)
+    driver = PIPELINES["recfx"](model, dense_optimizer(case, model), CPU)
+    source, calls, answers = iter(batches_of_rank(case, rank, world_size, 6, "alone")), iter(range(100)), []
+
+    def fail(*_: Any) -> None:
+        if rank == 1 and next(calls) == 2:
+            raise ValueError("not this one")
+
+    {"before": model.register_forward_pre_hook, "after": model.register_forward_hook}[where](fail)
+    for _ in range(6):
+        try:
+            driver.progress(source)
+            answers.append("")
+        except (RuntimeError, ValueError, recfx.RecfxError) as error:
+            answers.append(type(error).__name__)
+    return answers
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "table_wise"])
+@pytest.mark.parametrize(("where", "training"), [("before", True), ("after", True), ("before", False)])
+def test_own_code_that_fails_on_one_rank_ends_both_in_the_same_step(kind: str, where: str, training: bool) -> None:
+    """The pooled rows of the next step are not taken for gradients, or for pooled rows, of this one."""
+    case = Case((Table("a", 11, 8, ("f0",), "SUM", (kind, 0)[: 1 + (kind == "table_wise")]),))
+    found = ranks(2).run(own_code_fails_on_one_rank, case, where, training)
+    assert found[0][:3] == ["", "", "RuntimeError"]  # of the group, whose timeout is over
+    assert found[1][:4] == ["", "", "ValueError", "RuntimeError"]
+    assert "" not in found[0][3:] + found[1][4:]
+
+
+def test_own_code_that_fails_on_one_rank_behind_all_messages_of_a_step_costs_that_batch() -> None:
+    case = Case((Table("a", 11, 8, ("f0",), "SUM", ("row_wise",)),))
+    assert ranks(2).run(own_code_fails_on_one_rank, case, "after", False) == [[""] * 6, ["", "", "ValueError", "", "", ""]]
 
 
 # What is left behind
