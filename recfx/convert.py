@@ -23,7 +23,8 @@ from recfx.load_guard import guard_loading
 from recfx.notes import compile_dropped, not_verified
 from recfx.sample import Sample
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
-from recfx.sharding.shard_model import leave_to_collections, shard_islands
+from recfx.sharding.data_parallel import leave_to_collections
+from recfx.sharding.shard_model import shard_islands
 from recfx.shells import copy_shells, replace_in_place
 from recfx.training.fused_view import attach_fused_optimizer
 from recfx.verify import verify as verify_conversion

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.collection import HashEmbeddingBagCollection, converted_collections
 from recfx.errors import ConversionError
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, shard_collection
+from recfx.sharding.collection import shard_collection
 from recfx.sharding.default_sharders import sharders
 
 
@@ -65,21 +64,6 @@ def shard_islands(
             )
         sharded[id(island)] = shard_collection(island, per_collection[planned], env, target, path=path)
     return sharded
-
-
-def leave_to_collections(model: nn.Module) -> None:
-    """Let a ``DistributedDataParallel`` around ``model``, or any part of it, leave sharded tables alone."""
-    for path, module in model.named_modules():
-        if not isinstance(module, ShardedHashEmbeddingBagCollection):
-            continue
-        names = [name for name, _ in [*module.named_parameters(), *module.named_buffers()]]
-        parts = path.split(".") if path else []
-        for depth in range(len(parts) + 1):
-            parent = model.get_submodule(".".join(parts[:depth]))
-            below = "".join(f"{part}." for part in parts[depth:])
-            ignored = set(getattr(parent, "_ddp_params_and_buffers_to_ignore", ()))
-            ignored.update(f"{below}{name}" for name in names)
-            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(parent, sorted(ignored))
 
 
 def _environment(env: ShardingEnv | None) -> ShardingEnv:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import model_parallel, sharding_plan
 from torchrec.distributed import shard as shard_module
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
@@ -26,6 +27,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from recfx.collection import HashEmbeddingBagCollection, converted_collections
 from recfx.errors import ConversionError
+from recfx.sharding.data_parallel import leave_to_collections
 from recfx.sharding.sharder import HashEmbeddingBagCollectionSharder, StockSharder
 from recfx.subclasses import classes_made_for
 
@@ -38,8 +40,10 @@ def extend_torchrec() -> None:
 
     Extended are ``DistributedModelParallel``, ``EmbeddingShardingPlanner.plan`` (which ``collective_plan`` calls),
     ``get_default_sharders`` where TorchRec looks it up, ``EmbeddingBagCollectionSharder.shard``, and what
-    TorchRec shards models with on its own account (``_shard_modules``).
+    TorchRec shards models with on its own account (``_shard_modules``). torch's ``DistributedDataParallel`` leaves
+    sharded collections alone, wherever in its model they are: it would give all ranks the rows of rank 0.
     """
+    _wrap(DistributedDataParallel, "__init__", _extend_data_parallel)
     _wrap(DistributedModelParallel, "__init__", _extend_model_parallel)
     _wrap(planners.EmbeddingShardingPlanner, "plan", _extend_argument)
     _wrap(shard_module, "_shard_modules", _extend_argument)
@@ -179,6 +183,16 @@ def _extend_model_parallel(original: Callable[..., None]) -> Callable[..., None]
             world_size = env.world_size if env is not None else 1 if group is None else group.size()
             refuse_left_out(model, bound.arguments.get("plan"), bound.arguments["sharders"], world_size)
         original(*bound.args, **bound.kwargs)
+
+    return extended
+
+
+def _extend_data_parallel(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def extended(self: Any, module: nn.Module, *arguments: Any, **keywords: Any) -> None:
+        if isinstance(module, nn.Module):
+            leave_to_collections(module)
+        original(self, module, *arguments, **keywords)
 
     return extended
 

@@ -20,14 +20,25 @@ TABLES = (
 )
 
 
-def train(rank: int, world_size: int, case: Case) -> dict[str, Any]:
+class Around(nn.Module):
+    """What the user builds around a sharded model."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, features: Any) -> Any:
+        return self.inner(features)
+
+
+def train(rank: int, world_size: int, case: Case, around: bool = False) -> dict[str, Any]:
     standard, width = build(case)
     torch.manual_seed(1)
     model = Model(with_optimizer(case, standard), width)
     converted = recfx.convert(model)
     plan = ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, converted.sparse, world_size))})
     sharded = recfx.convert(converted, plan=plan)
-    replicas = nn.parallel.DistributedDataParallel(sharded)
+    replicas = nn.parallel.DistributedDataParallel(Around(sharded) if around else sharded)
     synchronized = {id(parameter) for parameter in replicas._module_parameters}
     assert synchronized == {id(parameter) for parameter in sharded.over.parameters()}
     kind, settings = OPTIMIZERS[case.optimizer]
@@ -51,3 +62,10 @@ def train(rank: int, world_size: int, case: Case) -> dict[str, Any]:
 def test_it_trains_as_the_unsharded_model(kernel: str) -> None:
     case = Case(TABLES, optimizer="adagrad", kernel=kernel, sizes=(3, 4))
     check(case, 2, ranks(2).run(train, case))
+
+
+def test_a_model_around_the_sharded_one_trains_as_the_unsharded_model() -> None:
+    """Rows are cut into equal halves: taken for replicas, they would all become those of rank 0."""
+    tables = (Table("a", 12, 8, ("f0",), "SUM", ("row_wise",)), Table("b", 6, 8, ("f1", "f0"), "MEAN", ("row_wise",)))
+    case = Case(tables, optimizer="adagrad")
+    check(case, 2, ranks(2).run(train, case, True))

@@ -404,7 +404,10 @@ def test_own_code_that_fails_on_one_rank_ends_both_in_the_same_step(kind: str, w
 
 def test_own_code_that_fails_on_one_rank_behind_all_messages_of_a_step_costs_that_batch() -> None:
     case = Case((Table("a", 11, 8, ("f0",), "SUM", ("row_wise",)),))
-    assert ranks(2).run(own_code_fails_on_one_rank, case, "after", False) == [[""] * 6, ["", "", "ValueError", "", "", ""]]
+    assert ranks(2).run(own_code_fails_on_one_rank, case, "after", False) == [
+        [""] * 6,
+        ["", "", "ValueError", "", "", ""],
+    ]
 
 
 # What is left behind
