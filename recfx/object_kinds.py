@@ -43,6 +43,7 @@ _OPAQUE = frozenset(
 ) | frozenset(sys.stdlib_module_names)
 # These have a life of their own: a second one would not be the same.
 _ALIVE = (threading.Thread, queue.Queue, queue.SimpleQueue, concurrent.futures.Executor, concurrent.futures.Future)
+_OF_A_STARTED_THREAD = ("_target", "_args", "_kwargs")  # what it runs, once: nobody can call that by it again
 _ITERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, zip, map, filter, enumerate, reversed)
 
 
@@ -115,8 +116,10 @@ def edges_of(value: Any) -> Iterator[Edge]:
     elif is_users(kind.__module__) or isinstance(value, _ALIVE) or kind in LAYOUTS:
         yield from _items(value)
         yield from ((f".{name}", item) for name, item in slots(value))
+        skipped = _OF_A_STARTED_THREAD if isinstance(value, threading.Thread) and value.ident is not None else ()
         for name, item in getattr(value, "__dict__", {}).items():
-            yield f".{name}", item
+            if name not in skipped:
+                yield f".{name}", item
 
 
 def why_fixed(value: Any) -> str:

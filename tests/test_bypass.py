@@ -8,6 +8,7 @@ import copy
 import functools
 import gc
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -512,6 +513,28 @@ def test_what_holds_the_model_without_being_held_is_no_matter(inplace: bool) -> 
     converted(batch(3))
     assert around[-1].calls == 1  # the user's own tracker
     assert (around[-1].module is converted) == inplace
+
+
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+def test_what_a_started_thread_runs_is_no_way_to_the_model(inplace: bool) -> None:
+    """A writer that runs beside the training: the forward cannot call the thread's function by the thread."""
+    model, stop = Plain(), threading.Event()
+
+    def write(held: nn.Module, *, again: Callable[[], Any]) -> None:
+        stop.wait(60)
+
+    model.writer = threading.Thread(target=write, args=(model,), kwargs={"again": model.summary}, daemon=True)
+    with pytest.raises(recfx.ConversionError, match="a Thread") as caught:  # run() would call it
+        recfx.convert(model, inplace=inplace)
+    assert caught.value.reason == "bypassed_collection"
+    model.writer.start()
+    try:
+        converted = recfx.convert(model, inplace=inplace)
+    finally:
+        stop.set()
+        model.writer.join()
+    assert isinstance(converted.ebc, HashEmbeddingBagCollection)
+    assert converted.writer is model.writer
 
 
 def test_calls_of_a_table_by_itself_are_no_calls_of_the_collection() -> None:

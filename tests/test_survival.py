@@ -798,6 +798,13 @@ def test_compiling_the_converted_model(backend: str, hashing: HashConfig) -> Non
         torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-5)
 
 
+def test_a_collection_inside_one_full_graph_says_that_it_is_a_break() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(convert(Tower()), backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="compile the model without fullgraph=True"):
+        compiled(batch(4))
+
+
 @pytest.mark.parametrize("kind", ["sgd", "adagrad"])
 def test_compiling_a_fused_model(kind: str) -> None:
     torch._dynamo.reset()

@@ -11,7 +11,9 @@ from torch.autograd import profiler
 from recfx.fx_leaf import FxLeaf
 
 
-@torch.compiler.disable
+@torch.compiler.disable(
+    reason="recfx: a converted collection is one graph break; compile the model without fullgraph=True"
+)
 def opaque(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call ``function`` outside the graph that torch.compile is making.
 
