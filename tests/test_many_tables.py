@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.collection import converted_collections
@@ -136,3 +139,53 @@ def test_a_class_is_looked_up_in_its_file_once(monkeypatch: pytest.MonkeyPatch) 
     sources = [str(collection.source) for collection in converted_collections(converted).values()]
     assert sources == [sources[0]] * 3
     assert "test_many_tables.py" in sources[0]
+
+
+@pytest.fixture
+def one_rank() -> Iterator[ShardingEnv]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield ShardingEnv.from_process_group(dist.group.WORLD)
+    dist.destroy_process_group()
+
+
+def table_wise_plan(model: nn.Module) -> ShardingPlan:
+    """TorchRec's planner is not counted: its own work is quadratic."""
+    plans: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, EmbeddingBagCollection):
+            placed = {config.name: table_wise(rank=0) for config in module.embedding_bag_configs()}
+            plans[path] = construct_module_sharding_plan(module, placed, local_size=1, world_size=1, device_type="cpu")
+    return ShardingPlan(plans)
+
+
+SHARDED: dict[str, tuple[Callable[[int], Any], Callable[[nn.Module, KeyedJaggedTensor], Any]]] = {
+    "step": (fused, lambda model, features: _forward(model, features).sum().backward()),
+    "state_dict": (fused, lambda model, features: model.state_dict()),
+    "load": (fused, lambda model, features: model.load_state_dict(model.state_dict())),
+    "fused optimizer": (
+        fused, lambda model, features: model.fused_optimizer.load_state_dict(model.fused_optimizer.state_dict())
+    ),
+    "explain": (many, lambda model, features: recfx.explain(model)),
+    "unconvert": (many, lambda model, features: recfx.unconvert(model)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("build", [fused, many])
+def test_work_of_sharding_grows_linearly(build: Callable[[int], Any], one_rank: ShardingEnv) -> None:
+    work = []
+    for tables in (5, TABLES, 2 * TABLES, 3 * TABLES):
+        model, _ = build(tables)
+        plan = table_wise_plan(model)
+        work.append(work_of(lambda model=model, plan=plan: recfx.convert(model, plan=plan, env=one_rank)))
+    assert work[3] - 2 * work[2] + work[1] < TABLES**2 / 2, work
+
+
+@pytest.mark.parametrize("case", SHARDED)
+def test_work_of_a_sharded_model_grows_linearly(case: str, one_rank: ShardingEnv) -> None:
+    build, run = SHARDED[case]
+    work = []
+    for tables in (5, TABLES, 2 * TABLES, 3 * TABLES):
+        model, features = build(tables)
+        model = recfx.convert(model, plan=table_wise_plan(model), env=one_rank)
+        work.append(work_of(lambda model=model, features=features: run(model, features)))
+    assert work[3] - 2 * work[2] + work[1] < TABLES**2 / 2, work

@@ -51,7 +51,7 @@ class NamedTable:
 
     def local(self) -> list[Shard]:
         """The shards of this rank."""
-        return [shard for shard in self.module.sharding.local() if shard.table is self.table.table]
+        return self.module.sharding.local_of(self.table.table.name)
 
     def saved_shards(self) -> list[Shard]:
         """The shards of all ranks that are saved: one copy of each number."""

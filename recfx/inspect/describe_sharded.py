@@ -29,7 +29,7 @@ def describe_sharded(sharded: ShardedHashEmbeddingBagCollection, path: str, exis
     kernels, configs = kernels_by_table(sharded.graph_module), sharded.embedding_bag_configs()
     tables = []
     for table, config in zip(sharded.sharding.tables, configs, strict=True):
-        here = [shard for shard in sharded.sharding.local() if shard.table.name == table.table.name]
+        here = sharded.sharding.local_of(table.table.name)
         if not here:
             tables.append(
                 _with_sharding(

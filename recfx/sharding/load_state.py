@@ -204,7 +204,7 @@ class LocalState:
         return local
 
     def _local(self, table: ShardedTable) -> list[Shard]:
-        return [shard for shard in self.module.sharding.local() if shard.table is table.table]
+        return self.module.sharding.local_of(table.table.name)
 
 
 def fit_whole_index(
@@ -222,7 +222,7 @@ def fit_whole_index(
     fitted, move = fit_rows(whole, found)
     check_saved_index(whole, fitted)
     tensors = {name: value for name, value in fitted.items() if isinstance(value, Tensor)}
-    local = [shard for shard in module.sharding.local() if shard.table is table.table]
+    local = module.sharding.local_of(table.table.name)
     pieces = {shard: slice_state(tensors, *shard.rows) for shard in local}
     if move is not None:
         for shard, piece in pieces.items():

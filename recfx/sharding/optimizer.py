@@ -72,8 +72,9 @@ class ShardedFusedOptimizer(KeyedOptimizer):
             CheckpointError: ``other_plan``, ``rows_mismatch``, ``shape_mismatch``. Nothing has changed.
             ValueError: TorchRec's own, for other tables or other state.
         """
+        state = self.state
         for name, parameter in self.params.items():
-            for key, current in self.state[parameter].items():
+            for key, current in state[parameter].items():
                 saved = state_dict["state"].get(name, {})
                 if key in saved:
                     current.parts(saved[key])
@@ -89,16 +90,12 @@ class ShardedFusedOptimizer(KeyedOptimizer):
                         step.copy_(first)
 
     def _steps(self, table: str) -> list[Tensor | None]:
-        return [
-            self._store.optimizers[shard.name].state["step"]
-            for shard in self._sharding.local()
-            if shard.table.name == table
-        ]
+        return [self._store.optimizers[shard.name].state["step"] for shard in self._sharding.local_of(table)]
 
     def _parameter(self, table: str) -> Tensor:
         """What stands for the table in TorchRec's dicts: its first shard here, or a tensor without rows."""
         group = self._fused[table].group
-        local = [shard.name for shard in self._sharding.local() if shard.table.name == table]
+        local = [shard.name for shard in self._sharding.local_of(table)]
         known: list[Tensor] = group.get("params", [])
         parameter = self._store.weight(local[0]) if local else known[0] if known else torch.empty(0)
         group["params"] = [parameter]

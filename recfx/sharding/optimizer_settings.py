@@ -58,10 +58,10 @@ def optimizer_settings(
     Raises:
         ConversionError: ``unsupported_fused_param``.
     """
-    found = OptimizerSettings({}, {})
+    found, attached = OptimizerSettings({}, {}), module.fused_optimizers()
     for sharded in sharding.tables:
         name = sharded.table.name
-        own = module.fused_optimizers().get(name)
+        own = attached.get(name)
         if sharded.compute_kernel == "fused":
             chosen = _fused(module, sharded, own, fused_params)
         elif dense_as_torchrec and not sharded.table.evicts:

@@ -52,7 +52,8 @@ def read_plan(
     """
     _check_types(plan, path)
     names = [table.name for table in tables]
-    unknown = [name for name in plan if name not in names]
+    known = set(names)
+    unknown = [name for name in plan if name not in known]
     if unknown:
         raise _error("plan_unknown_table", f"the plan names table {unknown[0]!r}, the collection has {names}.", path)
     missing = [name for name in names if name not in plan]

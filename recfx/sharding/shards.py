@@ -132,13 +132,21 @@ class CollectionSharding:
         """The shards of this rank."""
         return self.on_rank(self.rank, groups)
 
+    def local_of(self, table: str) -> list[Shard]:
+        """The shards of one table on this rank."""
+        return [shard for shard in self.named(table).shards if shard.rank == self.rank and not shard.is_empty]
+
     def of_group(self, group: str) -> tuple[TableSpec, ...]:
         """The whole tables of a group."""
         return tuple(table.table for table in self.tables if table.group == group)
 
     def named(self, table: str) -> ShardedTable:
         """One table by name."""
-        return next(each for each in self.tables if each.table.name == table)
+        return self._by_name[table]
+
+    @cached_property
+    def _by_name(self) -> dict[str, ShardedTable]:
+        return {each.table.name: each for each in self.tables}
 
 
 def name_shards(shards: list[Shard]) -> tuple[Shard, ...]:

@@ -38,10 +38,11 @@ def save_sharded_state(
     batches is the table's; **the statistics are those of the first slice of the rows**, as no rank knows the others'
     (``recfx.unconvert`` and ``recfx.sharding.gather`` add them up).
     """
-    shards = module.sharding.local()
-    own = tuple(f"{prefix}{part}.{shard.name}." for shard in shards for part in ("embedding_bags", "hash_indexes"))
-    for key in [key for key in state_dict if key.startswith(own)] if own else []:
-        del state_dict[key]
+    shards = {shard.name for shard in module.sharding.local()}
+    for start in (f"{prefix}embedding_bags.", f"{prefix}hash_indexes."):
+        of_tables = [key for key in state_dict if key.startswith(start)]
+        for key in [key for key in of_tables if key[len(start) :].split(".", 1)[0] in shards]:
+            del state_dict[key]
     for table in module.sharding.tables:
         state_dict[prefix + weight_name("", table.table.name)] = _weight(module, table)
     for table in module.sharding.tables:
