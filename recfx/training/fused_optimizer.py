@@ -63,6 +63,10 @@ class FusedOptimizer:
         group = {key: value for key, value in self.group.items() if key != "params"}
         return {"kind": self.kind, "group": group, "state": dict(self.state), "given": self.given}
 
+    def is_form_of(self, optimizer: object) -> bool:
+        """Whether this updates in the place of ``optimizer``; that of a copy does so for none."""
+        return False
+
     def changed_setting(self) -> str:
         """A setting that has been given a value which no fused update carries out, since it was attached; or ``""``."""
         group = self.group
@@ -180,6 +184,10 @@ class AttachedOptimizer(FusedOptimizer):
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
         self._ours = state
+
+    def is_form_of(self, optimizer: object) -> bool:
+        """Whether this updates in the place of ``optimizer``."""
+        return optimizer is self._optimizer
 
     def __reduce__(self) -> Any:
         group = {key: value for key, value in self.group.items() if key != "params"}

@@ -187,6 +187,8 @@ def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
     """
     attached = getattr(weight, "_in_backward_optimizers", None)
     if attached:
+        if not fused.is_form_of(attached[0]):  # another one, attached since
+            return
         state = attached[0].state.get(weight) if hasattr(attached[0], "state") else None
         if state is not None and state is not fused.state:  # another dtype: the fused state is a copy
             state.update({name: _like(value, state.get(name)) for name, value in fused.state.items()})
