@@ -43,7 +43,8 @@ def load_checkpoint(
     Files, names, shapes, dtypes and indexes are checked first: after an error the model, its indexes and its optimizers
     are as they were. No file is unpickled, so none can run code, whoever wrote it. Only a disk that fails between the
     check and the reading of big weights (the message says so), a load hook of the user's that raises, or interrupting
-    this while big weights are read (Ctrl-C) can leave a mixture of old and new: load again then.
+    this while it loads (Ctrl-C) can leave a mixture of old and new: load again then. A table with an index whose rows
+    may be others is not used before that (``load_interrupted``).
 
     Args:
         model: built, converted, and given its optimizers in backward as when saving. Tables with an index may have more

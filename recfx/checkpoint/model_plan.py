@@ -6,6 +6,7 @@ twice: they are read into place, when everything else is known to be right.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -32,6 +33,7 @@ from recfx.checkpoint.sharded_load import IN_PLACE_BYTES, TablePlan, plan_tables
 from recfx.checkpoint.sharded_names import sharded_tables
 from recfx.collection import weight_name
 from recfx.errors import CheckpointError
+from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import RowMove
 from recfx.loading import fit_state
 
@@ -86,11 +88,16 @@ class ModelPlan:
 
     def carry_out(self) -> None:
         """Load the rest. Everything has been checked; what can still fail is the disk."""
+        for _, collection in collections_by_prefix(self.model):
+            for name in collection.hash_indexes:
+                collection.index(name).expect_load()
         storage.read_into(self.folder, {MODEL + name: tensor for name, tensor in self.in_place.items()})
         for name, move in self.moves.items():
             (saved,) = storage.read(self.folder, {MODEL + name: self.described[name]}).values()
             move.apply(saved, self.state[name])
         self.model.load_state_dict(self.state, strict=not self.tables)  # sharded tables are not in it
+        for table in self.tables:
+            table.expect_load()
         for table in self.tables:
             table.carry_out(self.folder)
 
@@ -117,7 +124,7 @@ def plan_model(
         CheckpointError: ``checkpoint_mismatch``, ``model_on_meta``, or what is wrong with an index.
     """
     saved = with_prefix(described, MODEL)
-    state: dict[str, Any] = model.state_dict()
+    state = _state_of(model)
     whole_tables = table_prefixes(model)
     tables = {**whole_tables, **sharded_table_prefixes(model)}
     check_same_tables_have_indexes(tables, state, saved)
@@ -152,6 +159,18 @@ def plan_model(
     state.update(index_state)
     state.update(extra_state)
     return ModelPlan(model, folder, state, in_place, moves, saved, plan_tables(model, folder, saved))
+
+
+def _state_of(model: nn.Module) -> dict[str, Any]:
+    """The ``state_dict``, also after loading was interrupted: names and shapes are right, and the rest is loaded."""
+    with contextlib.ExitStack() as held:
+        for module in model.modules():
+            if isinstance(module, HashIndex):
+                held.enter_context(module.readable())
+        for table in sharded_tables(model):
+            for index in table.local_indexes():
+                held.enter_context(index.readable())
+        return model.state_dict()
 
 
 def _check_where(state: Mapping[str, Any], saved: Collection[str], extra_state: Collection[str]) -> None:

@@ -50,6 +50,11 @@ class TablePlan:
     indexes: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     aside: dict[str, Tensor] = field(default_factory=dict)
 
+    def expect_load(self) -> None:
+        """From here on weights and indexes may be of different states."""
+        for name in self.indexes:
+            self.table.module._store.index(name).expect_load()
+
     def carry_out(self, folder: SavedFolder) -> None:
         """Load. Everything has been checked; what can still fail is the disk."""
         module = self.table.module

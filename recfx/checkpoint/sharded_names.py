@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from recfx.collection import weight_name
+from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import saved_names
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.shards import Shard, ShardedTable
@@ -52,6 +53,12 @@ class NamedTable:
     def local(self) -> list[Shard]:
         """The shards of this rank."""
         return self.module.sharding.local_of(self.table.table.name)
+
+    def local_indexes(self) -> list[HashIndex]:
+        """Those of the shards of this rank."""
+        if not self.table.table.has_index:
+            return []
+        return [self.module._store.index(shard.name) for shard in self.local()]
 
     def saved_shards(self) -> list[Shard]:
         """The shards of all ranks that are saved: one copy of each number."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -83,6 +84,16 @@ class IndexStorage(nn.Module):
     def expect_load(self) -> None:
         """The table's weights are about to be loaded, and this index after them: until then nobody may read it."""
         self.__dict__["_expects_load"] = True
+
+    @contextlib.contextmanager
+    def readable(self) -> Iterator[None]:
+        """Inside, the index can be read although it may expect a load: by who wants its names, and is to load it."""
+        before = self.__dict__.get("_expects_load", False)
+        self.__dict__["_expects_load"] = False
+        try:
+            yield
+        finally:
+            self.__dict__["_expects_load"] = before
 
     def initialized_by(self, initializer: RowInitializer) -> None:
         """From here on new rows are marked, and ``initializer`` gives them their weights and takes the marks off.

@@ -17,6 +17,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import recfx
+from recfx.checkpoint.sharded_names import sharded_tables
 from recfx.errors import CheckpointError
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.gather import gather_tables
@@ -242,6 +243,38 @@ def test_ids_keep_their_rows_in_bigger_tables(tmp_path: Path) -> None:
     }
     bigger = replace(LRU, rows=130)
     ranks(2).run(more_rows, case_of("mixed", bigger), str(tmp_path), weights)
+
+
+def interrupted(rank: int, world_size: int, case: Case, folder: str) -> dict[str, torch.Tensor]:
+    """Load, but for Ctrl-C on one rank; and load again."""
+    model = make(case, world_size, seed=5)
+    train(model, case, rank, world_size, 0, 1)
+    patch = pytest.MonkeyPatch()
+
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    if rank == 1:
+        patch.setattr("recfx.checkpoint.sharded_load.TablePlan.carry_out", fail)
+    try:
+        with pytest.raises(KeyboardInterrupt if rank == 1 else CheckpointError):
+            recfx.load_checkpoint(model, folder)
+    finally:
+        patch.undo()
+    if rank == 1:
+        indexes = [index for table in sharded_tables(model) for index in table.local_indexes()]
+        assert indexes
+        for index in indexes:
+            with pytest.raises(CheckpointError, match="load_interrupted"):
+                len(index)
+    recfx.load_checkpoint(model, folder)
+    return tables_of(model)
+
+
+def test_what_was_interrupted_on_one_rank_is_loaded_again(tmp_path: Path) -> None:
+    saved = ranks(2).run(save, case_of("mixed"), str(tmp_path))[0]
+    for loaded in ranks(2).run(interrupted, case_of("columns"), str(tmp_path)):
+        assert_equal(loaded, saved)
 
 
 def refused(rank: int, world_size: int, case: Case, folder: str) -> str:
