@@ -160,6 +160,7 @@ class HashIndex(IndexStorage):
         full_bucket = int(inserted.report[0, 1])
         if full_bucket >= 0:
             raise self.full_error(full_bucket)
+        self.refresh()  # new rows get their weights now: those that the caller writes next must stay
         rows = (
             torch.where(inserted.rows < -1, -inserted.rows - 2, inserted.rows) if self.config.admits else inserted.rows
         )

@@ -53,7 +53,7 @@ t1    | f1       |  100 |   8 | SUM     | float32 | 3.1 KiB | index: 2 ids, 2.0%
   indexes, with what they have counted so far
 table | batches | ids seen | inserted | evicted | shared | unseen | waiting | worst bucket | probe | bytes/row
 ------+---------+----------+----------+---------+--------+--------+---------+--------------+-------+----------
-t1    |       2 |        4 |        2 |       0 |      0 |      0 |         |      0: 2.0% |     1 |      50.9
+t1    |       2 |        4 |        2 |       0 |      0 |      0 |         |      0: 2.0% |     1 |      51.0
   sizes, in B (batch size) and L_f (mean number of ids a sample of feature f)
 node                 | shape             | bytes             | kernel | made by
 ---------------------+-------------------+-------------------+--------+------------------
