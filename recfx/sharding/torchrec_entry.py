@@ -43,7 +43,7 @@ def extend_torchrec() -> None:
     TorchRec shards models with on its own account (``_shard_modules``). torch's ``DistributedDataParallel`` leaves
     sharded collections alone, wherever in its model they are: it would give all ranks the rows of rank 0.
     """
-    _wrap(DistributedDataParallel, "__init__", _extend_data_parallel)
+    _wrap(DistributedDataParallel, "__new__", _extend_data_parallel)
     _wrap(DistributedModelParallel, "__init__", _extend_model_parallel)
     _wrap(planners.EmbeddingShardingPlanner, "plan", _extend_argument)
     _wrap(shard_module, "_shard_modules", _extend_argument)
@@ -187,12 +187,15 @@ def _extend_model_parallel(original: Callable[..., None]) -> Callable[..., None]
     return extended
 
 
-def _extend_data_parallel(original: Callable[..., None]) -> Callable[..., None]:
+def _extend_data_parallel(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In ``__new__``: a frame of ours around ``__init__`` would take the blame for its warnings."""
+
     @functools.wraps(original)
-    def extended(self: Any, module: nn.Module, *arguments: Any, **keywords: Any) -> None:
-        if isinstance(module, nn.Module):
-            leave_to_collections(module)
-        original(self, module, *arguments, **keywords)
+    def extended(kind: type[Any], *arguments: Any, **keywords: Any) -> Any:
+        for value in (*arguments, *keywords.values()):  # a subclass may take its module in any place
+            if isinstance(value, nn.Module):
+                leave_to_collections(value)
+        return object.__new__(kind)
 
     return extended
 
