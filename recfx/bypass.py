@@ -1,7 +1,8 @@
 """Collections that a model also holds where a conversion cannot replace them: it would go on with the original.
 
 Plain attributes that lead to a collection, or to a module around one, are made to lead to the converted one
-(``recfx.shells``). What is left is refused here: globals, classes, generators and the like.
+(``recfx.shells``). What is left is refused here: generators and the like, and what code reads by itself, such as
+globals. Code that reads something may not call the collection there: verification, which counts calls, tells.
 """
 
 from __future__ import annotations
@@ -18,24 +19,31 @@ from recfx.references import References
 
 BYPASSED = "bypassed_collection"
 _ADVICE = (
-    "let the model reach it by attributes of its modules (self.ebc, or what a helper object holds); or leave it as it "
-    "is with on_unsupported='keep'."
+    "let the model reach it by attributes of its modules (self.ebc, or what a helper object holds); if code "
+    "reads it there and does not call it, convert with a sample; or leave it as it is with on_unsupported='keep'."
 )
 
 
-def refuse_bypassed(model: nn.Module, findings: list[Finding]) -> None:
-    """Refuse the convertible collections that the model would go on using as they are; changes nothing else."""
+def find_bypassed(model: nn.Module, findings: list[Finding]) -> None:
+    """Refuse the convertible collections that the model would go on using as they are.
+
+    Where code merely reads what leads to a collection, calls may clear it: it becomes ``suspected`` alone.
+    """
     convertible = {id(finding.module): finding for finding in findings if finding.status == CONVERTIBLE}
     if not convertible:
         return
     targets = _with_holders(model, set(convertible))
-    for where, why, found in _references(model, targets, stop_at=convertible).fixed():
-        for target in found:
+    for fixed in _references(model, targets, stop_at=convertible).fixed():
+        for target in fixed.targets:
             for module in targets[target].modules():
                 finding = convertible.get(id(module))
                 if finding is not None and finding.status == CONVERTIBLE:
                     what = "the collection" if id(module) == target else "a module that holds it"
-                    finding.refuse(bypassed(finding.path, f"{what} is also reached by {where}: {why}"))
+                    error = bypassed(finding.path, f"{what} is also reached by {fixed.where}: {fixed.why}")
+                    if fixed.read_by_code:
+                        finding.suspected = finding.suspected or error
+                    else:
+                        finding.refuse(error)
 
 
 def way_around(model: nn.Module, originals: Iterable[nn.Module]) -> str:

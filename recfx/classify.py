@@ -48,6 +48,7 @@ class Finding:
         found: ``traced``, ``walked`` or ``never called``.
         source: the line that calls it, or the class that holds it.
         calls: how often one forward calls it, as far as the trace sees.
+        suspected: the error for a way past the modules by which code may call it; a sample can clear it.
     """
 
     module: nn.Module
@@ -59,6 +60,7 @@ class Finding:
     found: str = "walked"
     source: SourceLocation | None = None
     calls: int = 0
+    suspected: ConversionError | None = None
 
     def refuse(self, error: ConversionError) -> None:
         """Note that the tables of a convertible collection cannot be converted."""

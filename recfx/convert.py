@@ -28,7 +28,7 @@ from recfx.sharding.shard_model import shard_islands
 from recfx.shells import copy_shells, replace_in_place
 from recfx.training.fused_view import attach_fused_optimizer
 from recfx.verify import verify as verify_conversion
-from recfx.verify_report import DIFFERENT, REFUSED_SAMPLE, SKIPPED
+from recfx.verify_report import DIFFERENT, EQUAL, REFUSED_SAMPLE, SKIPPED, VerifyReport
 from recfx.whole_graph import WholeGraph
 
 _DEFAULT_HASHING = HashConfig()
@@ -82,7 +82,8 @@ def convert(
     call = None if sample is None else Sample.of(sample)
     _check_arguments(model, call, plan, env, whole_graph, verify, on_unsupported)
     sharded = plan is not None or env is not None
-    discovery = discover(model, call)
+    verified = call is not None if verify is None else verify
+    discovery = discover(model, call, calls_are_counted=verified and on_unsupported == "error")
     _refuse(discovery, on_unsupported)
     if sharded:
         _refuse_sharded(discovery)
@@ -101,10 +102,11 @@ def convert(
         conversion = Conversion.of(discovery, on_unsupported, before=conversion_of(model))
         conversion.notes += compile_dropped(model, inplace)
         attach_conversion(converted, conversion)
-        if verify or (verify is None and call is not None):
+        if verified:
             conversion.notes += not_verified(model, call, asked=bool(verify)) or _verify(
-                model, converted, call, conversion
+                model, converted, call, conversion, discovery
             )
+            conversion.notes += _cleared_of_bypass(discovery, conversion)
         if sharded:
             before = converted
             converted = _shard(converted, plan, env, device, inplace=False)
@@ -261,10 +263,13 @@ def _sharded_islands(islands: Mapping[int, nn.Module], before: nn.Module, after:
     return {original: after.get_submodule(path_of[id(island)]) for original, island in islands.items()}
 
 
-def _verify(model: nn.Module, converted: nn.Module, call: Sample | None, conversion: Conversion) -> list[Note]:
+def _verify(
+    model: nn.Module, converted: nn.Module, call: Sample | None, conversion: Conversion, discovery: Discovery
+) -> list[Note]:
     """Compare; the notes say what stood in the way where nothing could be compared."""
     assert call is not None
     report = conversion.verification = verify_conversion(model, converted, call)
+    _refuse_suspected(discovery, report)
     refused = [check.message for check in report.of(DIFFERENT) if check.where == REFUSED_SAMPLE]
     if refused:
         raise ConversionError(
@@ -292,6 +297,32 @@ def _verify(model: nn.Module, converted: nn.Module, call: Sample | None, convers
             what_to_do="pass one call of the model that works, or verify=False.",
         )
     return [Note("verification_skipped", "", first.message, "compare outputs yourself.")]
+
+
+def _refuse_suspected(discovery: Discovery, report: VerifyReport | None) -> None:
+    """Refuse what may be called past the model's modules, unless both modes were compared and all calls agree."""
+    for finding in discovery.of(CONVERTIBLE):
+        counted = set() if report is None else {
+            check.mode for check in report.of(EQUAL) if check.what == "calls" and check.where == finding.path
+        }  # fmt: skip
+        if finding.suspected is not None and (report is None or not report.ok or counted != {"train", "eval"}):
+            raise finding.suspected
+
+
+def _cleared_of_bypass(discovery: Discovery, conversion: Conversion) -> list[Note]:
+    """One note for each collection that verification has cleared; without verification they are refused."""
+    if conversion.verification is None:
+        _refuse_suspected(discovery, None)
+    return [
+        Note(
+            "bypass_not_called",
+            finding.path,
+            f"the sample does not call it past the model's modules; other inputs might: {finding.suspected.message}",
+            "let the model reach it by attributes of its modules alone.",
+        )
+        for finding in discovery.of(CONVERTIBLE)
+        if finding.suspected is not None
+    ]
 
 
 def _as_whole_graph(converted: nn.Module, call: Sample | None) -> nn.Module:

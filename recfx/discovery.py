@@ -16,8 +16,8 @@ from torch import fx, nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from recfx.bypass import BYPASSED, refuse_bypassed
-from recfx.classify import Finding, classify
+from recfx.bypass import BYPASSED, find_bypassed
+from recfx.classify import CONVERTIBLE, Finding, classify
 from recfx.errors import ConversionError
 from recfx.ir.meta import SourceLocation
 from recfx.references import own_modules
@@ -56,19 +56,25 @@ def check_module(model: object, name: str = "model") -> None:
         )
 
 
-def discover(model: nn.Module, sample: Sample | None = None) -> Discovery:
+def discover(model: nn.Module, sample: Sample | None = None, *, calls_are_counted: bool = False) -> Discovery:
     """Find the collections of ``model``; changes nothing.
 
     Args:
         model: any module.
         sample: a call of it; without one nothing is traced.
+        calls_are_counted: the caller verifies the conversion, and refuses what is ``suspected`` of being called past
+            the model's modules if that does not clear it; otherwise it is refused here.
     """
     found: dict[int, Finding] = {}
     _walk(model, "", None, found, set())
     discovery = Discovery(list(found.values()))
-    refuse_bypassed(model, discovery.findings)
+    find_bypassed(model, discovery.findings)
+    if not calls_are_counted:
+        for finding in discovery.of(CONVERTIBLE):
+            if finding.suspected is not None:
+                finding.refuse(finding.suspected)
     # A trace runs the model's code: where that reaches the user's own objects, it would change them.
-    if sample is not None and not any(finding.reason == BYPASSED for finding in discovery.findings):
+    if sample is not None and not any(each.suspected or each.reason == BYPASSED for each in discovery.findings):
         _confirm_by_trace(model, sample, discovery)
     return discovery
 

@@ -12,7 +12,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -37,6 +37,22 @@ from recfx.object_kinds import (
 )
 
 _OWN_CONTAINERS = (list, dict, set, tuple, collections.OrderedDict, collections.defaultdict)
+
+
+class Fixed(NamedTuple):
+    """Something that leads to targets and can be neither copied nor changed.
+
+    Args:
+        where: it is, written as one would in Python.
+        why: it is fixed.
+        targets: ``id`` of each.
+        read_by_code: code that can run names it, whether or not it calls the targets.
+    """
+
+    where: str
+    why: str
+    targets: set[int]
+    read_by_code: bool
 
 
 class References:
@@ -75,10 +91,12 @@ class References:
         """Whether ``value`` leads to a target."""
         return id(value) in self._reaching
 
-    def fixed(self) -> list[tuple[str, str, set[int]]]:
-        """What leads to targets and is fixed: where it is, why it is fixed, and the targets."""
+    def fixed(self) -> list[Fixed]:
+        """What leads to targets and is fixed."""
         return [
-            (self._way(key), why, self._targets_of(key)) for key, why in self._fixed.items() if key in self._reaching
+            Fixed(self._way(key), why, self._targets_of(key), isinstance(self._alive[key], CodeReads))
+            for key, why in self._fixed.items()
+            if key in self._reaching
         ]
 
     def way_to(self, target: int) -> str:

@@ -463,6 +463,75 @@ def test_a_collection_that_one_mode_alone_goes_around() -> None:
     assert caught.value.reason == "bypassed_collection"
 
 
+# What code reads without calling the collection: a sample tells
+
+
+class Application:
+    """Something global that many models' code reads: it holds the model, and counts."""
+
+    model: nn.Module | None = None
+    steps = 0
+
+
+APPLICATION = Application()
+
+
+class CountsSteps(nn.Module):
+    """Reads a global that leads to the model, and calls nothing there."""
+
+    instances: list[nn.Module] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = collection()
+        self.over = nn.Linear(24, 1)
+        self.instances.append(self)
+        APPLICATION.model = self
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        APPLICATION.steps += len(self.instances)
+        return self.over(self.ebc(features).values())
+
+
+@pytest.fixture
+def counts_steps() -> Iterator[CountsSteps]:
+    yield CountsSteps()
+    CountsSteps.instances.clear()
+    APPLICATION.model = None
+
+
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+def test_what_code_reads_and_does_not_call_is_cleared_by_a_sample(counts_steps: CountsSteps, inplace: bool) -> None:
+    features = batch(5)
+    before = counts_steps(features)
+    converted = recfx.convert(counts_steps, (features,), inplace=inplace)
+    assert isinstance(converted.get_submodule("ebc"), HashEmbeddingBagCollection)
+    torch.testing.assert_close(converted(features), before)
+    noted = [note for note in recfx.explain(converted).reasons if note.code == "bypass_not_called"]
+    assert {note.module_path for note in noted} == {"ebc"}
+    assert "APPLICATION" in noted[0].message or "instances" in noted[0].message
+
+
+@pytest.mark.parametrize("verify", [None, False], ids=["no sample", "not verified"])
+def test_without_a_comparison_it_is_refused(counts_steps: CountsSteps, verify: bool | None) -> None:
+    sample = None if verify is None else (batch(5),)
+    with pytest.raises(recfx.ConversionError, match="is also reached by") as caught:
+        recfx.convert(counts_steps, sample, verify=verify)
+    assert (caught.value.reason, caught.value.module_path) == ("bypassed_collection", "ebc")
+    assert isinstance(counts_steps.ebc, EmbeddingBagCollection)
+
+
+def test_a_sample_that_is_compared_in_one_mode_alone_clears_nothing(counts_steps: CountsSteps) -> None:
+    def only_in_eval(module: nn.Module, inputs: object) -> None:
+        if module.training:
+            raise RuntimeError("no training here")
+
+    counts_steps.register_forward_pre_hook(only_in_eval)
+    with pytest.raises(recfx.ConversionError) as caught:
+        recfx.convert(counts_steps, (batch(5),))
+    assert caught.value.reason == "bypassed_collection"
+
+
 # What is no reason to refuse
 
 
