@@ -7,8 +7,9 @@
 """
 
 from recfx.checkpoint import load_checkpoint, save_checkpoint
-from recfx.collection import HashEmbeddingBagCollection, HashEmbeddingBagConfig
-from recfx.convert import convert
+from recfx.conversion.convert import convert
+from recfx.conversion.trace import trace
+from recfx.conversion.unconvert import unconvert
 from recfx.errors import (
     CheckpointError,
     ConversionError,
@@ -19,19 +20,18 @@ from recfx.errors import (
     TableFullError,
 )
 from recfx.hashing import HashConfig, HashIndex
-from recfx.inspect import Report, explain
+from recfx.inspect import Report
+from recfx.inspect.explain import explain
+from recfx.modules.collection import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.passes import passes
-from recfx.sample import Sample
-from recfx.sharding.default_sharders import sharders
-from recfx.sharding.planning import plan
-from recfx.sharding.torchrec_entry import extend_torchrec
-from recfx.trace import trace
-from recfx.training.pipeline import TrainPipeline
-from recfx.unconvert import unconvert
-from recfx.verify import verify
-from recfx.verify_report import VerifyReport
-
-__version__ = "0.1.0"
+from recfx.pipeline.train_pipeline import TrainPipeline
+from recfx.planner.default_sharders import sharders
+from recfx.planner.plan import plan
+from recfx.planner.torchrec_entry import extend_torchrec
+from recfx.record.verify_report import VerifyReport
+from recfx.tracing.sample import Sample
+from recfx.verification.verify import verify
+from recfx.version import __version__
 
 extend_torchrec()  # DistributedModelParallel(recfx.convert(model)) shards what was converted, as it does without recfx
 
@@ -51,6 +51,7 @@ __all__ = [
     "TableFullError",
     "TrainPipeline",
     "VerifyReport",
+    "__version__",
     "convert",
     "explain",
     "load_checkpoint",

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from recfx.inspect import explain
+from recfx.inspect.explain import explain
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -603,8 +603,8 @@ def sharded(is_weighted: bool, hashing: recfx.HashConfig | None, world_size: int
     from torchrec.distributed import sharding_plan as stock
     from torchrec.distributed.types import ShardingEnv
 
+    from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
     from recfx.sharding.collection import shard_collection
-    from recfx.sharding.sharder import HashEmbeddingBagCollectionSharder
 
     converted = with_sgd(recfx.convert(standard(is_weighted), hashing=hashing))
     assert isinstance(converted, recfx.HashEmbeddingBagCollection)

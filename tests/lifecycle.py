@@ -12,9 +12,9 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.collection import HashEmbeddingBagCollection
-from recfx.convert import convert
+from recfx.conversion.convert import convert
 from recfx.hashing import HashConfig
+from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.models.data import table
 from tests.per_id import Bags, Optimizer, Table
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from recfx.collection import HashEmbeddingBagCollection
 from recfx.hashing import HashConfig
 from recfx.kernels.row_initialization import initial_rows, initialization_key
+from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.hashing.dictionary import Dictionary
 
 Bags = list[list[int]]

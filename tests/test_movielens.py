@@ -14,9 +14,9 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.collection import HashEmbeddingBagCollection
-from recfx.convert import convert
+from recfx.conversion.convert import convert
 from recfx.hashing import HashConfig
+from recfx.modules.collection import HashEmbeddingBagCollection
 
 BATCH_SIZE = 128  # one epoch of 700 steps; the losses of the first 100 are compared one by one
 DIM = 16

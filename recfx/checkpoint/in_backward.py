@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from recfx.checkpoint.sharded_names import sharded_parameters
-from recfx.collection import converted_collections, weight_name
-from recfx.training.fused_optimizer import FusedOptimizer
-from recfx.training.in_backward import KINDS
+from recfx.modules.collection import converted_collections, weight_name
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.in_backward import KINDS
 
 
 @dataclass(frozen=True)

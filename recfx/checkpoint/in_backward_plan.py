@@ -15,7 +15,7 @@ from recfx.checkpoint.names import IN_BACKWARD, mismatch
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.settings import check_settings_fit, check_state_fits, is_number
 from recfx.hashing.row_move import RowMove
-from recfx.training.fused_optimizer import STATES
+from recfx.optim.fused_optimizer import STATES
 
 ATTACH_AS_SAVED = "attach the optimizers as they were attached when saving, or load with in_backward=False."
 

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from recfx.checkpoint.names import mismatch
 from recfx.checkpoint.sharded_names import sharded_tables
-from recfx.collection import HashEmbeddingBagCollection, weight_name
 from recfx.errors import CheckpointError
 from recfx.hashing.identity import IDENTITY
 from recfx.hashing.row_move import saved_names
 from recfx.hashing.state import EVERY_NAME
+from recfx.modules.collection import HashEmbeddingBagCollection, weight_name
 
 _NEEDED = ("row_ids", "row_state", IDENTITY)
 _READ_ANYWAY = 1 << 20  # so that the error says exactly what is wrong

@@ -31,11 +31,11 @@ from recfx.checkpoint.names import MODEL, check_names, mismatch, with_prefix
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.sharded_load import IN_PLACE_BYTES, TablePlan, plan_tables
 from recfx.checkpoint.sharded_names import sharded_tables
-from recfx.collection import weight_name
 from recfx.errors import CheckpointError
 from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import RowMove
-from recfx.loading import fit_state
+from recfx.modules.collection import weight_name
+from recfx.modules.fit_state import fit_state
 
 _EXTRA_STATE = "_extra_state"  # torch's name for what modules save by themselves; any shape
 _BUILD_AS_SAVED = "build the model as it was built when saving."

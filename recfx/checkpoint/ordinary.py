@@ -16,9 +16,9 @@ from recfx.checkpoint.parts import Parts
 from recfx.checkpoint.settings import NOT_SETTINGS, check_settings_fit, check_state_fits
 from recfx.checkpoint.sharded_names import NamedTable, sharded_parameters, sharded_tables
 from recfx.errors import CheckpointError
+from recfx.ir.shards import Shard
+from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
 from recfx.sharding.optimizer import ShardedFusedOptimizer
-from recfx.sharding.shards import Shard
-from recfx.training.keyed_optimizer import FusedKeyedOptimizer
 
 _FUSED = (ShardedFusedOptimizer, FusedKeyedOptimizer, EmptyFusedOptimizer)
 BUILD_AS_SAVED = "build the optimizer as it was built when saving, or load without optimizer=."

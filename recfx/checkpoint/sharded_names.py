@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from recfx.collection import weight_name
 from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import saved_names
+from recfx.ir.shards import Shard, ShardedTable
+from recfx.modules.collection import weight_name
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.sharding.shards import Shard, ShardedTable
 from recfx.sharding.state import whole_index
 
 

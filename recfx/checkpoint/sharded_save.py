@@ -14,8 +14,8 @@ from recfx.checkpoint.parts import Parts
 from recfx.checkpoint.sharded_names import NamedTable, sharded_tables
 from recfx.hashing.identity import IDENTITY, identity
 from recfx.hashing.slicing import join_states
+from recfx.optim.fused_optimizer import STATES
 from recfx.sharding.state import COUNTS
-from recfx.training.fused_optimizer import STATES
 
 
 def tables_contents(model: nn.Module) -> tuple[dict[str, Tensor | Parts], dict[str, list[Tensor]]]:

@@ -1,6 +1,5 @@
 """What was, or would be, done to a model: the conversion report."""
 
-from recfx.inspect.explain import explain
 from recfx.inspect.report import (
     REPORT_VERSION,
     CollectionReport,
@@ -24,5 +23,4 @@ __all__ = [
     "ShardingReport",
     "TableReport",
     "Verification",
-    "explain",
 ]

@@ -9,7 +9,7 @@ from recfx.inspect import capacity
 from recfx.inspect.facts import TableFacts
 from recfx.inspect.index_facts import IndexFacts
 from recfx.inspect.table_report import Reason
-from recfx.training.fused_optimizer import FusedOptimizer
+from recfx.optim.fused_optimizer import FusedOptimizer
 
 MUCH_SHARED = 0.01  # of the sightings in training
 

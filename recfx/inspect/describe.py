@@ -9,7 +9,6 @@ from torch import fx, nn
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 
-from recfx.collection import HashEmbeddingBagCollection
 from recfx.hashing import ResolvedHashConfig
 from recfx.inspect import capacity
 from recfx.inspect.facts import TableFacts, table_facts
@@ -18,9 +17,10 @@ from recfx.inspect.reasons import table_reasons, type_name
 from recfx.inspect.report import NodeReport, PassReport
 from recfx.inspect.table_report import HashingReport, TableReport
 from recfx.ir.meta import node_meta
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.in_backward import NotFused
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.training.fused_optimizer import FusedOptimizer
-from recfx.training.in_backward import NotFused
 
 
 def describe_island(island: HashEmbeddingBagCollection, path: str, existed: bool) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from recfx.collection import HashEmbeddingBagCollection
 from recfx.hashing import HashIndex
 from recfx.inspect.describe import graph_fields, hashing_report, table_report
 from recfx.inspect.facts import TableFacts, kernels_by_table
@@ -18,10 +17,11 @@ from recfx.inspect.reasons import type_name
 from recfx.inspect.sharding_reasons import collection_sharding_reasons, pipelining_reasons, sharding_reasons
 from recfx.inspect.sharding_report import ShardingReport
 from recfx.inspect.table_report import Reason, TableReport
+from recfx.ir.shards import CollectionSharding, ShardedTable
+from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.optimizer_settings import Taken, optimizer_settings
 from recfx.sharding.plan import read_plan
-from recfx.sharding.shards import CollectionSharding, ShardedTable
 
 
 def describe_sharded(sharded: ShardedHashEmbeddingBagCollection, path: str, existed: bool) -> dict[str, Any]:

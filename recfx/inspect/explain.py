@@ -10,12 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-import recfx
-from recfx.classify import CONVERTIBLE, KEPT, REFUSED, Finding
-from recfx.collection import HashEmbeddingBagCollection
-from recfx.conversion import Found
-from recfx.discovery import Discovery, check_module, discover, unwrap
-from recfx.growth import Growth
+from recfx.discovery.classify import CONVERTIBLE, KEPT, REFUSED, Finding
+from recfx.discovery.discover import Discovery, check_module, discover
 from recfx.hashing import HashConfig
 from recfx.inspect.describe import describe_island, describe_other
 from recfx.inspect.describe_sharded import describe_sharded
@@ -23,11 +19,15 @@ from recfx.inspect.planned import PlannedSharding, already_sharded
 from recfx.inspect.records import Records
 from recfx.inspect.report import REPORT_VERSION, CollectionReport, Report, Verification
 from recfx.inspect.table_report import SEVERITIES, Reason
-from recfx.islands import build_islands
-from recfx.sample import Sample
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.whole_graph import WholeGraph
+from recfx.record.conversion import Found, Rollback
+from recfx.record.wrappers import unwrap
+from recfx.replacement.replace_collections import build_islands
+from recfx.replacement.resize_tables import Growth
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.tracing import Rollback
-from recfx.whole_graph import WholeGraph
+from recfx.tracing.sample import Sample
+from recfx.version import __version__
 
 
 def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
@@ -79,7 +79,7 @@ def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
     reasons.sort(key=lambda reason: SEVERITIES.index(reason.severity))
     return Report(
         version=REPORT_VERSION,
-        recfx_version=recfx.__version__,
+        recfx_version=__version__,
         torch_version=torch.__version__,
         torchrec_version=version("torchrec"),
         ok=all(reason.severity != "error" for reason in reasons),

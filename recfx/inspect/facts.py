@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
-from recfx.collection import HashEmbeddingBagCollection
 from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
 from recfx.inspect.index_facts import IndexFacts
 from recfx.ir.tables import TableSpec
 from recfx.lowering.registry import Declined, select_backend
+from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.nodes import Lookup
-from recfx.training.fused_optimizer import FusedOptimizer
-from recfx.training.in_backward import NotFused, fused_optimizer_of
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.in_backward import NotFused, fused_optimizer_of
 
 
 @dataclass(frozen=True)

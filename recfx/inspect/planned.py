@@ -8,10 +8,10 @@ from typing import Any
 import torch.distributed as dist
 from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan
 
-from recfx.collection import HashEmbeddingBagCollection
 from recfx.errors import ConversionError
 from recfx.inspect.describe_sharded import with_plan
 from recfx.inspect.table_report import Reason
+from recfx.modules.collection import HashEmbeddingBagCollection
 
 
 class PlannedSharding:

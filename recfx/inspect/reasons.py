@@ -12,8 +12,8 @@ from torchrec.modules.embedding_configs import data_type_to_dtype
 from recfx.inspect.capacity_reasons import index_reasons
 from recfx.inspect.facts import TableFacts
 from recfx.inspect.table_report import Reason
-from recfx.training.fused_optimizer import FusedOptimizer
-from recfx.training.in_backward import NotFused
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.in_backward import NotFused
 
 
 def table_reasons(table: TableFacts) -> tuple[Reason, ...]:

@@ -7,13 +7,13 @@ from functools import cached_property
 
 from torch import nn
 
-from recfx.classify import Finding
-from recfx.collection import HashEmbeddingBagCollection
-from recfx.conversion import Conversion, Found, conversion_of
-from recfx.discovery import unwrap
+from recfx.discovery.classify import Finding
 from recfx.inspect.report import Verification
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.whole_graph import WholeGraph
+from recfx.record.conversion import Conversion, Found, conversion_of
+from recfx.record.wrappers import unwrap
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.whole_graph import WholeGraph
 
 # What DistributedDataParallel, torch.compile and DistributedModelParallel call the model inside.
 _WRAPPERS = {"module", "_orig_mod", "_dmp_wrapped_module"}

@@ -10,7 +10,7 @@ import sympy
 
 from recfx.inspect.table_report import HashingReport, Reason, TableReport
 from recfx.lowering.registry import Declined
-from recfx.tracing import Rollback
+from recfx.record.conversion import Rollback
 
 REPORT_VERSION = "1"
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from torch import nn
 
 from recfx.inspect.table_report import Reason
+from recfx.ir.shards import Shard, ShardedTable
 from recfx.ir.tables import TableSpec
 from recfx.nodes import SelectFeatures
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.sharding.shards import Shard, ShardedTable
 
 UNEVEN = 1.25  # the largest piece, in mean pieces
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recfx.sharding.shards import CollectionSharding, ShardedTable
+from recfx.ir.shards import CollectionSharding, ShardedTable
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
-from recfx.fx_leaf import FxLeaf
+from recfx.nodes.fx_leaf import FxLeaf
 
 
 @torch.compiler.disable(

@@ -18,9 +18,9 @@ from recfx.kernels.pooled_lookup import IndexView
 from recfx.nodes.answers import answer_replayed, answer_unseen
 from recfx.nodes.bags import keep_ids, with_values
 from recfx.nodes.base import NodeModule
-from recfx.nodes.found_ahead import FoundRows, found_rows
 from recfx.nodes.in_flight import BatchesInFlight, BatchInFlight, fingerprint
 from recfx.nodes.new_rows import GivenRows, NewRows
+from recfx.nodes.prefetched_rows import FoundRows, found_rows
 from recfx.nodes.raw_ids import RawIds, add_found
 from recfx.nodes.segments import Segment, find_rows
 from recfx.nodes.table_store import TableStore

@@ -19,7 +19,7 @@ from recfx.nodes.in_flight import BatchInFlight
 from recfx.nodes.raw_ids import RawIds
 from recfx.nodes.removed_rows import guard_backward
 from recfx.nodes.table_store import TableStore
-from recfx.training.in_backward import hooks_on_step, positions_with_hooks
+from recfx.optim.in_backward import hooks_on_step, positions_with_hooks
 
 
 class Lookup(NodeModule):

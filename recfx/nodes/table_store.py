@@ -16,7 +16,7 @@ from torch import nn
 
 from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
-from recfx.training.fused_optimizer import FusedOptimizer
+from recfx.optim.fused_optimizer import FusedOptimizer
 
 
 class TableStore:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from recfx.ir.shards import CollectionSharding
+from recfx.nodes.dist_groups import DistGroups
 from recfx.passes.base import Pass, PassRecord, PassResult, run_passes
 from recfx.passes.batch_lookups import BatchLookups
 from recfx.passes.elide_hash import ElideHash
@@ -9,8 +11,6 @@ from recfx.passes.expand_collection import ExpandCollection
 from recfx.passes.insert_dist import InsertDist
 from recfx.passes.insert_hash import InsertHash
 from recfx.passes.lower import Lower
-from recfx.sharding.dist_groups import DistGroups
-from recfx.sharding.shards import CollectionSharding
 
 
 def passes(

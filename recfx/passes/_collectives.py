@@ -9,7 +9,7 @@ import sympy
 
 from recfx.ir.columns import Columns, total_dim
 from recfx.ir.meta import BATCH, WORLD, Collective, mean_length
-from recfx.sharding.shards import Shard
+from recfx.ir.shards import Shard
 
 _INT64, _FLOAT32 = 8, 4
 

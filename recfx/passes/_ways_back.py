@@ -11,11 +11,11 @@ import torch
 
 from recfx.ir.columns import Columns, total_dim
 from recfx.ir.meta import Collective
+from recfx.ir.shards import ROW_WISE, TABLE_ROW_WISE, TABLE_WISE, CollectionSharding, Shard
 from recfx.nodes import OutputDistStart
+from recfx.nodes.dist_groups import DistGroups
 from recfx.nodes.output_dist import AllToAll, CrossHost, OwnBatch, ReduceScatter
 from recfx.passes import _collectives as wire
-from recfx.sharding.dist_groups import DistGroups
-from recfx.sharding.shards import ROW_WISE, TABLE_ROW_WISE, TABLE_WISE, CollectionSharding, Shard
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from torch import fx
 from recfx.ir.columns import Columns, total_dim
 from recfx.ir.key_order import KeyOrder
 from recfx.ir.meta import BATCH, WORLD, Collective, NodeMeta, node_meta
+from recfx.ir.shards import GROUPS, TABLE_ROW_WISE, CollectionSharding
 from recfx.ir.tables import TableSpec, embedding_dims, embedding_names
 from recfx.kernels.bucketize import Routes
 from recfx.nodes import (
@@ -34,12 +35,11 @@ from recfx.nodes import (
     SelectFeatures,
 )
 from recfx.nodes.base import NodeModule
+from recfx.nodes.dist_groups import DistGroups, sent_on
 from recfx.passes import _collectives as wire
 from recfx.passes._nodes import add_node, node_name, nodes_of_kind, remove_node, renumber
 from recfx.passes._ways_back import WaysBack
 from recfx.passes.base import PassResult
-from recfx.sharding.dist_groups import DistGroups, sent_on
-from recfx.sharding.shards import GROUPS, TABLE_ROW_WISE, CollectionSharding
 
 
 @dataclass(frozen=True)

@@ -16,28 +16,28 @@ from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from recfx.collection import HashEmbeddingBagCollection
 from recfx.errors import ConversionError
-from recfx.fx_leaf import FxLeaf, tracer_of_call
 from recfx.hashing.row_move import RowMove
+from recfx.ir.shards import CollectionSharding
+from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.nodes import HashIds, InputDistStart, Lookup, OutputDistStart, marks
 from recfx.nodes.base import opaque
 from recfx.nodes.dist_context import DistContext
-from recfx.nodes.found_ahead import finder
+from recfx.nodes.dist_groups import DistGroups
+from recfx.nodes.fx_leaf import FxLeaf, tracer_of_call
 from recfx.nodes.input_dist import Outgoing
+from recfx.nodes.prefetched_rows import finder
+from recfx.optim.in_backward import positions_with_hooks
 from recfx.passes import PassRecord, passes, run_passes
 from recfx.sharding.context import BatchContext
-from recfx.sharding.cut import CutGraph, Segment
-from recfx.sharding.dist_groups import DistGroups
 from recfx.sharding.end_of_data import CallsUnderWay, calls_under_way
 from recfx.sharding.load_state import LocalState, drop_shard_names, load_local_state
 from recfx.sharding.local_tables import LocalTables, make_local_tables
 from recfx.sharding.optimizer import ShardedFusedOptimizer
 from recfx.sharding.out_of_step import in_step, refuse_out_of_step
+from recfx.sharding.pipeline_stages import CutGraph, Segment
 from recfx.sharding.plan import read_plan
-from recfx.sharding.shards import CollectionSharding
 from recfx.sharding.state import save_sharded_state
-from recfx.training.in_backward import positions_with_hooks
 
 # What input_dist_start gives; the second inside TorchRec's pipelines, which start all collections' exchanges at once.
 _STARTED = (Awaitable, KJTSplitsAllToAllMeta)

@@ -14,10 +14,10 @@ from torch import Tensor
 from recfx.errors import RecfxError
 from recfx.hashing.row_move import saved_names
 from recfx.hashing.slicing import join_states
-from recfx.sharding.dist_groups import sent_on
-from recfx.sharding.shards import Shard, ShardedTable
+from recfx.ir.shards import Shard, ShardedTable
+from recfx.nodes.dist_groups import sent_on
+from recfx.optim.fused_optimizer import STATES, FusedOptimizer
 from recfx.sharding.state import whole_index
-from recfx.training.fused_optimizer import STATES, FusedOptimizer
 
 if TYPE_CHECKING:
     from recfx.sharding.collection import ShardedHashEmbeddingBagCollection

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
-from recfx.collection import weight_name
 from recfx.errors import CheckpointError
 from recfx.hashing import state
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows, saved_names
 from recfx.hashing.slicing import slice_state
+from recfx.ir.shards import Shard, ShardedTable
 from recfx.kernels.index_buffers import COUNTERS, FREED, NEVER_USED
-from recfx.loading import check_weight, fits_first_rows, is_strict, without_weight
+from recfx.modules.collection import weight_name
+from recfx.modules.fit_state import check_weight, fits_first_rows, is_strict, without_weight
 from recfx.sharding.pieces import parts_of, weight_pieces
-from recfx.sharding.shards import Shard, ShardedTable
 from recfx.sharding.state import COUNTS, index_pieces, whole_index
 
 if TYPE_CHECKING:

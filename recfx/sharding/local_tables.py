@@ -11,16 +11,16 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.optim.fused import EmptyFusedOptimizer
 
-from recfx.collection import HashEmbeddingBagCollection
 from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
 from recfx.hashing.slicing import slice_state
+from recfx.ir.shards import CollectionSharding, Shard
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.table_holder import hold
 from recfx.nodes import TableStore
-from recfx.sharding.dist_groups import replicate
+from recfx.nodes.dist_groups import replicate
+from recfx.optim.fused_optimizer import SAVED_STATES, FusedOptimizer
 from recfx.sharding.optimizer_settings import Taken, optimizer_settings
-from recfx.sharding.shards import CollectionSharding, Shard
-from recfx.table_holder import hold
-from recfx.training.fused_optimizer import SAVED_STATES, FusedOptimizer
 
 
 class LocalTables(NamedTuple):

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torchrec.optim.keyed import KeyedOptimizer
 
-from recfx.collection import weight_name
 from recfx.hashing.row_move import RowMove
+from recfx.ir.shards import CollectionSharding, ShardedTable
+from recfx.modules.collection import weight_name
 from recfx.nodes import TableStore
+from recfx.optim.fused_optimizer import SAVED_STATES, FusedOptimizer
 from recfx.sharding.optimizer_state import SavedState
 from recfx.sharding.pieces import Piece, single_piece, stacked_pieces, weight_pieces
-from recfx.sharding.shards import CollectionSharding, ShardedTable
-from recfx.training.fused_optimizer import SAVED_STATES, FusedOptimizer
 
 
 class ShardedFusedOptimizer(KeyedOptimizer):

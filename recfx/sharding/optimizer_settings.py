@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recfx.collection import HashEmbeddingBagCollection
+from recfx.ir.shards import CollectionSharding, ShardedTable
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.sharding.fused_params import KINDS, fused_optimizer_from_params
-from recfx.sharding.shards import CollectionSharding, ShardedTable
-from recfx.training.fused_optimizer import FusedOptimizer
 
 _TYPES = {kind: name for name, kind in KINDS.items() if "EXACT" in name.name or kind == "adam"}
 

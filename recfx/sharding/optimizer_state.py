@@ -11,8 +11,8 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from recfx.errors import CheckpointError
 from recfx.hashing.row_move import RowMove
+from recfx.ir.shards import ShardedTable
 from recfx.sharding.pieces import Piece, Pieces, make_sharded_tensor, own_pieces, parts_of, whole_size
-from recfx.sharding.shards import ShardedTable
 
 
 class SavedState:

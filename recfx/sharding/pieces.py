@@ -20,8 +20,8 @@ from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetada
 from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
 
 from recfx.errors import CheckpointError
+from recfx.ir.shards import Shard, ShardedTable
 from recfx.kernels.index_buffers import COUNTERS
-from recfx.sharding.shards import Shard, ShardedTable
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from torchrec.modules.embedding_configs import DataType
 
 from recfx.errors import ConversionError
 from recfx.hashing.slicing import row_cuts
-from recfx.ir.tables import TableSpec
-from recfx.sharding.shards import (
+from recfx.ir.shards import (
     COLUMN_WISE,
     DATA_PARALLEL,
     GRID_SHARD,
@@ -24,6 +23,7 @@ from recfx.sharding.shards import (
     ShardedTable,
     name_shards,
 )
+from recfx.ir.tables import TableSpec
 
 KERNELS = (EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value)
 CUT_BY_ROWS = (ROW_WISE, TABLE_ROW_WISE, GRID_SHARD)

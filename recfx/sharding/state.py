@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from recfx.collection import weight_name
 from recfx.hashing import HashIndex
 from recfx.hashing.identity import IDENTITY, identity
 from recfx.hashing.row_move import saved_names
+from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
+from recfx.modules.collection import weight_name
 from recfx.sharding.pieces import (
     Piece,
     Pieces,
@@ -20,7 +21,6 @@ from recfx.sharding.pieces import (
     row_pieces,
     weight_pieces,
 )
-from recfx.sharding.shards import ShardedTable
 
 if TYPE_CHECKING:
     from recfx.sharding.collection import ShardedHashEmbeddingBagCollection

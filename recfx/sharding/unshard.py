@@ -8,9 +8,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel, get_un
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recfx.kernels.index_buffers import is_taken
+from recfx.optim.in_backward import attach_unfused
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
 from recfx.sharding.gather import WholeTable, gather_tables
-from recfx.training.in_backward import attach_unfused
 
 
 def without_model_parallel(model: nn.Module) -> nn.Module:

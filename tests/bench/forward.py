@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 import recfx
-from recfx.collection import HashEmbeddingBagCollection
+from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.workload import (
     DISTRIBUTIONS,

@@ -13,9 +13,9 @@ import torch
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.collection import HashEmbeddingBagCollection
 from recfx.hashing import HashConfig
 from recfx.kernels.mix64 import mix64
+from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.workload import (
     DISTRIBUTIONS,

@@ -25,7 +25,7 @@ import recfx
 from recfx.compat import hybrid_torchrec as hybrid
 from recfx.compat.hybrid_torchrec.distributed import hybrid_train_pipeline, sharding_plan
 from recfx.compat.hybrid_torchrec.modules import hash_embeddingbag
-from recfx.sharding.topology import NpuTopology
+from recfx.planner.topology import NpuTopology
 
 CPU = torch.device("cpu")
 CONSTRAINTS = {"table": ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])}

@@ -20,7 +20,8 @@ from recfx import (
     HashIndex,
     TableFullError,
 )
-from recfx.inspect import HashingReport, Reason, TableReport, explain
+from recfx.inspect import HashingReport, Reason, TableReport
+from recfx.inspect.explain import explain
 
 
 def table(rows: int = 10, **hashing: Any) -> HashEmbeddingBagCollection:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recfx.__main__ import main
-from recfx.inspect import explain
+from recfx.inspect.explain import explain
 from tests.inspect.models import only_model
 
 MODELS = "tests.inspect.models"

@@ -12,7 +12,8 @@ from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfi
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from recfx import ConversionError, HashConfig, HashEmbeddingBagCollection, convert
-from recfx.inspect import HashingReport, Reason, explain
+from recfx.inspect import HashingReport, Reason
+from recfx.inspect.explain import explain
 from tests.inspect.models import Towers, Wrapped, batch, collection, config, dlrm, towers
 
 DLRM_PATH = "sparse_arch.embedding_bag_collection"

@@ -20,8 +20,8 @@ from recfx.inspect import (
     Report,
     TableReport,
     Verification,
-    explain,
 )
+from recfx.inspect.explain import explain
 from tests.inspect.models import collection, dlrm, towers
 
 

@@ -16,7 +16,8 @@ from torchrec.modules.embedding_configs import DataType
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from recfx import HashConfig, convert
-from recfx.inspect import Reason, explain
+from recfx.inspect import Reason
+from recfx.inspect.explain import explain
 from tests.inspect.models import Wrapped, batch, collection, config
 
 INDEX = HashConfig(dense_rows=0)

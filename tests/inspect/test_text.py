@@ -11,7 +11,8 @@ from torchrec import EmbeddingBagCollection
 from torchrec.modules.embedding_configs import PoolingType
 
 from recfx import HashConfig, convert
-from recfx.inspect import Reason, Report, explain, wording
+from recfx.inspect import Reason, Report, wording
+from recfx.inspect.explain import explain
 from recfx.inspect.index_columns import INDEX_COLUMNS
 from recfx.inspect.text import WIDTH
 from tests.inspect.models import OwnForward, Wrapped, collection, config, towers

@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torchrec import KeyedJaggedTensor
 
-from recfx.collection import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.hashing import HashConfig, HashIndex
+from recfx.modules.collection import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 
 ROWS = 20_000
 PATIENCE = 60.0  # seconds: a child that waits for nobody needs milliseconds

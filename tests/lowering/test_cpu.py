@@ -16,7 +16,7 @@ from recfx.ir import TableSpec
 from recfx.kernels import library
 from recfx.kernels.pooled_lookup import IndexView
 from recfx.lowering import FindingKernel, LookupBatch, LookupSpec, cpu, fbgemm, reference, select_backend
-from recfx.training.fused_optimizer import FusedOptimizer
+from recfx.optim.fused_optimizer import FusedOptimizer
 
 ROWS, DIMS = (60, 40, 50), (8, 20, 5)
 HASHED = (0, 2)  # table 1 is adopted

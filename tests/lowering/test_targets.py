@@ -14,7 +14,7 @@ from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
 from recfx.lowering import LookupBatch, LookupSpec, cpu, fbgemm, reference, select_backend
-from recfx.training.fused_optimizer import FusedOptimizer
+from recfx.optim.fused_optimizer import FusedOptimizer
 
 ROWS, DIMS = (30, 20, 10), (8, 12, 4)
 FEATURES = (("a", "b"), ("c",), ("d",))

@@ -19,7 +19,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.modules.regroup import KTRegroupAsDict
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recfx.sample import Sample
+from recfx.tracing.sample import Sample
 from tests.models.case import Case
 from tests.models.data import batch, collection, table, two_tables
 

@@ -24,7 +24,7 @@ from torchrec.distributed.test_utils.test_model import (
 )
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
-from recfx.sample import Sample
+from recfx.tracing.sample import Sample
 from tests.models.case import Case
 from tests.models.data import ROWS, batch, table
 

@@ -14,7 +14,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
 from recfx.lowering import LookupSpec, _fbgemm_limits
-from recfx.training.fused_optimizer import FusedOptimizer
+from recfx.optim.fused_optimizer import FusedOptimizer
 
 HASHINGS = {"adopted": recfx.HashConfig(), "static": None, "hashed": recfx.HashConfig(dense_rows=0)}
 each_hashing = pytest.mark.parametrize("hashing", HASHINGS.values(), ids=HASHINGS.keys())

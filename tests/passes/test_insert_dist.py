@@ -14,9 +14,9 @@ from torchrec.distributed.types import ShardingEnv
 import recfx
 from recfx.ir import format_graph
 from recfx.ir.meta import BATCH, WORLD, mean_length, node_meta
+from recfx.nodes.dist_groups import DistGroups
 from recfx.passes import passes, run_passes
 from recfx.passes._nodes import nodes_of_kind
-from recfx.sharding.dist_groups import DistGroups
 from recfx.sharding.plan import read_plan
 from tests.sharding.cases import Case, Table, plan_of
 

@@ -1,5 +1,5 @@
 from recfx import HashConfig
-from recfx.collection import HashEmbeddingBagCollection
+from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.passes import passes, run_passes
 from tests.passes.island import ADOPTED, INDEXED, after, collection
 

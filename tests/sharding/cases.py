@@ -19,8 +19,8 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
+from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, shard_collection
-from recfx.sharding.sharder import HashEmbeddingBagCollectionSharder
 
 OPTIMIZERS: dict[str, tuple[type, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 2.0}),

@@ -157,7 +157,7 @@ def in_model_parallel(rank: int, world_size: int, case: Case, folder: str) -> No
     recfx.load_checkpoint(resumed, folder, optimizer=again)
     steps(model, optimizer, 2, 4)
     steps(resumed, again, 2, 4)
-    inner: Any = [recfx.discovery.unwrap(each) for each in (resumed, model)]
+    inner: Any = [recfx.discovery.discover.unwrap(each) for each in (resumed, model)]
     assert_equal(tables_of(inner[0]), tables_of(inner[1]))
 
 

@@ -11,8 +11,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 
 import recfx
+from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.sharding.fused_params import fused_optimizer_from_params
-from recfx.training.fused_optimizer import FusedOptimizer
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import DataType
 
 import recfx
+from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.sharding.plan import read_plan
-from recfx.sharding.sharder import HashEmbeddingBagCollectionSharder
 
 WORLD = 4
 RAW = recfx.HashConfig(dense_rows=0, buckets=4)

@@ -10,8 +10,8 @@ import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 import recfx
+from recfx.conversion.load_guard import guard_loading
 from recfx.errors import CheckpointError
-from recfx.load_guard import guard_loading
 from tests.sharding.cases import Case, build
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import ADMIT, LRU, PLANS, assert_same, case_of, make, sharded_of, train, whole_state

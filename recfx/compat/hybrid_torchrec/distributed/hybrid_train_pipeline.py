@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from recfx.errors import ConversionError
-from recfx.training.pipeline import TrainPipeline
+from recfx.pipeline.train_pipeline import TrainPipeline
 
 MOST_BATCHES = 12
 

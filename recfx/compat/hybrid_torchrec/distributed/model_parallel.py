@@ -10,9 +10,9 @@ from torchrec.distributed.model_parallel import DataParallelWrapper
 from torchrec.distributed.model_parallel import DistributedModelParallel as TorchRecModelParallel
 from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 
-from recfx.collection import converted_collections
 from recfx.errors import ConversionError
-from recfx.sharding.sharder import HashEmbeddingBagCollectionSharder
+from recfx.modules.collection import converted_collections
+from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 
 
 class DistributedModelParallel(TorchRecModelParallel):  # type: ignore[misc, unused-ignore]

@@ -14,12 +14,12 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 from recfx.errors import ConversionError
-from recfx.sharding.planning import plan
-from recfx.sharding.topology import NpuTopology, npu_topology
+from recfx.planner.plan import plan
+from recfx.planner.topology import NpuTopology, npu_topology
 
 
 def Topology(world_size: int, compute_device: str, **settings: Any) -> TorchRecTopology | NpuTopology:
-    """TorchRec's topology, or an NPU pod with the figures of :func:`recfx.sharding.topology.npu_topology`.
+    """TorchRec's topology, or an NPU pod with the figures of :func:`recfx.planner.topology.npu_topology`.
 
     Args:
         world_size: devices in all.
@@ -32,7 +32,7 @@ def Topology(world_size: int, compute_device: str, **settings: Any) -> TorchRecT
     if compute_device != "npu":
         return TorchRecTopology(world_size=world_size, compute_device=compute_device, **settings)
     if settings:
-        raise _must_stay(sorted(settings), "describe another pod with recfx.sharding.topology.npu_topology.")
+        raise _must_stay(sorted(settings), "describe another pod with recfx.planner.topology.npu_topology.")
     return npu_topology(world_size)
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 
 from recfx.errors import ConversionError
-from recfx.sharding.default_sharders import sharders
+from recfx.planner.default_sharders import sharders
 
 _HOW = "pass ShardingEnv.from_process_group(dist.new_group(backend='gloo'))."
 

@@ -1,5 +1,5 @@
 """Tables: recfx's own classes take what theirs take, plain ``EmbeddingBagConfig``s included."""
 
-from recfx.collection import HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recfx.modules.collection import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 
 __all__ = ["HashEmbeddingBagCollection", "HashEmbeddingBagConfig"]

@@ -1,0 +1,46 @@
+"""``recfx.trace``: read the whole model as one graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx, nn
+
+from recfx.conversion.convert import convert
+from recfx.conversion.whole_graph import build_whole_graph, sample_failed
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.whole_graph import WholeGraph, check_modes
+from recfx.record.wrappers import unwrap
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.tracing.sample import Sample
+
+
+def trace(model: nn.Module, sample: Any) -> fx.GraphModule:
+    """The whole-model graph of the mode that ``model`` is in, every collection as explicit nodes.
+
+    A model that is not converted yet is converted on the side, as ``convert`` does by default; it is not changed.
+    Modules that hold no collection are one call each; so are those that cannot be traced
+    (``graph_module.meta["recfx_rollbacks"]`` says why). The graph runs: it agrees with the Python model at two batch
+    sizes, and shares its modules. With sharded collections that comparison communicates: every rank calls ``trace``,
+    with a sample of its own.
+
+    Args:
+        model: any model with standard or converted collections.
+        sample: one call of it, as for ``convert``.
+
+    Raises:
+        ConversionError: ``untraceable_root``, ``whole_graph_differs``, ``mixed_modes``,
+            ``sample_failed``, or what ``convert`` refuses.
+    """
+    call = Sample.of(sample)
+    if isinstance(model, WholeGraph):
+        return model.graph_module
+    converted = unwrap(convert(model, call, verify=False, on_unsupported="keep"))
+    if isinstance(converted, (HashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection)):
+        return converted.graph_module
+    traced = build_whole_graph(converted, call, converted.training)
+    if traced.not_compared:
+        raise sample_failed(traced.not_compared)
+    check_modes(converted, converted.training, traced.entered)
+    traced.graph_module.meta["recfx_rollbacks"] = traced.rollbacks
+    return traced.graph_module

@@ -1,0 +1,102 @@
+"""``recfx.unconvert``: the way back to standard collections."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from recfx.conversion.load_guard import release_loading
+from recfx.discovery.discover import check_module
+from recfx.errors import ConversionError
+from recfx.modules.carry_over import carry_hooks, carry_over
+from recfx.modules.collection import HashEmbeddingBagCollection, converted_collections
+from recfx.modules.copy_modules import copy_shells
+from recfx.modules.table_holder import release
+from recfx.modules.whole_graph import WholeGraph
+from recfx.optim.fused_view import detach_fused_optimizer
+from recfx.optim.in_backward import attach_unfused
+from recfx.record.conversion import detach_conversion
+from recfx.sharding.collection import sharded_collections
+from recfx.sharding.unshard import (
+    gather_collections,
+    held_ids,
+    standard_collection,
+    without_model_parallel,
+)
+
+RowsOfIds = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple[nn.Module, RowsOfIds]:
+    """Give the model back with standard ``EmbeddingBagCollection``s around the same parameters.
+
+    Args:
+        model: a converted model; one without converted collections comes back as it is. With sharded collections, also
+            inside ``DistributedModelParallel``, every rank calls this, and gets whole tables, on the CPU.
+        with_mapping: allow tables whose index holds ids, and return which row belongs to which id: the standard
+            collection takes rows, so ids must be mapped before they reach it.
+
+    Returns:
+        the model in new module objects; with ``with_mapping`` also ``{table: (ids, rows)}``, int64 ``[n]`` each,
+        for every table that has an index (``<collection>.<table>`` where two collections have a table of that name).
+
+    Raises:
+        ConversionError: ``index_holds_ids``: a standard collection cannot express the table.
+        CheckpointError: what was loaded in place into an index is no valid state; on all ranks.
+    """
+    check_module(model)
+    if isinstance(model, WholeGraph):
+        model = model.python_model
+    model = without_model_parallel(model)
+    islands, sharded = converted_collections(model), sharded_collections(model)
+    whole = gather_collections(model)
+    items = {
+        (path, table): island.index(table).items() for path, island in islands.items() for table in island.hash_indexes
+    }
+    items |= {
+        (path, name): held_ids(table) for path, tables in whole.items() for name, table in tables.items() if table.index
+    }
+    if not with_mapping:
+        _refuse_held_ids(items)
+    mapping = _mapping(items)
+    replacements: dict[int, nn.Module] = {id(island): _standard(island) for island in islands.values()}
+    replacements |= {id(module): standard_collection(module, whole[path]) for path, module in sharded.items()}
+    plain, _ = copy_shells(model, replacements)
+    detach_conversion(plain)
+    detach_fused_optimizer(plain)
+    release_loading(plain)
+    return (plain, mapping) if with_mapping else plain
+
+
+def _refuse_held_ids(items: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for (path, table), (ids, _) in items.items():
+        held = ids.numel()
+        if held:
+            raise ConversionError(
+                f"the index of table {table!r} holds {held} ids, which a standard collection cannot express.",
+                reason="index_holds_ids",
+                module_path=path,
+                what_to_do="call unconvert(model, with_mapping=True) and map ids to rows before the plain model.",
+            )
+
+
+def _mapping(items: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]) -> RowsOfIds:
+    owners = Counter(table for _, table in items)
+    return {table if owners[table] == 1 else f"{path}.{table}": found for (path, table), found in items.items()}
+
+
+def _standard(island: HashEmbeddingBagCollection) -> EmbeddingBagCollection:
+    standard = EmbeddingBagCollection(island.embedding_bag_configs(), island.is_weighted(), torch.device("meta"))
+    bags, _ = copy_shells(island.embedding_bags)
+    assert isinstance(bags, nn.ModuleDict)
+    release(bags)
+    standard.embedding_bags = bags
+    standard._device = island.device
+    for table, optimizer in island.fused_optimizers().items():
+        attach_unfused(bags.get_submodule(table).weight, optimizer)  # type: ignore[arg-type]
+    carry_hooks(island, standard)
+    carry_over(island, standard, skip=island.own_names())
+    return standard.train(island.training)

@@ -1,0 +1,134 @@
+"""The whole model as one graph: islands inlined into a shallow trace, kept only after parity with the Python model."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+from recfx.conversion.inline_collections import inline_islands
+from recfx.discovery.discover import set_mode
+from recfx.errors import ConversionError
+from recfx.ir import verify_graph
+from recfx.modules.carry_over import carry_hooks
+from recfx.modules.collection import converted_collections
+from recfx.modules.copy_modules import copy_shells
+from recfx.modules.whole_graph import WholeGraph, share_children
+from recfx.record.conversion import Rollback, attach_conversion, conversion_of
+from recfx.sharding.collection import sharded_collections
+from recfx.tracing.sample import Sample
+from recfx.tracing.shallow_tracer import ShallowTracer, rollback_of, trace_graph
+from recfx.verification.parity import Difference, compare_forward
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The whole-model graph of one mode.
+
+    Args:
+        graph_module: the graph, over the model's own modules.
+        rollbacks: what could not be entered.
+        entered: paths of the modules whose code is part of the graph, in that mode.
+        not_compared: why the Python model could not be run on the sample, if so.
+    """
+
+    graph_module: fx.GraphModule
+    rollbacks: list[Rollback]
+    entered: tuple[str, ...]
+    not_compared: str | None = None
+
+
+def make_whole_graph(model: nn.Module, sample: Sample) -> WholeGraph:
+    """Trace ``model`` in both modes, and make a module of the graphs that keeps its names and its record.
+
+    Args:
+        model: converted, without DDP or compile wrappers.
+        sample: one call of it.
+
+    Raises:
+        ConversionError: ``untraceable_root``, ``whole_graph_differs``, ``sample_failed``.
+    """
+    traced = {training: build_whole_graph(model, sample, training) for training in (True, False)}
+    rollbacks = list(dict.fromkeys(rollback for each in traced.values() for rollback in each.rollbacks))
+    if all(each.not_compared for each in traced.values()):
+        raise sample_failed(traced[model.training].not_compared)
+    for training, each in traced.items():
+        if each.not_compared:
+            where = f"the graph of {'train' if training else 'eval'} mode was not compared: {each.not_compared}"
+            rollbacks.append(Rollback("", "not_compared", where))
+    whole = WholeGraph(
+        model,
+        {training: each.graph_module for training, each in traced.items()},
+        {training: each.entered for training, each in traced.items()},
+    )
+    conversion = copy.copy(conversion_of(model))
+    conversion.rollbacks = rollbacks
+    attach_conversion(whole, conversion)
+    return whole
+
+
+def build_whole_graph(model: nn.Module, sample: Sample, training: bool) -> Traced:
+    """The graph of one mode, over the modules of ``model``.
+
+    Where the first trace differs from eager, modules between the root and the collections become opaque leaves.
+
+    Raises:
+        ConversionError: ``untraceable_root`` or ``whole_graph_differs``.
+    """
+    hookless, _ = copy_shells(model)  # the root's own hooks run around the graph, not in it
+    carry_hooks(nn.Module(), hookless)
+    opaque: frozenset[str] = frozenset()
+    given_up: list[Rollback] = []
+    while True:
+        graph_module, rollbacks, entered = _trace(model, sample, training, opaque)
+        difference = None if sample.on_meta() else compare_forward(hookless, graph_module, sample, training)
+        if not isinstance(difference, Difference):
+            return Traced(graph_module, given_up + rollbacks, tuple(sorted(entered)), difference)
+        if entered <= opaque:
+            raise _differs(difference, training)
+        given_up += [Rollback(path, "graph_differs", str(difference)) for path in sorted(entered - opaque)]
+        opaque |= entered
+
+
+def _trace(
+    model: nn.Module, sample: Sample, training: bool, opaque: frozenset[str]
+) -> tuple[fx.GraphModule, list[Rollback], set[str]]:
+    root, _ = copy_shells(model)
+    set_mode(root, training)
+    islands = {id(island) for island in (*converted_collections(root).values(), *sharded_collections(root).values())}
+    tracer = ShallowTracer(islands, opaque)
+    try:
+        graph = trace_graph(root, sample, tracer)
+        graph._tracer_cls = None  # pickles name it, and would need its arguments
+        graph_module = fx.GraphModule(root, graph)  # a name that is no identifier may make code that does not compile
+    except Exception as error:  # user code on proxies: the reason is part of the error
+        found = rollback_of("", error)
+        raise ConversionError(
+            f"the model's own forward cannot be traced ({found.message}).",
+            reason="untraceable_root",
+            what_to_do="convert without whole_graph=True: islands need no trace.",
+        ) from error
+    entered = set(tracer.entered)
+    share_children(model, graph_module)
+    inline_islands(graph_module)
+    verify_graph(graph_module, after="whole_graph")
+    graph_module.training = training  # not train(): its children are the model's own
+    return graph_module, tracer.rollbacks, entered
+
+
+def sample_failed(message: str | None) -> ConversionError:
+    """The model cannot be called with the sample: a graph of it could not be compared with anything."""
+    return ConversionError(
+        f"the model cannot be called with the sample: {message}",
+        reason="sample_failed",
+        what_to_do="pass one call of the model that works.",
+    )
+
+
+def _differs(difference: Difference, training: bool) -> ConversionError:
+    return ConversionError(
+        f"the graph differs from the Python model in {'train' if training else 'eval'} mode: {difference}.",
+        reason="whole_graph_differs",
+        what_to_do="convert without whole_graph=True: islands keep the model's own code.",
+    )

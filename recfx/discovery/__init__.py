@@ -1,0 +1,1 @@
+"""Finding the collections of any model, and saying which of them can be converted."""

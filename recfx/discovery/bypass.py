@@ -1,0 +1,105 @@
+"""Collections that a model also holds where a conversion cannot replace them: it would go on with the original.
+
+Plain attributes that lead to a collection, or to a module around one, are made to lead to the converted one
+(``recfx.modules.copy_modules``). What is left is refused here: generators and the like, and what code reads by
+itself, such as globals. Code that reads something may not call the collection there: verification, which counts calls,
+tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from recfx.discovery.classify import CONVERTIBLE, Finding
+from recfx.errors import ConversionError
+from recfx.references.find_references import References
+from recfx.references.object_kinds import attributes
+
+BYPASSED = "bypassed_collection"
+_ADVICE = (
+    "let the model reach it by attributes of its modules (self.ebc, or what a helper object holds); if code "
+    "reads it there and does not call it, convert with a sample; or leave it as it is with on_unsupported='keep'."
+)
+
+
+def find_bypassed(model: nn.Module, findings: list[Finding]) -> None:
+    """Refuse the convertible collections that the model would go on using as they are.
+
+    Where code merely reads what leads to a collection, calls may clear it: it becomes ``suspected`` alone.
+    """
+    convertible = {id(finding.module): finding for finding in findings if finding.status == CONVERTIBLE}
+    if not convertible:
+        return
+    targets = _with_holders(model, set(convertible))
+    for fixed in _references(model, targets, stop_at=convertible).fixed():
+        for target in fixed.targets:
+            for module in targets[target].modules():
+                finding = convertible.get(id(module))
+                if finding is not None and finding.status == CONVERTIBLE:
+                    what = "the collection" if id(module) == target else "a module that holds it"
+                    error = bypassed(finding.path, f"{what} is also reached by {fixed.where}: {fixed.why}")
+                    if fixed.read_by_code:
+                        finding.suspected = finding.suspected or error
+                    else:
+                        finding.refuse(error)
+
+
+def way_around(model: nn.Module, originals: Iterable[nn.Module]) -> str:
+    """By what ``model`` reaches one of ``originals``, which are no modules of it; ``""`` if that cannot be told."""
+    targets = {id(module): module for module in originals}
+    for module in model.modules():
+        targets.pop(id(module), None)
+    references = _references(model, targets, stop_at={})
+    return next((way for target in targets if (way := references.way_to(target))), "")
+
+
+def bypassed(path: str, how: str) -> ConversionError:
+    """The error for a collection that the converted model does not call where the original does."""
+    return ConversionError(
+        f"{how}. The converted model would go on with the original one there.",
+        reason=BYPASSED,
+        module_path=path,
+        what_to_do=_ADVICE,
+    )
+
+
+def _with_holders(model: nn.Module, collections: set[int]) -> dict[int, nn.Module]:
+    """The collections, and every module of ``model`` that has one inside, by ``id``."""
+    found: dict[int, nn.Module] = {}
+    waiting, above = [model], dict[int, list[nn.Module]]()
+    while waiting:
+        module = waiting.pop()
+        if id(module) in collections:
+            found[id(module)] = module
+            continue
+        for child in module._modules.values():
+            if child is not None:
+                if id(child) not in above:
+                    waiting.append(child)
+                above.setdefault(id(child), []).append(module)
+    climbing = list(found)
+    while climbing:
+        for parent in above.get(climbing.pop(), ()):
+            if id(parent) not in found:
+                found[id(parent)] = parent
+                climbing.append(id(parent))
+    return found
+
+
+def _references(model: nn.Module, targets: Mapping[int, Any], stop_at: Mapping[int, Any]) -> References:
+    roots: dict[int, tuple[str, nn.Module]] = {}
+    waiting = [(type(model).__name__, "", model)]
+    while waiting:
+        name, path, module = waiting.pop()
+        if id(module) in roots:
+            continue
+        roots[id(module)] = (name, module)
+        if id(module) not in stop_at:
+            for child_name, child in module._modules.items():
+                if child is not None:
+                    below = f"{path}.{child_name}" if path else child_name
+                    waiting.append((below, below, child))
+    return References(targets, [(name, module, attributes(module)) for name, module in roots.values()], code=True)

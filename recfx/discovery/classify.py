@@ -1,0 +1,169 @@
+"""What a module is to the conversion: one rule a kind of collection, each with its reason code and what to do.
+
+Classes are told apart by identity, never by name (except inside a ScriptModule, where nothing else is left).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardedModule
+from torchrec.modules.embedding_modules import (
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionInterface,
+    EmbeddingCollectionInterface,
+)
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.modules.mc_embedding_modules import (
+    BaseManagedCollisionEmbeddingCollection,
+    ManagedCollisionEmbeddingCollection,
+)
+from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
+
+from recfx.errors import ConversionError
+from recfx.ir.meta import SourceLocation
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
+
+CONVERTIBLE, CONVERTED, KEPT, REFUSED = "convertible", "converted", "kept", "refused"
+EMBEDDING_COLLECTION = "embedding_collection"  # kept, for its output is not pooled
+
+
+@dataclass
+class Finding:
+    """One collection of the model.
+
+    Args:
+        module: the collection.
+        paths: every fully qualified name it has; the first is the one used in names.
+        status: ``convertible``, ``converted`` (already), ``kept`` or ``refused``.
+        reason: reason code of what is kept or refused.
+        message: why.
+        what_to_do: what the user can change.
+        found: ``traced``, ``walked`` or ``never called``.
+        source: the line that calls it, or the class that holds it.
+        calls: how often one forward calls it, as far as the trace sees.
+        suspected: the error for a way past the modules by which code may call it; a sample can clear it.
+    """
+
+    module: nn.Module
+    paths: list[str]
+    status: str
+    reason: str = ""
+    message: str = ""
+    what_to_do: str = ""
+    found: str = "walked"
+    source: SourceLocation | None = None
+    calls: int = 0
+    suspected: ConversionError | None = None
+
+    def refuse(self, error: ConversionError) -> None:
+        """Note that the tables of a convertible collection cannot be converted."""
+        self.status, self.reason = REFUSED, error.reason
+        self.message, self.what_to_do = error.message, error.what_to_do
+
+    @property
+    def path(self) -> str:
+        """The name used in graph, report and messages."""
+        return self.paths[0]
+
+
+def classify(module: nn.Module, path: str) -> Finding | None:
+    """What ``module`` is, if it is a collection or holds one that cannot be reached."""
+
+    def refused(reason: str, message: str, what_to_do: str) -> Finding:
+        return Finding(module, [path], REFUSED, reason, message, what_to_do)
+
+    def kept(reason: str, message: str, what_to_do: str = "") -> Finding:
+        return Finding(module, [path], KEPT, reason, message, what_to_do)
+
+    if isinstance(module, (HashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection)):
+        return Finding(module, [path], CONVERTED)
+    if isinstance(module, DistributedModelParallel) and sharded_collections(module):
+        return None  # it holds collections that were converted first
+    if isinstance(module, ShardedEmbeddingCollection):
+        return kept(EMBEDDING_COLLECTION, "a sharded EmbeddingCollection is not pooled; it works as before.")
+    if isinstance(module, (DistributedModelParallel, ShardedModule)):
+        return refused(
+            "distributed_model_parallel",
+            f"{type(module).__name__} has sharded its collections already.",
+            "convert the model before it is wrapped in DistributedModelParallel.",
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        if not _scripts_a_collection(module):
+            return None
+        return refused(
+            "script_module",
+            "a ScriptModule holds a collection; its code can no longer be rewritten.",
+            "convert the Python model instead; scripting a converted one is not in this version.",
+        )
+    if isinstance(module, fx.GraphModule) and (node := _inlined_bag(module)) is not None:
+        return refused(
+            "inlined_collection",
+            f"a collection was traced into this graph ({node.target}).",
+            "convert before tracing, or trace with EmbeddingBagCollection as a leaf.",
+        )
+    if isinstance(module, ManagedCollisionEmbeddingCollection):
+        message = f"{type(module).__name__} is not pooled, and remaps ids by itself; it works as before."
+        return kept("managed_collision", message + " The model and its conversion share its state, and its mode.")
+    if isinstance(module, BaseManagedCollisionEmbeddingCollection):
+        return refused(
+            "managed_collision",
+            f"{type(module).__name__} remaps ids by itself, and hashing remapped ids would hash twice.",
+            "use the inner EmbeddingBagCollection with HashConfig(dense_rows=0) instead, or keep it with "
+            "on_unsupported='keep': the model and its conversion then share what it has seen, and its mode.",
+        )
+    if isinstance(module, QuantEmbeddingBagCollection):
+        return refused(
+            "quantized_collection",
+            "a quantized collection cannot be trained or re-indexed.",
+            "convert the float model; quantizing a converted one is not in this version.",
+        )
+    if isinstance(module, FusedEmbeddingBagCollection):
+        return refused(
+            "fused_collection",
+            "FusedEmbeddingBagCollection keeps its tables in kernels of its own.",
+            "use EmbeddingBagCollection with apply_optimizer_in_backward; recfx fuses the optimizer.",
+        )
+    if isinstance(module, EmbeddingBagCollection):
+        if type(module).forward is not EmbeddingBagCollection.forward or "forward" in module.__dict__:
+            return refused(
+                "own_forward",
+                f"{type(module).__name__} has a forward of its own, which a conversion would drop.",
+                "move the extra work out of forward, or keep it with on_unsupported='keep'.",
+            )
+        if not module.embedding_bag_configs():
+            return kept("no_tables", "the collection has no tables.")
+        return Finding(module, [path], CONVERTIBLE)
+    if isinstance(module, EmbeddingBagCollectionInterface):
+        return refused(
+            "unknown_collection",
+            f"{type(module).__name__} implements EmbeddingBagCollectionInterface in a way that recfx does not know.",
+            "use torchrec.EmbeddingBagCollection, or keep it with on_unsupported='keep'.",
+        )
+    if isinstance(module, EmbeddingCollectionInterface):
+        return kept(EMBEDDING_COLLECTION, f"{type(module).__name__} is not pooled; it works as before.")
+    return None
+
+
+def _scripts_a_collection(module: torch.jit.ScriptModule) -> bool:
+    scripted: list[Any] = [child for child in module.modules() if isinstance(child, torch.jit.ScriptModule)]
+    names = [str(child._c._type().qualified_name()) for child in scripted]
+    return any("torchrec" in name and name.split(".")[-1] == "EmbeddingBagCollection" for name in names)
+
+
+def _inlined_bag(module: fx.GraphModule) -> fx.Node | None:
+    """A call of one table's bag: what is left of a collection that was traced into a graph."""
+    for node in module.graph.nodes:
+        if node.op == "call_module" and "embedding_bags" in str(node.target).split(".")[:-1]:
+            try:
+                if isinstance(module.get_submodule(str(node.target)), nn.EmbeddingBag):
+                    return node
+            except AttributeError:
+                continue
+    return None

@@ -1,0 +1,166 @@
+"""Find every collection of a model, say what can be converted, and why the rest cannot.
+
+The module walk finds them all, under every name that they have; with a sample, a shallow trace confirms where each is
+called.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from recfx.discovery.bypass import BYPASSED, find_bypassed
+from recfx.discovery.classify import CONVERTIBLE, Finding, classify
+from recfx.errors import ConversionError
+from recfx.ir.meta import SourceLocation
+from recfx.modules.copy_modules import copy_shells
+from recfx.record.conversion import Rollback
+from recfx.record.wrappers import unwrap
+from recfx.references.find_references import own_modules
+from recfx.tracing.sample import Sample
+from recfx.tracing.shallow_tracer import ShallowTracer, rollback_of, source_of, trace_graph
+
+
+@dataclass
+class Discovery:
+    """All collections of a model, and what the trace could not enter."""
+
+    findings: list[Finding]
+    rollbacks: list[Rollback] = field(default_factory=list)
+
+    def of(self, status: str) -> list[Finding]:
+        """The findings of one status."""
+        return [finding for finding in self.findings if finding.status == status]
+
+
+def check_module(model: object, name: str = "model") -> None:
+    """Refuse what is no module.
+
+    Args:
+        model: what was passed.
+        name: of the argument.
+
+    Raises:
+        ConversionError: ``invalid_argument``.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConversionError(
+            f"{name} is a {type(model).__name__}.",
+            reason="invalid_argument",
+            what_to_do="pass the torch.nn.Module that holds the collections.",
+        )
+
+
+def discover(model: nn.Module, sample: Sample | None = None, *, calls_are_counted: bool = False) -> Discovery:
+    """Find the collections of ``model``; changes nothing.
+
+    Args:
+        model: any module.
+        sample: a call of it; without one nothing is traced.
+        calls_are_counted: the caller verifies the conversion, and refuses what is ``suspected`` of being called past
+            the model's modules if that does not clear it; otherwise it is refused here.
+    """
+    found: dict[int, Finding] = {}
+    _walk(model, "", None, found, set())
+    discovery = Discovery(list(found.values()))
+    find_bypassed(model, discovery.findings)
+    if not calls_are_counted:
+        for finding in discovery.of(CONVERTIBLE):
+            if finding.suspected is not None:
+                finding.refuse(finding.suspected)
+    # A trace runs the model's code: where that reaches the user's own objects, it would change them.
+    if sample is not None and not any(each.suspected or each.reason == BYPASSED for each in discovery.findings):
+        _confirm_by_trace(model, sample, discovery)
+    return discovery
+
+
+def _walk(
+    module: nn.Module, path: str, parent: nn.Module | None, found: dict[int, Finding], ancestors: set[int]
+) -> None:
+    if id(module) in found:
+        found[id(module)].paths.append(path)
+        return
+    finding = classify(module, path)
+    if finding is not None:
+        holder: Any = type(module if parent is None else parent)
+        finding.source = _class_location(holder)
+        found[id(module)] = finding
+        return
+    if id(module) in ancestors or isinstance(module, torch.jit.ScriptModule):
+        return
+    for name, child in module._modules.items():
+        if child is not None:
+            _walk(child, f"{path}.{name}" if path else name, module, found, ancestors | {id(module)})
+
+
+@functools.lru_cache(maxsize=1024)  # finding a class parses its whole file
+def _class_location(kind: Any) -> SourceLocation | None:
+    try:
+        file = inspect.getsourcefile(kind)
+        _, line = inspect.getsourcelines(kind)
+    except (OSError, TypeError):  # classes made in a shell or by exec have no source
+        return None
+    return None if file is None else SourceLocation(file, line)
+
+
+def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) -> None:
+    """Trace a copy of the module shells in both modes; mark where each collection is called."""
+    wanted = {id(finding.module): finding for finding in discovery.findings}
+    itself = wanted.get(id(unwrap(model)))
+    if itself is not None:  # calling the model is calling the collection
+        itself.found = "traced"
+        return
+    called: set[int] = set()
+    hidden: set[int] = set()
+    seen: set[tuple[str, str]] = set()
+    for training in (True, False):
+        root, copies = copy_shells(unwrap(model))
+        set_mode(root, training)
+        _own_tensor_attributes(root)
+        leaves = {id(copies[key]): key for key in wanted if key in copies}
+        tracer = ShallowTracer(set(leaves))
+        try:
+            graph = trace_graph(root, sample, tracer)
+        except Exception as error:  # user code on proxies; the reason goes into the report
+            tracer.rollbacks.append(rollback_of("", error))
+            hidden |= set(wanted)
+            graph = fx.Graph()
+        counts: dict[int, int] = {}
+        for node in graph.nodes:
+            if node.op == "call_module":
+                module = root.get_submodule(str(node.target))
+                if id(module) in leaves:
+                    counts[leaves[id(module)]] = counts.get(leaves[id(module)], 0) + 1
+                    finding = wanted[leaves[id(module)]]
+                    called.add(id(finding.module))
+                    finding.source = source_of(node) or finding.source
+        for key, count in counts.items():
+            wanted[key].calls = max(wanted[key].calls, count)
+        for rollback in tracer.rollbacks:
+            if rollback.module_path:
+                inside = root.get_submodule(rollback.module_path)
+                hidden |= {leaves[id(child)] for child in inside.modules() if id(child) in leaves}
+            if (rollback.module_path, rollback.message) not in seen:
+                seen.add((rollback.module_path, rollback.message))
+                discovery.rollbacks.append(rollback)
+    for key, finding in wanted.items():
+        finding.found = "traced" if key in called else "walked" if key in hidden else "never called"
+
+
+def set_mode(root: nn.Module, training: bool) -> None:
+    """As ``root.train(training)``, but leaves alone what shells share with the user's model."""
+    for module in own_modules(root):
+        module.training = training
+
+
+def _own_tensor_attributes(root: nn.Module) -> None:
+    """Plain tensor attributes are no proxies: code that changes them in place must not reach the user's."""
+    for module in own_modules(root):
+        for name, value in module.__dict__.items():
+            if isinstance(value, torch.Tensor):
+                module.__dict__[name] = value.clone()

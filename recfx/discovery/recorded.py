@@ -1,0 +1,28 @@
+"""What was discovered, as a converted model remembers it."""
+
+from __future__ import annotations
+
+from recfx.discovery.classify import CONVERTED, CONVERTIBLE
+from recfx.discovery.discover import Discovery
+from recfx.record.conversion import Conversion, Found
+
+
+def recorded(discovery: Discovery, on_unsupported: str, before: Conversion | None = None) -> Conversion:
+    """The record of ``discovery``; what was converted ``before`` keeps the record that it has."""
+    earlier = {} if before is None else {record.paths[0]: record for record in before.found}
+    found = [
+        earlier[finding.path]
+        if finding.status == CONVERTED and finding.path in earlier
+        else Found(
+            tuple(finding.paths),
+            type(finding.module).__name__,
+            "converted" if finding.status == CONVERTIBLE else finding.status,
+            finding.reason,
+            finding.message,
+            finding.what_to_do,
+            finding.found,
+            finding.source,
+        )
+        for finding in discovery.findings
+    ]
+    return Conversion(found, list(discovery.rollbacks), on_unsupported)

@@ -1,0 +1,75 @@
+"""Whether all ranks have a batch: asked where no message of a batch could tell it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torchrec.distributed.dist_data import SplitsAllToAllAwaitable
+
+from recfx.nodes import marks
+from recfx.nodes.dist_groups import sent_on
+from recfx.sharding.collection import sharded_collections
+from recfx.sharding.out_of_step import has_failed, in_step
+
+_NAME = "recfx.TrainPipeline.progress"
+_AFTER_AN_ERROR = "recfx.TrainPipeline.progress, after a step that failed"
+
+
+class Held(NamedTuple):
+    """What a rank has.
+
+    Args:
+        batches: so many are loaded.
+        failed: its iterator raised something else than ``StopIteration``.
+    """
+
+    batches: int
+    failed: bool
+
+
+class Agreement:
+    """Tells all ranks of a model's collections how many batches each of them has.
+
+    Args:
+        model: the process group is that of its first sharded collection.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        first = next(iter(sharded_collections(model).values()), None)
+        self._groups = None if first is None or first.groups.ids.size() == 1 else first.groups
+        self._mark, self._mark_after_error = marks.identity(_NAME, [], []), marks.identity(_AFTER_AN_ERROR, [], [])
+
+    def reach(self, mine: Held) -> list[Held]:
+        """What each rank has, in order; mine alone where there are no others. Collective.
+
+        Raises:
+            OutOfStepError: ``ranks_at_different_calls``.
+        """
+        return self._exchange(mine, self._mark)
+
+    def meet_after_error(self) -> None:
+        """Wait for all ranks: a step failed on them alike, or else others are still in the middle of it. Collective.
+
+        Those wait for this rank's pooled rows or gradients, and must not get the ones of a later step instead. Here
+        this rank waits for them, so that all fail when the group's timeout is over.
+
+        Raises:
+            OutOfStepError: ``ranks_at_different_calls``.
+        """
+        self._exchange(Held(0, failed=True), self._mark_after_error)
+
+    def _exchange(self, mine: Held, mark: int) -> list[Held]:
+        if self._groups is None or has_failed(self._groups.pooled):
+            return [mine]
+        group = self._groups.ids
+        # As many numbers as the sizes of ids: a rank at another call can read the mark.
+        row = torch.tensor([mine.batches, int(mine.failed), 0, mark, 0], device=sent_on(group))
+        with in_step(self._groups.pooled, _NAME):
+            numbers = [number.expand(group.size()) for number in row]
+            batches, failed, _, found, _ = SplitsAllToAllAwaitable(numbers, group).wait()
+        different = marks.other_calls(found, _NAME)
+        if different is not None:
+            raise different
+        return [Held(count, bool(error)) for count, error in zip(batches, failed, strict=True)]

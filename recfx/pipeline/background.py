@@ -1,0 +1,80 @@
+"""Where a pipeline's work runs: the streams of an accelerator, and one thread beside the main one."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from recfx.pipeline.batch_paths import tensors_in
+
+Job = tuple[Callable[[], Any], "Future[Any]"]
+
+
+class Streams:
+    """A stream for copies and one for ids, on any device type that has streams; none on the CPU.
+
+    Args:
+        device: that the model computes on.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._module: Any = None if device.type == "cpu" else torch.get_device_module(device)
+        with nullcontext() if self._module is None else self._module.device(device):
+            self.copy: Any = None if self._module is None else self._module.Stream()
+            self.ids: Any = None if self._module is None else self._module.Stream()
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Run on ``stream`` what stands inside."""
+        if stream is None:
+            return nullcontext()
+        entered: AbstractContextManager[Any] = self._module.stream(stream)
+        return entered
+
+    def take(self, values: Any, stream: Any) -> None:
+        """``values``, which ``stream`` makes, are used on the current stream from here on."""
+        if stream is None:
+            return
+        current = self._module.current_stream(self.device)
+        current.wait_stream(stream)
+        for value in tensors_in(values):
+            value.record_stream(current)
+
+    def use_device(self) -> None:
+        """Make the device this thread's current one."""
+        if self._module is not None and self.device.index is not None:
+            self._module.set_device(self.device)
+
+
+class Worker:
+    """One thread that runs jobs in order. It ends with this object, and never keeps the process from ending."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Job | None] | None = None
+
+    def run(self, function: Callable[[], Any]) -> Future[Any]:
+        """Call ``function`` on the thread; errors are raised by the future's ``result``."""
+        if self._jobs is None:
+            self._jobs = SimpleQueue()
+            threading.Thread(target=_work, args=(self._jobs,), name="recfx-pipeline", daemon=True).start()
+            weakref.finalize(self, self._jobs.put, None)
+        future: Future[Any] = Future()
+        self._jobs.put((function, future))
+        return future
+
+
+def _work(jobs: SimpleQueue[Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        function, future = job
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+        del job, function, future  # while it waits for the next one, it keeps no batch alive

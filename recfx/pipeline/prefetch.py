@@ -1,0 +1,162 @@
+"""Which calls of a model can be made ahead, learned from its first batch; and how the model gets their results."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.pipeline.background import Streams, Worker
+from recfx.pipeline.prefetched_call import KnownCall, StartedCall, sharded_modules
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.out_of_step import in_step
+
+_log = logging.getLogger("recfx")
+
+
+class PipelinedCollection(NamedTuple):
+    """What a pipeline does with one collection.
+
+    Args:
+        path: in the model.
+        pipelined: its ids are sent ahead.
+        reason: why not, or what else is not done ahead: a code, ``""`` if there is nothing to say.
+        message: the same in words.
+    """
+
+    path: str
+    pipelined: bool
+    reason: str = ""
+    message: str = ""
+
+
+class CallsAhead:
+    """The calls of a model's collections, of several batches at once.
+
+    Args:
+        model: whose collections.
+        streams: of its device.
+    """
+
+    def __init__(self, model: nn.Module, streams: Streams) -> None:
+        self._model, self._streams, self._worker = model, streams, Worker()
+        self._modules = sharded_modules(model)
+        self._known: list[KnownCall] | None = None
+        self._not_ahead: dict[str, tuple[str, str]] = {}
+
+    def start(self, batch: Any, is_last: bool) -> list[StartedCall] | None:
+        """Start the calls of a batch; None while the model has not run yet. Collective, as all of these.
+
+        Also those behind a call that the batch does not fit: other ranks, whose batches fit, start them.
+        """
+        if self._known is None:
+            return None
+        started = [StartedCall(call, call.arguments(batch)) for call in self._known]
+        with self._together():
+            for call in started:
+                call.start(self._streams, is_last)
+        return started
+
+    def send(self, started: list[StartedCall] | None) -> bool | None:
+        """Send the ids of a batch that was started; whether all ranks have another one, None if that is not known."""
+        with self._together():
+            for call in started or ():
+                call.send(self._streams, self._worker)
+        known = [call.has_next for call in started or () if call.has_next is not None]
+        return all(known) if known else None
+
+    def _together(self) -> AbstractContextManager[None]:
+        """Around calls that all ranks make: an interrupt between them is one in the middle of a step."""
+        ours = [module for module in self._modules.values() if isinstance(module, ShardedHashEmbeddingBagCollection)]
+        return in_step(ours[0].groups.pooled, ours[0].collection) if ours else nullcontext()
+
+    @contextmanager
+    def given(self, batch: Any, started: list[StartedCall] | None) -> Iterator[None]:
+        """Inside, the model's collections take what was started for this batch; of the first batch, calls are learned.
+
+        Only inside: a model that is called between the steps of a pipeline knows nothing of it.
+        """
+        before = {path: module.__dict__.get("forward") for path, module in self._modules.items()}
+        originals = {path: module.forward for path, module in self._modules.items()}
+        made: list[tuple[str, KnownCall | None]] = []
+        waiting: dict[str, deque[StartedCall]] = {path: deque() for path in self._modules}
+        for call in started or ():
+            waiting[call.call.name].append(call)
+        learning = started is None
+        for path, module in self._modules.items():
+            if learning:
+                module.forward = _noting(path, module, originals[path], batch, made)
+            else:
+                module.forward = self._taking(path, originals[path], waiting[path])
+        try:
+            yield
+        finally:
+            for path, module in self._modules.items():
+                del module.forward
+                if before[path] is not None:
+                    module.forward = before[path]
+        if learning and self._known is None:
+            self._learn(made)
+
+    def report(self) -> list[PipelinedCollection]:
+        """What is done with each collection."""
+        found = [self._of_sharded(path, module) for path, module in self._modules.items()]
+        for path, module in self._model.named_modules():
+            if isinstance(module, HashEmbeddingBagCollection):
+                why = "it is on this rank as a whole: there are no ids to send."
+                found.append(PipelinedCollection(path, False, "not_sharded", why))
+        return found
+
+    def _learn(self, made: list[tuple[str, KnownCall | None]]) -> None:
+        called = {path for path, _ in made}
+        for path in self._modules:
+            if path not in called:
+                self._keep_out(path, "not_called", "the model did not call it with its first batch.")
+        for path, call in made:
+            if call is None:
+                why = "the model computes its input; only parts of the batch, as they are, are known ahead."
+                self._keep_out(path, "input_not_in_batch", why)
+        self._known = [call for path, call in made if call is not None and path not in self._not_ahead]
+
+    def _keep_out(self, path: str, reason: str, message: str) -> None:
+        self._not_ahead[path] = reason, message
+        _log.warning("collection %r is not pipelined [%s]: %s", path, reason, message)
+        self._known = [call for call in self._known or () if call.name != path]
+
+    def _taking(self, path: str, original: Callable[..., Any], waiting: deque[StartedCall]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if path in self._not_ahead and not waiting:
+                return original(*args, **kwargs)
+            if waiting and waiting[0].is_for(args, kwargs):
+                return waiting.popleft().finish(self._streams)
+            if path not in self._not_ahead:
+                self._keep_out(path, "input_changed", "the model's calls of it were others than with the first batch.")
+            return original(*args, **kwargs)
+
+        return forward
+
+    def _of_sharded(self, path: str, module: Any) -> PipelinedCollection:
+        if path in self._not_ahead:
+            return PipelinedCollection(path, False, *self._not_ahead[path])
+        if self._known is None:
+            return PipelinedCollection(path, False, "no_batch_yet", "calls are learned from the first batch.")
+        in_turn = module.hashed_in_turn() if isinstance(module, ShardedHashEmbeddingBagCollection) else []
+        if in_turn:
+            why = f"its ids are sent ahead but hashed in turn: tables {in_turn} count every id, or evict."
+            return PipelinedCollection(path, True, "hashed_in_turn", why)
+        return PipelinedCollection(path, True)
+
+
+def _noting(
+    path: str, module: Any, original: Callable[..., Any], batch: Any, made: list[tuple[str, KnownCall | None]]
+) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        made.append((path, KnownCall.find(path, module, batch, args, kwargs)))
+        return original(*args, **kwargs)
+
+    return forward

@@ -1,0 +1,175 @@
+"""Calls of sharded collections ahead of the model: their ids are sent while an earlier batch computes."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import Future
+from typing import Any
+
+from torchrec.distributed.types import ShardedModule
+
+from recfx.nodes import marks
+from recfx.pipeline.background import Streams, Worker
+from recfx.pipeline.batch_paths import Path, follow, path_in
+from recfx.sharding.collection import Result, ShardedHashEmbeddingBagCollection
+from recfx.sharding.out_of_step import in_step
+
+
+class KnownCall:
+    """A call whose arguments are parts of the batch.
+
+    Args:
+        name: path of the module in the model.
+        module: what is called.
+        args, kwargs: where in a batch the arguments stand.
+    """
+
+    def __init__(self, name: str, module: Any, args: list[Path], kwargs: dict[str, Path]) -> None:
+        self.name, self.module, self.args, self.kwargs = name, module, args, kwargs
+
+    @classmethod
+    def find(
+        cls, name: str, module: Any, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> KnownCall | None:
+        """The call that was made with these arguments; None if some are no part of the batch."""
+        places = [path_in(batch, arg) for arg in args]
+        named = {key: path_in(batch, arg) for key, arg in kwargs.items()}
+        if any(place is None for place in (*places, *named.values())):
+            return None
+        return cls(
+            name, module, [p for p in places if p is not None], {k: p for k, p in named.items() if p is not None}
+        )
+
+    def arguments(self, batch: Any) -> tuple[list[Any], dict[str, Any]] | None:
+        """The arguments for another batch; None if it has no such parts."""
+        try:
+            return [follow(batch, path) for path in self.args], {k: follow(batch, p) for k, p in self.kwargs.items()}
+        except (AttributeError, LookupError, TypeError):
+            return None
+
+
+class StartedCall:
+    """One call for one batch, on its way: ``start``, ``send``, ``wait``, ``finish``, in this order.
+
+    All collectives are started by ``start`` and ``send``, on the caller's thread: their order is the same on all ranks.
+    An error of any of these is kept until ``finish``: it belongs to the batch, and is raised when its turn comes.
+
+    Args:
+        call: which one.
+        arguments: for this batch; None: the batch has no such parts.
+    """
+
+    def __init__(self, call: KnownCall, arguments: tuple[list[Any], dict[str, Any]] | None) -> None:
+        self.call, self._lacks_arguments = call, arguments is None
+        self.args, self.kwargs = arguments or ([], {})
+        self.error: Exception | None = None
+        self._context: Any = None
+        self._sizes: Any = None
+        self._arrived: Future[Any] | None = None
+        self._result: Any = None
+
+    def start(self, streams: Streams, is_last: bool) -> None:
+        """Select the ids, and start telling the other ranks how many they are, and whether this is the last batch."""
+        module = self.call.module
+        ours = isinstance(module, ShardedHashEmbeddingBagCollection)
+        if self._lacks_arguments and not ours:
+            return
+        try:
+            with streams.on(streams.ids):
+                streams.take((self.args, self.kwargs), streams.copy)
+                self._context = module.create_context()
+                if ours:
+                    self._context.says = marks.AHEAD | (marks.LAST if is_last else 0)
+                if self._lacks_arguments:
+                    # The others may have such parts, and wait for this rank's ids.
+                    self._context.says |= marks.REFUSED
+                    self._sizes = module.send_nothing(self._context)
+                    return
+                args, kwargs = module.preprocess_input(list(self.args), dict(self.kwargs))
+                self._sizes = module.input_dist(self._context, *args, **kwargs)
+        except Exception as error:
+            self.error = error
+
+    def send(self, streams: Streams, worker: Worker) -> None:
+        """Start sending the ids; the worker waits for those that arrive, and finds their rows where it can."""
+        if self.error is not None or self._sizes is None:
+            return
+        module = self.call.module
+        ours = isinstance(module, ShardedHashEmbeddingBagCollection)
+        try:
+            if ours:
+                module.refuse_out_of_step()
+            with streams.on(streams.ids):
+                ids = self._sizes.wait()
+            self._sizes = None
+            find_rows = module.finder_of_rows() if ours else None
+        except Exception as error:
+            self.error = error
+            return
+
+        def arrive() -> Any:
+            streams.use_device()
+            with streams.on(streams.ids):
+                arrived = ids.wait()
+                if find_rows is not None:
+                    find_rows(arrived)
+            return arrived
+
+        self._arrived = worker.run(arrive)
+
+    @property
+    def has_next(self) -> bool | None:
+        """Whether all ranks have a batch behind this one; None if that is not known from this call."""
+        if self.error is not None or not isinstance(self.call.module, ShardedHashEmbeddingBagCollection):
+            return None
+        found = self._context.marks
+        return not marks.any_of(found, marks.LAST) if found else None
+
+    def wait(self) -> None:
+        """Until the worker has nothing to do with this call any more."""
+        if self._arrived is not None:
+            self._arrived.exception()
+
+    def is_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the model calls with the very objects that were expected."""
+        same_names = len(args) == len(self.args) and kwargs.keys() == self.kwargs.keys()
+        return (
+            same_names
+            and all(mine is theirs for mine, theirs in zip(self.args, args, strict=True))
+            and all(self.kwargs[key] is value for key, value in kwargs.items())
+        )
+
+    def finish(self, streams: Streams) -> Any:
+        """The rest of the call, in the model's forward. Returns its result.
+
+        Raises:
+            Exception: what went wrong in the call, ahead or now.
+        """
+        if self.error is not None:
+            raise self.error
+        assert self._arrived is not None
+        module = self.call.module
+        # The ids were exchanged: what went wrong since, on the worker, is in the middle of the step.
+        ours = isinstance(module, ShardedHashEmbeddingBagCollection)
+        if ours:
+            module.refuse_out_of_step()
+        with in_step(module.groups.pooled, module.collection) if ours else contextlib.nullcontext():
+            arrived = self._arrived.result()
+        streams.take((arrived, self._context), streams.ids)
+        self._result = module.compute_and_output_dist(self._context, arrived)
+        return self._result
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the model has the values of the result: nothing of the forward is missing to other ranks."""
+        return self._result.has_run if isinstance(self._result, Result) else self._result is not None
+
+
+def sharded_modules(model: Any) -> dict[str, Any]:
+    """The outermost sharded modules, by path; TorchRec's own as well."""
+    found: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        inside = any(path.startswith(f"{outer}." if outer else "") for outer in found)
+        if isinstance(module, ShardedModule) and not inside:
+            found[path] = module
+    return found

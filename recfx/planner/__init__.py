@@ -1,0 +1,1 @@
+"""Plans for sharding, and the ways by which TorchRec shards converted collections."""

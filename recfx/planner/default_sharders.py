@@ -1,0 +1,65 @@
+"""``recfx.sharders``: ours for what was converted, TorchRec's for everything else in the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.types import ModuleSharder, ShardingEnv
+
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.subclasses import classes_made_for
+from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
+from recfx.planner.torchrec_entry import stock_defaults
+
+
+def sharders(
+    host_env: ShardingEnv | None = None, fused_params: Mapping[str, Any] | None = None
+) -> list[ModuleSharder[nn.Module]]:
+    """Sharders for TorchRec's planners and ``DistributedModelParallel``, with everything that recfx can do.
+
+    Without them, or with sharders of TorchRec's own, converted collections are sharded as TorchRec would shard the
+    standard ones; these add row-wise types on CPUs, ``host_env``, and fused optimizers of data-parallel tables.
+
+    TorchRec looks sharders up by a module's exact class. A converted subclass of ``EmbeddingBagCollection`` has a class
+    that the conversion made, so there is one sharder for each class made so far; those of classes that are made later
+    are added where the list is used.
+
+    Args:
+        host_env: environment over a gloo group on which ids travel, where the model's own group is hccl or nccl.
+        fused_params: optimizer of the tables that have none in backward, as TorchRec takes it: ``optimizer``,
+            ``learning_rate``, ``eps``, ``beta1``, ``beta2``, ``weight_decay``. Collections that were not converted get
+            it too.
+
+    Returns:
+        Ours first, then ``torchrec.distributed.sharding_plan.get_default_sharders()``.
+
+    Raises:
+        ConversionError: ``unsupported_fused_param``, ``host_env_without_group``.
+    """
+    classes: list[type[nn.Module]] = [HashEmbeddingBagCollection, *classes_made_for(HashEmbeddingBagCollection)]
+    ours = [
+        HashEmbeddingBagCollectionSharder(fused_params, host_env=host_env, module_type=module_type)
+        for module_type in classes
+    ]
+    return [*ours, *torchrec_sharders(fused_params)]
+
+
+def torchrec_sharders(fused_params: Mapping[str, Any] | None = None) -> list[ModuleSharder[nn.Module]]:
+    """TorchRec's default sharders, with ``fused_params`` for those that train."""
+
+    def params() -> dict[str, Any] | None:
+        return dict(fused_params) if fused_params else None  # TorchRec keeps the dict and may write into it
+
+    replaced: dict[type[Any], ModuleSharder[nn.Module]] = {
+        EmbeddingBagCollectionSharder: EmbeddingBagCollectionSharder(params()),
+        EmbeddingCollectionSharder: EmbeddingCollectionSharder(params()),
+        FeatureProcessedEmbeddingBagCollectionSharder: FeatureProcessedEmbeddingBagCollectionSharder(
+            EmbeddingBagCollectionSharder(params())
+        ),
+    }
+    return [replaced.get(type(sharder), sharder) for sharder in stock_defaults()]

@@ -1,0 +1,145 @@
+"""TorchRec's search space, with what it leaves out: the memory of indexes, and a fixed order."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
+from torchrec.distributed.planner.types import ParameterConstraints, Shard, ShardingOption, Storage
+from torchrec.distributed.types import ModuleSharder, ShardingType
+
+from recfx.errors import ConversionError
+from recfx.hashing.slicing import row_cuts
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.planner.sharder import SHARDING_TYPES
+from recfx.sharding.plan import CUT_BY_ROWS
+
+
+class IndexStorageEstimator(EmbeddingStorageEstimator):
+    """TorchRec's estimate of storage, and the host memory of each shard's part of the table's index.
+
+    TorchRec's planner does not ask the sharder (``storage_usage`` is not called), so this is where it can be counted.
+    """
+
+    def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
+        """Set the storage of every shard, in bytes."""
+        super().estimate(sharding_options, sharder_data_map)
+        for option in sharding_options:
+            index = index_bytes(option.module[1], option.name)
+            for shard in option.shards:
+                rows = shard.size[0]
+                shard.storage += Storage(hbm=0, ddr=math.ceil(index * rows / option.tensor.shape[0]))
+
+
+def index_bytes(module: nn.Module, table: str) -> int:
+    """Bytes of host memory that the index of a table takes, 0 without one; known on the meta device too."""
+    if not isinstance(module, HashEmbeddingBagCollection) or table not in module.hash_indexes:
+        return 0
+    return sum(buffer.numel() * buffer.element_size() for buffer in module.index(table).buffers())
+
+
+class OrderedEnumerator(EmbeddingEnumerator):
+    """TorchRec's enumerator, in an order that does not depend on the process.
+
+    TorchRec goes through Python sets of strings, whose order is another in every process; it must not decide among
+    equally good plans. Options that its planner refuses once it has chosen them are not offered: ``dense`` for anything
+    but data parallel tables. Nor are cuts that leave ranks without rows; a table with an index is cut between buckets,
+    and its shards are as large as they will be.
+
+    Args:
+        topology: what is planned for.
+        batch_size: samples a rank.
+        constraints: by table name.
+        empty_ranks: offer a cut that leaves ranks without rows where the constraints allow no other.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        batch_size: int,
+        constraints: dict[str, ParameterConstraints] | None,
+        *,
+        empty_ranks: bool = False,
+    ) -> None:
+        self._empty_ranks = empty_ranks
+        estimators = [EmbeddingPerfEstimator(topology, constraints), IndexStorageEstimator(topology, constraints)]
+        super().__init__(topology, batch_size, constraints, estimators)
+
+    def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
+        """Every way to shard every table, with time and storage estimated.
+
+        Raises:
+            ConversionError: ``no_sharding_option``: all that the constraints allow would leave ranks without rows.
+        """
+        options: list[ShardingOption] = super().enumerate(module, sharders)
+        places = {fqn: place for place, fqn in enumerate(dict.fromkeys(option.fqn for option in options))}
+        options = [option for option in options if plannable(option)]
+        filled = {option.fqn for option in options if not has_empty_shard(option)}
+        for option in options:
+            if option.fqn not in filled and not self._empty_ranks:
+                raise _no_option(option)
+        return sorted(
+            (option for option in options if option.fqn not in filled or not has_empty_shard(option)),
+            key=lambda option: (
+                places[option.fqn],
+                SHARDING_TYPES.index(option.sharding_type),
+                option.compute_kernel,
+            ),
+        )
+
+    def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
+        """Estimate the shards as they will be cut."""
+        for option in sharding_options:
+            cut_between_buckets(option)
+        super().populate_estimates(sharding_options)
+
+
+def cut_between_buckets(option: ShardingOption) -> None:
+    """Give the shards of a table with an index the rows that :func:`recfx.sharding.plan.read_plan` gives them."""
+    module = option.module[1]
+    if not isinstance(module, HashEmbeddingBagCollection) or option.name not in module.hash_indexes:
+        return
+    hashing = next(table.hashing for table in module.tables if table.name == option.name)
+    if hashing is None or option.sharding_type not in CUT_BY_ROWS:
+        return
+    blocks: dict[int, list[Shard]] = {}  # by first column
+    for shard in option.shards:
+        blocks.setdefault(shard.offset[1], []).append(shard)
+    for shards in blocks.values():
+        borders = row_cuts(hashing, len(shards))
+        for shard, (begin, end) in zip(shards, pairwise(borders), strict=True):
+            shard.offset[0], shard.size[0] = begin, end - begin
+
+
+def has_empty_shard(option: ShardingOption) -> bool:
+    """Whether some rank would get none of the rows that are cut."""
+    return any(shard.size[0] == 0 for shard in option.shards)
+
+
+def _no_option(option: ShardingOption) -> ConversionError:
+    module, filled = option.module[1], sum(shard.size[0] > 0 for shard in option.shards)
+    if isinstance(module, HashEmbeddingBagCollection) and option.name in module.hash_indexes:
+        buckets = next(table.hashing.buckets for table in module.tables if table.name == option.name and table.hashing)
+        what = f"its rows are cut between its buckets, of which there are {buckets}"
+        advice = "give it HashConfig(buckets=...), a multiple of the ranks that share it, allow table_wise, or pass "
+        advice += "empty_ranks=True."
+    else:
+        what = f"it has {option.tensor.shape[0]} rows"
+        advice = "allow table_wise or data_parallel for so small a table, or pass empty_ranks=True."
+    return ConversionError(
+        f"table {option.name!r} cannot be sharded {option.sharding_type} as its constraints say: {what}, so that only "
+        f"{filled} of {len(option.shards)} shards would have any.",
+        reason="no_sharding_option",
+        module_path=option.path,
+        what_to_do=advice,
+    )
+
+
+def plannable(option: ShardingOption) -> bool:
+    """Whether TorchRec's planner accepts the option in its result."""
+    return option.compute_kernel != "dense" or option.sharding_type == ShardingType.DATA_PARALLEL.value

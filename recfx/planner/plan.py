@@ -1,0 +1,172 @@
+"""``recfx.plan``: TorchRec's planner for converted and for standard models, on hosts, CUDA devices and NPU pods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.constants import BATCH_SIZE
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, PlannerErrorType
+from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+
+from recfx.discovery.classify import CONVERTED, CONVERTIBLE, classify
+from recfx.errors import ConversionError
+from recfx.planner.default_sharders import torchrec_sharders
+from recfx.planner.enumerator import OrderedEnumerator
+from recfx.planner.placements import replace_placements
+from recfx.planner.sharder import SHARDING_TYPES, HashEmbeddingBagCollectionSharder
+from recfx.planner.topology import NpuTopology
+from recfx.sharding.collection import sharded_collections
+
+
+def plan(
+    model: nn.Module,
+    topology: Topology | NpuTopology,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+    *,
+    batch_size: int = BATCH_SIZE,
+    empty_ranks: bool = False,
+) -> ShardingPlan:
+    """How to shard the collections of ``model``; the same arguments give the same plan in every process.
+
+    No process group is needed and the model is not changed; it may be on the meta device, converted or not
+    (``recfx`` shards an ``EmbeddingBagCollection`` after conversion, so the plan has what it can do then). No cut
+    leaves a rank without rows, unless ``empty_ranks`` says so; tables with an index are cut between buckets, and
+    the plan says where. What else TorchRec can shard in the model is planned too, except for NPUs, on which
+    TorchRec's own lookups do not run. The host memory of indexes counts, as far as the model is converted.
+
+    Args:
+        model: with its collections under the names that they have when it is sharded.
+        topology: TorchRec's, or an :func:`recfx.planner.topology.npu_topology`.
+        constraints: TorchRec's, by table name. ``grid_shard`` is planned only where they ask for it.
+        batch_size: samples a rank.
+        empty_ranks: take a cut that leaves ranks without rows where the constraints allow no other.
+
+    Raises:
+        ConversionError: ``plan_does_not_fit`` with TorchRec's own text, ``plan_failed``, ``unknown_table``,
+            ``no_sharding_option``, ``no_collection``, ``already_sharded``, ``invalid_topology``.
+    """
+    if not isinstance(topology, (Topology, NpuTopology)):
+        raise ConversionError(
+            f"topology is a {type(topology).__name__}.",
+            reason="invalid_topology",
+            what_to_do="give a torchrec.distributed.planner.Topology or recfx.planner.topology.npu_topology(...).",
+        )
+    for path in sharded_collections(model):
+        raise ConversionError(
+            "the collection is sharded already.",
+            reason="already_sharded",
+            module_path=path,
+            what_to_do="make the plan from the model before it is sharded.",
+        )
+    pod = topology.as_cuda() if isinstance(topology, NpuTopology) else topology
+    sharders = planning_sharders(model, others=pod is topology)
+    limits = dict(constraints or {})
+    _check(model, sharders, pod.compute_device, limits)
+    planner = EmbeddingShardingPlanner(
+        topology=pod,
+        batch_size=batch_size,
+        enumerator=OrderedEnumerator(pod, batch_size, limits, empty_ranks=empty_ranks),
+        constraints=limits,
+        stats=[],
+        debug=False,
+    )
+    try:
+        found: ShardingPlan = planner.plan(model, sharders)
+    except PlannerError as error:
+        raise _refusal(error) from error
+    if pod is topology:
+        return found
+    return replace_placements(found, "npu", pod.local_world_size)
+
+
+def planning_sharders(model: nn.Module, *, others: bool) -> list[ModuleSharder[nn.Module]]:
+    """A sharder for each class of collection in ``model`` that is converted or can be.
+
+    Those of standard collections are good for planning alone.
+
+    Args:
+        model: what is planned for.
+        others: whether to add TorchRec's sharders, for what cannot be converted.
+    """
+    ours: dict[type[nn.Module], ModuleSharder[nn.Module]] = {}
+    for path, module in model.named_modules():
+        finding = classify(module, path)
+        if finding is not None and finding.status in (CONVERTED, CONVERTIBLE):
+            ours[type(module)] = HashEmbeddingBagCollectionSharder(module_type=type(module))
+    if not others:
+        return list(ours.values())
+    # TorchRec takes the last sharder of a class, so ours must be the only one. Feature-processed collections are
+    # planned by the collection inside: that is what recfx converts.
+    taken = {*ours, FeatureProcessedEmbeddingBagCollection}
+    return [*ours.values(), *(sharder for sharder in torchrec_sharders() if sharder.module_type not in taken)]
+
+
+def _check(
+    model: nn.Module,
+    sharders: list[ModuleSharder[nn.Module]],
+    device: str,
+    constraints: dict[str, ParameterConstraints],
+) -> None:
+    """Refuse what TorchRec would ignore (names of no table), or answer with a log line and a RuntimeError."""
+    by_class = {sharder.module_type: sharder for sharder in sharders}
+    tables: set[str] = set()
+    for path, module in model.named_modules():
+        sharder = by_class.get(type(module))
+        if sharder is None:
+            continue
+        names = sharder.shardable_parameters(module)
+        tables.update(names)
+        for name in names:
+            wanted = constraints.get(name, ParameterConstraints())
+            if not _options(sharder, device, wanted):
+                raise ConversionError(
+                    f"table {name!r} cannot be sharded on {device} as its constraints say: sharding_types="
+                    f"{wanted.sharding_types}, compute_kernels={wanted.compute_kernels}.",
+                    reason="no_sharding_option",
+                    module_path=path,
+                    what_to_do=f"use kernel 'fused' and any of {', '.join(SHARDING_TYPES)} ('dense': data_parallel).",
+                )
+    if not tables:
+        raise ConversionError(
+            "there is no collection to shard.",
+            reason="no_collection",
+            what_to_do="give a model that holds a torchrec.EmbeddingBagCollection.",
+        )
+    unknown = sorted(constraints.keys() - tables)
+    if unknown:
+        raise ConversionError(
+            f"constraints name {', '.join(map(repr, unknown))}, but no collection has such a table.",
+            reason="unknown_table",
+            what_to_do=f"the tables are {', '.join(sorted(tables))}.",
+        )
+
+
+def _options(sharder: ModuleSharder[nn.Module], device: str, wanted: ParameterConstraints) -> list[tuple[str, str]]:
+    """The sharding types and kernels that ``wanted`` allows and TorchRec's planner accepts."""
+    return [
+        (sharding_type, kernel)
+        for sharding_type in sharder.sharding_types(device)
+        for kernel in sharder.compute_kernels(sharding_type, device)
+        if not wanted.sharding_types or sharding_type in wanted.sharding_types
+        if not wanted.compute_kernels or kernel in wanted.compute_kernels
+        if kernel != "dense" or sharding_type == ShardingType.DATA_PARALLEL.value
+    ]
+
+
+def _refusal(error: PlannerError) -> ConversionError:
+    """TorchRec's error with its text, as one of ours."""
+    memory = (PlannerErrorType.INSUFFICIENT_STORAGE, PlannerErrorType.STRICT_CONSTRAINTS, PlannerErrorType.PARTITION)
+    if error.error_type in memory:
+        return ConversionError(
+            f"TorchRec's planner found no plan that fits: {error}",
+            reason="plan_does_not_fit",
+            what_to_do="give more devices or memory, a smaller batch_size, or constraints that allow more.",
+        )
+    return ConversionError(
+        f"TorchRec's planner failed ({error.error_type.value}): {error}",
+        reason="plan_failed",
+        what_to_do="see its text; constraints are what can be changed here.",
+    )

@@ -1,0 +1,88 @@
+"""``recfx.convert(model, plan=..., env=...)``: every converted collection of a model becomes a sharded one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+
+from recfx.errors import ConversionError
+from recfx.modules.collection import HashEmbeddingBagCollection, converted_collections
+from recfx.planner.default_sharders import sharders
+from recfx.sharding.collection import shard_collection
+
+
+def shard_islands(
+    model: nn.Module, plan: ShardingPlan | None, env: ShardingEnv | None, device: torch.device | str | None
+) -> dict[int, nn.Module]:
+    """The sharded form of every converted collection, by ``id``; ``model`` is not changed. Collective.
+
+    Args:
+        model: converted.
+        plan: by fully qualified name of the collection; None: TorchRec's planner makes one for ``env``.
+        env: None: all ranks of the default process group.
+        device: of the shards; None: where the tables are.
+
+    Raises:
+        ConversionError: ``no_process_group``, ``plan_unknown_collection``, ``plan_missing_collection``, and what
+            ``shard_collection`` raises.
+    """
+    env = _environment(env)
+    islands = converted_collections(model)
+    paths: dict[int, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, HashEmbeddingBagCollection):
+            paths.setdefault(id(module), []).append(path)
+    target = None if device is None else torch.device(device)
+    if plan is None:
+        plan = _make_plan(model, env, target)
+    per_collection: Mapping[str, Any] = plan.plan
+    known = {path for aliases in paths.values() for path in aliases}
+    unknown = [path for path in per_collection if path not in known]
+    if unknown:
+        raise ConversionError(
+            f"the plan names {unknown[0]!r}, which is no converted collection; there are {sorted(known)}.",
+            reason="plan_unknown_collection",
+            module_path=unknown[0],
+            what_to_do="make the plan from this model; modules that recfx does not convert are sharded by "
+            "DistributedModelParallel(model, plan=plan, sharders=recfx.sharders()).",
+        )
+    sharded: dict[int, nn.Module] = {}
+    for path, island in islands.items():
+        planned = next((alias for alias in paths[id(island)] if alias in per_collection), None)
+        if planned is None:
+            raise ConversionError(
+                "the plan says nothing of this collection.",
+                reason="plan_missing_collection",
+                module_path=path,
+                what_to_do="make the plan from this model.",
+            )
+        sharded[id(island)] = shard_collection(island, per_collection[planned], env, target, path=path)
+    return sharded
+
+
+def _environment(env: ShardingEnv | None) -> ShardingEnv:
+    if env is not None:
+        return env
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConversionError(
+            "there is no process group to shard over.",
+            reason="no_process_group",
+            what_to_do="call torch.distributed.init_process_group first, or pass "
+            "env=ShardingEnv.from_process_group(...).",
+        )
+    return ShardingEnv.from_process_group(dist.group.WORLD)
+
+
+def _make_plan(model: nn.Module, env: ShardingEnv, device: torch.device | None) -> ShardingPlan:
+    """As ``DistributedModelParallel`` makes one."""
+    kind = "cpu" if device is None or device.type == "meta" else device.type
+    planner = EmbeddingShardingPlanner(topology=Topology(world_size=env.world_size, compute_device=kind))
+    ours = [sharder for sharder in sharders() if issubclass(sharder.module_type, HashEmbeddingBagCollection)]
+    plan: ShardingPlan = planner.collective_plan(model, ours, env.process_group)
+    return plan

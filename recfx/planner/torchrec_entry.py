@@ -1,0 +1,274 @@
+"""TorchRec's own ways to shard a model, taught about converted collections.
+
+``DistributedModelParallel`` and the planners look a sharder up by a module's exact class, in a list that scripts leave
+out (TorchRec's defaults), or write themselves: ``[EmbeddingBagCollectionSharder()]``. The class of a converted
+collection is not there, so TorchRec would leave it unsharded and say nothing, and each rank would train a copy of its
+own. :func:`extend_torchrec` wraps these functions: where a model holds converted collections, what would have sharded
+the standard ones shards them. Other models are sharded as ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed import model_parallel, sharding_plan
+from torchrec.distributed import shard as shard_module
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import planners
+from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+
+from recfx.errors import ConversionError
+from recfx.modules.collection import HashEmbeddingBagCollection, converted_collections
+from recfx.modules.subclasses import classes_made_for
+from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, StockSharder
+from recfx.sharding.data_parallel import leave_to_collections
+
+_MARK = "_recfx_extends"
+Sharders = list[ModuleSharder[nn.Module]]
+
+
+def extend_torchrec() -> None:
+    """Let TorchRec's entry points shard converted collections; called when recfx is imported, and idempotent.
+
+    Extended are ``DistributedModelParallel``, ``EmbeddingShardingPlanner.plan`` (which ``collective_plan`` calls),
+    ``get_default_sharders`` where TorchRec looks it up, ``EmbeddingBagCollectionSharder.shard``, and what
+    TorchRec shards models with on its own account (``_shard_modules``). torch's ``DistributedDataParallel`` leaves
+    sharded collections alone, wherever in its model they are: it would give all ranks the rows of rank 0.
+    """
+    _wrap(DistributedDataParallel, "__new__", _extend_data_parallel)
+    _wrap(DistributedModelParallel, "__init__", _extend_model_parallel)
+    _wrap(planners.EmbeddingShardingPlanner, "plan", _extend_argument)
+    _wrap(shard_module, "_shard_modules", _extend_argument)
+    for module in (sharding_plan, model_parallel, planners, shard_module):
+        _wrap(module, "get_default_sharders", _extend_defaults)
+    _wrap(EmbeddingBagCollectionSharder, "shard", _extend_sharder)
+    _wrap(ShardedEmbeddingBagCollection, "__init__", _refuse_converted)
+    _wrap(FeatureProcessedEmbeddingBagCollectionSharder, "shard", _refuse_feature_processed)
+
+
+def sharders_for(model: nn.Module, given: Sequence[ModuleSharder[nn.Module]]) -> Sequence[ModuleSharder[nn.Module]]:
+    """``given``, and a sharder for each class of converted collection in ``model`` that it has none for.
+
+    Args:
+        model: what is sharded.
+        given: TorchRec's defaults, or what a script lists. Its ``EmbeddingBagCollectionSharder`` shards converted
+            collections as it would the standard ones: same types, kernels and ``fused_params``.
+
+    Returns:
+        ``given`` itself for a model without converted collections, and where nothing in it shards bags.
+
+    Raises:
+        ConversionError: ``feature_processed``.
+    """
+    kinds = {type(collection) for collection in converted_collections(model).values()}
+    if not kinds:
+        return given
+    sharders = _without_feature_processed(model, given)
+    known = {sharder.module_type for sharder in sharders}
+    ours = next((each for each in sharders if isinstance(each, HashEmbeddingBagCollectionSharder)), None)
+    stock = next((each for each in reversed(sharders) if isinstance(each, EmbeddingBagCollectionSharder)), None)
+    for kind in sorted(kinds - known, key=lambda each: each.__qualname__):
+        if ours is not None:
+            sharders.append(ours.for_class(kind))
+        elif stock is not None:
+            sharders.append(StockSharder(stock, kind))
+    return sharders
+
+
+def _without_feature_processed(model: nn.Module, given: Sequence[ModuleSharder[nn.Module]]) -> Sharders:
+    """Without TorchRec's sharder of feature-processed collections, where these hold converted ones.
+
+    The converted collection inside is sharded by itself then, after the features were processed.
+    """
+    holders = [each for each in model.modules() if isinstance(each, FeatureProcessedEmbeddingBagCollection)]
+    converted = [isinstance(each._embedding_bag_collection, HashEmbeddingBagCollection) for each in holders]
+    if not any(converted):
+        return list(given)
+    if not all(converted):
+        raise ConversionError(
+            "some of the model's FeatureProcessedEmbeddingBagCollections hold a converted collection, some do not: "
+            "TorchRec has one sharder for all of them.",
+            reason="feature_processed",
+            what_to_do="convert the whole model, or shard the others by themselves.",
+        )
+    return [each for each in given if each.module_type is not FeatureProcessedEmbeddingBagCollection]
+
+
+def refuse_left_out(
+    model: nn.Module, plan: ShardingPlan | None, sharders: Sequence[ModuleSharder[nn.Module]], world_size: int
+) -> None:
+    """A converted collection that stays unsharded in a ``DistributedModelParallel`` must have ordinary gradients.
+
+    These are averaged by the ``DistributedDataParallel`` inside. An index, or an optimizer in the lookup's backward,
+    would be this rank's alone.
+
+    Raises:
+        ConversionError: ``collection_left_out``, ``weights_require_grad``.
+    """
+    _refuse_trained_processors(model, world_size)
+    known = {sharder.module_type for sharder in sharders}
+    paths: dict[int, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        paths.setdefault(id(module), []).append(path)
+    for path, collection in converted_collections(model).items():
+        planned = plan is None or any(plan.plan.get(alias) for alias in paths[id(collection)])
+        if type(collection) in known and planned:
+            continue
+        apart = [*collection.hash_indexes, *collection.fused_optimizers()]
+        if planned and plan is not None:
+            why = "the plan shards it, but no sharder of the list does"
+        elif world_size < 2 or not apart:
+            continue
+        else:
+            why = f"nothing shards it, and tables {sorted(set(apart))} would train apart on each of {world_size} ranks"
+        raise ConversionError(
+            f"{why}.",
+            reason="collection_left_out",
+            module_path=path,
+            what_to_do="pass sharders=recfx.sharders(), or leave sharders= out; make the plan from the converted "
+            "model, with the same sharders.",
+        )
+
+
+def _refuse_trained_processors(model: nn.Module, world_size: int) -> None:
+    for path, module in model.named_modules():
+        if (
+            world_size > 1
+            and isinstance(module, FeatureProcessedEmbeddingBagCollection)
+            and isinstance(module._embedding_bag_collection, HashEmbeddingBagCollection)
+            and any(parameter.requires_grad for parameter in module._feature_processors.parameters())
+        ):
+            raise ConversionError(
+                "its feature processors are trained through the batch's weights, and no gradient of those comes back "
+                "from other ranks.",
+                reason="weights_require_grad",
+                module_path=path,
+                what_to_do="convert the other parts of the model alone, so that TorchRec shards this one; or freeze "
+                "the processors with requires_grad_(False).",
+            )
+
+
+def _extend_argument(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with arguments ``module`` and ``sharders``."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def extended(*arguments: Any, **keywords: Any) -> Any:
+        bound = signature.bind(*arguments, **keywords)
+        _extend(bound)
+        return original(*bound.args, **bound.kwargs)
+
+    return extended
+
+
+def _extend_model_parallel(original: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def extended(*arguments: Any, **keywords: Any) -> None:
+        bound = signature.bind(*arguments, **keywords)
+        _extend(bound)
+        model = bound.arguments["module"]
+        if converted_collections(model):
+            env: ShardingEnv | None = bound.arguments.get("env")
+            group = model_parallel.dist.GroupMember.WORLD
+            world_size = env.world_size if env is not None else 1 if group is None else group.size()
+            refuse_left_out(model, bound.arguments.get("plan"), bound.arguments["sharders"], world_size)
+        original(*bound.args, **bound.kwargs)
+
+    return extended
+
+
+def _extend_data_parallel(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In ``__new__``: a frame of ours around ``__init__`` would take the blame for its warnings."""
+
+    @functools.wraps(original)
+    def extended(kind: type[Any], *arguments: Any, **keywords: Any) -> Any:
+        for value in (*arguments, *keywords.values()):  # a subclass may take its module in any place
+            if isinstance(value, nn.Module):
+                leave_to_collections(value)
+        return object.__new__(kind)
+
+    return extended
+
+
+def _extend(bound: inspect.BoundArguments) -> None:
+    model = bound.arguments["module"]
+    if converted_collections(model):
+        given = bound.arguments.get("sharders")
+        bound.arguments["sharders"] = sharders_for(model, stock_defaults() if given is None else given)
+
+
+def _extend_defaults(original: Callable[[], Sharders]) -> Callable[[], Sharders]:
+    """For ``construct_module_sharding_plan`` and others that ask for the sharder of one class."""
+
+    @functools.wraps(original)
+    def extended() -> Sharders:
+        found = original()
+        (stock,) = [each for each in found if type(each) is EmbeddingBagCollectionSharder]
+        classes: list[type[nn.Module]] = [HashEmbeddingBagCollection, *classes_made_for(HashEmbeddingBagCollection)]
+        return [*found, *(StockSharder(stock, kind) for kind in classes)]
+
+    return extended
+
+
+def _extend_sharder(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def extended(self: Any, module: Any, *arguments: Any, **keywords: Any) -> Any:
+        if isinstance(module, HashEmbeddingBagCollection):
+            return StockSharder(self, type(module)).shard(module, *arguments, **keywords)
+        return original(self, module, *arguments, **keywords)
+
+    return extended
+
+
+def _refuse_converted(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def extended(self: Any, module: Any, *arguments: Any, **keywords: Any) -> None:
+        if isinstance(module, HashEmbeddingBagCollection):
+            raise ConversionError(
+                "TorchRec's ShardedEmbeddingBagCollection would leave the indexes of a converted collection out.",
+                reason="wrong_sharded_class",
+                module_path=module.collection,
+                what_to_do="shard it with recfx.sharders(), or EmbeddingBagCollectionSharder().shard.",
+            )
+        original(self, module, *arguments, **keywords)
+
+    return extended
+
+
+def _refuse_feature_processed(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def extended(self: Any, module: Any, *arguments: Any, **keywords: Any) -> Any:
+        if isinstance(module._embedding_bag_collection, HashEmbeddingBagCollection):
+            raise ConversionError(
+                "a converted collection is sharded after the features were processed, not together with that.",
+                reason="feature_processed",
+                module_path=module._embedding_bag_collection.collection,
+                what_to_do="shard the collection inside: DistributedModelParallel(model) does, recfx.plan plans it.",
+            )
+        return original(self, module, *arguments, **keywords)
+
+    return extended
+
+
+def stock_defaults() -> Sharders:
+    """TorchRec's default sharders, without ours."""
+    return list(inspect.unwrap(sharding_plan.get_default_sharders)())
+
+
+def _wrap(owner: Any, name: str, extend: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    original = getattr(owner, name)
+    if getattr(original, _MARK, False):
+        return
+    extended = extend(original)
+    setattr(extended, _MARK, True)
+    setattr(owner, name, extended)

@@ -1,0 +1,1 @@
+"""What a converted model remembers of its conversion: plain data, copied and pickled with the model."""

@@ -1,0 +1,23 @@
+"""What torch and TorchRec put around a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside DistributedDataParallel, DistributedModelParallel and torch.compile wrappers."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            inner: Any = model.module
+        elif isinstance(model, DistributedModelParallel):
+            inner = model._modules.get("_dmp_wrapped_module")
+        else:
+            inner = model._modules.get("_orig_mod") if isinstance(model, OptimizedModule) else None
+        if inner is None:
+            return model
+        model = inner

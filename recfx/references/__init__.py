@@ -1,0 +1,1 @@
+"""Following what Python objects refer to, also past the attributes of modules."""

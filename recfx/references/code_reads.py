@@ -1,0 +1,129 @@
+"""What code reads without being handed it: globals, and attributes, closures and defaults of classes.
+
+They belong to every model of the class, so a conversion of one model cannot change them.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from recfx.references.object_kinds import Edge, edges_of, is_atom, is_users
+
+# Not run by a forward.
+_SETUP = frozenset({"__init__", "__new__", "__post_init__", "__init_subclass__", "__del__", "__repr__", "__str__"})
+
+
+@dataclass(eq=False)
+class CodeReads:
+    """One thing that code reads.
+
+    Args:
+        why: what it is and who reads it.
+        edges: the thing.
+    """
+
+    why: str
+    edges: list[Edge]
+
+
+def owner_of_code(value: Any) -> Any:
+    """Whose code runs when ``value`` is used: a function itself, the class of a module or helper; None for the rest."""
+    if isinstance(value, types.FunctionType):
+        return value if is_users(value.__module__) else None
+    return type(value) if is_users(type(value).__module__) else None
+
+
+def reads_of(owner: Any) -> list[CodeReads]:
+    """What the code of a function, or that of a class as far as a forward can run it, reads."""
+    if isinstance(owner, types.FunctionType):
+        return list(_globals_read(owner, owner.__qualname__))
+    found = []
+    for kind, name, member in _members_used(owner):
+        functions = list(_functions(member))
+        for function in functions:
+            where = f"{kind.__name__}.{name}"
+            found += list(_globals_read(function, where))
+            found += [CodeReads(f"{where}{label}", [("", value)]) for label, value in edges_of(function)]
+        if not functions and not is_atom(member):
+            found.append(CodeReads(f"the attribute {name!r} of the class {kind.__name__}", [("", member)]))
+    return found
+
+
+def _members_used(kind: type[Any]) -> Iterator[tuple[type[Any], str, Any]]:
+    """Members of the user's classes that calling an instance may use, going by names."""
+    classes = [base for base in kind.__mro__ if is_users(base.__module__)]
+    if issubclass(kind, nn.Module):
+        waiting, seen = ["forward", "__call__", "__getattr__"], set[str]()
+    else:
+        waiting, seen = [name for base in classes for name in base.__dict__ if name not in _SETUP], set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for base in classes:
+            if name in base.__dict__:
+                member = base.__dict__[name]
+                yield base, name, member
+                for function in _functions(member):
+                    waiting += names_used(function.__code__)
+
+
+def _functions(member: Any) -> Iterator[types.FunctionType]:
+    if isinstance(member, types.FunctionType):
+        yield member
+    elif isinstance(member, property):
+        yield from (each for each in (member.fget, member.fset) if isinstance(each, types.FunctionType))
+    elif isinstance(member, (staticmethod, classmethod)):
+        yield from _functions(member.__func__)
+    elif isinstance(member, (functools.cached_property, functools.partialmethod)):
+        yield from _functions(member.func)
+
+
+@functools.lru_cache(maxsize=4096)
+def names_used(code: types.CodeType) -> tuple[str, ...]:
+    """Every attribute and global that a piece of code names, functions inside it included."""
+    inside = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return (*code.co_names, *(name for each in inside for name in names_used(each)))
+
+
+def _globals_read(function: types.FunctionType, where: str) -> Iterator[CodeReads]:
+    for path in _paths_read(function.__code__):
+        value = function.__globals__.get(path[0])
+        for name in path[1:]:
+            # Only where the global is a module or a class: a value is looked into as a whole.
+            if isinstance(value, (types.ModuleType, type)):
+                value = vars(value).get(name) if is_users(_module_name(value)) else None
+        if value is not None and not is_atom(value):
+            yield CodeReads(f"the global {'.'.join(path)!r}, which {where} reads", [("", value)])
+
+
+def _module_name(value: types.ModuleType | type[Any]) -> str:
+    return value.__name__ if isinstance(value, types.ModuleType) else value.__module__
+
+
+@functools.lru_cache(maxsize=4096)
+def _paths_read(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
+    """Globals that a piece of code reads, each with the attribute that is asked of it at once."""
+    found: list[tuple[str, ...]] = []
+    before: str | None = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            before = str(instruction.argval)
+            found.append((before,))
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and before is not None:
+            found[-1] = (before, str(instruction.argval))
+            before = None
+        elif instruction.opname not in ("CACHE", "PRECALL", "PUSH_NULL"):
+            before = None
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            found += _paths_read(const)
+    return tuple(dict.fromkeys(found))

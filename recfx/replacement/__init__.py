@@ -1,0 +1,1 @@
+"""Standard collections replaced by converted ones, around the same parameters."""

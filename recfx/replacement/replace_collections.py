@@ -1,0 +1,168 @@
+"""From standard collections to islands: each becomes a ``HashEmbeddingBagCollection`` around the same parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from recfx.discovery.classify import Finding
+from recfx.errors import ConversionError
+from recfx.hashing import HashConfig
+from recfx.ir.tables import TableSpec
+from recfx.modules.carry_over import carry_hooks, carry_over
+from recfx.modules.collection import HashEmbeddingBagCollection, weight_name
+from recfx.modules.copy_modules import copy_shells
+from recfx.modules.table_specs import describe_tables
+from recfx.references.object_kinds import attributes
+from recfx.replacement.resize_tables import Growth
+
+Hashing = HashConfig | Mapping[str, HashConfig | None] | None
+
+_OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
+
+
+def build_islands(
+    findings: list[Finding], hashing: Hashing, backend: str, growth: Growth, keep_refused: bool = False
+) -> dict[int, nn.Module]:
+    """One island a finding, by ``id`` of the collection that it replaces.
+
+    Args:
+        findings: the convertible collections.
+        hashing: as the user gave it.
+        backend: kernel target of the lookups.
+        growth: where tables that get more rows are noted.
+        keep_refused: leave a collection whose tables cannot be converted, and say so in its finding.
+
+    Raises:
+        ConversionError: ``unknown_table``, ``tied_tables``, or what a table is refused for.
+    """
+    _check_table_names(findings, hashing)
+    islands: dict[int, nn.Module] = {}
+    owners: dict[int, tuple[str, bool]] = {}
+    for finding in findings:
+        before = growth.mark()
+        try:
+            island = _build_island(finding, hashing, backend, growth)
+            _check_tied(island, finding.path, owners)
+        except ConversionError as error:
+            if not keep_refused:
+                raise
+            growth.undo(before)
+            finding.refuse(error)
+            continue
+        islands[id(finding.module)] = island
+    return islands
+
+
+def _build_island(finding: Finding, hashing: Hashing, backend: str, growth: Growth) -> HashEmbeddingBagCollection:
+    standard = finding.module
+    assert isinstance(standard, EmbeddingBagCollection)
+    shell, _ = copy_shells(standard)
+    bags = shell.embedding_bags
+    assert isinstance(bags, nn.ModuleDict)
+    configs = standard.embedding_bag_configs()
+    by_table = {config.name: config_for(config.name, hashing) for config in configs}
+    specs = describe_tables(configs, bags, by_table, standard.is_weighted(), adopt=True, collection=finding.path)
+    for spec, config in zip(specs, configs, strict=True):
+        _grow(bags[spec.name], spec, config, finding.path, growth)
+    island = HashEmbeddingBagCollection.from_tables(
+        configs,
+        specs,
+        bags,
+        standard.is_weighted(),
+        standard.device,
+        finding.path,
+        backend,
+        finding.source,
+        type(standard),
+        requested=by_table,
+        calls=finding.calls,
+    )
+    taken = sorted(name for name in shell.__dict__ if not name.startswith("_") and name in island.__dict__)
+    taken = [name for name in taken if name != "training"]
+    if taken:
+        raise ConversionError(
+            f"{type(standard).__name__} has an attribute {taken[0]!r}, which the converted collection uses itself.",
+            reason="attribute_conflict",
+            module_path=finding.path,
+            what_to_do=f"rename the attribute {taken[0]!r}.",
+        )
+    island.train(standard.training)  # before it gets modules of the user's, whose modes are their own
+    carry_over(shell, island)
+    carry_references(standard, island)
+    return island
+
+
+def carry_references(standard: nn.Module, island: nn.Module) -> None:
+    """Give ``island`` the hooks and plain attributes of ``standard``: what they lead to is replaced later, once."""
+    carry_hooks(standard, island)
+    if not isinstance(island, HashEmbeddingBagCollection):  # a sharded one has no attributes of the user's
+        return
+    own = island.own_names() | _OF_EVERY_MODULE
+    for name, value in attributes(standard):
+        if name in island.__dict__ and name not in own:
+            island.__dict__[name] = value
+
+
+def _grow(bag: nn.Module, spec: TableSpec, config: EmbeddingBagConfig, path: str, growth: Growth) -> None:
+    assert isinstance(bag, nn.EmbeddingBag)
+    assert isinstance(bag.weight, nn.Parameter)
+    if spec.num_embeddings > bag.weight.shape[0]:
+        growth.grow(bag.weight, spec.num_embeddings, path, config, spec.custom_init_fn)
+        bag.num_embeddings = spec.num_embeddings
+
+
+def config_for(table: str, hashing: Hashing) -> HashConfig | None:
+    """The config of one table in what the user gave for all of them."""
+    if isinstance(hashing, Mapping):
+        return hashing.get(table, HashConfig())
+    return hashing
+
+
+def _check_table_names(findings: list[Finding], hashing: Hashing) -> None:
+    if hashing is not None and not isinstance(hashing, (HashConfig, Mapping)):
+        raise ConversionError(
+            f"hashing is a {type(hashing).__name__}.",
+            reason="invalid_argument",
+            what_to_do="pass a recfx.HashConfig, None, or a dict from table name to one of them.",
+        )
+    if not isinstance(hashing, Mapping):
+        return
+    for table, config in hashing.items():
+        if not isinstance(table, str):
+            raise ConversionError(
+                f"hashing names a table by {table!r}, which is no string.",
+                reason="invalid_argument",
+                what_to_do="use the names of the tables, as their configs have them.",
+            )
+        if config is not None and not isinstance(config, HashConfig):
+            raise ConversionError(
+                f"hashing of table {table!r} is a {type(config).__name__}.",
+                reason="invalid_argument",
+                what_to_do="pass a recfx.HashConfig, or None for a static table.",
+            )
+    known = {config.name for finding in findings for config in finding.module.embedding_bag_configs()}  # type: ignore[operator]
+    unknown = sorted(set(hashing) - known)
+    if unknown:
+        raise ConversionError(
+            f"hashing names {unknown[0]!r}, which no collection has.",
+            reason="unknown_table",
+            what_to_do=f"use table names: {sorted(known)}.",
+        )
+
+
+def _check_tied(island: HashEmbeddingBagCollection, path: str, owners: dict[int, tuple[str, bool]]) -> None:
+    """Two indexes over one weight, or an index and dense ids, would give the same row to two ids."""
+    for spec in island.tables:
+        name = weight_name(path, spec.name)
+        other, other_has_index = owners.setdefault(id(island.weight(spec.name)), (name, spec.has_index))
+        if other != name and (spec.has_index or other_has_index):
+            raise ConversionError(
+                f"table {spec.name!r} shares its weight with {other}, and one of them has an index.",
+                reason="tied_tables",
+                module_path=path,
+                what_to_do="use one table for both features, or leave the ids of both dense.",
+            )

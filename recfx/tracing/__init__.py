@@ -1,0 +1,1 @@
+"""Running and tracing a model on a sample."""

@@ -1,0 +1,215 @@
+"""Shallow whole-model tracing: only modules that hold a collection are entered, the rest are leaves.
+
+A module that cannot be traced is rolled back to one opaque leaf, with the reason. What a trace would lose silently
+(autocast, activation checkpointing, gradient modes) raises while tracing, and ends in such a leaf too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import re
+import threading
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.utils.checkpoint
+from torch import fx, nn
+from torch.fx.node import map_aggregate
+
+from recfx.ir.meta import SourceLocation
+from recfx.record.conversion import Rollback
+from recfx.tracing.randomness import fixed_randomness
+from recfx.tracing.sample import Sample
+
+_TRACING_SEED = 20_260_101
+
+
+class LostByTracing(Exception):
+    """Something that a traced graph would not repeat."""
+
+
+class ShallowTracer(fx.Tracer):
+    """A tracer that enters only what holds a collection.
+
+    Args:
+        leaves: ids of the modules that are leaves by themselves: the collections.
+        opaque: fully qualified names of modules that must not be entered.
+    """
+
+    def __init__(self, leaves: set[int], opaque: frozenset[str] = frozenset()) -> None:
+        super().__init__()
+        self.record_stack_traces = True
+        self.proxy_buffer_attributes = True  # buffers that change are nodes, never changed by the trace itself
+        self.rollbacks: list[Rollback] = []
+        self.entered: list[str] = []
+        self._leaves = leaves
+        self._opaque = opaque
+        self._holds: dict[int, bool] = {}
+        self._parameter_proxies: dict[str, Any] = {}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Collections, and modules that hold none."""
+        if id(m) in self._leaves or module_qualified_name in self._opaque:
+            return True
+        holds = self._holds.get(id(m))
+        if holds is None:
+            holds = self._holds[id(m)] = any(id(child) in self._leaves for child in m.modules())
+        return not holds
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """As torch.fx's; remembers the cache, which a roll-back has to clean."""
+        self._parameter_proxies = parameter_proxy_cache
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Enter ``m``, or make it an opaque leaf where that fails."""
+        path = self.path_of_module(m)
+        if self.is_leaf_module(m, path):
+            return super().call_module(m, forward, args, kwargs)
+        # fx makes the nodes of attribute proxies late; made inside `m`, a roll-back would take them from the caller.
+        map_aggregate((args, kwargs), _touch)
+        last = next(iter(reversed(self.graph.nodes)), None)
+        module_stack = self.module_stack.copy()
+        try:
+            output = super().call_module(m, forward, args, kwargs)
+            self.entered.append(path)
+            return output
+        except Exception as error:  # whatever the user's code raises on proxies: kept as the reason
+            self._erase_after(last)
+            self.module_stack = module_stack
+            self.rollbacks.append(rollback_of(path, error))
+            return self.create_proxy("call_module", path, args, kwargs)
+
+    def _erase_after(self, last: fx.Node | None) -> None:
+        for node in reversed(list(self.graph.nodes)):
+            if node is last:
+                break
+            self.graph.erase_node(node)
+            for name, proxy in list(self._parameter_proxies.items()):
+                if proxy.node is node:
+                    del self._parameter_proxies[name]
+
+
+def rollback_of(path: str, error: Exception) -> Rollback:
+    """What to report of an exception met while tracing."""
+    reason = "lost_by_tracing" if isinstance(error, LostByTracing) else "untraceable"
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return Rollback(path, reason, f"{type(error).__name__}: {lines[0] if lines else ''}")
+
+
+def _touch(value: Any) -> Any:
+    if isinstance(value, fx.Proxy):
+        _ = value.node
+    return value
+
+
+def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer) -> fx.Graph:
+    """Trace ``root`` as ``sample`` calls it, in the mode in which it is.
+
+    Raises:
+        Exception: whatever the root's own code raises on proxies.
+    """
+    target, concrete = _explicit_root(root, sample)
+    # Random numbers drawn while tracing are constants of the graph: parity, under another seed, finds them.
+    with fixed_randomness(seed=_TRACING_SEED), _raise_where_a_graph_would_forget():
+        graph = tracer.trace(target, concrete_args=concrete or None)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            name = re.sub(r"_1$", "", str(node.target))
+            if concrete and name in concrete:
+                node.target = name  # torch.fx renames specialised arguments; callers know the old name
+        if isinstance(node.type, str):  # postponed annotations: a pickle, and TorchScript, need the type itself
+            node.type = _type_hints(target).get("return" if node.op == "output" else str(node.target))
+    return graph
+
+
+def _type_hints(root: nn.Module) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(type(root).forward)
+    except (NameError, AttributeError, TypeError):  # hints that only a type checker can see
+        return {}
+
+
+def _explicit_root(root: nn.Module, sample: Sample) -> tuple[nn.Module, dict[str, Any]]:
+    """``root`` with a signature without ``*args``, and the arguments that the sample fixes."""
+    signature = inspect.signature(type(root).forward)
+    parameters = list(signature.parameters.values())
+    variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    if any(parameter.kind in variadic for parameter in parameters) or "forward" in root.__dict__:
+        root = _with_explicit_signature(root, sample)
+        parameters = list(inspect.signature(type(root).forward).parameters.values())
+    names = [parameter.name for parameter in parameters[1:]]
+    given = dict(zip(names, sample.args, strict=False)) | sample.kwargs
+    concrete: dict[str, Any] = {}
+    for parameter in parameters[1:]:
+        if parameter.name not in given:
+            if parameter.default is not inspect.Parameter.empty:
+                concrete[parameter.name] = parameter.default
+        elif given[parameter.name] is None or isinstance(given[parameter.name], (bool, str)):
+            concrete[parameter.name] = given[parameter.name]
+    return root, concrete
+
+
+def _with_explicit_signature(root: nn.Module, sample: Sample) -> nn.Module:
+    positional = [f"argument_{position}" for position in range(len(sample.args))]
+    keywords = list(sample.kwargs)
+    call = ", ".join(positional + [f"{name}={name}" for name in keywords])
+    original = root.__dict__.get("forward") or type(root).forward.__get__(root)
+    scope: dict[str, Any] = {"original": original}
+    exec(f"def forward(self, {', '.join(positional + keywords)}):\n    return original({call})", scope)
+    explicit = type(type(root).__name__, (type(root),), {"forward": scope["forward"]})
+    shell: nn.Module = object.__new__(explicit)
+    shell.__dict__ = {key: value for key, value in root.__dict__.items() if key != "forward"}
+    return shell
+
+
+@contextlib.contextmanager
+def _raise_where_a_graph_would_forget() -> Iterator[None]:
+    tracing_thread = threading.get_ident()
+
+    def refuse(owner: Any, name: str, what: str) -> Callable[..., Any]:
+        original = getattr(owner, name)
+
+        def raise_instead(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != tracing_thread:  # training may go on elsewhere in the process
+                return original(*args, **kwargs)
+            raise LostByTracing(f"{what} would be missing from the graph")
+
+        return raise_instead
+
+    checkpoint = torch.utils.checkpoint
+    with contextlib.ExitStack() as stack:
+        for owner, name, what in (
+            (torch.autocast, "__enter__", "torch.autocast"),
+            (torch.amp.autocast_mode, "_enter_autocast", "torch.autocast"),
+            (torch.set_grad_enabled, "__init__", "torch.set_grad_enabled"),
+            (torch.autograd.graph.saved_tensors_hooks, "__enter__", "saved_tensors_hooks"),
+            (torch.no_grad, "__enter__", "torch.no_grad"),
+            (torch.enable_grad, "__enter__", "torch.enable_grad"),
+            (torch.inference_mode, "__enter__", "torch.inference_mode"),
+            (checkpoint, "_checkpoint_without_reentrant_generator", "activation checkpointing"),
+            (checkpoint.CheckpointFunction, "apply", "activation checkpointing"),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, refuse(owner, name, what)))
+        yield
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_NOT_THE_USERS = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
+
+
+def source_of(node: fx.Node) -> SourceLocation | None:
+    """The line of the user's code that made a traced node."""
+    frames = _FRAME.findall(node.stack_trace or "")
+    for file, line in reversed(frames):
+        if not file.startswith(_NOT_THE_USERS):
+            return SourceLocation(file, int(line))
+    return None

@@ -1,1 +1,0 @@
-"""Training: fused optimizers, seen from the user's side."""

@@ -1,0 +1,1 @@
+"""Comparing a converted model with its original, step by step, on copies."""

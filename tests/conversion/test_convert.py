@@ -1,0 +1,115 @@
+"""Every model of the zoo: converted, it does what it did, in outputs, dtypes and gradients, in train and eval."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from recfx.conversion.convert import convert
+from recfx.errors import ConversionError
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.record.conversion import conversion_of
+from tests.models import ZOO, Case
+from tests.models.case import assert_agree, run, standard_collections
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """The models are tiny: threads would only wait for each other, long where the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+each_model = pytest.mark.parametrize("case", ZOO, ids=[case.name for case in ZOO])
+
+
+@each_model
+def test_islands_agree_and_the_original_still_runs(case: Case) -> None:
+    with case.around():
+        reference, original = case.model(), case.model()
+        converted = convert(original, case.sample(), verify=False)
+        _assert_all_are_converted(original, converted)
+        assert_agree(reference, converted, case)
+        # It shares parameters and buffers with the converted model, which has been through the same calls.
+        assert_agree(reference, original, case)
+
+
+@each_model
+def test_islands_in_place_agree(case: Case) -> None:
+    with case.around():
+        reference, original = case.model(), case.model()
+        converted = convert(original, inplace=True, verify=False)
+        # A root that is the collection itself has no parent to patch.
+        assert (converted is original) != isinstance(original, EmbeddingBagCollection)
+        _assert_all_are_converted(reference, converted)
+        assert_agree(reference, converted, case)
+
+
+@each_model
+def test_the_whole_graph_agrees_or_is_refused(case: Case) -> None:
+    with case.around():
+        reference, original = case.model(), case.model()
+        if case.whole_graph:
+            with pytest.raises(ConversionError) as raised:
+                convert(original, case.sample(), whole_graph=True, verify=False)
+            assert raised.value.reason == case.whole_graph
+            assert_agree(reference, original, case)
+            return
+        converted = convert(original, case.sample(), whole_graph=True, verify=False)
+        _assert_all_are_converted(original, converted)
+        assert_agree(_unwrapped(reference), converted, case)
+
+
+@each_model
+def test_convert_verifies_what_it_made(case: Case) -> None:
+    """With a sample, and without a word about it: the check passes on every model, or says why it does not apply."""
+    with case.around():
+        converted = convert(case.model(), case.sample())
+        report = conversion_of(converted).verification
+        assert report is not None
+        assert report.ok
+
+
+@each_model
+def test_converting_changes_nothing_but_the_collections(case: Case) -> None:
+    """Weights, buffers, modes, gradients, and the random state: the sample is run, but not on the user's model."""
+    with case.around():
+        model = case.model()
+        run(model, case.sample(), backward=True)
+        before = copy.deepcopy(model.state_dict())
+        gradients = {name: copy.deepcopy(parameter.grad) for name, parameter in model.named_parameters()}
+        modes = [module.training for module in model.modules()]
+        sample = case.sample()
+        random_state = torch.get_rng_state()
+        convert(model, sample, verify=False)
+        assert torch.equal(torch.get_rng_state(), random_state)
+        assert [module.training for module in model.modules()] == modes
+        after = model.state_dict()
+        assert list(after) == list(before)
+        for name, value in before.items():
+            assert torch.equal(after[name], value), name
+        for name, parameter in model.named_parameters():
+            assert (parameter.grad is None) == (gradients[name] is None), name
+            assert parameter.grad is None or torch.equal(parameter.grad, gradients[name]), name
+
+
+def _assert_all_are_converted(original: nn.Module, converted: nn.Module) -> None:
+    wanted = [module for module in standard_collections(original) if module.embedding_bag_configs()]
+    found = [module for module in converted.modules() if isinstance(module, HashEmbeddingBagCollection)]
+    assert len(found) == len(wanted) > 0
+    left = [module for module in standard_collections(converted) if module.embedding_bag_configs()]
+    assert not left
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The whole graph has no wrapper any more: names are those of the module inside."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.module
+    return getattr(model, "_orig_mod", model)

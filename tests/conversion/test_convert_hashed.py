@@ -1,0 +1,267 @@
+"""Raw 64-bit ids through ``convert``: who gets a row, what an id without one reads, and what a full table says."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.conversion.convert import convert
+from recfx.errors import TableFullError
+from recfx.hashing import HashConfig
+from recfx.modules.collection import HashEmbeddingBagCollection
+from tests.models.data import collection, table
+
+EXTREMES = [-(2**63), 2**63 - 1, -1, 0, 1, 2**32, -(2**31)]
+RAW = HashConfig(dense_rows=0)
+
+
+def bags(lengths: list[int], ids: list[int], keys: list[str]) -> KeyedJaggedTensor:
+    """A KJT of these ids."""
+    return KeyedJaggedTensor(keys, torch.tensor(ids, dtype=torch.int64), lengths=torch.tensor(lengths))
+
+
+def one_table(
+    hashing: HashConfig = RAW, *, rows: int = 20, pooling: PoolingType = PoolingType.SUM
+) -> HashEmbeddingBagCollection:
+    """``t1`` of ``f1``, converted."""
+    converted = convert(
+        EmbeddingBagCollection(tables=[table("t1", ["f1"], dim=4, rows=rows, pooling=pooling)]), hashing=hashing
+    )
+    assert isinstance(converted, HashEmbeddingBagCollection)
+    return converted
+
+
+def pooled(model: nn.Module, ids: list[int]) -> torch.Tensor:
+    """One bag of ``f1`` for each id."""
+    return model(bags([1] * len(ids), ids, ["f1"])).values().detach().clone()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_any_integer_is_an_id(dtype: torch.dtype) -> None:
+    model = one_table()
+    ids = EXTREMES if dtype == torch.int64 else [-(2**31), 2**31 - 1, -1, 0]
+    features = KeyedJaggedTensor(["f1"], torch.tensor(ids, dtype=dtype), lengths=torch.tensor([1] * len(ids)))
+    first = model(features).values().detach().clone()
+    assert len(model.hash_indexes["t1"]) == len(ids)
+    assert len({tuple(row) for row in first.tolist()}) == len(ids)
+    assert torch.equal(model.eval()(features).values(), first)
+
+
+def test_eval_inserts_nothing_and_unseen_ids_read_zeros() -> None:
+    model = one_table()
+    seen = pooled(model, [5, -7])
+    model.eval()
+    answer = pooled(model, [99, 5, 2**50, -7])
+    assert torch.equal(answer, torch.stack([torch.zeros(4), seen[0], torch.zeros(4), seen[1]]))
+    assert len(model.hash_indexes["t1"]) == 2
+    assert model.hash_indexes["t1"].counters["unseen_answers"] == 2
+
+
+def test_unseen_ids_share_a_row_where_that_was_asked_for() -> None:
+    model = one_table(HashConfig(dense_rows=0, unseen="share"))
+    pooled(model, list(range(20)))  # full: every row is somebody's
+    rows = {tuple(row) for row in model.embedding_bags["t1"].weight.tolist()}
+    model.eval()
+    answer = pooled(model, [1000, 2000, 1000])
+    assert all(tuple(row) in rows for row in answer.tolist())
+    assert torch.equal(answer[0], answer[2])
+    assert len(model.hash_indexes["t1"]) == 20
+
+
+def test_the_mean_counts_ids_without_a_row() -> None:
+    model = one_table(pooling=PoolingType.MEAN)
+    seen = pooled(model, [5, 6])
+    model.eval()
+    answer = model(bags([3, 1, 0, 2], [5, 77, 6, 88, 5, 5], ["f1"])).values()
+    wanted = torch.stack([(seen[0] + seen[1]) / 3, torch.zeros(4), torch.zeros(4), seen[0]])
+    torch.testing.assert_close(answer, wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_unseen_ids_in_eval_with_weights() -> None:
+    model = convert(EmbeddingBagCollection(tables=[table("t1", ["f1"], dim=4)], is_weighted=True), hashing=RAW)
+
+    def features(ids: list[int], weights: torch.Tensor) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(["f1"], torch.tensor(ids), weights, lengths=torch.tensor([len(ids)]))
+
+    model(features([5, 6], torch.ones(2)))
+    model.eval()
+    weights = torch.tensor([2.0, 3.0, 4.0], requires_grad=True)
+    answer = model(features([5, 99, 6], weights)).values()
+    row_of = {int(i): int(r) for i, r in zip(*model.hash_indexes["t1"].items(), strict=True)}
+    table_rows = model.embedding_bags["t1"].weight.detach()
+    wanted = 2 * table_rows[row_of[5]] + 4 * table_rows[row_of[6]]
+    torch.testing.assert_close(answer, wanted.unsqueeze(0), rtol=1e-6, atol=1e-6)
+    answer.sum().backward()
+    torch.testing.assert_close(
+        weights.grad, torch.stack([table_rows[row_of[5]].sum(), torch.tensor(0.0), table_rows[row_of[6]].sum()])
+    )
+
+
+def test_a_full_table_is_named_and_no_table_of_the_collection_changes() -> None:
+    """The first table has room and has inserted when the second one is full."""
+    tables = [table("roomy", ["f1"], dim=4, rows=50), table("small", ["f2"], dim=4, rows=3)]
+    model = convert(nn.ModuleDict({"ebc": EmbeddingBagCollection(tables=tables)}), hashing=RAW)["ebc"]
+    model(bags([2, 2], [10, 11, 20, 21], ["f1", "f2"]))
+    twin = copy.deepcopy(model)
+    before = copy.deepcopy(model.state_dict())
+    counters = model.hash_indexes["roomy"].counters
+    with pytest.raises(TableFullError) as raised:
+        model(bags([3, 2], [12, 13, 10, 22, 23], ["f1", "f2"]))
+    error = raised.value
+    assert error.reason == "table_full"
+    assert error.module_path == "ebc"
+    assert "small" in str(error)
+    assert "bucket 0" in str(error)
+    assert "3" in str(error)
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert model.hash_indexes["roomy"].counters["inserted"] == counters["inserted"]
+    assert len(model.hash_indexes["roomy"]) == len(model.hash_indexes["small"]) == 2
+    # What comes next is as if the batch had never been.
+    following = bags([2, 1], [14, 12, 22], ["f1", "f2"])
+    assert torch.equal(model(following).values(), twin(following).values())
+    assert all(map(torch.equal, model.hash_indexes["roomy"].items(), twin.hash_indexes["roomy"].items()))
+
+
+def test_a_full_table_shares_rows_where_that_was_asked_for() -> None:
+    model = one_table(HashConfig(dense_rows=0, on_full="share"), rows=3)
+    pooled(model, [1, 2, 3])
+    rows = {tuple(row) for row in model.embedding_bags["t1"].weight.tolist()}
+    shared = pooled(model, [4, 5, 6, 4])
+    assert all(tuple(row) in rows for row in shared.tolist())
+    assert torch.equal(shared[0], shared[3])
+    assert len(model.hash_indexes["t1"]) == 3
+
+
+@pytest.mark.parametrize("hashing", [HashConfig(rows=50), HashConfig(rows=50, dense_rows=0)], ids=["adopted", "anew"])
+def test_more_rows_than_the_table_has(hashing: HashConfig) -> None:
+    standard = EmbeddingBagCollection(tables=[table("t1", ["f1"], dim=4)])
+    trained = standard.embedding_bags["t1"].weight.detach().clone()
+    model = convert(standard, hashing=hashing)
+    weight = model.embedding_bags["t1"].weight
+    assert weight.shape == (50, 4)
+    assert model.embedding_bag_configs()[0].num_embeddings == 50
+    first = 20 if hashing.dense_rows is None else 0
+    dense, raw = list(range(20)), [2**60 + i for i in range(30)]
+    answer = pooled(model, dense + raw if first else raw)
+    if first:
+        assert torch.equal(answer[:20], trained)
+    ids, rows = model.hash_indexes["t1"].items()
+    assert sorted(ids.tolist()) == raw
+    assert rows.min() >= first
+    assert len(set(map(tuple, answer.tolist()))) == len(answer)
+
+
+@pytest.mark.parametrize("dense_rows", [0, 5])
+def test_rows_do_not_depend_on_the_order_of_arrival(dense_rows: int) -> None:
+    """Nor on what else the table holds: the seed, the table's name and the id say it all."""
+    hashing = HashConfig(dense_rows=dense_rows)
+    ids = [100, -3, 2**62, 7, 12]
+    forward, backward = one_table(hashing), one_table(hashing)
+    one = pooled(forward, ids)
+    other = pooled(backward, [555, *ids[::-1]])[1:]
+    assert torch.equal(one, other.flip(0))
+    reseeded = pooled(one_table(HashConfig(dense_rows=dense_rows, seed=1)), ids)
+    assert not torch.isclose(one, reseeded).all(dim=1).any()
+
+
+def test_initial_rows_fill_the_range_of_the_table() -> None:
+    rows = pooled(one_table(HashConfig(dense_rows=0, rows=2000)), [i * 7919 for i in range(2000)])
+    low, high = -(20**-0.5), 20**-0.5  # TorchRec's default for the 20 rows of the config
+    assert low <= rows.min() < 0.98 * low
+    assert 0.98 * high < rows.max() <= high
+    assert abs(rows.mean()) < 0.01
+
+
+def test_the_dense_part_keeps_its_weights() -> None:
+    standard = EmbeddingBagCollection(tables=[table("t1", ["f1"], dim=4)])
+    trained = standard.embedding_bags["t1"].weight.detach().clone()
+    model = convert(standard, hashing=HashConfig(dense_rows=12))
+    assert torch.equal(pooled(model, list(range(12))), trained[:12])
+    assert len(model.hash_indexes["t1"]) == 0
+    pooled(model, [12, -1, 2**40])
+    assert sorted(model.hash_indexes["t1"].items()[0].tolist()) == [-1, 12, 2**40]
+    assert torch.equal(model.embedding_bags["t1"].weight[:12], trained[:12])
+
+
+def test_one_table_hashed_beside_one_adopted() -> None:
+    """By name; a MEAN and a SUM table in one lookup."""
+    standard = collection()
+    oracle = copy.deepcopy(standard)
+    model = convert(standard, hashing={"t1": RAW})
+    assert list(model.hash_indexes) == ["t1"]
+    features = bags([1, 2, 1, 2, 0, 1], [2**50, -9, 2**50, 3, 4, 5, 6], ["f1", "f2", "f3"])
+    found = model(features)
+    ids, rows = model.hash_indexes["t1"].items()
+    row_of = dict(zip(ids.tolist(), rows.tolist(), strict=True))
+    mapped = torch.tensor([*(row_of[i] for i in [2**50, -9, 2**50]), 3, 4, 5, 6])
+    with torch.no_grad():
+        oracle.embedding_bags["t1"].weight.copy_(model.embedding_bags["t1"].weight)
+    wanted = oracle(KeyedJaggedTensor(features.keys(), mapped, lengths=features.lengths()))
+    torch.testing.assert_close(found.values(), wanted.values(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad])
+@pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
+def test_training_equals_the_standard_collection_fed_rows(
+    optimizer: type[torch.optim.Optimizer], pooling: PoolingType
+) -> None:
+    """Ten steps on raw ids, against a standard collection that starts from the same rows and reads them directly."""
+    tables = [table("t1", ["f1"], dim=4, rows=64, pooling=pooling), table("t2", ["f2"], dim=4, rows=64)]
+    universe = torch.randint(-(2**63), 2**63 - 1, (40,))
+    batches = []
+    for _ in range(10):
+        lengths = torch.randint(0, 5, (2 * 6,))
+        batches.append((universe[torch.randint(0, 40, (int(lengths.sum()),))], lengths))
+
+    hashed = convert(EmbeddingBagCollection(tables=tables), hashing=RAW)
+    hashed(bags([40, 40], [*universe.tolist(), *universe.tolist()], ["f1", "f2"]))  # rows for all, before training
+    oracle = EmbeddingBagCollection(tables=tables)
+    oracle.load_state_dict(hashed.state_dict(), strict=False)
+    row_of = {
+        name: dict(zip(*(part.tolist() for part in index.items()), strict=True))
+        for name, index in hashed.hash_indexes.items()
+    }
+    steps = {model: optimizer(model.parameters(), lr=0.1) for model in (hashed, oracle)}
+    for ids, lengths in batches:
+        border = int(lengths[:6].sum())
+        rows = [row_of["t1" if i < border else "t2"][value] for i, value in enumerate(ids.tolist())]
+        losses = []
+        for model, values in ((hashed, ids), (oracle, torch.tensor(rows, dtype=torch.int64))):
+            steps[model].zero_grad()
+            output = model(KeyedJaggedTensor(["f1", "f2"], values, lengths=lengths)).values()
+            loss = (output - 1).square().mean()
+            loss.backward()
+            steps[model].step()
+            losses.append(loss.item())
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for name, weight in oracle.named_parameters():
+        torch.testing.assert_close(hashed.state_dict()[name], weight, rtol=1e-5, atol=1e-6)
+
+
+def test_new_rows_between_forward_and_backward() -> None:
+    """Rows are initialised inside forward: autograd must not see that as a change of what it saved."""
+    model = one_table()
+    first = model(bags([2], [1, 2], ["f1"])).values()
+    second = model(bags([2], [3, 1], ["f1"])).values()
+    (first.sum() + second.sum()).backward()
+    assert int((model.embedding_bags["t1"].weight.grad != 0).any(dim=1).sum()) == 3
+
+
+def test_state_goes_with_the_model() -> None:
+    model = one_table()
+    seen = pooled(model, [5, -7, 2**55])
+    other = one_table()
+    other.load_state_dict(model.state_dict(), strict=True)
+    assert torch.equal(pooled(other.eval(), [2**55, 5, -7]), seen[[2, 0, 1]])
+    assert torch.equal(pooled(copy.deepcopy(model).eval(), [5, -7, 2**55]), seen)
+    plain = EmbeddingBagCollection(tables=[table("t1", ["f1"], dim=4)])
+    with pytest.warns(UserWarning, match="table 't1'.* forgets its 3 ids"):  # no index in it: the index is empty then
+        model.load_state_dict(plain.state_dict(), strict=True)
+    assert len(model.hash_indexes["t1"]) == 0

@@ -1,0 +1,157 @@
+"""Collections that stay as they are beside converted ones: which ids reach them, and whose state they have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec.modules.mc_embedding_modules import (
+    ManagedCollisionEmbeddingBagCollection,
+    ManagedCollisionEmbeddingCollection,
+)
+from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
+
+import recfx
+from recfx.modules.collection import HashEmbeddingBagCollection
+from tests.models.data import batch, collection, table
+
+RAW = recfx.HashConfig(dense_rows=0)
+
+
+def sequence(*names: str) -> EmbeddingCollection:
+    return EmbeddingCollection(
+        [EmbeddingConfig(name=name, num_embeddings=20, embedding_dim=4, feature_names=["f1"]) for name in names]
+    )
+
+
+def managed(configs: list[Any]) -> ManagedCollisionCollection:
+    modules = {
+        config.name: MCHManagedCollisionModule(
+            zch_size=config.num_embeddings,
+            device=torch.device("cpu"),
+            eviction_interval=2,
+            eviction_policy=DistanceLFU_EvictionPolicy(),
+        )
+        for config in configs
+    }
+    return ManagedCollisionCollection(managed_collision_modules=modules, embedding_configs=configs)
+
+
+def managed_bags() -> nn.Module:
+    configs = [table("m", ["f1"])]
+    return ManagedCollisionEmbeddingBagCollection(EmbeddingBagCollection(tables=configs), managed(configs))
+
+
+def managed_sequence() -> nn.Module:
+    configs = [EmbeddingConfig(name="m", num_embeddings=20, embedding_dim=8, feature_names=["f1"])]
+    return ManagedCollisionEmbeddingCollection(EmbeddingCollection(configs), managed(configs))
+
+
+class Beside(nn.Module):
+    """A collection that can be converted, and another one."""
+
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self.ebc, self.other = collection(), other
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        pooled = self.ebc(features).values().sum(dim=1)
+        other = self.other(features)
+        found = other[0] if isinstance(other, tuple) else other
+        if isinstance(found, dict):
+            return pooled + found["f1"].values().sum()
+        return pooled + found.values().sum(dim=1)
+
+
+class Remapped(nn.Module):
+    """Managed collisions by themselves, before a collection that is converted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        configs = [table("m", ["f1"])]
+        self.remap, self.ebc = managed(configs), EmbeddingBagCollection(tables=configs)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.ebc(self.remap(features)).values()
+
+
+def one_feature() -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["f1"], torch.tensor([1, 700, 2**40, 1]), lengths=torch.tensor([2, 2]))
+
+
+@pytest.mark.parametrize("hashing", [RAW, recfx.HashConfig(rows=50), recfx.HashConfig(dense_rows=5)])
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+def test_raw_ids_for_the_whole_model_name_the_tables_that_stay(hashing: recfx.HashConfig, inplace: bool) -> None:
+    model = Beside(sequence("words", "places"))
+    weights = model.ebc.embedding_bags["t1"].weight
+    with pytest.raises(recfx.ConversionError, match=r"\('words', 'places'\).*hashing=\{'t1'.*on_unsupported") as caught:
+        recfx.convert(model, (batch(3),), hashing=hashing, inplace=inplace)
+    assert (caught.value.reason, caught.value.module_path) == ("raw_ids_of_kept_tables", "other")
+    assert model.ebc.embedding_bags["t1"].weight is weights
+    assert weights.shape == (20, 8)  # no rows were added
+
+
+def test_what_asks_for_raw_ids_knowingly_is_no_error() -> None:
+    model = Beside(sequence("words"))
+    for options in ({}, {"hashing": None}, {"hashing": {"t1": RAW}}, {"hashing": RAW, "on_unsupported": "keep"}):
+        converted = recfx.convert(model, (batch(3),), **options)
+        assert isinstance(converted.ebc, HashEmbeddingBagCollection)
+        assert isinstance(converted.other, EmbeddingCollection)
+    converted = recfx.convert(Beside(managed_sequence()), hashing=RAW)  # takes raw ids by itself
+    assert isinstance(converted.ebc, HashEmbeddingBagCollection)
+
+
+def test_managed_collisions_of_a_sequence_are_kept_and_listed() -> None:
+    for model in (Beside(managed_sequence()), Beside(sequence("words"))):
+        report = recfx.explain(recfx.convert(model, (batch(3),)))
+        assert {found.paths[0]: found.status for found in report.collections} == {"ebc": "converted", "other": "kept"}
+        assert report.ok
+    (kept,) = [found for found in recfx.explain(Beside(managed_sequence())).collections if found.status == "kept"]
+    assert kept.reason == "managed_collision"
+    assert "EmbeddingBagCollection" not in kept.what_to_do  # it has none
+
+
+@pytest.mark.parametrize("make", [managed_bags, managed_sequence])
+def test_verify_after_training_with_managed_collisions(make: Any) -> None:
+    model = Beside(make())
+    converted = recfx.convert(model, (batch(4),), on_unsupported="keep")
+    optimizer = torch.optim.SGD(converted.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        converted(batch(4)).sum().backward()
+        optimizer.step()
+        report = recfx.verify(model, converted, (batch(4),))
+        assert report.ok, report
+    features = batch(4)
+    for _ in range(5):  # the two take turns at one state
+        torch.testing.assert_close(model.eval()(features), converted.eval()(features))
+        model.train()(features)
+        converted.train()(features)
+    plain = recfx.unconvert(converted)
+    converted.train()(features)
+    torch.testing.assert_close(plain.eval()(features), converted.eval()(features))
+
+
+def test_managed_collisions_by_themselves_keep_one_state() -> None:
+    model, features = Remapped(), one_feature()
+    before = model.remap._managed_collision_modules["m"]._current_iter
+    converted = recfx.convert(model, (features,))
+    assert model.remap._managed_collision_modules["m"]._current_iter == before
+    for _ in range(4):
+        converted.train()(features).sum().backward()
+        assert recfx.verify(model, converted, (features,)).ok
+    torch.testing.assert_close(model.eval()(features), converted.eval()(features))
+
+
+def test_modes_of_managed_collisions_survive_looking() -> None:
+    model = Remapped().eval()
+    recfx.explain(model, (one_feature(),))
+    recfx.convert(model, (one_feature(),))
+    assert not any(module.training for module in model.modules())

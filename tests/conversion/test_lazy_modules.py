@@ -1,0 +1,59 @@
+"""Models with lazy modules, whose parameters have no size before the first call: they are verified all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torchrec import KeyedJaggedTensor
+
+import recfx
+from recfx.modules.collection import HashEmbeddingBagCollection
+from tests.models.data import batch, collection
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc, self.over, self.norm = collection(), nn.LazyLinear(3), nn.LazyBatchNorm1d()
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.over(self.norm(self.ebc(features).values()))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"inplace": True}, {"verify": True}, {"hashing": recfx.HashConfig(dense_rows=0)}],
+    ids=["copy", "inplace", "asked", "hashed"],
+)
+def test_a_lazy_model_is_verified_and_stays_lazy(options: dict[str, Any]) -> None:
+    model = Lazy()
+    converted = recfx.convert(model, (batch(4),), **options)
+    assert recfx.explain(converted).verification.ok
+    for one in (model, converted):
+        assert isinstance(one.over.weight, UninitializedParameter)
+        assert isinstance(one.norm.running_mean, UninitializedBuffer)
+    converted(batch(4)).sum().backward()
+    assert converted.over.weight.shape == (3, 24)
+    assert isinstance(converted.ebc, HashEmbeddingBagCollection)
+
+
+def test_verify_and_trace_of_a_lazy_model() -> None:
+    model = Lazy()
+    assert recfx.verify(model, recfx.convert(model), (batch(4),)).ok
+    recfx.trace(model, (batch(4),))
+    graph = recfx.convert(model, (batch(4),), whole_graph=True)
+    features = batch(4)
+    torch.testing.assert_close(graph(features), model(features))
+
+
+def test_one_made_from_the_original_and_one_from_the_copy_agree() -> None:
+    """Whichever is called first gives the parameters, which both have, their size."""
+    for first in (0, 1):
+        model = Lazy()
+        pair, features = (model, recfx.convert(model, (batch(4),))), batch(4)
+        found = pair[first](features)
+        torch.testing.assert_close(pair[1 - first](features), found)

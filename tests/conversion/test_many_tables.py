@@ -1,0 +1,191 @@
+"""What is done once per model grows linearly with its tables. Work is counted, see tests/work.py, not timed."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+
+import recfx
+from recfx.modules.collection import converted_collections
+from tests.work import CountedName, work_of
+
+TABLES = 25
+
+ADOPTED, RAW = recfx.HashConfig(), recfx.HashConfig(dense_rows=0)
+
+
+def collection(
+    tables: int, pooling: Callable[[int], PoolingType] = lambda _: PoolingType.SUM, prefix: str = ""
+) -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=CountedName(f"{prefix}t{table}"),
+                num_embeddings=4,
+                embedding_dim=4,
+                feature_names=[CountedName(f"f{table}")],
+                pooling=pooling(table),
+            )
+            for table in range(tables)
+        ]
+    )
+
+
+def mixed(tables: int) -> EmbeddingBagCollection:
+    """SUM and MEAN in turns: two lookups, each of which has to take its keys out of the batch."""
+    return collection(tables, lambda table: (PoolingType.SUM, PoolingType.MEAN)[table % 2])
+
+
+class ManyCollections(nn.Module):
+    """Five tables each."""
+
+    def __init__(self, tables: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([collection(5) for _ in range(tables // 5)])
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return torch.cat([part(features).values() for part in self.parts], dim=1)
+
+
+def batch(tables: int) -> KeyedJaggedTensor:
+    keys = [f"f{table}" for table in range(tables)]
+    return KeyedJaggedTensor(keys, torch.ones(2 * tables, dtype=torch.int64), lengths=torch.ones(2 * tables).long())
+
+
+def one(tables: int) -> tuple[nn.Module, KeyedJaggedTensor]:
+    return collection(tables), batch(tables)
+
+
+def means(tables: int) -> tuple[nn.Module, KeyedJaggedTensor]:
+    return mixed(tables), batch(tables)
+
+
+def many(tables: int) -> tuple[nn.Module, KeyedJaggedTensor]:
+    return ManyCollections(tables), batch(5)
+
+
+def fused(tables: int) -> tuple[nn.Module, KeyedJaggedTensor]:
+    model = collection(tables)
+    apply_optimizer_in_backward(torch.optim.Adagrad, model.parameters(), {"lr": 0.1})
+    return model, batch(tables)
+
+
+def _forward(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
+    pooled = model(features)
+    return pooled if isinstance(pooled, torch.Tensor) else pooled.values()
+
+
+def _load_nothing(model: nn.Module, features: KeyedJaggedTensor) -> None:
+    model.load_state_dict({f"elsewhere.{name}": value for name, value in model.state_dict().items()}, strict=False)
+
+
+CASES: dict[str, tuple[Callable[[int], Any], Any, Callable[[nn.Module, KeyedJaggedTensor], Any]]] = {
+    # What is built, how it is converted before the work is counted (None: not at all), and what is counted.
+    "convert": (one, None, lambda model, features: recfx.convert(model)),
+    "convert means": (means, None, lambda model, features: recfx.convert(model)),
+    "convert hashed": (means, None, lambda model, features: recfx.convert(model, hashing=RAW)),
+    "convert many": (many, None, lambda model, features: recfx.convert(model, inplace=True)),
+    "convert with a sample": (many, None, lambda model, features: recfx.convert(model, (features,), verify=False)),
+    "explain before": (many, None, lambda model, features: recfx.explain(model)),
+    "explain": (many, ADOPTED, lambda model, features: recfx.explain(model)),
+    "explain many": (many, ADOPTED, lambda model, features: recfx.explain(model)),
+    "deepcopy": (means, ADOPTED, lambda model, features: copy.deepcopy(model)),
+    "pickle": (many, ADOPTED, lambda model, features: pickle.loads(pickle.dumps(model))),
+    "unconvert": (means, RAW, lambda model, features: recfx.unconvert(model)),
+    "load": (many, RAW, lambda model, features: model.load_state_dict(model.state_dict())),
+    "load nothing": (means, RAW, _load_nothing),
+    "load nothing into many": (many, RAW, _load_nothing),
+    "first forward": (means, RAW, _forward),
+    "first step": (fused, ADOPTED, lambda model, features: _forward(model, features).sum().backward()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_work_grows_linearly(case: str) -> None:
+    build, hashing, run = CASES[case]
+    work = []
+    for tables in (5, TABLES, 2 * TABLES, 3 * TABLES):  # the first fills caches and imports what is imported late
+        model, features = build(tables)
+        if hashing is not None:
+            model = recfx.convert(model, hashing=hashing)
+        work.append(work_of(lambda model=model, features=features: run(model, features)))
+    # Zero where it is linear; twice the square of TABLES where each table looks at each other one once.
+    assert work[3] - 2 * work[2] + work[1] < TABLES**2 / 2, work
+
+
+def test_a_class_is_looked_up_in_its_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ebc = collection(1)
+
+    found = []
+    look_up = inspect.getsourcelines
+    monkeypatch.setattr(inspect, "getsourcelines", lambda kind: found.append(kind) or look_up(kind))
+    converted = recfx.convert(nn.ModuleList([Holder() for _ in range(3)]))
+    assert found.count(Holder) == 1
+    sources = [str(collection.source) for collection in converted_collections(converted).values()]
+    assert sources == [sources[0]] * 3
+    assert "test_many_tables.py" in sources[0]
+
+
+@pytest.fixture
+def one_rank() -> Iterator[ShardingEnv]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield ShardingEnv.from_process_group(dist.group.WORLD)
+    dist.destroy_process_group()
+
+
+def table_wise_plan(model: nn.Module) -> ShardingPlan:
+    """TorchRec's planner is not counted: its own work is quadratic."""
+    plans: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, EmbeddingBagCollection):
+            placed = {config.name: table_wise(rank=0) for config in module.embedding_bag_configs()}
+            plans[path] = construct_module_sharding_plan(module, placed, local_size=1, world_size=1, device_type="cpu")
+    return ShardingPlan(plans)
+
+
+SHARDED: dict[str, tuple[Callable[[int], Any], Callable[[nn.Module, KeyedJaggedTensor], Any]]] = {
+    "step": (fused, lambda model, features: _forward(model, features).sum().backward()),
+    "state_dict": (fused, lambda model, features: model.state_dict()),
+    "load": (fused, lambda model, features: model.load_state_dict(model.state_dict())),
+    "fused optimizer": (
+        fused, lambda model, features: model.fused_optimizer.load_state_dict(model.fused_optimizer.state_dict())
+    ),
+    "explain": (many, lambda model, features: recfx.explain(model)),
+    "unconvert": (many, lambda model, features: recfx.unconvert(model)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("build", [fused, many])
+def test_work_of_sharding_grows_linearly(build: Callable[[int], Any], one_rank: ShardingEnv) -> None:
+    work = []
+    for tables in (5, TABLES, 2 * TABLES, 3 * TABLES):
+        model, _ = build(tables)
+        plan = table_wise_plan(model)
+        work.append(work_of(lambda model=model, plan=plan: recfx.convert(model, plan=plan, env=one_rank)))
+    assert work[3] - 2 * work[2] + work[1] < TABLES**2 / 2, work
+
+
+@pytest.mark.parametrize("case", SHARDED)
+def test_work_of_a_sharded_model_grows_linearly(case: str, one_rank: ShardingEnv) -> None:
+    build, run = SHARDED[case]
+    work = []
+    for tables in (5, TABLES, 2 * TABLES, 3 * TABLES):
+        model, features = build(tables)
+        model = recfx.convert(model, plan=table_wise_plan(model), env=one_rank)
+        work.append(work_of(lambda model=model, features=features: run(model, features)))
+    assert work[3] - 2 * work[2] + work[1] < TABLES**2 / 2, work

@@ -1,0 +1,836 @@
+"""What users hold on to: names, objects, hooks, modes, copies, checkpoints and optimizers outlive the conversion."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingBagCollectionInterface
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from recfx.conversion.convert import convert
+from recfx.errors import ConversionError
+from recfx.hashing import HashConfig
+from recfx.modules.collection import HashEmbeddingBagCollection
+from tests.models.data import batch, collection, table
+from tests.models.handwritten import Tower, process_group
+
+RAW_ID = 2**60  # an id that only an index can read
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """The tables are tiny: threads would only wait for each other, long where the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def raw_batch() -> KeyedJaggedTensor:
+    """A batch that a collection without an index refuses."""
+    return KeyedJaggedTensor(["f1", "f2", "f3"], torch.tensor([RAW_ID, 2, 3]), lengths=torch.tensor([1, 1, 1]))
+
+
+def assert_same_outputs(one: nn.Module, other: nn.Module, features: KeyedJaggedTensor | None = None) -> None:
+    features = batch(5) if features is None else features
+    torch.testing.assert_close(one(features), other(features), rtol=1e-5, atol=1e-6)
+
+
+# Names and objects
+
+
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+@pytest.mark.parametrize(
+    "hashing", [HashConfig(), None, HashConfig(rows=50), HashConfig(dense_rows=0)],
+    ids=["dense", "static", "grown", "hashed"],
+)  # fmt: skip
+def test_parameters_keep_names_and_identity(inplace: bool, hashing: HashConfig | None) -> None:
+    model = Tower()
+    before = dict(model.named_parameters())
+    after = dict(convert(model, hashing=hashing, inplace=inplace).named_parameters())
+    assert list(after) == list(before)
+    assert all(after[name] is parameter for name, parameter in before.items())
+
+
+def test_a_copy_leaves_the_original_alone_and_in_place_patches_it() -> None:
+    model = Tower()
+    standard = model.ebc
+    converted = convert(model)
+    assert converted is not model
+    assert type(converted) is Tower
+    assert model.ebc is standard
+    assert isinstance(converted.ebc, HashEmbeddingBagCollection)
+    assert convert(model, inplace=True) is model
+    assert isinstance(model.ebc, HashEmbeddingBagCollection)
+
+
+def test_every_alias_is_patched() -> None:
+    model = Tower()
+    model.same = model.ebc
+    model.listed = [model.ebc, {"deep": (model.ebc,)}]
+    model.method = model.ebc.forward
+    for inplace in (False, True):
+        converted = convert(model, inplace=inplace)
+        assert converted.same is converted.ebc
+        assert converted.listed[0] is converted.ebc
+        assert converted.listed[1]["deep"][0] is converted.ebc
+        assert not any(isinstance(module, EmbeddingBagCollection) for module in converted.modules())
+
+
+def test_a_collection_in_a_plain_list_alone_is_not_passed_over() -> None:
+    """nn.Module does not see it either: its parameters are in no optimizer and no state_dict."""
+    model = nn.Module()
+    model.hidden = [collection()]
+    with pytest.raises(ConversionError) as raised:
+        convert(model)
+    assert raised.value.reason == "no_collection"
+
+
+def test_what_code_asks_a_collection() -> None:
+    standard = EmbeddingBagCollection(tables=[table("t1", ["f1"], dim=4)], is_weighted=True)
+    converted = convert(standard)
+    assert isinstance(converted, EmbeddingBagCollectionInterface)
+    assert converted.is_weighted()
+    assert converted.embedding_bag_configs() == standard.embedding_bag_configs()
+    assert converted.embedding_bag_configs()[0] is not standard.embedding_bag_configs()[0]
+    assert converted.device == standard.device
+    assert isinstance(converted.embedding_bags["t1"], nn.EmbeddingBag)
+    assert converted._embedding_names == ["f1"]  # user code reads these
+    assert convert(collection(), hashing=HashConfig(rows=50)).embedding_bag_configs()[0].num_embeddings == 50
+
+
+def test_the_users_configs_are_not_changed() -> None:
+    config = table("t1", ["f1"], dim=4)
+    convert(EmbeddingBagCollection(tables=[config]), hashing=HashConfig(rows=50))
+    assert config.num_embeddings == 20
+
+
+def test_modes_survive_also_mixed_ones() -> None:
+    model = Tower().train()
+    model.ebc.eval()
+    converted = convert(model, (batch(3),), verify=False)
+    assert converted.training
+    assert not converted.ebc.training
+    assert not converted.ebc.graph_module.training
+    assert not converted.eval().linear.training
+    assert all(module.training for module in converted.train().modules())
+
+
+def test_a_part_in_eval_mode_stays_so_in_a_whole_graph() -> None:
+    """Frozen parts are common; the graph of the training mode must not wake them."""
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ebc = collection()
+
+        def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+            pooled = self.ebc(features).values()
+            return pooled * 10 if self.training else pooled
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Part()
+
+        def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+            return self.part(features) + 1
+
+    model = Whole()
+    features = batch(4)
+    converted = convert(model, (features,), whole_graph=True, verify=False)
+    for one in (model, converted):
+        one.train()
+        one.part.eval()
+    try:
+        found = converted(features)
+    except ConversionError:
+        return  # said aloud: as good
+    torch.testing.assert_close(found, model(features), rtol=1e-5, atol=1e-6)
+
+
+def test_train_and_eval_reach_the_index() -> None:
+    converted = convert(Tower(), hashing=HashConfig(dense_rows=0))
+    converted.eval()(raw_batch())
+    assert len(converted.ebc.hash_indexes["t1"]) == 0
+    converted.train()(raw_batch())
+    assert len(converted.ebc.hash_indexes["t1"]) == 1
+
+
+# Hooks
+
+
+def test_hooks_of_every_kind_still_run() -> None:
+    calls: list[str] = []
+    model = Tower()
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: calls.append(name)
+
+    model.ebc.register_forward_hook(note("forward"))
+    model.ebc.register_forward_hook(note("forward with keywords"), with_kwargs=True)
+    model.ebc.register_forward_pre_hook(note("before forward"))
+    model.linear.register_full_backward_hook(note("backward"))
+    model.ebc.register_state_dict_post_hook(note("state_dict"))
+    model.ebc.register_state_dict_pre_hook(note("before state_dict"))
+    model.ebc.register_load_state_dict_pre_hook(note("before load"))
+    model.ebc.register_load_state_dict_post_hook(note("load"))
+    removed = model.ebc.register_forward_hook(note("removed"))
+    removed.remove()
+    converted = convert(model)
+    converted(batch(3)).sum().backward()
+    converted.load_state_dict(converted.state_dict())
+    wanted = ["before forward", "forward", "forward with keywords", "backward", "before state_dict", "state_dict",
+              "before load", "load"]  # fmt: skip
+    assert calls == wanted
+
+
+def test_a_hook_bound_to_the_model_belongs_to_the_copy() -> None:
+    class Watching(Tower):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[int] = []
+            self.ebc.register_forward_hook(self.watch)
+            self.linear.register_forward_pre_hook(self.watch_linear)
+
+        def watch(self, module: nn.Module, args: Any, output: KeyedTensor) -> None:
+            self.seen.append(output.values().shape[0])
+
+        def watch_linear(self, module: nn.Module, args: Any) -> None:
+            self.seen.append(-args[0].shape[0])
+
+    model = Watching()
+    converted = convert(model)
+    converted(batch(3))
+    assert converted.seen == [3, -3]
+    assert model.seen == []
+    model(batch(2))
+    assert (model.seen, converted.seen) == ([2, -2], [3, -3])
+
+
+def test_hooks_of_the_root_run_in_a_whole_graph() -> None:
+    calls: list[int] = []
+    model = Tower()
+    model.register_forward_hook(lambda *args: calls.append(1))
+    model.ebc.register_forward_hook(lambda *args: calls.append(2))
+    model.linear.register_forward_hook(lambda *args: calls.append(3))
+    converted = convert(model, (batch(3),), whole_graph=True, verify=False)
+    calls.clear()
+    converted(batch(3))
+    assert calls == [2, 3, 1]
+
+
+# Copies
+
+
+@pytest.mark.parametrize("whole_graph", [False, True], ids=["islands", "whole_graph"])
+@pytest.mark.parametrize("hashing", [HashConfig(), HashConfig(dense_rows=0)], ids=["dense", "hashed"])
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def test_a_copy_is_independent_and_equal(whole_graph: bool, hashing: HashConfig, how: str) -> None:
+    model = convert(Tower(), (batch(3),), hashing=hashing, whole_graph=whole_graph, verify=False)
+    features = batch(5)
+    model(features)  # hashed tables: rows for these ids
+    before = model(features).detach().clone()
+    if how == "deepcopy":
+        duplicate = copy.deepcopy(model)
+    elif how == "pickle":
+        duplicate = pickle.loads(pickle.dumps(model))
+    else:
+        buffer = io.BytesIO()
+        torch.save(model, buffer)
+        buffer.seek(0)
+        duplicate = torch.load(buffer, weights_only=False)
+    assert [name for name, _ in duplicate.named_parameters()] == [name for name, _ in model.named_parameters()]
+    torch.testing.assert_close(duplicate(features), before, rtol=0, atol=0)
+    torch.testing.assert_close(duplicate.eval()(features), before, rtol=0, atol=0)
+    with torch.no_grad():
+        duplicate.ebc.embedding_bags["t1"].weight.zero_()
+        duplicate.linear.bias.add_(1)
+    torch.testing.assert_close(model(features), before, rtol=0, atol=0)
+    changed = duplicate(features)
+    assert not torch.allclose(changed, before)
+    changed.sum().backward()
+    assert duplicate.ebc.embedding_bags["t1"].weight.grad is not None
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+def test_a_deepcopy_trains_by_itself(kind: str) -> None:
+    """With a fused optimizer: its state is copied, and the original's tables and state do not move."""
+    model = Tower()
+    _apply_optimizer_in_backward(*_in_backward(kind, model.ebc.parameters()))
+    converted = convert(model)
+    converted(batch(5)).square().sum().backward()
+    duplicate, twin = copy.deepcopy(converted), copy.deepcopy(converted)
+    before = copy.deepcopy(converted.state_dict())
+    for _ in range(2):
+        features = batch(5)
+        for one in (duplicate, twin):
+            one(features).square().sum().backward()
+    assert all(torch.equal(converted.state_dict()[name], value) for name, value in before.items())
+    assert not torch.equal(
+        duplicate.state_dict()["ebc.embedding_bags.t1.weight"], before["ebc.embedding_bags.t1.weight"]
+    )
+    assert all(map(torch.equal, duplicate.state_dict().values(), twin.state_dict().values()))
+
+
+def test_state_dicts_load_both_ways() -> None:
+    plain, other = Tower(), Tower()
+    converted = convert(Tower())
+    assert list(converted.state_dict()) == list(plain.state_dict())
+    converted.load_state_dict(plain.state_dict(), strict=True)
+    assert_same_outputs(plain, converted)
+    other.load_state_dict(converted.state_dict(), strict=True)
+    assert_same_outputs(other, converted)
+    whole = convert(Tower(), (batch(3),), whole_graph=True, verify=False)
+    whole.load_state_dict(plain.state_dict(), strict=True)
+    assert list(whole.state_dict()) == list(plain.state_dict())
+    assert_same_outputs(plain, whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_to_moves_tables_and_layers(dtype: torch.dtype) -> None:
+    model = Tower()
+    converted = convert(copy.deepcopy(model)).to(dtype)
+    model.to(dtype)
+    found, wanted = converted.ebc(batch(4)).values(), model.ebc(batch(4)).values()
+    assert found.dtype == wanted.dtype == torch.float32
+    features = batch(4)
+    torch.testing.assert_close(converted.ebc(features).values(), model.ebc(features).values(), rtol=1e-2, atol=1e-2)
+    assert all(parameter.dtype == dtype for parameter in converted.parameters())
+
+
+def test_to_meta_and_back() -> None:
+    converted = convert(Tower(), hashing=HashConfig(dense_rows=0)).to("meta")
+    assert all(parameter.is_meta for parameter in converted.parameters())
+    converted.to_empty(device="cpu")
+    converted.ebc.reset_parameters()
+    converted.linear.reset_parameters()
+    assert converted(raw_batch()).isfinite().all()
+
+
+# Converting again, and failing
+
+
+def test_converting_twice_changes_nothing() -> None:
+    model = Tower()
+    converted = convert(model, hashing=HashConfig(dense_rows=0))
+    converted(raw_batch())
+    again = convert(converted)
+    assert [type(module) for module in again.modules()] == [type(module) for module in converted.modules()]
+    assert again.ebc.hash_indexes["t1"].items()[0].tolist() == [RAW_ID]
+    assert [id(parameter) for parameter in again.parameters()] == [id(parameter) for parameter in model.parameters()]
+    assert isinstance(convert(again, inplace=True).ebc, HashEmbeddingBagCollection)
+
+
+def test_a_whole_graph_is_converted_already() -> None:
+    whole = convert(Tower(), (batch(3),), whole_graph=True, verify=False)
+    features = batch(4)
+    before = whole(features)
+    torch.testing.assert_close(convert(whole)(features), before, rtol=0, atol=0)
+    again = convert(whole, (batch(3),), whole_graph=True, verify=False)
+    torch.testing.assert_close(again(features), before, rtol=0, atol=0)
+
+
+def test_the_original_runs_and_trains_after_conversion() -> None:
+    model = Tower()
+    oracle = copy.deepcopy(model)
+    converted = convert(model, hashing=HashConfig(rows=50))
+    features = batch(5)
+    assert_same_outputs(oracle, model, features)
+    assert_same_outputs(oracle, converted, features)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(features).sum().backward()
+    optimizer.step()
+    assert_same_outputs(model, converted, features)
+
+
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+@pytest.mark.parametrize("why", ["second_collection", "tied", "optimizer"])
+def test_a_failure_leaves_everything_as_it_was(inplace: bool, why: str) -> None:
+    """Also a table that had grown by then."""
+    model = Tower()
+    model.zz_last = collection()
+    if why == "second_collection":
+        model.zz_last.embedding_bags["t1"].max_norm = 1.0
+    elif why == "tied":
+        model.zz_last.embedding_bags["t1"].weight = model.ebc.embedding_bags["t1"].weight
+    else:
+        _apply_optimizer_in_backward(
+            torch.optim.SGD, model.zz_last.parameters(), {"lr": 0.1, "nesterov": True, "momentum": 0.5}
+        )
+    features = batch(4)
+    before = model(features).detach().clone()
+    modules, parameters = list(model.modules()), list(model.parameters())
+    storages = [parameter.data_ptr() for parameter in parameters]
+    with pytest.raises(ConversionError):
+        convert(model, hashing=HashConfig(rows=50), inplace=inplace)
+    assert all(one is other for one, other in zip(model.modules(), modules, strict=True))
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    assert [parameter.data_ptr() for parameter in parameters] == storages
+    assert {tuple(bag.weight.shape) for bag in model.ebc.embedding_bags.values()} == {(20, 8)}
+    assert all(bag.num_embeddings == 20 for bag in model.ebc.embedding_bags.values())
+    assert torch.equal(model(features), before)
+    model(features).sum().backward()
+
+
+# Growing a table that has a past
+
+
+def test_a_table_with_a_gradient_can_grow() -> None:
+    model = Tower()
+    features = batch(5)
+    model(features).sum().backward()
+    wanted = model.ebc.embedding_bags["t1"].weight.grad.clone()
+    converted = convert(model, hashing=HashConfig(rows=50))
+    converted(features).sum().backward()
+    gradient = converted.ebc.embedding_bags["t1"].weight.grad
+    assert gradient.shape == (50, 8)
+    torch.testing.assert_close(gradient[:20], 2 * wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_table_with_an_optimizer_in_backward_grows_or_is_refused(optimizer: type[torch.optim.Optimizer]) -> None:
+    """The optimizer's hook remembers the old shape."""
+    model = Tower()
+    _apply_optimizer_in_backward(optimizer, model.ebc.parameters(), {"lr": 0.1})
+    features = batch(5)
+    try:
+        converted = convert(model, hashing=HashConfig(rows=50))
+    except ConversionError as error:
+        assert error.reason == "optimizer_holds_state"  # noqa: PT017
+        converted = model
+    converted(features).sum().backward()
+    model(features).sum().backward()
+
+
+def test_a_table_under_ddp_does_not_grow() -> None:
+    """DistributedDataParallel's buckets have the old shape."""
+    with process_group():
+        model = nn.parallel.DistributedDataParallel(Tower())
+        with pytest.raises(ConversionError):
+            convert(model, hashing=HashConfig(rows=50))
+        model(batch(4)).sum().backward()
+        assert model.module.ebc.embedding_bags["t1"].weight.grad.shape == (20, 8)
+
+
+# Other ways to call a model
+
+
+def test_functional_call() -> None:
+    """Parameters put in from outside, as plain tensors, gradients out."""
+    model = Tower()
+    converted = convert(copy.deepcopy(model))
+    features = batch(5)
+    results = []
+    for one in (model, converted):
+        tensors = {name: (parameter.detach() * 2).requires_grad_() for name, parameter in model.named_parameters()}
+        output = torch.func.functional_call(one, tensors, (features,))
+        output.square().sum().backward()
+        results.append([output, *(tensor.grad for tensor in tensors.values())])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
+
+
+def test_several_backwards_add_up() -> None:
+    """Gradients of three batches, and of one graph gone through twice."""
+    model = Tower()
+    converted = convert(copy.deepcopy(model))
+    for _ in range(3):
+        features = batch(5)
+        for one in (model, converted):
+            loss = one(features).square().sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+    for wanted, found in zip(model.parameters(), converted.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpointed_fused_collection_steps_once(use_reentrant: bool) -> None:
+    """Its forward runs again in the backward; the optimizer must not."""
+    plain, converted = _fused_pair("adagrad", "auto", "two_tables")
+    features = batch(5)
+    scale = torch.ones(24, requires_grad=True)
+    for one in (plain, converted):
+        torch.utils.checkpoint.checkpoint(
+            lambda scale, features, one=one: (one(features).values() * scale).square().sum(),
+            scale, features, use_reentrant=use_reentrant,
+        ).backward()  # fmt: skip
+    for name, wanted in plain.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_weight_that_shrinks_is_not_read_beyond_its_end() -> None:
+    converted = convert(Tower())
+    features = KeyedJaggedTensor(["f1", "f2", "f3"], torch.tensor([19, 2, 3]), lengths=torch.tensor([1, 1, 1]))
+    converted(features)
+    converted.ebc.embedding_bags["t1"].weight.data = torch.rand(5, 8)
+    with pytest.raises((IndexError, RuntimeError, ValueError)):
+        converted(features)
+
+
+# Optimizers
+
+
+def _in_backward(
+    kind: str, parameters: Iterator[nn.Parameter], **more: Any
+) -> tuple[type[torch.optim.Optimizer], list[nn.Parameter], dict[str, Any]]:
+    made: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+        "sgd": (torch.optim.SGD, {"lr": 0.1}),
+        "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-2}),
+        "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-2}),
+        "adam": (torch.optim.Adam, {"lr": 0.1, "eps": 1e-2}),
+        "adamw": (torch.optim.AdamW, {"lr": 0.1, "eps": 1e-2}),
+    }
+    optimizer, settings = made[kind]
+    return optimizer, list(parameters), settings | more
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+def test_an_optimizer_built_before_conversion_steps_on(optimizer: type[torch.optim.Optimizer], inplace: bool) -> None:
+    """Already with state; five steps beside the plain model."""
+    plain = Tower()
+    model = copy.deepcopy(plain)
+    optimizers = [optimizer(one.parameters(), lr=0.1) for one in (plain, model)]
+    converted = model
+    for step in range(5):
+        features = batch(6)
+        if step == 2:
+            converted = convert(model, inplace=inplace)
+        for one, stepper in zip((plain, converted), optimizers, strict=True):
+            stepper.zero_grad()
+            (one(features) - 1).square().mean().backward()
+            stepper.step()
+    for (name, wanted), (_, found) in zip(plain.named_parameters(), converted.named_parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def _tables(kind: str) -> EmbeddingBagCollection:
+    return collection() if kind == "two_tables" else EmbeddingBagCollection(
+        tables=[table("t1", ["f1"], dim=4), table("t2", ["f2", "f1"], dim=6), table("t3", ["f3"], dim=4)]
+    )  # fmt: skip
+
+
+def _fused_pair(kind: str, backend: str, tables: str, **more: Any) -> tuple[nn.Module, nn.Module]:
+    """A standard collection with the dense torch rule in backward, and its conversion."""
+    plain = _tables(tables)
+    model = copy.deepcopy(plain)
+    for one in (plain, model):
+        # Each table its own call, as a model with several groups has it: optimizers are not shared in any case.
+        _apply_optimizer_in_backward(*_in_backward(kind, one.parameters(), **more))
+    return plain, convert(model, backend=backend)
+
+
+def _train(one: nn.Module, features: KeyedJaggedTensor) -> None:
+    values = one(features).values()
+    (values - torch.linspace(-1, 1, values.numel()).view_as(values)).square().sum().backward()
+
+
+fused_kinds = pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        *((kind, backend) for kind in ("sgd", "adagrad", "rowwise_adagrad") for backend in ("fbgemm", "reference")),
+    ],
+)
+
+
+@fused_kinds
+@pytest.mark.parametrize("tables", ["two_tables", "shared_features"])
+@pytest.mark.parametrize("more", [{}, {"initial_accumulator_value": 0.3}], ids=["plain", "accumulator"])
+def test_fused_optimizers_follow_the_dense_rule(kind: str, backend: str, tables: str, more: dict[str, Any]) -> None:
+    """Five steps of the same batches: touched rows and untouched ones."""
+    if kind == "sgd":
+        more = {}
+    plain, converted = _fused_pair(kind, backend, tables, **more)
+    start = copy.deepcopy(plain.state_dict())
+    touched: dict[str, set[int]] = {}
+    for _ in range(5):
+        features = batch(6, rows=12)  # the other rows stay untouched
+        _train(plain, features)
+        _train(converted, features)
+        for config in plain.embedding_bag_configs():
+            for name in config.feature_names:
+                touched.setdefault(config.name, set()).update(features[name].values().tolist())
+    for name, wanted in plain.state_dict().items():
+        found = converted.state_dict()[name]
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+        untouched = [row for row in range(20) if row not in touched[name.split(".")[1]]]
+        assert torch.equal(found[untouched], start[name][untouched])
+        assert not torch.equal(found, start[name])
+    assert all(parameter.grad is None for parameter in converted.parameters())
+
+
+@pytest.mark.parametrize("more", [{}, {"weight_decay": 0.1}, {"betas": (0.5, 0.8)}], ids=["plain", "decay", "betas"])
+def test_fused_adam_follows_the_dense_rule_on_touched_rows(more: dict[str, Any]) -> None:
+    """After one step; later the dense rule moves rows that no id touched. With one batch for all steps none is left."""
+    plain, converted = _fused_pair("adam", "auto", "shared_features", **more)
+    start = copy.deepcopy(plain.state_dict())
+    features = batch(6, rows=12)
+    touched = {
+        config.name: sorted({i for f in config.feature_names for i in features[f].values().tolist()})
+        for config in plain.embedding_bag_configs()
+    }
+    for _ in range(3):
+        _train(plain, features)
+        _train(converted, features)
+        for name, wanted in plain.state_dict().items():
+            found, rows = converted.state_dict()[name], touched[name.split(".")[1]]
+            torch.testing.assert_close(found[rows], wanted[rows], rtol=1e-5, atol=1e-6)
+            untouched = [row for row in range(20) if row not in rows]
+            assert torch.equal(found[untouched], start[name][untouched])
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad"])
+def test_fused_weight_decay_follows_the_dense_rule_on_touched_rows(kind: str) -> None:
+    plain, converted = _fused_pair(kind, "auto", "two_tables", weight_decay=0.1)
+    features = batch(6, rows=12)
+    rows = sorted(set(features["f1"].values().tolist()))
+    start = plain.state_dict()["embedding_bags.t1.weight"].clone()
+    for _ in range(3):
+        _train(plain, features)
+        _train(converted, features)
+    wanted, found = (one.state_dict()["embedding_bags.t1.weight"] for one in (plain, converted))
+    torch.testing.assert_close(found[rows], wanted[rows], rtol=1e-5, atol=1e-6)
+    untouched = [row for row in range(20) if row not in rows]
+    assert torch.equal(found[untouched], start[untouched])
+
+
+@fused_kinds
+def test_fused_optimizers_of_half_precision_tables(kind: str, backend: str) -> None:
+    """Against the same tables in float32; each step rounds once."""
+    exact = collection()
+    half = copy.deepcopy(exact).half()
+    exact.load_state_dict({name: value.float() for name, value in half.state_dict().items()})
+    for one in (exact, half):
+        _apply_optimizer_in_backward(*_in_backward(kind, one.parameters()))
+    converted = convert(half, backend=backend)
+    for _ in range(3):
+        features = batch(6)
+        _train(exact, features)
+        _train(converted, features)
+    for name, wanted in exact.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name].float(), wanted, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_a_weighted_collection_learns_both_tables_and_weights(kind: str, backend: str) -> None:
+    """The gradient of the batch's weights is that of the rows before the step."""
+    plain = EmbeddingBagCollection(
+        tables=[table("t1", ["f1", "f2"], dim=4), table("t2", ["f3"], dim=6)], is_weighted=True
+    )
+    model = copy.deepcopy(plain)
+    for one in (plain, model):
+        _apply_optimizer_in_backward(*_in_backward(kind, one.parameters()))
+    converted = convert(model, backend=backend)
+    same = batch(6, weighted=True)
+    gradients = []
+    for one in (plain, converted):
+        weights = same.weights().clone().requires_grad_()
+        _train(one, KeyedJaggedTensor(same.keys(), same.values(), weights, lengths=same.lengths()))
+        gradients.append(weights.grad)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
+    for name, wanted in plain.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+def test_training_goes_on_from_plain_to_fused_and_back(kind: str) -> None:
+    """The optimizer's state is one and the same: converted in the middle, and the original takes over at the end."""
+    plain = collection()
+    model = copy.deepcopy(plain)
+    for one in (plain, model):
+        _apply_optimizer_in_backward(*_in_backward(kind, one.parameters()))
+    features = batch(6)
+    for _ in range(2):
+        _train(plain, features)
+        _train(model, features)
+    converted = convert(model)
+    for one in (converted, converted, model, model, converted):
+        _train(plain, features)
+        _train(one, features)
+    for name, wanted in plain.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+@fused_kinds
+def test_a_changed_learning_rate_is_felt(kind: str, backend: str) -> None:
+    """Of one table alone as well, though one kernel call may serve both."""
+    plain, converted = _fused_pair(kind, backend, "two_tables")
+    for step in range(4):
+        for one in (plain, converted):
+            (first, _) = one.parameters()
+            if step == 1:
+                for parameter in one.parameters():
+                    parameter._in_backward_optimizers[0].param_groups[0]["lr"] = 0.02
+            if step == 2:
+                first._in_backward_optimizers[0].param_groups[0]["lr"] = 0.5
+            torch.manual_seed(step)
+            _train(one, batch(6))
+    for name, wanted in plain.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
+def test_tables_with_different_settings(kind: str) -> None:
+    """Different when converted: one call of each."""
+    plain = collection()
+    model = copy.deepcopy(plain)
+    for one in (plain, model):
+        for position, parameter in enumerate(one.parameters()):
+            _apply_optimizer_in_backward(*_in_backward(kind, iter([parameter]), lr=0.1 * (1 + position)))
+    converted = convert(model)
+    features = batch(6)
+    for _ in range(3):
+        _train(plain, features)
+        _train(converted, features)
+    for name, wanted in plain.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimizer_without_a_fused_form_trains_as_before() -> None:
+    """AdamW moves untouched rows too."""
+    plain, converted = _fused_pair("adamw", "auto", "shared_features")
+    for _ in range(3):
+        features = batch(6, rows=12)
+        _train(plain, features)
+        _train(converted, features)
+    for name, wanted in plain.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+    assert converted.not_fused.keys() == {"t1", "t2", "t3"}
+    assert all(reason.reason == "optimizer_not_fused" for reason in converted.not_fused.values())
+
+
+def test_one_table_fused_and_one_not() -> None:
+    plain = collection()
+    model = copy.deepcopy(plain)
+    steppers = []
+    for one in (plain, model):
+        first, second = one.parameters()
+        _apply_optimizer_in_backward(*_in_backward("adagrad", iter([first])))
+        steppers.append(torch.optim.SGD([second], lr=0.1))
+    converted = convert(model)
+    for _ in range(3):
+        features = batch(6)
+        for one, stepper in zip((plain, converted), steppers, strict=True):
+            stepper.zero_grad()
+            _train(one, features)
+            stepper.step()
+    for name, wanted in plain.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+@fused_kinds
+def test_a_frozen_table_does_not_move(kind: str, backend: str) -> None:
+    plain, converted = _fused_pair(kind, backend, "two_tables")
+    for one in (plain, converted):
+        next(iter(one.parameters())).requires_grad_(False)
+    start = converted.state_dict()["embedding_bags.t1.weight"].clone()
+    for _ in range(2):
+        features = batch(6)
+        _train(plain, features)
+        _train(converted, features)
+    assert torch.equal(converted.state_dict()["embedding_bags.t1.weight"], start)
+    torch.testing.assert_close(
+        converted.state_dict()["embedding_bags.t2.weight"], plain.state_dict()["embedding_bags.t2.weight"],
+        rtol=1e-5, atol=1e-6,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+def test_nothing_moves_without_a_backward(kind: str) -> None:
+    _, converted = _fused_pair(kind, "auto", "two_tables")
+    before = copy.deepcopy(converted.state_dict())
+    with torch.no_grad():
+        converted(batch(5))
+    converted(batch(5))
+    with torch.inference_mode():
+        converted(batch(5))
+    assert all(torch.equal(converted.state_dict()[name], value) for name, value in before.items())
+
+
+def test_a_second_derivative_is_refused_as_by_the_standard_collection() -> None:
+    """A penalty on gradients must not be dropped without a word."""
+    for model in (Tower(), convert(Tower())):
+        loss = model(batch(5)).square().sum()
+        weight = model.ebc.embedding_bags["t1"].weight
+        (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
+        penalized = gradient.square().sum() + model.linear.bias.sum()
+        with pytest.raises(RuntimeError, match=r"once_differentiable|not implemented"):
+            penalized.backward()
+
+
+# torch.compile
+
+
+@pytest.mark.parametrize(
+    ("backend", "hashing"),
+    [("eager", HashConfig()), ("eager", HashConfig(dense_rows=0)), ("inductor", HashConfig())],
+    ids=["eager-dense", "eager-hashed", "inductor-dense"],
+)
+def test_compiling_the_converted_model(backend: str, hashing: HashConfig) -> None:
+    torch._dynamo.reset()
+    model = Tower()
+    converted = convert(model, hashing=hashing)
+    converted(batch(4))
+    compiled = torch.compile(converted, backend=backend)
+    for batch_size in (4, 6):
+        features = batch(batch_size)
+        outputs, gradients = [], []
+        for one in (converted, compiled):
+            one.zero_grad()
+            output = one(features)
+            output.square().sum().backward()
+            outputs.append(output.detach())
+            gradients.append([parameter.grad.clone() for parameter in one.parameters()])
+        torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_collection_inside_one_full_graph_says_that_it_is_a_break() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(convert(Tower()), backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="compile the model without fullgraph=True"):
+        compiled(batch(4))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad"])
+def test_compiling_a_fused_model(kind: str) -> None:
+    torch._dynamo.reset()
+    plain, converted = _fused_pair(kind, "auto", "two_tables")
+    compiled = torch.compile(converted, backend="eager")
+    for _ in range(3):
+        features = batch(6)
+        _train(plain, features)
+        _train(compiled, features)
+    for name, wanted in plain.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["torch.compile", "module.compile"])
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+def test_a_compiled_model_is_really_converted(how: str, inplace: bool) -> None:
+    """Compiled and run before: what was compiled is the original's code."""
+    torch._dynamo.reset()
+    model: nn.Module = Tower()
+    if how == "torch.compile":
+        model = torch.compile(model, backend="eager")
+    else:
+        model.compile(backend="eager")
+    model(batch(4))
+    converted = convert(model, hashing=HashConfig(dense_rows=0), inplace=inplace)
+    assert converted(raw_batch()).shape == (1, 4)
+    if not inplace:
+        with pytest.raises((IndexError, RuntimeError)):
+            model(raw_batch())

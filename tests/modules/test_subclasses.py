@@ -1,0 +1,165 @@
+"""Subclasses of the standard collection, the way back, and what the report says beside it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+import recfx
+from recfx.conversion import notes
+
+HASHED = recfx.HashConfig(dense_rows=0)
+
+
+def tables() -> list[EmbeddingBagConfig]:
+    return [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])]
+
+
+def batch(*ids: int) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.tensor([len(ids)]))
+
+
+class Named(EmbeddingBagCollection):
+    """A method, a property, a class attribute, an attribute of its own, and an overridden method."""
+
+    version = 3
+
+    def __init__(self, label: str) -> None:
+        super().__init__(tables())
+        self.label = label
+        self.register_buffer("seen", torch.tensor(7))
+
+    def rows(self) -> int:
+        return self.embedding_bags["t"].weight.shape[0]
+
+    @property
+    def title(self) -> str:
+        return f"{self.label}/{self.rows()}"
+
+    def is_weighted(self) -> bool:
+        self.asked = True
+        return False
+
+
+class Further(Named):
+    def rows(self) -> int:
+        return -super().rows()
+
+
+def identity(model: nn.Module) -> nn.Module:
+    return model
+
+
+def pickled(model: nn.Module) -> nn.Module:
+    loaded: nn.Module = pickle.loads(pickle.dumps(model))
+    return loaded
+
+
+@pytest.mark.parametrize(
+    "kept", [identity, copy.deepcopy, pickled, copy.copy], ids=["same", "deep", "pickle", "shallow"]
+)
+@pytest.mark.parametrize("hashing", [None, HASHED], ids=["adopted", "hashed"])
+@pytest.mark.parametrize(("kind", "rows"), [(Named, 10), (Further, -10)])
+def test_a_converted_subclass(
+    kind: type[Named], rows: int, hashing: recfx.HashConfig | None, kept: Callable[[nn.Module], nn.Module]
+) -> None:
+    plain = kind("ads")
+    converted = recfx.convert(plain, hashing=hashing)
+    first = converted(batch(1, 2)).values()
+    found = kept(converted.eval())
+    assert isinstance(found, kind)
+    assert isinstance(found, recfx.HashEmbeddingBagCollection)
+    assert type(found) is type(converted)
+    assert (found.rows(), found.title, found.version, found.label) == (rows, f"ads/{rows}", 3, "ads")
+    assert found.is_weighted() is False
+    assert found.asked
+    assert int(found.seen) == 7
+    assert found.state_dict().keys() >= plain.state_dict().keys()
+    assert not found.training
+    assert torch.equal(found(batch(1, 2)).values(), first)
+    if hashing is None:
+        torch.testing.assert_close(first, plain(batch(1, 2)).values(), rtol=1e-6, atol=1e-6)
+    else:
+        assert len(found.index("t")) == 2
+
+
+def test_the_plain_class_is_made_once() -> None:
+    assert type(recfx.convert(Named("a"))) is type(recfx.convert(Named("b")))
+    assert type(recfx.convert(Named("a"))) is not type(recfx.convert(Further("a")))
+    assert type(recfx.convert(EmbeddingBagCollection(tables()))) is recfx.HashEmbeddingBagCollection
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_unconvert_keeps_the_mode(training: bool) -> None:
+    model = nn.Sequential(EmbeddingBagCollection(tables()), nn.Identity())
+    converted = recfx.convert(model)
+    converted.train(not training)
+    converted[0].train(training)
+    back = recfx.unconvert(converted)
+    assert type(back[0]) is EmbeddingBagCollection
+    assert [module.training for module in (back, *back)] == [not training, training, not training]
+    assert all(module.training is training for module in back[0].modules())
+    assert back[0].embedding_bags["t"].weight is model[0].embedding_bags["t"].weight
+
+
+@pytest.mark.parametrize("hashing", [HASHED, recfx.HashConfig(rows=16)], ids=["hashed", "partly"])
+def test_reset_parameters_empties_the_indexes(hashing: recfx.HashConfig) -> None:
+    converted = recfx.convert(EmbeddingBagCollection(tables()), hashing=hashing)
+    converted(batch(-1, 10**12))
+    assert len(converted.index("t")) == 2
+    before = converted.weight("t").detach().clone()
+    converted.reset_parameters()
+    index = converted.index("t")
+    assert len(index) == 0
+    assert index.find(torch.tensor([-1, 10**12])).tolist() == [-1, -1]
+    assert index.counters == dict.fromkeys(index.counters, 0)
+    after = converted.weight("t").detach()
+    assert after.shape == before.shape
+    assert bool((after != before).any(dim=1).all())
+    assert float(after.abs().max()) <= 10**-0.5
+    converted(batch(5_000_000_000))
+    assert len(index) == 1
+
+
+def codes(converted: nn.Module) -> list[tuple[str, str]]:
+    return [(reason.code, reason.module_path) for reason in recfx.explain(converted).reasons]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = EmbeddingBagCollection(tables())
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.head(self.ebc(features).values())
+
+
+@pytest.mark.parametrize("path", ["", "ebc"])
+def test_a_dropped_compilation_is_reported(path: str) -> None:
+    model = Model()
+    model.get_submodule(path).compile(backend="eager")
+    converted = recfx.convert(model)
+    assert codes(converted) == [("compile_dropped", path)]
+    assert ".compile()" in recfx.explain(converted).reasons[0].what_to_do
+    assert codes(recfx.convert(Model())) == []
+
+
+def test_a_model_too_large_to_verify_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    monkeypatch.setattr(notes, "MOST_BYTES_VERIFIED", size)
+    assert codes(recfx.convert(model, (batch(1),))) == []
+    monkeypatch.setattr(notes, "MOST_BYTES_VERIFIED", size - 1)
+    converted = recfx.convert(model, (batch(1),))
+    assert codes(converted) == [("verification_skipped", "")]
+    assert recfx.explain(converted).ok
+    assert codes(recfx.convert(model, (batch(1),), verify=True)) == []  # asked for
+    assert codes(recfx.convert(model, (batch(1),), verify=False)) == []
+    assert codes(recfx.convert(model)) == []

@@ -1,0 +1,307 @@
+"""``recfx.plan``: the same plan everywhere, for pods of NPUs as well, and clear refusals."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingCollection, EmbeddingConfig
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+
+import recfx
+from recfx.planner.enumerator import index_bytes
+from recfx.planner.placements import replace_placements
+from recfx.planner.topology import HBM_BYTES, NpuTopology, npu_topology
+from recfx.sharding.plan import read_plan
+from tests.sharding.models import PATHS, Model, collection
+
+RAW = recfx.HashConfig(dense_rows=0)
+GIB = 1024**3
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def stock(world_size: int = 4, device: str = "cuda", **settings: int) -> Topology:
+    return Topology(world_size=world_size, compute_device=device, **settings)
+
+
+def parameters(plan: ShardingPlan) -> dict[str, ParameterSharding]:
+    return {
+        f"{path}.{table}": parameter
+        for path, module in plan.plan.items()
+        for table, parameter in module.items()  # type: ignore[attr-defined]
+    }
+
+
+def placements(plan: ShardingPlan) -> set[str]:
+    """Of every shard; ``npu`` is what torch calls it where torch_npu is there."""
+    found = set()
+    for parameter in parameters(plan).values():
+        if parameter.sharding_spec is not None:
+            found |= {str(shard.placement) for shard in parameter.sharding_spec.shards}
+    return {name.replace("privateuseone", "npu") for name in found}
+
+
+def converted(device: str) -> nn.Module:
+    return recfx.convert(Model(device), hashing=RAW)
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+@pytest.mark.parametrize("make", [Model, converted], ids=["standard", "converted"])
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "npu"])
+def test_plans_every_table(kind: str, make: Callable[[str], nn.Module], device: str) -> None:
+    model = make(device)
+    before = {name: (parameter, parameter.device) for name, parameter in model.named_parameters()}
+    plan = recfx.plan(model, npu_topology(4) if kind == "npu" else stock(device=kind))
+    tables = {f"{path}.{prefix}{number}" for path, prefix in PATHS.items() for number in range(3)}
+    assert parameters(plan).keys() == tables
+    assert {parameter.compute_kernel for parameter in parameters(plan).values()} <= {"fused", "dense"}
+    wanted = {f"rank:{rank}/{kind}" if kind == "cpu" else f"rank:{rank}/{kind}:{rank}" for rank in range(4)}
+    assert placements(plan) <= wanted
+    assert before == {name: (parameter, parameter.device) for name, parameter in model.named_parameters()}
+
+
+def test_npu_pods_of_several_servers() -> None:
+    wanted = {"p0": ParameterConstraints(sharding_types=["row_wise"])}
+    plan = recfx.plan(Model(), npu_topology(16), wanted)
+    assert {f"rank:{rank}/npu:{rank % 8}" for rank in range(16)} <= placements(plan)
+
+
+# In a process of its own: torch_npu's renaming cannot be undone.
+RENAMED = """
+import pickle, sys, torch
+torch.utils.rename_privateuse1_backend("npu")
+from recfx.sharding.placements import replace_placements
+plan, cuda = pickle.load(open(sys.argv[1], "rb"))
+for each in (plan, replace_placements(cuda, "npu")):
+    for parameter in each.plan["plain"].values():
+        print(*[shard.placement for shard in parameter.sharding_spec.shards])
+"""
+
+
+def test_npu_placements_where_torch_knows_npus(tmp_path: Path) -> None:
+    wanted = {f"p{number}": ParameterConstraints(sharding_types=["row_wise"]) for number in range(3)}
+    plans = recfx.plan(Model(), npu_topology(2), wanted), recfx.plan(Model(), stock(2), wanted)
+    (tmp_path / "plans").write_bytes(pickle.dumps(plans))
+    command = [sys.executable, "-c", RENAMED, str(tmp_path / "plans")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["rank:0/npu:0 rank:1/npu:1"] * 6
+
+
+AGAIN = """
+import logging
+logging.disable(logging.WARNING)
+import recfx
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from tests.sharding.models import Model
+limits = {f"p{n}": ParameterConstraints(sharding_types=["row_wise", "table_wise", "table_row_wise"]) for n in range(3)}
+print(recfx.plan(Model(), Topology(world_size=4, compute_device="cuda"), limits))
+"""
+
+
+def test_the_same_plan_in_every_process() -> None:
+    answers = []
+    for seed in ("1", "2"):
+        command = [sys.executable, "-c", AGAIN]
+        environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(filter(None, sys.path))}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+        answers.append(done.stdout)
+    assert len(set(answers)) == 1
+    assert "p2" in answers[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "index", "expected"),
+    [
+        ("npu", None, {"rank:0/npu:0", "rank:1/npu:1", "rank:2/npu:2", "rank:3/npu:3"}),
+        ("npu", 2, {"rank:0/npu:0", "rank:1/npu:1", "rank:2/npu:0", "rank:3/npu:1"}),
+        ("cpu", None, {"rank:0/cpu", "rank:1/cpu", "rank:2/cpu", "rank:3/cpu"}),
+    ],
+)
+def test_replace_placements(device: str, index: int | None, expected: set[str]) -> None:
+    wanted = {
+        "p0": ParameterConstraints(sharding_types=["row_wise"]),
+        "p1": ParameterConstraints(sharding_types=["data_parallel"]),
+        "p2": ParameterConstraints(sharding_types=["column_wise"], min_partition=16),
+    }
+    plan = EmbeddingShardingPlanner(topology=stock(), constraints=wanted).plan(
+        nn.ModuleDict({"plain": recfx.convert(collection("p"))}), recfx.sharders()
+    )
+    plan.plan["plain"]["p0"].enforce_hbm = True  # type: ignore[index]
+    before = copy.deepcopy(plan)
+    moved = replace_placements(plan, device, index)
+    assert str(plan) == str(before)
+    assert placements(moved) == expected
+    for name, old in parameters(plan).items():
+        new = parameters(moved)[name]
+        assert new is not old
+        for field in ("sharding_type", "compute_kernel", "ranks", "enforce_hbm"):
+            assert getattr(new, field) == getattr(old, field)
+        if old.sharding_spec is None:
+            assert new.sharding_spec is None
+        else:
+            shards = zip(new.sharding_spec.shards, old.sharding_spec.shards, strict=True)
+            assert all(a.shard_sizes == b.shard_sizes and a.shard_offsets == b.shard_offsets for a, b in shards)
+    assert str(replace_placements(replace_placements(plan, "cpu"), "cuda", 4)) == str(plan)
+
+
+def test_placements_that_cannot_be_replaced() -> None:
+    plan = recfx.plan(Model(), stock(device="cpu"))
+    with pytest.raises(recfx.ConversionError, match="local_world_size") as caught:
+        replace_placements(plan, "npu")
+    assert caught.value.reason == "unsupported_placement"
+    with pytest.raises(recfx.ConversionError, match="'tpu'") as caught:
+        replace_placements(plan, "tpu")
+    assert caught.value.reason == "unknown_device"
+    other = ParameterSharding("row_wise", "fused", sharding_spec=object())
+    with pytest.raises(recfx.ConversionError) as caught:
+        replace_placements(ShardingPlan({"ebc": EmbeddingModuleShardingPlan(t=other)}), "cpu")
+    assert (caught.value.reason, caught.value.module_path) == ("unsupported_placement", "ebc.t")
+
+
+@pytest.mark.parametrize("kind", ["cuda", "npu"])
+def test_what_does_not_fit(kind: str) -> None:
+    big = nn.ModuleDict({"ebc": collection("t", rows=2**30)})  # 1.5 TiB
+    topology = npu_topology(8) if kind == "npu" else stock(8, hbm_cap=HBM_BYTES)
+    with pytest.raises(recfx.ConversionError, match="Increase the number of devices") as caught:
+        recfx.plan(big, topology)
+    assert caught.value.reason == "plan_does_not_fit"
+    assert "smaller batch_size" in caught.value.what_to_do
+    assert len(parameters(recfx.plan(big, npu_topology(64)))) == 3
+
+
+def test_the_memory_of_indexes_counts() -> None:
+    """Indexes of 4 GB in all do not go into hosts with 1 GB a rank; without them the tables do."""
+    model = nn.ModuleDict({"ebc": collection("t", rows=2**24, dim=16)})
+    hashed = recfx.convert(model, hashing=RAW)
+    assert index_bytes(model["ebc"], "t0") == 0
+    assert 32 <= index_bytes(hashed["ebc"], "t0") / 2**24 <= 64  # bytes a row
+    on_cpu = recfx.convert(collection("t", device="cpu"), hashing=RAW)
+    on_meta = recfx.convert(collection("t"), hashing=RAW)
+    assert index_bytes(on_cpu, "t1") == index_bytes(on_meta, "t1") > 0
+    for topology in (stock(2, ddr_cap=1 * GIB, hbm_cap=16 * GIB), npu_topology(2, ddr_cap=1 * GIB)):
+        assert len(parameters(recfx.plan(model, topology))) == 3
+        with pytest.raises(recfx.ConversionError) as caught:
+            recfx.plan(hashed, topology)
+        assert caught.value.reason == "plan_does_not_fit"
+    assert len(parameters(recfx.plan(hashed, npu_topology(2, ddr_cap=8 * GIB)))) == 3
+
+
+def test_dense_kernels_are_data_parallel() -> None:
+    plan = recfx.plan(Model(), stock(), {"p0": ParameterConstraints(compute_kernels=["dense"])})
+    found = parameters(plan)["plain.p0"]
+    assert (found.sharding_type, found.compute_kernel) == ("data_parallel", "dense")
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        ParameterConstraints(compute_kernels=["fused_uvm"]),
+        ParameterConstraints(compute_kernels=["key_value"], sharding_types=["row_wise"]),
+        ParameterConstraints(compute_kernels=["dense"], sharding_types=["row_wise"]),
+        ParameterConstraints(sharding_types=["rowwise"]),
+    ],
+)
+def test_constraints_that_leave_nothing(limits: ParameterConstraints) -> None:
+    with pytest.raises(recfx.ConversionError, match="'w1'") as caught:
+        recfx.plan(Model(), stock(), {"w1": limits})
+    assert (caught.value.reason, caught.value.module_path) == ("no_sharding_option", "part.weighted")
+
+
+def small(rows: int, hashing: recfx.HashConfig | None) -> nn.Module:
+    return recfx.convert(collection("t", rows=rows), hashing=hashing)
+
+
+def test_rows_of_a_plan_are_as_they_are_cut() -> None:
+    """Buckets stay whole: three of them on two ranks are one and two."""
+    wanted = {f"t{n}": ParameterConstraints(sharding_types=["row_wise"]) for n in range(3)}
+    hashed = small(90, recfx.HashConfig(dense_rows=0, buckets=3))
+    plan = recfx.plan(hashed, stock(2), wanted)
+    read = read_plan(hashed.tables, plan.plan[""], 0, 2)
+    assert [list(table.planned_borders) for table in read.tables] == [[0, 30, 90], [0, 60, 180], [0, 90, 270]]
+    assert [table.row_borders() for table in read.tables] == [list(table.planned_borders) for table in read.tables]
+
+
+@pytest.mark.parametrize(
+    ("rows", "hashing"), [(90, recfx.HashConfig(dense_rows=0, buckets=1)), (3, None)], ids=["one bucket", "three rows"]
+)
+def test_no_plan_leaves_ranks_without_rows(rows: int, hashing: recfx.HashConfig | None) -> None:
+    model = small(rows, hashing)
+    wanted = {"t0": ParameterConstraints(sharding_types=["row_wise", "table_wise"])}
+    assert recfx.plan(model, stock(4), wanted).plan[""]["t0"].sharding_type == "table_wise"
+    with pytest.raises(recfx.ConversionError, match=r"only [13] of 4 shards") as caught:
+        recfx.plan(model, stock(4), {"t0": ParameterConstraints(sharding_types=["row_wise"])})
+    assert caught.value.reason == "no_sharding_option"
+    limits = {"t0": ParameterConstraints(sharding_types=["row_wise"])}
+    assert recfx.plan(model, stock(4), limits, empty_ranks=True).plan[""]["t0"].sharding_type == "row_wise"
+
+
+def test_refusals() -> None:
+    with pytest.raises(recfx.ConversionError, match="'misspelt'") as caught:
+        recfx.plan(Model(), stock(), {"misspelt": ParameterConstraints()})
+    assert caught.value.reason == "unknown_table"
+    with pytest.raises(recfx.ConversionError, match="on mtia") as caught:
+        recfx.plan(Model(), stock(device="mtia"))
+    assert caught.value.reason == "no_sharding_option"
+    with pytest.raises(recfx.ConversionError) as caught:
+        recfx.plan(nn.Linear(2, 2), stock())
+    assert caught.value.reason == "no_collection"
+    with pytest.raises(recfx.ConversionError) as caught:
+        recfx.plan(Model(), 4)  # type: ignore[arg-type]
+    assert caught.value.reason == "invalid_topology"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: npu_topology(12),
+        lambda: npu_topology(0),
+        lambda: NpuTopology(4, 8),
+        lambda: npu_topology(8, hbm_cap=-1),
+        lambda: npu_topology(8, inter_host_bandwidth=float("nan")),
+    ],
+)
+def test_impossible_pods(make: Callable[[], NpuTopology]) -> None:
+    with pytest.raises(recfx.ConversionError) as caught:
+        make()
+    assert caught.value.reason == "invalid_topology"
+
+
+def test_a_pod_as_torchrec_sees_it() -> None:
+    pod = npu_topology(16).as_cuda()
+    assert (pod.world_size, pod.local_world_size, pod.compute_device) == (16, 8, "cuda")
+    assert pod.devices[0].storage.hbm == 64 * GIB
+    assert pod.hbm_mem_bw == pytest.approx(1.6e9)  # bytes a millisecond
+    assert pod.intra_host_bw / pod.inter_host_bw == pytest.approx(392 / 25)
+    assert npu_topology(4).local_world_size == 4
+
+
+def test_sequence_collections_are_planned_where_torchrec_can_run_them() -> None:
+    model = nn.ModuleDict(
+        {
+            "pooled": collection("t"),
+            "sequence": EmbeddingCollection(
+                [EmbeddingConfig(name="e", num_embeddings=9, embedding_dim=4)], torch.device("meta")
+            ),
+        }
+    )
+    assert recfx.plan(model, stock()).plan.keys() == {"pooled", "sequence"}
+    assert recfx.plan(model, npu_topology(4)).plan.keys() == {"pooled"}

@@ -1,0 +1,239 @@
+"""Converted collections in TorchRec's own planner and DistributedModelParallel."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+
+import recfx
+from recfx.planner.sharder import SHARDING_TYPES, HashEmbeddingBagCollectionSharder
+from recfx.planner.torchrec_entry import stock_defaults
+from tests.modules.test_replicas import free_port
+from tests.sharding.models import PATHS, Model, Subclass, collection
+
+RAW = recfx.HashConfig(dense_rows=0)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def planner(device: str = "cpu", world_size: int = 4, **settings: Any) -> EmbeddingShardingPlanner:
+    return EmbeddingShardingPlanner(topology=Topology(world_size=world_size, compute_device=device), **settings)
+
+
+def tables_of(plan: ShardingPlan) -> dict[str, list[str]]:
+    return {path: sorted(module_plan) for path, module_plan in plan.plan.items()}
+
+
+EVERY_TABLE = {path: [f"{prefix}{number}" for number in range(3)] for path, prefix in PATHS.items()}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("hashing", [None, RAW], ids=["static", "hashed"])
+def test_stock_planner(hashing: recfx.HashConfig | None, device: str) -> None:
+    converted = recfx.convert(Model(), hashing=hashing)
+    plan = planner(device).plan(converted, recfx.sharders())
+    assert tables_of(plan) == EVERY_TABLE
+    kernels = {parameter.compute_kernel for module in plan.plan.values() for parameter in module.values()}
+    assert kernels <= {"fused", "dense"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("sharding_type", SHARDING_TYPES)
+def test_every_sharding_type(sharding_type: str, device: str) -> None:
+    model = recfx.convert(collection("t", dim=256), hashing=RAW)
+    wanted = {
+        f"t{number}": ParameterConstraints(sharding_types=[sharding_type], min_partition=64) for number in range(3)
+    }
+    topology = Topology(world_size=4, local_world_size=2, compute_device=device)
+    plan = EmbeddingShardingPlanner(topology=topology, constraints=wanted).plan(model, recfx.sharders())
+    for parameter in plan.plan[""].values():
+        assert parameter.sharding_type == sharding_type
+        assert parameter.compute_kernel == ("dense" if sharding_type == "data_parallel" else "fused")
+        shards = 0 if parameter.sharding_spec is None else len(parameter.sharding_spec.shards)
+        assert shards == {
+            "data_parallel": 0,
+            "table_wise": 1,
+            "column_wise": 4,
+            "table_column_wise": 4,
+            "row_wise": 4,
+            "table_row_wise": 2,
+            "grid_shard": 8,
+        }.get(sharding_type)
+
+
+def test_kernels_that_the_planner_refuses() -> None:
+    model = recfx.convert(collection("t"))
+    dense = {"t0": ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["dense"])}
+    with pytest.raises(PlannerError, match="DENSE kernel requires DATA_PARALLEL"):
+        planner(constraints=dense).plan(model, recfx.sharders())
+    uvm = {"t0": ParameterConstraints(compute_kernels=["fused_uvm"])}
+    with pytest.raises(RuntimeError, match="No available sharding type"):
+        planner("cuda", constraints=uvm).plan(model, recfx.sharders())
+
+
+def test_what_the_sharder_offers() -> None:
+    sharder = HashEmbeddingBagCollectionSharder()
+    for device in ("cpu", "cuda", "npu", "meta"):
+        assert sharder.sharding_types(device) == list(SHARDING_TYPES)
+        assert sharder.storage_usage(torch.zeros(4, 2), device, "fused") == {"ddr" if device == "cpu" else "hbm": 32}
+    assert sharder.sharding_types("mtia") == []
+    converted = recfx.convert(collection("t", device="cpu"), hashing=RAW)
+    parameters = sharder.shardable_parameters(converted)
+    assert list(parameters) == ["t0", "t1", "t2"]
+    assert all(parameter is converted.weight(name) for name, parameter in parameters.items())
+    per_table = {name: row_wise() for name in parameters}
+    plan = construct_module_sharding_plan(converted, per_table, sharder, local_size=2, world_size=2, device_type="cpu")
+    assert {parameter.sharding_type for parameter in plan.values()} == {"row_wise"}
+
+
+def test_others_are_torchrecs() -> None:
+    found = recfx.sharders()
+    assert found[0].module_type is recfx.HashEmbeddingBagCollection
+    theirs = [sharder.module_type for sharder in stock_defaults()]
+    assert [sharder.module_type for sharder in found[-len(theirs) :]] == theirs
+    params = {"learning_rate": 0.5}
+    with_params = recfx.sharders(fused_params=params)
+    for kind in (HashEmbeddingBagCollectionSharder, EmbeddingBagCollectionSharder, EmbeddingCollectionSharder):
+        (sharder, *_) = [sharder for sharder in with_params if type(sharder) is kind]
+        assert sharder.fused_params == params
+        assert sharder.fused_params is not params
+    assert recfx.sharders(fused_params={})[0].fused_params is None
+
+
+def pickled(model: nn.Module) -> nn.Module:
+    loaded: nn.Module = pickle.loads(pickle.dumps(model))
+    return loaded
+
+
+@pytest.mark.parametrize("kept", [copy.deepcopy, pickled], ids=["copy", "pickle"])
+def test_copies_of_converted_subclasses(kept: Callable[[nn.Module], nn.Module]) -> None:
+    model = kept(recfx.convert(Subclass("s")))
+    assert type(model) in [sharder.module_type for sharder in recfx.sharders()]
+    assert tables_of(planner().plan(model, recfx.sharders())) == {"": ["s0", "s1", "s2"]}
+
+
+class Sharded(nn.Module):
+    """What stands in for a sharded collection."""
+
+
+def test_distributed_model_parallel_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: dict[str, tuple[Any, ...]] = {}
+
+    def record(self: HashEmbeddingBagCollectionSharder, module: nn.Module, *rest: Any) -> nn.Module:
+        calls[rest[-1]] = (module, *rest)
+        return Sharded()
+
+    monkeypatch.setattr(HashEmbeddingBagCollectionSharder, "shard", record)
+    model = recfx.convert(Model(), hashing=RAW)
+    collections = {path: model.get_submodule(path) for path in PATHS}
+    env = ShardingEnv.from_local(world_size=1, rank=0)
+    wrapped = DistributedModelParallel(
+        model, env, torch.device("cpu"), sharders=recfx.sharders(), init_data_parallel=False, init_parameters=False
+    )
+    assert calls.keys() == collections.keys()
+    for path, (module, params, given_env, device, _) in calls.items():
+        assert module is collections[path]
+        assert sorted(params) == EVERY_TABLE[path]
+        assert given_env is env
+        assert device == torch.device("cpu")
+        assert isinstance(wrapped.module.get_submodule(path), Sharded)
+
+
+def test_what_sharding_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def shard_collection(*arguments: Any, **settings: Any) -> nn.Module:
+        calls.append((arguments, settings))
+        return Sharded()
+
+    monkeypatch.setattr("recfx.planner.sharder.shard_collection", shard_collection)
+    env, params = ShardingEnv.from_local(world_size=1, rank=0), {"learning_rate": 0.5}
+    host_env = ShardingEnv.from_local(world_size=1, rank=0)
+    host_env.process_group = group = object()
+    model = recfx.convert(collection("t"), hashing=RAW)
+    plan = planner(world_size=1).plan(model, recfx.sharders()).plan[""]
+    device = torch.device("cpu")
+    for given, expected in ((None, None), (host_env, group)):
+        (sharder, *_) = recfx.sharders(given, params)
+        assert isinstance(sharder.shard(model, plan, env, device, "part.ebc"), Sharded)
+        assert calls.pop() == (
+            (model, plan, env, device),
+            {"fused_params": params, "host_group": expected, "path": "part.ebc"},
+        )
+    recfx.sharders()[0].shard(model, plan, env)
+    assert calls == [((model, plan, env, None), {"fused_params": None, "host_group": None, "path": ""})]
+
+
+def test_shard_refuses_what_is_not_converted() -> None:
+    sharder = HashEmbeddingBagCollectionSharder()
+    env = ShardingEnv.from_local(world_size=1, rank=0)
+    with pytest.raises(recfx.ConversionError) as caught:
+        sharder.shard(collection("t"), {}, env, torch.device("cpu"), "part.ebc")
+    assert (caught.value.reason, caught.value.module_path) == ("not_converted", "part.ebc")
+    with pytest.raises(recfx.ConversionError) as caught:
+        recfx.sharders(host_env=env)
+    assert caught.value.reason == "host_env_without_group"
+
+
+def test_an_index_inside_a_feature_processed_collection_is_not_dropped() -> None:
+    processors = PositionWeightedModuleCollection(max_feature_lengths={"f0": 4, "f1": 4, "f2": 4, "shared": 4})
+    plain = FeatureProcessedEmbeddingBagCollection(collection("t", weighted=True), processors)
+    model = recfx.convert(nn.ModuleDict({"fp": plain}), hashing=RAW)
+    inner = {"fp._embedding_bag_collection": ["t0", "t1", "t2"]}
+    assert tables_of(planner().plan(model, recfx.sharders())) == inner
+    for sharders in stock_defaults(), recfx.sharders():
+        (theirs,) = [each for each in sharders if each.module_type is FeatureProcessedEmbeddingBagCollection]
+        with pytest.raises(recfx.ConversionError) as caught:
+            theirs.shard(model["fp"], {}, ShardingEnv.from_local(1, 0))
+        assert (caught.value.reason, caught.value.module_path) == ("feature_processed", "fp._embedding_bag_collection")
+    half = nn.ModuleDict({"converted": model, "standard": plain})
+    with pytest.raises(recfx.ConversionError) as caught:
+        planner().plan(half, stock_defaults())
+    assert caught.value.reason == "feature_processed"
+    for each in (model, nn.ModuleDict({"fp": plain})):
+        plan = recfx.plan(each, Topology(world_size=2, compute_device="cpu"))
+        assert tables_of(plan) == {"fp._embedding_bag_collection": ["t0", "t1", "t2"]}
+
+
+def collective(rank: int, port: int, folder: str) -> None:
+    logging.disable(logging.WARNING)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    try:
+        model = recfx.convert(Model(), hashing=RAW)
+        group = dist.group.WORLD
+        plan = planner(world_size=2).collective_plan(model, recfx.sharders(host_env=ShardingEnv(2, rank, group)), group)
+        Path(folder, str(rank)).write_text(str(plan))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_collective_plan(tmp_path: Path) -> None:
+    mp.spawn(collective, args=(free_port(), str(tmp_path)), nprocs=2)
+    first, second = ((tmp_path / name).read_text() for name in ("0", "1"))
+    assert first == second
+    assert all(table in first for tables in EVERY_TABLE.values() for table in tables)

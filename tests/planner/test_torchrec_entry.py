@@ -1,0 +1,281 @@
+"""TorchRec's own ways to shard a model find converted collections, whatever sharders a script lists; or one error."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.nn.parallel import DistributedDataParallel
+from torchrec import EmbeddingBagCollection
+from torchrec.distributed import sharding_plan
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+import recfx
+from recfx.planner.torchrec_entry import extend_torchrec, sharders_for, stock_defaults
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
+from tests.sharding.cases import Case, Model, Table, batches, build
+from tests.sharding.ranks import ranks
+
+CASE = Case((Table("a", 11, 8, ("f0",)), Table("b", 13, 8, ("f1", "f0"), "MEAN")))
+RAW = recfx.HashConfig(dense_rows=0)
+CPU = torch.device("cpu")
+
+
+class Subclass(EmbeddingBagCollection):
+    """A user's class: what it becomes has a class of its own."""
+
+
+def converted(hashing: Any = None, fused: bool = True, kind: type = EmbeddingBagCollection) -> nn.Module:
+    standard, width = build(CASE)
+    if kind is not EmbeddingBagCollection:
+        standard.__class__ = kind
+    torch.manual_seed(1)
+    model = Model(standard, width)
+    if fused:
+        _apply_optimizer_in_backward(torch.optim.SGD, model.sparse.parameters(), {"lr": 1.0})
+    return recfx.convert(model, hashing=hashing)
+
+
+HOW: dict[str, Callable[[], Any]] = {
+    "left out": lambda: None,
+    "the defaults, imported before recfx": stock_defaults,
+    "the defaults, imported after": sharding_plan.get_default_sharders,
+    "a list of one": lambda: [EmbeddingBagCollectionSharder()],
+    "ours": recfx.sharders,
+}
+
+
+def weights_after_training(rank: int, world_size: int) -> dict[str, dict[str, torch.Tensor]]:
+    """Every rank's batch is another one; what all ranks hold of the tables after two steps, for each way."""
+    found = {}
+    for how in HOW:
+        for planned in (False, True):
+            kind = Subclass if how in ("left out", "ours") else EmbeddingBagCollection
+            found[f"{how}, {planned}"] = _weights_after_training(rank, world_size, how, planned, kind)
+    return found
+
+
+def _weights_after_training(rank: int, world_size: int, how: str, planned: bool, kind: type) -> dict[str, torch.Tensor]:
+    sharders = HOW[how]()  # before there is a class for the subclass
+    model = converted(kind=kind)
+    plan = None
+    if planned:
+        planner = EmbeddingShardingPlanner(topology=Topology(world_size, "cpu"))
+        plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
+    parallel = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
+    assert isinstance(parallel.module.sparse, ShardedHashEmbeddingBagCollection)
+    others = dict(in_backward_optimizer_filter(parallel.named_parameters()))
+    optimizer = CombinedOptimizer(
+        [parallel.fused_optimizer, KeyedOptimizerWrapper(others, lambda params: torch.optim.SGD(params, lr=1.0))]
+    )
+    for step in batches(CASE, world_size, 2):
+        optimizer.zero_grad()
+        parallel(step[rank])[0].backward()
+        optimizer.step()
+    return _whole(recfx.unconvert(parallel.module))
+
+
+def _whole(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.sparse.state_dict().items()}
+
+
+def test_the_script_shards_what_was_converted() -> None:
+    first, second = ranks(2).run(weights_after_training)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    untrained = _whole(recfx.unconvert(converted()))
+    for way, trained in first.items():
+        assert all(not torch.equal(trained[name], untrained[name]) for name in trained), way
+        torch.testing.assert_close(trained, first["ours, False"], rtol=1e-5, atol=1e-6)
+
+
+def other_ways(rank: int, world_size: int) -> list[str]:
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    model, _shard_modules = converted(RAW), importlib.import_module("torchrec.distributed.shard")._shard_modules
+    plan = construct_module_sharding_plan(model.sparse, dict.fromkeys("ab", column_wise(ranks=[0, 1])))
+    whole = ShardingPlan({"sparse": plan})
+    found = [
+        EmbeddingBagCollectionSharder().shard(model.sparse, plan, env, CPU),
+        _shard_modules(converted(RAW), env, CPU, whole).sparse,
+        _shard_modules(converted(RAW), env, CPU, whole, sharders=[EmbeddingBagCollectionSharder()]).sparse,
+        DistributedModelParallel(converted(RAW).sparse, device=CPU).module,
+    ]
+    return [type(each).__name__ for each in found if all(table.has_index for table in each.tables)]
+
+
+def test_every_other_way_keeps_the_indexes() -> None:
+    assert ranks(2).run(other_ways) == [["ShardedHashEmbeddingBagCollection"] * 4] * 2
+
+
+def refusals(rank: int, world_size: int) -> list[tuple[str, str]]:
+    """Of lists and plans that leave a converted collection out, where its ranks would train apart."""
+    model, found = converted(), []
+    raw, dense = converted(RAW, fused=False), converted(fused=False)
+    others = [EmbeddingCollectionSharder()]
+    plan = EmbeddingShardingPlanner(topology=Topology(world_size, "cpu")).collective_plan(model)
+    for each, keywords in (
+        (model, {"sharders": others}),
+        (model, {"plan": ShardingPlan({})}),
+        (model, {"plan": plan, "sharders": others}),
+        (raw, {"sharders": others}),
+        (dense, {"plan": plan, "sharders": others}),
+    ):
+        before = {name: type(module) for name, module in each.named_modules()}
+        with pytest.raises(recfx.ConversionError, match=r"sharders=recfx\.sharders\(\)") as caught:
+            DistributedModelParallel(each, device=CPU, **keywords)
+        found.append((caught.value.reason, caught.value.module_path))
+        assert {name: type(module) for name, module in each.named_modules()} == before
+    return found
+
+
+def test_what_would_train_apart_is_refused() -> None:
+    assert ranks(2).run(refusals) == [[("collection_left_out", "sparse")] * 5] * 2
+
+
+def left_to_ddp(rank: int, world_size: int) -> dict[str, torch.Tensor]:
+    """Ordinary gradients are averaged: nothing to refuse."""
+    parallel = DistributedModelParallel(converted(fused=False), device=CPU, sharders=[EmbeddingCollectionSharder()])
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=1.0)
+    for step in batches(CASE, world_size, 2):
+        optimizer.zero_grad()
+        parallel(step[rank])[0].backward()
+        optimizer.step()
+    assert not sharded_collections(parallel)
+    return _whole(parallel.module)
+
+
+def test_ordinary_gradients_of_an_unsharded_collection_are_averaged() -> None:
+    first, second = ranks(2).run(left_to_ddp)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    assert isinstance(ranks(1).run(alone)[0], str)
+
+
+def alone(rank: int, world_size: int) -> str:
+    """One rank has nothing to diverge from."""
+    return type(
+        DistributedModelParallel(converted(), device=CPU, sharders=[EmbeddingCollectionSharder()]).module.sparse
+    ).__name__
+
+
+def in_ddp(rank: int, world_size: int) -> list[str]:
+    """A fused optimizer inside a plain DistributedDataParallel."""
+    model = converted()
+    batch = batches(CASE, world_size, 1)[0][rank]
+    before = _whole(model)
+    for name, parameter in model.named_parameters():
+        if name.startswith("sparse"):
+            del parameter._in_backward_optimizers  # or DDP would step it by itself
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    found = []
+    with pytest.raises(recfx.ConversionError) as caught:
+        wrapped(batch)
+    found.append(f"{caught.value.reason} {caught.value.module_path}")
+    wrapped.eval()
+    wrapped(batch)
+    with torch.no_grad():
+        wrapped.train()(batch)
+    assert all(torch.equal(value, before[name]) for name, value in _whole(model).items())
+    model(batch)[0].backward()  # models of their own, one on each rank
+    return found
+
+
+def test_a_fused_optimizer_inside_ddp_is_refused_in_training() -> None:
+    assert ranks(2).run(in_ddp) == [["unsharded_fused_optimizer sparse"]] * 2
+
+
+def feature_processed(rank: int, world_size: int, trained: bool) -> str:
+    standard, _ = build(Case((Table("a", 11, 8, ("f0",)),), is_weighted=True))
+    processors = PositionWeightedModuleCollection(max_feature_lengths={"f0": 9}).requires_grad_(trained)
+    model = recfx.convert(nn.ModuleDict({"fp": FeatureProcessedEmbeddingBagCollection(standard, processors)}))
+    model["over"] = nn.Linear(1, 1)
+    try:
+        parallel = DistributedModelParallel(model, device=CPU)
+    except recfx.ConversionError as error:
+        return f"{error.reason} {error.module_path}"
+    return type(parallel.module["fp"]._embedding_bag_collection).__name__
+
+
+def test_a_collection_behind_feature_processors() -> None:
+    assert ranks(2).run(feature_processed, False) == ["ShardedHashEmbeddingBagCollection"] * 2
+    assert ranks(2).run(feature_processed, True) == ["weights_require_grad fp"] * 2
+    assert ranks(1).run(feature_processed, True) == ["ShardedHashEmbeddingBagCollection"]
+
+
+def test_torchrecs_sharded_class_does_not_take_a_converted_collection() -> None:
+    with pytest.raises(recfx.ConversionError) as caught:
+        ShardedEmbeddingBagCollection(converted().sparse, {}, ShardingEnv.from_local(1, 0))
+    assert caught.value.reason == "wrong_sharded_class"
+
+
+def test_quantized_communication_is_refused() -> None:
+    stock = EmbeddingBagCollectionSharder(qcomm_codecs_registry={"pooled_embeddings_all_to_all": object()})
+    with pytest.raises(recfx.ConversionError) as caught:
+        sharders_for(converted(), [stock])
+    assert caught.value.reason == "quantized_communication"
+
+
+def test_other_models_and_second_calls_change_nothing() -> None:
+    given = [EmbeddingBagCollectionSharder()]
+    standard, width = build(CASE)
+    assert sharders_for(Model(standard, width), given) is given
+    init, plan = DistributedModelParallel.__init__, EmbeddingShardingPlanner.plan
+    extend_torchrec()
+    assert DistributedModelParallel.__init__ is init
+    assert EmbeddingShardingPlanner.plan is plan
+    assert len(sharders_for(converted(), sharders_for(converted(), given))) == 2
+
+
+def convert_with_a_plan(rank: int, world_size: int) -> list[Any]:
+    """The model has what scripts ask a DistributedModelParallel for."""
+    model = converted()
+    plan = recfx.plan(model, Topology(world_size, "cpu"))
+    sharded = recfx.convert(model, plan=plan)
+    both = CombinedOptimizer([sharded.fused_optimizer])
+    for group in both.param_groups:
+        group["lr"] = 0.0
+    before = _whole(recfx.unconvert(sharded))
+    sharded(batches(CASE, world_size, 1)[0][rank])[0].backward()
+    both.step()
+    same = all(torch.equal(value, before[name]) for name, value in _whole(recfx.unconvert(sharded)).items())
+    duplicate = copy.deepcopy(sharded)
+    for group in duplicate.fused_optimizer.param_groups:
+        group["lr"] = 1.0
+    assert [group["lr"] for group in sharded.fused_optimizer.param_groups] == [0.0, 0.0]
+    assert [group["lr"] for group in duplicate.sparse.fused_optimizer.param_groups] == [1.0, 1.0]
+    assert not hasattr(recfx.unconvert(sharded), "fused_optimizer")
+    return [same, sorted(sharded.fused_optimizer.state_dict()["state"])]
+
+
+def test_a_model_that_convert_has_sharded_has_a_fused_optimizer() -> None:
+    names = [f"sparse.embedding_bags.{table}.weight" for table in "ab"]
+    assert ranks(2).run(convert_with_a_plan) == [[True, names]] * 2
+
+
+def looked_at(rank: int, world_size: int) -> list[list[str]]:
+    model = converted(RAW)
+    plan = construct_module_sharding_plan(model.sparse, dict.fromkeys("ab", table_wise(rank=1)))
+    sharded = DistributedModelParallel(model, device=CPU, plan=ShardingPlan({"sparse": plan})).module.sparse
+    parts = (sharded._input_dists, sharded._lookups, sharded._output_dists)
+    return [sorted({type(each).__name__ for each in part}) for part in parts]
+
+
+def test_the_parts_that_torchrecs_introduction_looks_at() -> None:
+    assert ranks(2).run(looked_at) == [
+        [["InputDistStart"], [], ["AllToAll"]],
+        [["InputDistStart"], ["Lookup"], ["AllToAll"]],
+    ]

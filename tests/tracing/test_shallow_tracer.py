@@ -1,0 +1,228 @@
+"""What a trace would lose ends in an opaque leaf with the reason, and the graph stays right around it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+import recfx
+from recfx.tracing.sample import tensors_of
+
+
+def collection() -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])]
+    )
+
+
+def batch() -> KeyedJaggedTensor:
+    """Two samples."""
+    return KeyedJaggedTensor(["f"], torch.tensor([1, 2, 7]), lengths=torch.tensor([2, 1]))
+
+
+Run = Callable[[Callable[[KeyedJaggedTensor], torch.Tensor], KeyedJaggedTensor], torch.Tensor]
+
+
+class Hybrid(nn.Module):
+    """Holds a collection, and calls it in a way of its own."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.ebc = collection()
+        self.run = run
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.run(self._pool, features)
+
+    def _pool(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.ebc(features).values()
+
+
+class Root(nn.Module):
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.hybrid = Hybrid(run)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.hybrid(features) * 2
+
+
+def inside(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Run:
+    def run(pool: Callable[[KeyedJaggedTensor], torch.Tensor], features: KeyedJaggedTensor) -> torch.Tensor:
+        with context():
+            return pool(features)
+
+    return run
+
+
+def checkpointed(use_reentrant: bool) -> Run:
+    return lambda pool, features: torch.utils.checkpoint.checkpoint(pool, features, use_reentrant=use_reentrant)
+
+
+def hooked() -> contextlib.AbstractContextManager[Any]:
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        (inside(torch.enable_grad), "torch.enable_grad"),
+        (inside(torch.no_grad), "torch.no_grad"),
+        (inside(torch.inference_mode), "torch.inference_mode"),
+        (inside(lambda: torch.set_grad_enabled(False)), "torch.set_grad_enabled"),
+        (inside(lambda: torch.autocast("cpu", torch.bfloat16)), "torch.autocast"),
+        (inside(hooked), "saved_tensors_hooks"),
+        (checkpointed(use_reentrant=False), "activation checkpointing"),
+        (checkpointed(use_reentrant=True), "activation checkpointing"),
+    ],
+    ids=["enable_grad", "no_grad", "inference_mode", "set_grad", "autocast", "hooks", "checkpoint", "reentrant"],
+)
+def test_what_a_graph_would_forget_stays_a_call(run: Run, name: str) -> None:
+    model = Root(run)
+    traced = recfx.trace(model, (batch(),))
+    ((path, reason, message),) = [
+        (found.module_path, found.reason, found.message) for found in traced.meta["recfx_rollbacks"]
+    ]
+    assert (path, reason) == ("hybrid", "lost_by_tracing")
+    assert message == f"LostByTracing: {name} would be missing from the graph"
+    assert [str(node.target) for node in traced.graph.nodes if node.op == "call_module"] == ["hybrid"]
+    found, wanted = traced(batch()), model(batch())
+    assert torch.equal(found, wanted)
+    assert found.requires_grad == wanted.requires_grad
+
+
+def test_nothing_stays_patched() -> None:
+    before = (torch.no_grad.__enter__, torch.autocast.__enter__, torch.utils.checkpoint.CheckpointFunction.apply)
+    recfx.trace(Root(inside(torch.no_grad)), (batch(),))
+    assert (torch.no_grad.__enter__, torch.autocast.__enter__) == before[:2]
+    assert torch.utils.checkpoint.CheckpointFunction.apply == before[2]
+    with torch.no_grad():
+        assert not torch.is_grad_enabled()
+
+
+def test_a_plain_hybrid_is_entered() -> None:
+    traced = recfx.trace(Root(inside(contextlib.nullcontext)), (batch(),))
+    assert traced.meta["recfx_rollbacks"] == []
+    assert not any(node.target == "hybrid" for node in traced.graph.nodes)
+
+
+class Scaled(nn.Module):
+    """Uses its parameter, then what no trace can follow."""
+
+    def __init__(self, scale: nn.Parameter) -> None:
+        super().__init__()
+        self.ebc = collection()
+        self.scale = scale
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        pooled = self.ebc(features).values() * self.scale
+        return pooled if pooled.sum() > 1e9 else -pooled
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(3.0))
+        self.inner = Scaled(self.scale)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.inner(features) * self.scale
+
+
+def test_a_parameter_first_used_where_the_trace_gives_up() -> None:
+    model = Tied()
+    traced = recfx.trace(model, (batch(),))
+    assert [(one.module_path, one.reason) for one in traced.meta["recfx_rollbacks"]] == [("inner", "untraceable")]
+    traced.graph.lint()
+    wanted, found = model(batch()), traced(batch())
+    assert torch.equal(found, wanted)
+    wanted.sum().backward()
+    gradient = model.scale.grad.clone()
+    model.zero_grad()
+    found.sum().backward()
+    torch.testing.assert_close(model.scale.grad, gradient, rtol=1e-6, atol=0)
+
+
+@dataclass
+class Extra:
+    mask: torch.Tensor
+    features: KeyedJaggedTensor
+
+
+def full_sample() -> recfx.Sample:
+    weighted = KeyedJaggedTensor(
+        ["f"], torch.tensor([1, 2, 7]), torch.rand(3).requires_grad_(), lengths=torch.tensor([2, 1])
+    )
+    by_offsets = KeyedJaggedTensor.from_offsets_sync(["f"], torch.tensor([4, 5, 6]), torch.tensor([0, 1, 3]))
+    return recfx.Sample(
+        torch.rand(2, 3).requires_grad_(),
+        [weighted, (torch.arange(2),)],
+        other={"features": by_offsets, "scalar": torch.tensor(5.0), "fixed": torch.rand(7)},
+        extra=Extra(torch.tensor([True, False]), batch()),
+        flag=True,
+    )
+
+
+def all_tensors(sample: recfx.Sample) -> list[torch.Tensor]:
+    return tensors_of((sample.args, sample.kwargs))
+
+
+def test_a_cloned_sample_shares_no_tensor() -> None:
+    sample = full_sample()
+    cloned = sample.clone()
+    ours, theirs = all_tensors(sample), all_tensors(cloned)
+    assert len(ours) == len(theirs) == 12
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+        assert one.requires_grad == other.requires_grad
+        assert other.is_leaf
+    pointers = [{tensor.untyped_storage().data_ptr() for tensor in tensors} for tensors in (ours, theirs)]
+    assert pointers[0].isdisjoint(pointers[1])
+    first, second = (one.kwargs["other"]["features"].offsets() for one in (sample, cloned))
+    assert torch.equal(first, second)
+    assert first.data_ptr() != second.data_ptr()
+    before = [tensor.detach().clone() for tensor in ours]
+    for tensor in theirs:
+        tensor.detach().zero_()
+    assert all(torch.equal(tensor, kept) for tensor, kept in zip(ours, before, strict=True))
+
+
+def test_a_resized_sample_has_the_first_one_again() -> None:
+    sample = full_sample()
+    resized = sample.resized()
+    assert resized is not None
+    (dense, (weighted, (positions,))) = resized.args
+    torch.testing.assert_close(dense, sample.args[0][[0, 1, 0]], rtol=0, atol=0)
+    assert dense.requires_grad
+    assert weighted.stride() == 3
+    assert weighted.values().tolist() == [1, 2, 7, 1, 2]
+    assert weighted.lengths().tolist() == [2, 1, 2]
+    assert torch.equal(weighted.weights(), sample.args[1][0].weights()[[0, 1, 2, 0, 1]])
+    assert weighted.weights().requires_grad
+    assert positions.tolist() == [0, 1, 0]
+    other, extra = resized.kwargs["other"], resized.kwargs["extra"]
+    assert other["features"].values().tolist() == [4, 5, 6, 4]
+    assert other["features"].lengths().tolist() == [1, 2, 1]
+    assert other["scalar"].shape == ()
+    assert other["fixed"].shape == (7,)
+    assert extra.mask.tolist() == [True, False, True]
+    assert extra.features.stride() == 3
+    assert resized.kwargs["flag"] is True
+    assert sample.kwargs["extra"].mask.shape == (2,)
+
+
+def test_a_sample_without_a_batch_size_cannot_be_resized() -> None:
+    assert recfx.Sample(3, torch.tensor(1.0)).resized() is None
+    without = recfx.Sample(torch.rand(2, 3), 4).resized()
+    assert without is not None
+    assert without.args[0].shape == (3, 3)
+    assert without.args[1] == 4
