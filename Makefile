@@ -48,7 +48,9 @@ tsan: setup ## readers and writers of one index under the thread sanitizer (part
 bench: setup ## compare with the standard collection and FBGEMM, ratios printed
 	@$(BIN)/python -m tests.bench $(BENCH_FLAGS)
 
-lint: $(INSTALLED) ## ruff and mypy
+lint: $(INSTALLED) ## ruff, mypy, and clang-format for the C++ sources
+	@$(call say,"clang-format")
+	@$(BIN)/clang-format --dry-run --Werror kernels/csrc/*.cpp kernels/csrc/*.h
 	@$(call say,"ruff check")
 	@$(BIN)/ruff check .
 	@$(call say,"ruff format")
@@ -56,7 +58,8 @@ lint: $(INSTALLED) ## ruff and mypy
 	@$(call say,"mypy")
 	@$(BIN)/mypy
 
-format: $(INSTALLED) ## let ruff format and fix what it can
+format: $(INSTALLED) ## let ruff and clang-format format and fix what they can
+	@$(BIN)/clang-format -i kernels/csrc/*.cpp kernels/csrc/*.h
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 

@@ -7,7 +7,8 @@
 
 namespace recfx {
 
-// What an id without a row of its own reads: nothing, or a row of its bucket, if the bucket is of this slice of the table.
+// What an id without a row of its own reads: nothing, or a row of its bucket, if the bucket is of this slice of the
+// table.
 struct AbsentAnswer {
   int64_t rows;        // of the table
   int64_t dense_rows;  // of the table
@@ -26,9 +27,7 @@ struct AbsentAnswer {
         mixed_seed(mix64(static_cast<uint64_t>(seed))),
         mixed_share_seed(mix64(static_cast<uint64_t>(seed) + 1)) {}
 
-  int64_t bucket_begin(int64_t bucket) const {
-    return dense_rows + bucket * (rows - dense_rows) / buckets;
-  }
+  int64_t bucket_begin(int64_t bucket) const { return dense_rows + bucket * (rows - dense_rows) / buckets; }
 
   // Same rows as shared_rows() in kernels/buckets.py, less row_begin; -1 for an id of another slice.
   int64_t shared_row(int64_t id) const {

@@ -122,13 +122,15 @@ std::tuple<at::Tensor, at::Tensor> bag_offsets(const at::Tensor& values, const a
   std::vector<int64_t> first_bag{0};
   for (int64_t key = 0; key < keys; ++key) {
     const int64_t count = bags_per_key[bags_per_key.size() == 1 ? 0 : key];
-    TORCH_CHECK(count >= 0 && count <= bags.numel() - first_bag.back(), "recfx::bag_offsets: bags_per_key must be at least 0, "
+    TORCH_CHECK(count >= 0 && count <= bags.numel() - first_bag.back(),
+                "recfx::bag_offsets: bags_per_key must be at least 0, "
                 "and add up to the bags");
     first_bag.push_back(first_bag.back() + count);
   }
   const int64_t count = first_bag.back();
-  TORCH_CHECK(bags.numel() == count + (are_offsets ? 1 : 0), "recfx::bag_offsets: bags_per_key must add up to the bags: ",
-              count, ", but there are ", bags.numel(), are_offsets ? " offsets" : " lengths");
+  TORCH_CHECK(bags.numel() == count + (are_offsets ? 1 : 0),
+              "recfx::bag_offsets: bags_per_key must add up to the bags: ", count, ", but there are ", bags.numel(),
+              are_offsets ? " offsets" : " lengths");
   const at::Tensor values_contiguous = values.contiguous();
   const at::Tensor bags_contiguous = bags.contiguous();
   const at::Tensor rows_contiguous = rows_per_key.contiguous();
@@ -137,8 +139,8 @@ std::tuple<at::Tensor, at::Tensor> bag_offsets(const at::Tensor& values, const a
   at::Tensor offsets_tensor = at::empty({count + 1}, rows_per_key.options());
   int64_t* offsets = offsets_tensor.mutable_data_ptr<int64_t>();
   Found found = bags.scalar_type() == at::kLong
-      ? sum_bags(bags_contiguous.const_data_ptr<int64_t>(), are_offsets, count, ids, offsets)
-      : sum_bags(bags_contiguous.const_data_ptr<int32_t>(), are_offsets, count, ids, offsets);
+                    ? sum_bags(bags_contiguous.const_data_ptr<int64_t>(), are_offsets, count, ids, offsets)
+                    : sum_bags(bags_contiguous.const_data_ptr<int32_t>(), are_offsets, count, ids, offsets);
   if (found.fault != kNone) {
     std::fill(offsets, offsets + count + 1, 0);
   } else {
@@ -148,8 +150,8 @@ std::tuple<at::Tensor, at::Tensor> bag_offsets(const at::Tensor& values, const a
     }
     const int64_t* rows = rows_contiguous.const_data_ptr<int64_t>();
     const int64_t first = values.scalar_type() == at::kLong
-        ? first_bad_of_keys(values_contiguous.const_data_ptr<int64_t>(), borders, rows)
-        : first_bad_of_keys(values_contiguous.const_data_ptr<int32_t>(), borders, rows);
+                              ? first_bad_of_keys(values_contiguous.const_data_ptr<int64_t>(), borders, rows)
+                              : first_bad_of_keys(values_contiguous.const_data_ptr<int32_t>(), borders, rows);
     if (first != kAllInRange) {
       found = {kOutOfRange, first};
     }
@@ -168,8 +170,6 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
       "(Tensor, Tensor)");
 }
 
-TORCH_LIBRARY_IMPL(recfx, CPU, library) {
-  library.impl("bag_offsets", bag_offsets);
-}
+TORCH_LIBRARY_IMPL(recfx, CPU, library) { library.impl("bag_offsets", bag_offsets); }
 
 }  // namespace recfx

@@ -61,18 +61,18 @@ Plan plan_of(int64_t batch_size, at::IntArrayRef borders, at::IntArrayRef border
                     std::is_sorted(own.begin(), own.end()),
                 "recfx::bucketize: the row borders of feature ", f, " must ascend from 0 to its ", rows[f], " rows");
     TORCH_CHECK(buckets[f] == 0 || (dense_rows[f] >= 0 && 1 <= buckets[f] && buckets[f] <= rows[f] - dense_rows[f]),
-                "recfx::bucketize: feature ", f, " has ", buckets[f], " buckets in ", rows[f], " rows, ",
-                dense_rows[f], " of them dense");
+                "recfx::bucketize: feature ", f, " has ", buckets[f], " buckets in ", rows[f], " rows, ", dense_rows[f],
+                " of them dense");
     plan.features.emplace_back(std::in_place, own, rows[f], dense_rows[f], buckets[f], seeds[f]);
     plan.first_entry.emplace_back(count - 1, kNowhere);
   }
   std::vector<int64_t> first_whole(features, kNowhere);
   for (size_t e = 0; e < sources.size(); ++e) {
-    TORCH_CHECK(0 <= sources[e] && sources[e] < static_cast<int64_t>(features), "recfx::bucketize: there is no feature ",
-                sources[e]);
+    TORCH_CHECK(0 <= sources[e] && sources[e] < static_cast<int64_t>(features),
+                "recfx::bucketize: there is no feature ", sources[e]);
     const std::vector<int64_t>& of_pieces = plan.first_entry[sources[e]];
-    TORCH_CHECK(kWhole <= pieces[e] && pieces[e] < static_cast<int64_t>(of_pieces.size()),
-                "recfx::bucketize: feature ", sources[e], " has no piece ", pieces[e]);
+    TORCH_CHECK(kWhole <= pieces[e] && pieces[e] < static_cast<int64_t>(of_pieces.size()), "recfx::bucketize: feature ",
+                sources[e], " has no piece ", pieces[e]);
     int64_t& known = pieces[e] == kWhole ? first_whole[sources[e]] : plan.first_entry[sources[e]][pieces[e]];
     plan.source.push_back(sources[e]);
     plan.whole.push_back(pieces[e] == kWhole);
@@ -121,8 +121,9 @@ std::vector<int64_t> offsets_of(const length_t* lengths, int64_t count, int64_t 
   int64_t total = 0;
   for (int64_t i = 0; i < count; ++i) {
     offsets[i] = total;
-    TORCH_CHECK(0 <= lengths[i] && lengths[i] <= most - total, "recfx::bucketize: lengths must not be negative, and say ",
-                most, " ids in all, but number ", i, " is ", lengths[i]);
+    TORCH_CHECK(0 <= lengths[i] && lengths[i] <= most - total,
+                "recfx::bucketize: lengths must not be negative, and say ", most, " ids in all, but number ", i, " is ",
+                lengths[i]);
     total += lengths[i];
   }
   offsets[count] = total;
@@ -152,9 +153,7 @@ class BagCounts {
     }
   }
 
-  int64_t operator[](int64_t piece) const {
-    return counts_[piece];
-  }
+  int64_t operator[](int64_t piece) const { return counts_[piece]; }
 
  private:
   std::vector<int64_t> counts_;
@@ -276,9 +275,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> bucketize_as(Plan& plan, const at
   complete_lengths(plan, lengths_in, lengths_data);
   const std::vector<int64_t> offsets_out = offsets_of(lengths_data, bags_out, std::numeric_limits<int64_t>::max());
   at::Tensor ids_out = at::empty({offsets_out.back()}, ids.options());
-  fill(plan, tasks, offsets_out, pieces, id_data, ids_out.data_ptr<int64_t>(), [](const PieceOf& of, int64_t piece) {
-    return of.ids_are_rows() ? of.first_row(piece) : 0;
-  });
+  fill(plan, tasks, offsets_out, pieces, id_data, ids_out.data_ptr<int64_t>(),
+       [](const PieceOf& of, int64_t piece) { return of.ids_are_rows() ? of.first_row(piece) : 0; });
   at::Tensor weights_out = at::empty({weights.numel() == 0 ? 0 : offsets_out.back()}, weights.options());
   if (weights.numel() > 0) {
     switch (weights.element_size()) {  // moved, never looked at
@@ -315,8 +313,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> bucketize(
   const at::Tensor weights_contiguous =
       weights ? weights->contiguous() : at::empty({0}, at::TensorOptions().dtype(at::kFloat));
   return lengths.scalar_type() == at::kLong
-      ? bucketize_as<int64_t>(plan, ids_contiguous, lengths_contiguous, weights_contiguous)
-      : bucketize_as<int32_t>(plan, ids_contiguous, lengths_contiguous, weights_contiguous);
+             ? bucketize_as<int64_t>(plan, ids_contiguous, lengths_contiguous, weights_contiguous)
+             : bucketize_as<int32_t>(plan, ids_contiguous, lengths_contiguous, weights_contiguous);
 }
 
 }  // namespace
@@ -328,8 +326,6 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
       "-> (Tensor, Tensor, Tensor)");
 }
 
-TORCH_LIBRARY_IMPL(recfx, CPU, library) {
-  library.impl("bucketize", bucketize);
-}
+TORCH_LIBRARY_IMPL(recfx, CPU, library) { library.impl("bucketize", bucketize); }
 
 }  // namespace recfx

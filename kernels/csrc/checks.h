@@ -13,7 +13,8 @@ namespace recfx {
 inline int64_t* int64_data(const at::Tensor& tensor, const char* name, int64_t dimensions = 1) {
   TORCH_CHECK(tensor.device().is_cpu(), "recfx: ", name, " must be on the CPU, got ", tensor.device());
   TORCH_CHECK(tensor.scalar_type() == at::kLong, "recfx: ", name, " must be int64, got ", tensor.scalar_type());
-  TORCH_CHECK(tensor.dim() == dimensions, "recfx: ", name, " must have ", dimensions, " dimension(s), got ", tensor.dim());
+  TORCH_CHECK(tensor.dim() == dimensions, "recfx: ", name, " must have ", dimensions, " dimension(s), got ",
+              tensor.dim());
   TORCH_CHECK(tensor.is_contiguous(), "recfx: ", name, " must be contiguous");
   return static_cast<int64_t*>(tensor.data_ptr());
 }

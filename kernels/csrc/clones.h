@@ -1,6 +1,6 @@
-// Vector instructions where the machine has them: RECFX_CLONES before a function compiles it once for each set below, and
-// the loader takes the best that runs. What it calls must be RECFX_INLINE to be compiled along with it. Results do not
-// depend on the set: the library is built without fused multiply-add.
+// Vector instructions where the machine has them: RECFX_CLONES before a function compiles it once for each set below,
+// and the loader takes the best that runs. What it calls must be RECFX_INLINE to be compiled along with it. Results do
+// not depend on the set: the library is built without fused multiply-add.
 #pragma once
 
 #define RECFX_INLINE __attribute__((always_inline)) inline

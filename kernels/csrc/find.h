@@ -37,9 +37,7 @@ class Finder {
   }
 
   // rows[begin, done) are known
-  RECFX_INLINE int64_t done() const {
-    return done_;
-  }
+  RECFX_INLINE int64_t done() const { return done_; }
 
   // Finds one more block.
   RECFX_INLINE void step() {
@@ -75,9 +73,7 @@ class Finder {
   }
 
  private:
-  RECFX_INLINE int64_t block_size(int64_t begin) const {
-    return std::min(kLookahead, end_ - begin);
-  }
+  RECFX_INLINE int64_t block_size(int64_t begin) const { return std::min(kLookahead, end_ - begin); }
 
   RECFX_INLINE void fetch() {
     const int64_t count = block_size(done_);

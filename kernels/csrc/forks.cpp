@@ -14,13 +14,9 @@ namespace {
 int64_t fork_cell = 0;  // shared by those who must not be interrupted by a fork, exclusive while one goes on
 std::atomic<bool> forked{false};
 
-void before_fork() {
-  IndexLock(&fork_cell).lock();
-}
+void before_fork() { IndexLock(&fork_cell).lock(); }
 
-void in_parent() {
-  IndexLock(&fork_cell).unlock();
-}
+void in_parent() { IndexLock(&fork_cell).unlock(); }
 
 void in_child() {
   forked.store(true, std::memory_order_relaxed);
@@ -31,16 +27,10 @@ const int registered = pthread_atfork(before_fork, in_parent, in_child);
 
 }  // namespace
 
-bool is_forked_child() {
-  return forked.load(std::memory_order_relaxed);
-}
+bool is_forked_child() { return forked.load(std::memory_order_relaxed); }
 
-NoFork::NoFork() {
-  IndexLock(&fork_cell).lock_shared();
-}
+NoFork::NoFork() { IndexLock(&fork_cell).lock_shared(); }
 
-NoFork::~NoFork() {
-  IndexLock(&fork_cell).unlock_shared();
-}
+NoFork::~NoFork() { IndexLock(&fork_cell).unlock_shared(); }
 
 }  // namespace recfx

@@ -26,9 +26,7 @@ class FreeRows {
     total_ = start;
   }
 
-  int64_t total_words() const {
-    return total_;
-  }
+  int64_t total_words() const { return total_; }
 
   void give_back(int64_t row) {
     int64_t position = row;
@@ -72,9 +70,7 @@ class FreeRows {
   }
 
  private:
-  uint64_t& word(int level, int64_t index) const {
-    return words_[start_[level] + index];
-  }
+  uint64_t& word(int level, int64_t index) const { return words_[start_[level] + index]; }
 
   static constexpr int kMostLevels = 11;  // 64 ** 11 is more than any int64
   uint64_t* words_;

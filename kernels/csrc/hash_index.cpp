@@ -25,13 +25,9 @@ namespace {
 
 constexpr int64_t kIdsPerTask = 2048;
 
-at::TensorOptions int64_options() {
-  return at::TensorOptions().dtype(at::kLong);
-}
+at::TensorOptions int64_options() { return at::TensorOptions().dtype(at::kLong); }
 
-int64_t* mutable_int64(const at::Tensor& tensor) {
-  return static_cast<int64_t*>(tensor.data_ptr());
-}
+int64_t* mutable_int64(const at::Tensor& tensor) { return static_cast<int64_t*>(tensor.data_ptr()); }
 
 Locked write_lock(at::TensorList buffers) {
   std::vector<IndexLock> locks;
@@ -103,9 +99,8 @@ std::tuple<at::Tensor, at::Tensor> find_tables(const at::Tensor& ids, at::IntArr
                                                at::TensorList slots, at::TensorList side_rows, at::TensorList locks,
                                                at::IntArrayRef dense_rows, at::OptionalIntArrayRef dense_begins) {
   const size_t tables = begins.size();
-  TORCH_CHECK(ends.size() == tables && slots.size() == tables && side_rows.size() == tables &&
-                  locks.size() == tables && dense_rows.size() == tables &&
-                  (!dense_begins || dense_begins->size() == tables),
+  TORCH_CHECK(ends.size() == tables && slots.size() == tables && side_rows.size() == tables && locks.size() == tables &&
+                  dense_rows.size() == tables && (!dense_begins || dense_begins->size() == tables),
               "recfx: find_tables needs one entry a table in every list");
   const at::Tensor contiguous = ids.contiguous();
   const int64_t* data = int64_data(contiguous, "ids");
@@ -231,7 +226,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
   for (const TableBatch& batch : batches) {
     for (const TableBatch::Given& each : batch.given()) {
       mutable_int64(new_rows)[position] = each.row;
-      static_cast<uint8_t*>(states_before.data_ptr())[position] = is_taken(each.state_before) ? kTaken : each.state_before;
+      static_cast<uint8_t*>(states_before.data_ptr())[position] =
+          is_taken(each.state_before) ? kTaken : each.state_before;
       mutable_int64(ids_before)[position++] = each.id_before;
     }
   }
@@ -250,7 +246,8 @@ void add_counts(at::TensorList counts, at::IntArrayRef amounts) {
   }
 }
 
-// The rows of each table that have been initialised: rows[begins[t], ends[t]) are those of table t. Others stay as they are.
+// The rows of each table that have been initialised: rows[begins[t], ends[t]) are those of table t. Others stay as they
+// are.
 void mark_initialized(at::TensorList buffers, at::IntArrayRef policies, const at::Tensor& rows, at::IntArrayRef begins,
                       at::IntArrayRef ends) {
   const int64_t* row_data = int64_data(rows, "rows");
@@ -263,8 +260,8 @@ void mark_initialized(at::TensorList buffers, at::IntArrayRef policies, const at
     TORCH_CHECK(0 <= begins[t] && begins[t] <= ends[t] && ends[t] <= rows.numel(), "recfx: table ", t, " has rows ",
                 begins[t], " to ", ends[t], " of ", rows.numel());
     for (int64_t i = begins[t]; i < ends[t]; ++i) {  // before anything is changed
-      TORCH_CHECK(row_data[i] >= 0 && row_data[i] < row_count, "recfx: row ", row_data[i],
-                  " is outside a table of ", row_count, " rows");
+      TORCH_CHECK(row_data[i] >= 0 && row_data[i] < row_count, "recfx: row ", row_data[i], " is outside a table of ",
+                  row_count, " rows");
     }
   }
   for (size_t t = 0; t < indexes.size(); ++t) {
@@ -313,8 +310,7 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
       "int[] oldest_in_flight, Tensor[]? rows_in_flight=None, int[]? oldest_listed=None) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def("add_counts(Tensor(a!)[] counts, int[] amounts) -> ()");
-  library.def(
-      "mark_initialized(Tensor(a!)[] buffers, int[] policies, Tensor rows, int[] begins, int[] ends) -> ()");
+  library.def("mark_initialized(Tensor(a!)[] buffers, int[] policies, Tensor rows, int[] begins, int[] ends) -> ()");
   library.def("erase(Tensor ids, Tensor(a!)[] buffers, int[] policy) -> Tensor");
 }
 

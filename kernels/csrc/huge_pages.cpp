@@ -28,12 +28,8 @@ bool advise_huge_pages(const at::Tensor& tensor) {
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(recfx, library) {
-  library.def("advise_huge_pages(Tensor tensor) -> bool");
-}
+TORCH_LIBRARY_FRAGMENT(recfx, library) { library.def("advise_huge_pages(Tensor tensor) -> bool"); }
 
-TORCH_LIBRARY_IMPL(recfx, CPU, library) {
-  library.impl("advise_huge_pages", advise_huge_pages);
-}
+TORCH_LIBRARY_IMPL(recfx, CPU, library) { library.impl("advise_huge_pages", advise_huge_pages); }
 
 }  // namespace recfx

@@ -20,12 +20,8 @@ constexpr uint8_t kFreed = 2;    // free, but it belonged to an id before
 constexpr uint8_t kNew = 3;      // taken, but its weights are not those of its id yet; never used before
 constexpr uint8_t kRenewed = 5;  // the same, of a row that belonged to another id before
 
-inline bool is_taken(uint8_t state) {
-  return state % 2 == 1;
-}
-inline bool is_uninitialized(uint8_t state) {
-  return state == kNew || state == kRenewed;
-}
+inline bool is_taken(uint8_t state) { return state % 2 == 1; }
+inline bool is_uninitialized(uint8_t state) { return state == kNew || state == kRenewed; }
 
 // Where the numbers of `counts` stand; hashing/storage.py names them.
 enum Counter { kBatches, kIdsSeen, kInserted, kEvicted, kSharedAnswers, kUnseenAnswers, kCounters };
@@ -33,22 +29,19 @@ enum Counter { kBatches, kIdsSeen, kInserted, kEvicted, kSharedAnswers, kUnseenA
 // What HashConfig says, as numbers; kernels/hash_index.py makes them.
 struct Policy {
   int64_t seed;
-  bool share;   // on_full
-  bool evict;   // on_full
-  bool lfu;     // else lru
+  bool share;  // on_full
+  bool evict;  // on_full
+  bool lfu;    // else lru
   int64_t admit_after;
   bool share_unseen;
   bool mark_new = false;  // rows that are given out are kNew or kRenewed until somebody has initialised them
 };
 
-// When a candidate was first seen: the number of the batch, then which of the batch's new candidates of its bucket it was.
+// When a candidate was first seen: the number of the batch, then which of the batch's new candidates of its bucket it
+// was.
 constexpr int kNewIdBits = 31;
-inline int64_t candidate_order(int64_t batch, int64_t number) {
-  return (batch << kNewIdBits) + number;
-}
-inline int64_t first_batch(int64_t order) {
-  return order >> kNewIdBits;
-}
+inline int64_t candidate_order(int64_t batch, int64_t number) { return (batch << kNewIdBits) + number; }
+inline int64_t first_batch(int64_t order) { return order >> kNewIdBits; }
 
 // Ids that have been seen, but not often enough for a row: at most as many in a bucket as it has rows.
 struct Candidates {
@@ -60,18 +53,10 @@ struct Candidates {
   LowestRows oldest;
 
   // For LowestRows: the oldest candidate is the lowest.
-  int64_t score(int64_t place) const {
-    return counts[place] == 0 ? LowestRows::kNoScore : order[place];
-  }
-  int64_t key_score(int64_t score) const {
-    return score;
-  }
-  Key key(int64_t, int64_t score) const {
-    return {score, 0};
-  }
-  bool blocked(int64_t, int64_t) const {
-    return false;
-  }
+  int64_t score(int64_t place) const { return counts[place] == 0 ? LowestRows::kNoScore : order[place]; }
+  int64_t key_score(int64_t score) const { return score; }
+  Key key(int64_t, int64_t score) const { return {score, 0}; }
+  bool blocked(int64_t, int64_t) const { return false; }
 };
 
 struct Index {
@@ -96,9 +81,7 @@ struct Index {
   bool is_foreign(int64_t absent_id) const {
     return !slice.is_whole_table() && (slice.is_dense(absent_id) || !slice.holds_bucket(bucket_of(absent_id)));
   }
-  int64_t& taken_in(int64_t bucket) {
-    return bucket_taken[bucket - slice.first_bucket];
-  }
+  int64_t& taken_in(int64_t bucket) { return bucket_taken[bucket - slice.first_bucket]; }
   // The row of its bucket, which must be the slice's, that an id shares where it has none of its own.
   int64_t shared_row(int64_t id) const {
     const int64_t bucket = bucket_of(id);
@@ -107,9 +90,7 @@ struct Index {
     return begin + mixed_modulo(id, mixed_seed, slice.bucket_begin(bucket + 1) - begin);
   }
 
-  ScoreRule score_rule() const {
-    return ScoreRule(policy.lfu);
-  }
+  ScoreRule score_rule() const { return ScoreRule(policy.lfu); }
   // The row that the id had, or -1.
   int64_t remove(int64_t id) {
     const int64_t row = table.erase(id);

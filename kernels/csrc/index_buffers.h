@@ -12,23 +12,51 @@ namespace recfx {
 
 // The order in which an index's tensors are passed: IndexBuffers in kernels/hash_index.py.
 enum Buffer {
-  kSlots, kSideRow, kRowIds, kRowState, kFreeRows, kBucketTaken, kCountsBuffer, kLock, kRowScores, kVictims,
-  kVictimHeads, kCandidateSlots, kCandidateSideRow, kCandidateIds, kCandidateCounts, kCandidateOrder, kFreePlaces,
-  kOldest, kOldestHeads, kUninitialized, kBuffers
+  kSlots,
+  kSideRow,
+  kRowIds,
+  kRowState,
+  kFreeRows,
+  kBucketTaken,
+  kCountsBuffer,
+  kLock,
+  kRowScores,
+  kVictims,
+  kVictimHeads,
+  kCandidateSlots,
+  kCandidateSideRow,
+  kCandidateIds,
+  kCandidateCounts,
+  kCandidateOrder,
+  kFreePlaces,
+  kOldest,
+  kOldestHeads,
+  kUninitialized,
+  kBuffers
 };
 
 // The order of an index's numbers: IndexPolicy in kernels/hash_index.py.
 enum PolicyNumber {
-  kDenseRows, kSeed, kOnFull, kEvictRule, kAdmitAfter, kUnseen, kTableRows, kBucketsOfTable, kRowBegin, kRowEnd,
-  kMarkNew, kPolicyNumbers
+  kDenseRows,
+  kSeed,
+  kOnFull,
+  kEvictRule,
+  kAdmitAfter,
+  kUnseen,
+  kTableRows,
+  kBucketsOfTable,
+  kRowBegin,
+  kRowEnd,
+  kMarkNew,
+  kPolicyNumbers
 };
 
 template <typename T>
 T* buffer_data(const at::Tensor& tensor, const char* name, at::ScalarType type, int64_t elements) {
   TORCH_CHECK(tensor.device().is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == type, "recfx: ", name,
               " must be ", type, ", contiguous and on the CPU, got ", tensor.scalar_type(), " on ", tensor.device());
-  TORCH_CHECK(elements < 0 || tensor.numel() == elements, "recfx: ", name, " must have ", elements,
-              " elements, got ", tensor.numel());
+  TORCH_CHECK(elements < 0 || tensor.numel() == elements, "recfx: ", name, " must have ", elements, " elements, got ",
+              tensor.numel());
   return static_cast<T*>(tensor.data_ptr());
 }
 
@@ -57,8 +85,8 @@ inline RowSlice row_slice(const at::IntArrayRef numbers) {
   const int64_t buckets = numbers[kBucketsOfTable];
   TORCH_CHECK(0 <= dense_rows && dense_rows < table_rows, "recfx: dense_rows must be in [0, ", table_rows, "), got ",
               dense_rows);
-  TORCH_CHECK(1 <= buckets && buckets <= table_rows - dense_rows, "recfx: there must be 1 to ",
-              table_rows - dense_rows, " buckets, got ", buckets);
+  TORCH_CHECK(1 <= buckets && buckets <= table_rows - dense_rows, "recfx: there must be 1 to ", table_rows - dense_rows,
+              " buckets, got ", buckets);
   const int64_t begin = numbers[kRowBegin];
   const int64_t end = numbers[kRowEnd];
   TORCH_CHECK(0 <= begin && begin < end && end <= table_rows, "recfx: rows ", begin, " to ", end,
@@ -103,8 +131,9 @@ inline Index index_view(const at::TensorList buffers, const at::IntArrayRef numb
     index.victims = lowest_rows_view(buffers[kVictims], buffers[kVictimHeads], "victims", index_rows, buckets);
   }
   if (policy.admit_after > 1) {
-    TORCH_CHECK(buffers[kCandidateSlots].size(0) > index_rows, "recfx: there must be more candidate slots than rows, got ",
-                buffers[kCandidateSlots].size(0), " slots for ", index_rows, " rows");
+    TORCH_CHECK(buffers[kCandidateSlots].size(0) > index_rows,
+                "recfx: there must be more candidate slots than rows, got ", buffers[kCandidateSlots].size(0),
+                " slots for ", index_rows, " rows");
     index.candidates = Candidates{
         .table = slot_table(buffers[kCandidateSlots], buffers[kCandidateSideRow]),
         .ids = longs(buffers[kCandidateIds], "candidate_ids", rows),

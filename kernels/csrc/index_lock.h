@@ -1,5 +1,5 @@
-// Readers together, a writer alone. The lock is one int64 of a buffer, so that the operators need no state of their own.
-// No torch in here.
+// Readers together, a writer alone. The lock is one int64 of a buffer, so that the operators need no state of their
+// own. No torch in here.
 #pragma once
 
 #include <atomic>
@@ -29,9 +29,7 @@ class IndexLock {
     }
   }
 
-  void unlock_shared() {
-    std::atomic_ref<int64_t>(*cell_).fetch_sub(1, std::memory_order_release);
-  }
+  void unlock_shared() { std::atomic_ref<int64_t>(*cell_).fetch_sub(1, std::memory_order_release); }
 
   void lock() {
     std::atomic_ref<int64_t> state(*cell_);
@@ -45,9 +43,7 @@ class IndexLock {
     }
   }
 
-  void unlock() {
-    std::atomic_ref<int64_t>(*cell_).store(0, std::memory_order_release);
-  }
+  void unlock() { std::atomic_ref<int64_t>(*cell_).store(0, std::memory_order_release); }
 
  private:
   static constexpr int64_t kWaiting = int64_t{1} << 62;

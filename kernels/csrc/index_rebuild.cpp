@@ -132,12 +132,8 @@ at::Tensor rebuild(at::TensorList buffers, at::IntArrayRef policy) {
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(recfx, library) {
-  library.def("rebuild(Tensor(a!)[] buffers, int[] policy) -> Tensor");
-}
+TORCH_LIBRARY_FRAGMENT(recfx, library) { library.def("rebuild(Tensor(a!)[] buffers, int[] policy) -> Tensor"); }
 
-TORCH_LIBRARY_IMPL(recfx, CPU, library) {
-  library.impl("rebuild", rebuild);
-}
+TORCH_LIBRARY_IMPL(recfx, CPU, library) { library.impl("rebuild", rebuild); }
 
 }  // namespace recfx

@@ -33,13 +33,9 @@ class LowestRows {
   LowestRows(Entry* entries, Head* heads) : entries_(entries), heads_(heads) {}
 
   // Entries of the buckets before one that begins at index row `begin`; kernels/hash_index.py has the same.
-  static int64_t entries_before(int64_t begin, int64_t bucket) {
-    return begin / 16 + bucket;
-  }
+  static int64_t entries_before(int64_t begin, int64_t bucket) { return begin / 16 + bucket; }
 
-  void forget(int64_t bucket) {
-    heads_[bucket].size = kUnknown;
-  }
+  void forget(int64_t bucket) { heads_[bucket].size = kUnknown; }
 
   // The lowest row that is not blocked, -1 if there is none. Blocked ones that were met are appended to `aside`: they
   // must be given to `add` when they may no longer be blocked.
@@ -82,12 +78,8 @@ class LowestRows {
   }
 
  private:
-  static bool later(const Entry& a, const Entry& b) {
-    return a.key > b.key;
-  }
-  static bool earlier(const Entry& a, const Entry& b) {
-    return a.key < b.key;
-  }
+  static bool later(const Entry& a, const Entry& b) { return a.key > b.key; }
+  static bool earlier(const Entry& a, const Entry& b) { return a.key < b.key; }
 
   static void add_entry(Head& head, Entry* heap, int64_t capacity, Entry entry) {
     if (head.size == kUnknown || entry.key > head.bound) {

@@ -44,9 +44,7 @@ class NewIds {
     }
   }
 
-  std::vector<NewId>& distinct() {
-    return distinct_;
-  }
+  std::vector<NewId>& distinct() { return distinct_; }
 
   // Writes every id's answer to where it stands in the batch.
   void answer(int64_t* rows) const {

@@ -40,18 +40,10 @@ class PieceOf {
     }
   }
 
-  int64_t pieces() const {
-    return pieces_;
-  }
-  bool ids_are_rows() const {
-    return buckets_ == 0;
-  }
-  int64_t rows() const {
-    return rows_;
-  }
-  int64_t first_row(int64_t piece) const {
-    return first_rows_[piece];
-  }
+  int64_t pieces() const { return pieces_; }
+  bool ids_are_rows() const { return buckets_ == 0; }
+  int64_t rows() const { return rows_; }
+  int64_t first_row(int64_t piece) const { return first_rows_[piece]; }
 
   // Writes the piece of each of ids[0, count). False: an id is no row, and what is written means nothing.
   bool find(const int64_t* ids, int64_t count, uint16_t* pieces) const {
@@ -101,8 +93,8 @@ class PieceOf {
     for (int64_t i = 0; i < count; ++i) {
       const uint64_t id = static_cast<uint64_t>(ids[i]);
       // mixed_modulo; without a division for a power of two
-      const uint64_t bucket = is_power_of_two ? mix64(id ^ seed) & mask
-                                              : static_cast<uint64_t>(mixed_modulo(ids[i], seed, of.buckets_));
+      const uint64_t bucket =
+          is_power_of_two ? mix64(id ^ seed) & mask : static_cast<uint64_t>(mixed_modulo(ids[i], seed, of.buckets_));
       keys[i] = static_cast<int64_t>(id < dense_rows ? id : dense_rows + bucket);
     }
     return true;

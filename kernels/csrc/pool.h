@@ -12,8 +12,8 @@ namespace recfx {
 
 constexpr int64_t kLineBytes = 64;
 
-// Rows of so many bytes and more are added as they come, each with the lines of a later one fetched along. Narrower rows
-// are fetched in bursts before they are added, which keeps more of them on their way.
+// Rows of so many bytes and more are added as they come, each with the lines of a later one fetched along. Narrower
+// rows are fetched in bursts before they are added, which keeps more of them on their way.
 constexpr int64_t kWideBytes = 128;
 
 // How many ids ahead a row is fetched.
@@ -32,9 +32,7 @@ struct Bags {
   float* sums;  // of bag 0
   int64_t sum_stride;
 
-  RECFX_INLINE int64_t row_bytes() const {
-    return dim * static_cast<int64_t>(sizeof(weight_t));
-  }
+  RECFX_INLINE int64_t row_bytes() const { return dim * static_cast<int64_t>(sizeof(weight_t)); }
 };
 
 template <typename weight_t>
@@ -108,8 +106,8 @@ RECFX_INLINE void pool_wide_bag(const Bags<weight_t>& bags, int64_t begin, int64
 
 // Adds `width` columns of some rows to sum, in the order of the rows.
 template <int width, bool scaled, typename weight_t>
-RECFX_INLINE void add_columns(const weight_t* const* rows, const float* scale, int64_t count, int64_t column, bool first,
-                              float* sum) {
+RECFX_INLINE void add_columns(const weight_t* const* rows, const float* scale, int64_t count, int64_t column,
+                              bool first, float* sum) {
   using Floats = typename Vectors<width>::Floats;
   Floats total{};
   if (!first) {
@@ -210,7 +208,7 @@ template <typename weight_t>
 static void pool(const Bags<weight_t>& bags, int64_t first, int64_t last) {
 #ifdef RECFX_X86_TARGETS
   static const auto best = __builtin_cpu_supports("avx512f") ? &pool_vectors16<weight_t>
-      : __builtin_cpu_supports("avx2")                       ? &pool_vectors8<weight_t>
+                           : __builtin_cpu_supports("avx2")  ? &pool_vectors8<weight_t>
                                                              : &pool_vectors4<weight_t>;
   best(bags, first, last);
 #else

@@ -59,8 +59,8 @@ struct Lookup {
                 "recfx: offsets must be [F * B + 1] for ", features, " features, got ", offsets_tensor.sizes());
     batch_size = (offsets_tensor.numel() - 1) / features;
     const int64_t* last = offsets + features * batch_size;
-    TORCH_CHECK(*offsets >= 0 && *last <= ids && std::is_sorted(offsets, last + 1), "recfx: offsets must ascend within the ",
-                ids, " ids");
+    TORCH_CHECK(*offsets >= 0 && *last <= ids && std::is_sorted(offsets, last + 1),
+                "recfx: offsets must ascend within the ", ids, " ids");
     for (const at::Tensor& weight : weights) {
       TORCH_CHECK(weight.device().is_cpu() && weight.dim() == 2 && weight.is_contiguous() &&
                       weight.scalar_type() == weights[0].scalar_type() &&
@@ -82,15 +82,19 @@ struct Lookup {
     }
   }
 
-  at::Tensor new_pooled() const {
-    return at::empty({batch_size, columns}, at::TensorOptions().dtype(at::kFloat));
-  }
+  at::Tensor new_pooled() const { return at::empty({batch_size, columns}, at::TensorOptions().dtype(at::kFloat)); }
 
   template <typename weight_t>
   Bags<weight_t> bags(int64_t feature, const int64_t* rows, float* pooled) const {
     const at::Tensor& weight = weights[table_of_feature[feature]];
-    return {static_cast<const weight_t*>(weight.const_data_ptr()), weight.size(1), rows, scale,
-            offsets + feature * batch_size, mean, pooled + first_column[feature], columns};
+    return {static_cast<const weight_t*>(weight.const_data_ptr()),
+            weight.size(1),
+            rows,
+            scale,
+            offsets + feature * batch_size,
+            mean,
+            pooled + first_column[feature],
+            columns};
   }
 
   // Calls run(bags of the weights' type) for one feature.
@@ -155,11 +159,13 @@ at::Tensor pooled_lookup(const at::Tensor& rows, const at::Tensor& offsets, at::
 }
 
 // -> pooled, rows, absent [tables]
-std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(
-    const at::Tensor& ids, const at::Tensor& offsets, at::TensorList weights, at::IntArrayRef table_of_feature,
-    at::TensorList slots, at::TensorList side_rows, at::IntArrayRef dense_rows, at::IntArrayRef share_buckets,
-    at::IntArrayRef seeds, at::IntArrayRef table_rows, at::IntArrayRef row_begins, at::TensorList locks,
-    const OptionalTensor& per_sample_weights) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(const at::Tensor& ids, const at::Tensor& offsets,
+                                                             at::TensorList weights, at::IntArrayRef table_of_feature,
+                                                             at::TensorList slots, at::TensorList side_rows,
+                                                             at::IntArrayRef dense_rows, at::IntArrayRef share_buckets,
+                                                             at::IntArrayRef seeds, at::IntArrayRef table_rows,
+                                                             at::IntArrayRef row_begins, at::TensorList locks,
+                                                             const OptionalTensor& per_sample_weights) {
   const size_t tables = weights.size();
   TORCH_CHECK(slots.size() == tables && side_rows.size() == tables && dense_rows.size() == tables &&
                   share_buckets.size() == tables && seeds.size() == tables && table_rows.size() == tables &&
@@ -176,10 +182,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(
     const int64_t rows = table_rows[t] == 0 ? own_rows : table_rows[t];
     TORCH_CHECK(row_begins[t] >= 0 && row_begins[t] <= rows - own_rows, "recfx::find_and_pool: a weight of ", own_rows,
                 " rows from row ", row_begins[t], " on is no slice of table ", t, " of ", rows, " rows");
-    TORCH_CHECK(dense_rows[t] >= 0 && share_buckets[t] >= 0 &&
-                    share_buckets[t] <= std::max<int64_t>(0, rows - dense_rows[t]),
-                "recfx::find_and_pool: table ", t, " of ", rows, " rows has ", dense_rows[t],
-                " dense rows and shares ", share_buckets[t], " buckets");
+    TORCH_CHECK(
+        dense_rows[t] >= 0 && share_buckets[t] >= 0 && share_buckets[t] <= std::max<int64_t>(0, rows - dense_rows[t]),
+        "recfx::find_and_pool: table ", t, " of ", rows, " rows has ", dense_rows[t], " dense rows and shares ",
+        share_buckets[t], " buckets");
     const int64_t own_dense_rows = std::clamp<int64_t>(dense_rows[t] - row_begins[t], 0, own_rows);
     dense.push_back({own_dense_rows, row_begins[t]});
     views.push_back(slots[t].numel() == 0 ? std::nullopt : std::make_optional(slot_table(slots[t], side_rows[t])));

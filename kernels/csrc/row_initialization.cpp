@@ -24,7 +24,8 @@ void init_rows_(const at::Tensor& weight, const at::Tensor& rows, const at::Tens
                 double high, int64_t first_column) {
   TORCH_CHECK(weight.device().is_cpu() && rows.device().is_cpu() && ids.device().is_cpu(),
               "recfx::init_rows_: weight, rows and ids must be on the CPU");
-  TORCH_CHECK(weight.dim() == 2 && weight.stride(1) == 1, "recfx::init_rows_: weight must be [rows, dim], rows in one piece");
+  TORCH_CHECK(weight.dim() == 2 && weight.stride(1) == 1,
+              "recfx::init_rows_: weight must be [rows, dim], rows in one piece");
   TORCH_CHECK(rows.dim() == 1 && ids.dim() == 1 && rows.numel() == ids.numel() && rows.scalar_type() == at::kLong &&
                   ids.scalar_type() == at::kLong,
               "recfx::init_rows_: rows and ids must be int64 [n], got ", rows.sizes(), " and ", ids.sizes());
@@ -43,27 +44,25 @@ void init_rows_(const at::Tensor& weight, const at::Tensor& rows, const at::Tens
   const float low_float = static_cast<float>(low);
   const float span = static_cast<float>(high) - low_float;
   const int64_t rows_per_task = std::max<int64_t>(1, 8192 / std::max<int64_t>(1, dim));
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, weight.scalar_type(), "recfx::init_rows_", [&] {
-        scalar_t* data = static_cast<scalar_t*>(weight.data_ptr());
-        parallel_for(0, count, rows_per_task, [&](int64_t begin, int64_t end) {
-          for (int64_t i = begin; i < end; ++i) {
-            const uint64_t mixed_id = mix64(static_cast<uint64_t>(id_data[i]) ^ static_cast<uint64_t>(key));
-            fill_row(data + row_data[i] * stride, dim, mixed_id, static_cast<uint64_t>(first_column), low_float, span);
-          }
-        });
-      });
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, weight.scalar_type(), "recfx::init_rows_", [&] {
+    scalar_t* data = static_cast<scalar_t*>(weight.data_ptr());
+    parallel_for(0, count, rows_per_task, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const uint64_t mixed_id = mix64(static_cast<uint64_t>(id_data[i]) ^ static_cast<uint64_t>(key));
+        fill_row(data + row_data[i] * stride, dim, mixed_id, static_cast<uint64_t>(first_column), low_float, span);
+      }
+    });
+  });
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(recfx, library) {
   library.def(
-      "init_rows_(Tensor(a!) weight, Tensor rows, Tensor ids, int key, float low, float high, int first_column=0) -> ()");
+      "init_rows_(Tensor(a!) weight, Tensor rows, Tensor ids, int key, float low, float high, int first_column=0) -> "
+      "()");
 }
 
-TORCH_LIBRARY_IMPL(recfx, CPU, library) {
-  library.impl("init_rows_", init_rows_);
-}
+TORCH_LIBRARY_IMPL(recfx, CPU, library) { library.impl("init_rows_", init_rows_); }
 
 }  // namespace recfx

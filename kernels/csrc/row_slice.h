@@ -30,39 +30,21 @@ struct RowSlice {
         first_bucket(bucket_from(row_begin)),
         end_bucket(bucket_from(row_end)) {}
 
-  int64_t rows() const {
-    return row_end - row_begin;
-  }
-  int64_t own_buckets() const {
-    return end_bucket - first_bucket;
-  }
+  int64_t rows() const { return row_end - row_begin; }
+  int64_t own_buckets() const { return end_bucket - first_bucket; }
   // Rows that the index gives out.
-  int64_t own_index_rows() const {
-    return rows() - own_dense_rows;
-  }
-  bool is_whole_table() const {
-    return rows() == table_rows;
-  }
+  int64_t own_index_rows() const { return rows() - own_dense_rows; }
+  bool is_whole_table() const { return rows() == table_rows; }
 
-  bool is_dense(int64_t id) const {
-    return id >= 0 && id < dense_rows;
-  }
-  bool holds_bucket(int64_t bucket) const {
-    return first_bucket <= bucket && bucket < end_bucket;
-  }
+  bool is_dense(int64_t id) const { return id >= 0 && id < dense_rows; }
+  bool holds_bucket(int64_t bucket) const { return first_bucket <= bucket && bucket < end_bucket; }
   // The slice's row with which a bucket of it begins.
-  int64_t bucket_begin(int64_t bucket) const {
-    return table_bucket_begin(bucket) - row_begin;
-  }
+  int64_t bucket_begin(int64_t bucket) const { return table_bucket_begin(bucket) - row_begin; }
   // A slice ends among the dense rows, or where a bucket does.
-  bool may_be_border(int64_t row) const {
-    return row <= dense_rows || table_bucket_begin(bucket_from(row)) == row;
-  }
+  bool may_be_border(int64_t row) const { return row <= dense_rows || table_bucket_begin(bucket_from(row)) == row; }
 
  private:
-  int64_t table_bucket_begin(int64_t bucket) const {
-    return dense_rows + bucket * (table_rows - dense_rows) / buckets;
-  }
+  int64_t table_bucket_begin(int64_t bucket) const { return dense_rows + bucket * (table_rows - dense_rows) / buckets; }
   // The first bucket that begins at a row of the table or behind it.
   int64_t bucket_from(int64_t row) const {
     const int64_t index_rows = table_rows - dense_rows;

@@ -32,14 +32,10 @@ class ScoreRule {
     return lfu_ ? initial((score >> kBatchBits) + 1, batch) : batch;
   }
 
-  int64_t last_batch(int64_t score) const {
-    return lfu_ ? score & ((int64_t{1} << kBatchBits) - 1) : score;
-  }
+  int64_t last_batch(int64_t score) const { return lfu_ ? score & ((int64_t{1} << kBatchBits) - 1) : score; }
 
   // What decides first; ids of the same are told apart by their hash.
-  int64_t key_score(int64_t score) const {
-    return lfu_ ? score >> kBatchBits : score;
-  }
+  int64_t key_score(int64_t score) const { return lfu_ ? score >> kBatchBits : score; }
   Key key(int64_t score, int64_t id) const {
     return {key_score(score), static_cast<int64_t>(mix64(static_cast<uint64_t>(id)))};
   }

@@ -34,25 +34,15 @@ class SlotTable {
   SlotTable(Slot* slots, int64_t slot_count, int64_t* side_row)
       : slots_(slots), mask_(static_cast<uint64_t>(slot_count) - 1), side_row_(side_row) {}
 
-  RECFX_INLINE uint64_t home(int64_t id) const {
-    return slot_hash(id) & mask_;
-  }
+  RECFX_INLINE uint64_t home(int64_t id) const { return slot_hash(id) & mask_; }
 
-  RECFX_INLINE void prefetch(uint64_t slot) const {
-    __builtin_prefetch(slots_ + slot);
-  }
+  RECFX_INLINE void prefetch(uint64_t slot) const { __builtin_prefetch(slots_ + slot); }
 
-  RECFX_INLINE uint64_t after(uint64_t slot) const {
-    return (slot + 1) & mask_;
-  }
+  RECFX_INLINE uint64_t after(uint64_t slot) const { return (slot + 1) & mask_; }
 
-  RECFX_INLINE Slot at(uint64_t slot) const {
-    return slots_[slot];
-  }
+  RECFX_INLINE Slot at(uint64_t slot) const { return slots_[slot]; }
 
-  int64_t find(int64_t id) const {
-    return find_from(id, home(id));
-  }
+  int64_t find(int64_t id) const { return find_from(id, home(id)); }
 
   // `home` is home(id), computed earlier to prefetch it
   RECFX_INLINE int64_t find_from(int64_t id, uint64_t home) const {

@@ -16,9 +16,7 @@
 namespace recfx {
 
 // How an answer says that its row is read, but not trained: as a number below -1.
-inline int64_t untrained(int64_t row) {
-  return -row - 2;
-}
+inline int64_t untrained(int64_t row) { return -row - 2; }
 
 // Rows of batches in flight, one by one: rows of later batches may go. Sorted only when somebody asks.
 class RowsInFlight {
@@ -69,13 +67,9 @@ class TableBatch {
         listed_(listed),
         scores_before_(index.policy.evict ? count : 0, kNone) {}
 
-  const std::vector<Given>& given() const {
-    return given_;
-  }
+  const std::vector<Given>& given() const { return given_; }
   // The bucket that was full; kNone: everything went well.
-  int64_t full_bucket() const {
-    return full_bucket_;
-  }
+  int64_t full_bucket() const { return full_bucket_; }
 
   // The rows found for ids[begin, end) are used in this batch. Several threads may do it, each with its own ids.
   void touch(int64_t begin, int64_t end) {
@@ -185,21 +179,15 @@ class TableBatch {
     int64_t score(int64_t row) const {
       return is_taken(batch.index_.row_state[row]) ? batch.index_.row_scores[row] : LowestRows::kNoScore;
     }
-    int64_t key_score(int64_t score) const {
-      return rule.key_score(score);
-    }
-    Key key(int64_t row, int64_t score) const {
-      return rule.key(score, batch.index_.row_ids[row]);
-    }
+    int64_t key_score(int64_t score) const { return rule.key_score(score); }
+    Key key(int64_t row, int64_t score) const { return rule.key(score, batch.index_.row_ids[row]); }
     bool blocked(int64_t row, int64_t score) const {
       const int64_t last_batch = rule.last_batch(score);
       return last_batch >= batch.oldest_in_flight_ || batch.listed_.contains(row, last_batch);
     }
   };
 
-  bool is_admitted(const NewId& each) const {
-    return each.seen_before + each.sightings >= index_.policy.admit_after;
-  }
+  bool is_admitted(const NewId& each) const { return each.seen_before + each.sightings >= index_.policy.admit_after; }
 
   void give_row(NewId& each) {
     const int64_t bucket = index_.bucket_of(each.id);
@@ -333,7 +321,7 @@ class TableBatch {
   std::vector<int64_t> scores_before_;  // of found rows, kNone elsewhere
   std::vector<Given> given_;
   std::vector<int64_t> new_candidates_;  // so far, of each bucket: nobody's order depends on other buckets
-  std::vector<int64_t> blocked_;  // rows in flight that the search for victims met
+  std::vector<int64_t> blocked_;         // rows in flight that the search for victims met
   bool slots_written_ = false;
   int64_t full_bucket_ = kNone;
   int64_t evicted_ = 0;
