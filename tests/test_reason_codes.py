@@ -56,7 +56,7 @@ def test_converting_again_with_another_request(change: dict[str, object]) -> Non
     assert (caught.value.reason, caught.value.module_path) == ("already_converted", "part.ebc")
 
 
-def test_an_attribute_that_the_island_uses_itself() -> None:
+def test_an_attribute_that_the_converted_collection_uses_itself() -> None:
     model = Model()
     model.part.ebc.tables = ["mine"]
     with pytest.raises(recfx.ConversionError, match="'tables'") as caught:

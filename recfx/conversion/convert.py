@@ -19,16 +19,16 @@ from recfx.discovery.recorded import recorded
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.modules.collection import HashEmbeddingBagCollection, converted_collections
-from recfx.modules.copy_modules import copy_shells, replace_in_place
+from recfx.modules.copy_modules import copy_modules, replace_in_place
 from recfx.modules.devices import usable_device
 from recfx.modules.whole_graph import WholeGraph
 from recfx.optim.fused_view import attach_fused_optimizer
-from recfx.planner.shard_model import shard_islands
+from recfx.planner.shard_model import shard_collections
 from recfx.record.conversion import Conversion, Note, attach_conversion, conversion_of
 from recfx.record.verify_report import DIFFERENT, EQUAL, REFUSED_SAMPLE, SKIPPED, VerifyReport
 from recfx.record.wrappers import unwrap
-from recfx.replacement.replace_collections import Hashing, build_islands, carry_references, config_for
-from recfx.replacement.resize_tables import Growth
+from recfx.replacement.replace_collections import Hashing, carry_references, config_for, replace_collections
+from recfx.replacement.resize_tables import TableResizing
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
 from recfx.sharding.data_parallel import leave_to_collections
 from recfx.tracing.sample import Sample
@@ -97,11 +97,13 @@ def convert(
         _place(model, device)
         guard_loading(model)
         return _as_whole_graph(model, call) if whole_graph else model
-    with Growth(under_ddp=_holds_ddp(model)) as growth:
-        islands = build_islands(discovery.of(CONVERTIBLE), hashing, backend, growth, on_unsupported == "keep")
+    with TableResizing(under_ddp=_holds_ddp(model)) as resizing:
+        replacements = replace_collections(
+            discovery.of(CONVERTIBLE), hashing, backend, resizing, on_unsupported == "keep"
+        )
         if on_unsupported == "error" and not isinstance(hashing, Mapping):
-            _refuse_raw_ids_of_kept(discovery, islands)
-        converted, _ = copy_shells(model, islands)
+            _refuse_raw_ids_of_kept(discovery, replacements)
+        converted, _ = copy_modules(model, replacements)
         conversion = recorded(discovery, on_unsupported, before=conversion_of(model))
         conversion.notes += compile_dropped(model, inplace)
         attach_conversion(converted, conversion)
@@ -113,15 +115,15 @@ def convert(
         if sharded:
             before = converted
             converted = _shard(converted, plan, env, device, inplace=False)
-            islands = _sharded_islands(islands, before, converted)
+            replacements = _sharded_replacements(replacements, before, converted)
         _place(converted, device)
         guard_loading(converted)
         if whole_graph:
             converted = _as_whole_graph(converted, call)
         elif inplace:
-            converted = _patch(model, converted, islands, discovery.findings)
+            converted = _patch(model, converted, replacements, discovery.findings)
             guard_loading(converted)
-        growth.keep()
+        resizing.keep()
     return converted
 
 
@@ -170,9 +172,9 @@ def _refuse(discovery: Discovery, on_unsupported: str) -> None:
         )
 
 
-def _refuse_raw_ids_of_kept(discovery: Discovery, islands: Mapping[int, nn.Module]) -> None:
+def _refuse_raw_ids_of_kept(discovery: Discovery, replacements: Mapping[int, nn.Module]) -> None:
     """Raw ids for the whole model would also reach the collections that stay as they are, which take them for rows."""
-    raw = [table for island in islands.values() for table in _tables_with_index(island)]
+    raw = [table for replacement in replacements.values() for table in _tables_with_index(replacement)]
     for finding in discovery.of(KEPT):
         if raw and finding.reason == EMBEDDING_COLLECTION:
             configs: list[Any] = getattr(finding.module, "embedding_configs", list)()
@@ -187,9 +189,9 @@ def _refuse_raw_ids_of_kept(discovery: Discovery, islands: Mapping[int, nn.Modul
             )
 
 
-def _tables_with_index(island: nn.Module) -> list[str]:
-    assert isinstance(island, HashEmbeddingBagCollection)
-    return [table.name for table in island.tables if table.has_index]
+def _tables_with_index(collection: nn.Module) -> list[str]:
+    assert isinstance(collection, HashEmbeddingBagCollection)
+    return [table.name for table in collection.tables if table.has_index]
 
 
 def _holds_ddp(model: nn.Module) -> bool:
@@ -199,13 +201,13 @@ def _holds_ddp(model: nn.Module) -> bool:
 def _refuse_other_request(discovery: Discovery, hashing: Hashing, backend: str) -> None:
     """Converting twice is a no-op; asking for something else the second time is an error."""
     for finding in discovery.of(CONVERTED):
-        island: Any = finding.module  # sharded ones remember the request too
+        converted: Any = finding.module  # sharded ones remember the request too
         other = [
             table
-            for table, requested in island.requested.items()
+            for table, requested in converted.requested.items()
             if hashing is not _DEFAULT_HASHING and config_for(table, hashing) != requested
         ]
-        if other or backend not in ("auto", island.backend):
+        if other or backend not in ("auto", converted.backend):
             what = f"another hashing of table {other[0]!r}" if other else f"backend {backend!r}"
             raise ConversionError(
                 f"the collection is converted already, and {what} is asked for.",
@@ -248,22 +250,24 @@ def _shard(
 ) -> nn.Module:
     """The collections on all ranks; the rest of the model as it is."""
     conversion = conversion_of(converted)  # hangs on a root that may be a collection itself
-    sharded = shard_islands(converted, plan, env, device)
+    sharded = shard_collections(converted, plan, env, device)
     if inplace and id(converted) not in sharded:
         replace_in_place(converted, sharded)
         model = converted
     else:
-        model, _ = copy_shells(converted, sharded)
+        model, _ = copy_modules(converted, sharded)
     attach_conversion(model, conversion)
     leave_to_collections(model)
     attach_fused_optimizer(model)
     return model
 
 
-def _sharded_islands(islands: Mapping[int, nn.Module], before: nn.Module, after: nn.Module) -> dict[int, nn.Module]:
+def _sharded_replacements(
+    replacements: Mapping[int, nn.Module], before: nn.Module, after: nn.Module
+) -> dict[int, nn.Module]:
     """The sharded collection that takes the place of each original, by ``id`` of that."""
-    path_of = {id(island): path for path, island in converted_collections(before).items()}
-    return {original: after.get_submodule(path_of[id(island)]) for original, island in islands.items()}
+    path_of = {id(collection): path for path, collection in converted_collections(before).items()}
+    return {original: after.get_submodule(path_of[id(collection)]) for original, collection in replacements.items()}
 
 
 def _verify(
@@ -331,7 +335,7 @@ def _cleared_of_bypass(discovery: Discovery, conversion: Conversion) -> list[Not
 def _as_whole_graph(converted: nn.Module, call: Sample | None) -> nn.Module:
     assert call is not None
     if isinstance(converted, (WholeGraph, HashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection)):
-        return converted  # an island is a graph already
+        return converted  # the collection is a graph already
     graph = make_whole_graph(unwrap(converted), call)
     leave_to_collections(graph)
     if sharded_collections(graph):
@@ -340,13 +344,13 @@ def _as_whole_graph(converted: nn.Module, call: Sample | None) -> nn.Module:
 
 
 def _patch(
-    model: nn.Module, converted: nn.Module, islands: Mapping[int, nn.Module], findings: list[Finding]
+    model: nn.Module, converted: nn.Module, replacements: Mapping[int, nn.Module], findings: list[Finding]
 ) -> nn.Module:
-    if id(model) in islands:
+    if id(model) in replacements:
         return converted
     for finding in findings:
-        if id(finding.module) in islands:  # hooks and attributes were made to lead to the copy's modules
-            carry_references(finding.module, islands[id(finding.module)])
-    replace_in_place(model, islands)
+        if id(finding.module) in replacements:  # hooks and attributes were made to lead to the copy's modules
+            carry_references(finding.module, replacements[id(finding.module)])
+    replace_in_place(model, replacements)
     attach_conversion(model, conversion_of(converted))
     return model

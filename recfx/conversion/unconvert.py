@@ -13,7 +13,7 @@ from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError
 from recfx.modules.carry_over import carry_hooks, carry_over
 from recfx.modules.collection import HashEmbeddingBagCollection, converted_collections
-from recfx.modules.copy_modules import copy_shells
+from recfx.modules.copy_modules import copy_modules
 from recfx.modules.table_holder import release
 from recfx.modules.whole_graph import WholeGraph
 from recfx.optim.fused_view import detach_fused_optimizer
@@ -51,10 +51,12 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
     if isinstance(model, WholeGraph):
         model = model.python_model
     model = without_model_parallel(model)
-    islands, sharded = converted_collections(model), sharded_collections(model)
+    collections, sharded = converted_collections(model), sharded_collections(model)
     whole = gather_collections(model)
     items = {
-        (path, table): island.index(table).items() for path, island in islands.items() for table in island.hash_indexes
+        (path, table): collection.index(table).items()
+        for path, collection in collections.items()
+        for table in collection.hash_indexes
     }
     items |= {
         (path, name): held_ids(table) for path, tables in whole.items() for name, table in tables.items() if table.index
@@ -62,9 +64,9 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
     if not with_mapping:
         _refuse_held_ids(items)
     mapping = _mapping(items)
-    replacements: dict[int, nn.Module] = {id(island): _standard(island) for island in islands.values()}
+    replacements: dict[int, nn.Module] = {id(collection): _standard(collection) for collection in collections.values()}
     replacements |= {id(module): standard_collection(module, whole[path]) for path, module in sharded.items()}
-    plain, _ = copy_shells(model, replacements)
+    plain, _ = copy_modules(model, replacements)
     detach_conversion(plain)
     detach_fused_optimizer(plain)
     release_loading(plain)
@@ -88,15 +90,17 @@ def _mapping(items: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]) ->
     return {table if owners[table] == 1 else f"{path}.{table}": found for (path, table), found in items.items()}
 
 
-def _standard(island: HashEmbeddingBagCollection) -> EmbeddingBagCollection:
-    standard = EmbeddingBagCollection(island.embedding_bag_configs(), island.is_weighted(), torch.device("meta"))
-    bags, _ = copy_shells(island.embedding_bags)
+def _standard(collection: HashEmbeddingBagCollection) -> EmbeddingBagCollection:
+    standard = EmbeddingBagCollection(
+        collection.embedding_bag_configs(), collection.is_weighted(), torch.device("meta")
+    )
+    bags, _ = copy_modules(collection.embedding_bags)
     assert isinstance(bags, nn.ModuleDict)
     release(bags)
     standard.embedding_bags = bags
-    standard._device = island.device
-    for table, optimizer in island.fused_optimizers().items():
+    standard._device = collection.device
+    for table, optimizer in collection.fused_optimizers().items():
         attach_unfused(bags.get_submodule(table).weight, optimizer)  # type: ignore[arg-type]
-    carry_hooks(island, standard)
-    carry_over(island, standard, skip=island.own_names())
-    return standard.train(island.training)
+    carry_hooks(collection, standard)
+    carry_over(collection, standard, skip=collection.own_names())
+    return standard.train(collection.training)

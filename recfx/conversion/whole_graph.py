@@ -1,4 +1,4 @@
-"""The whole model as one graph: islands inlined into a shallow trace, kept only after parity with the Python model."""
+"""The whole model as one graph: a shallow trace with the collections inlined, kept only after parity with Python."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
-from recfx.conversion.inline_collections import inline_islands
+from recfx.conversion.inline_collections import inline_collections
 from recfx.discovery.discover import set_mode
 from recfx.errors import ConversionError
 from recfx.ir import verify_graph
 from recfx.modules.carry_over import carry_hooks
 from recfx.modules.collection import converted_collections
-from recfx.modules.copy_modules import copy_shells
+from recfx.modules.copy_modules import copy_modules
 from recfx.modules.whole_graph import WholeGraph, share_children
 from recfx.record.conversion import Rollback, attach_conversion, conversion_of
 from recfx.sharding.collection import sharded_collections
@@ -76,7 +76,7 @@ def build_whole_graph(model: nn.Module, sample: Sample, training: bool) -> Trace
     Raises:
         ConversionError: ``untraceable_root`` or ``whole_graph_differs``.
     """
-    hookless, _ = copy_shells(model)  # the root's own hooks run around the graph, not in it
+    hookless, _ = copy_modules(model)  # the root's own hooks run around the graph, not in it
     carry_hooks(nn.Module(), hookless)
     opaque: frozenset[str] = frozenset()
     given_up: list[Rollback] = []
@@ -94,10 +94,12 @@ def build_whole_graph(model: nn.Module, sample: Sample, training: bool) -> Trace
 def _trace(
     model: nn.Module, sample: Sample, training: bool, opaque: frozenset[str]
 ) -> tuple[fx.GraphModule, list[Rollback], set[str]]:
-    root, _ = copy_shells(model)
+    root, _ = copy_modules(model)
     set_mode(root, training)
-    islands = {id(island) for island in (*converted_collections(root).values(), *sharded_collections(root).values())}
-    tracer = ShallowTracer(islands, opaque)
+    collections = {
+        id(collection) for collection in (*converted_collections(root).values(), *sharded_collections(root).values())
+    }
+    tracer = ShallowTracer(collections, opaque)
     try:
         graph = trace_graph(root, sample, tracer)
         graph._tracer_cls = None  # pickles name it, and would need its arguments
@@ -107,11 +109,11 @@ def _trace(
         raise ConversionError(
             f"the model's own forward cannot be traced ({found.message}).",
             reason="untraceable_root",
-            what_to_do="convert without whole_graph=True: islands need no trace.",
+            what_to_do="convert without whole_graph=True: replacing collections needs no trace.",
         ) from error
     entered = set(tracer.entered)
     share_children(model, graph_module)
-    inline_islands(graph_module)
+    inline_collections(graph_module)
     verify_graph(graph_module, after="whole_graph")
     graph_module.training = training  # not train(): its children are the model's own
     return graph_module, tracer.rollbacks, entered
@@ -130,5 +132,5 @@ def _differs(difference: Difference, training: bool) -> ConversionError:
     return ConversionError(
         f"the graph differs from the Python model in {'train' if training else 'eval'} mode: {difference}.",
         reason="whole_graph_differs",
-        what_to_do="convert without whole_graph=True: islands keep the model's own code.",
+        what_to_do="convert without whole_graph=True: replacing collections keeps the model's own code.",
     )

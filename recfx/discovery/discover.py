@@ -18,7 +18,7 @@ from recfx.discovery.bypass import BYPASSED, find_bypassed
 from recfx.discovery.classify import CONVERTIBLE, Finding, classify
 from recfx.errors import ConversionError
 from recfx.ir.meta import SourceLocation
-from recfx.modules.copy_modules import copy_shells
+from recfx.modules.copy_modules import copy_modules
 from recfx.record.conversion import Rollback
 from recfx.record.wrappers import unwrap
 from recfx.references.find_references import own_modules
@@ -103,13 +103,13 @@ def _class_location(kind: Any) -> SourceLocation | None:
     try:
         file = inspect.getsourcefile(kind)
         _, line = inspect.getsourcelines(kind)
-    except (OSError, TypeError):  # classes made in a shell or by exec have no source
+    except (OSError, TypeError):  # classes made in an interactive session or by exec have no source
         return None
     return None if file is None else SourceLocation(file, line)
 
 
 def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) -> None:
-    """Trace a copy of the module shells in both modes; mark where each collection is called."""
+    """Trace a copy of the modules in both modes; mark where each collection is called."""
     wanted = {id(finding.module): finding for finding in discovery.findings}
     itself = wanted.get(id(unwrap(model)))
     if itself is not None:  # calling the model is calling the collection
@@ -119,7 +119,7 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
     hidden: set[int] = set()
     seen: set[tuple[str, str]] = set()
     for training in (True, False):
-        root, copies = copy_shells(unwrap(model))
+        root, copies = copy_modules(unwrap(model))
         set_mode(root, training)
         _own_tensor_attributes(root)
         leaves = {id(copies[key]): key for key in wanted if key in copies}
@@ -153,7 +153,7 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
 
 
 def set_mode(root: nn.Module, training: bool) -> None:
-    """As ``root.train(training)``, but leaves alone what shells share with the user's model."""
+    """As ``root.train(training)``, but leaves alone what the copy shares with the user's model."""
     for module in own_modules(root):
         module.training = training
 

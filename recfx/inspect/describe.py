@@ -23,30 +23,30 @@ from recfx.optim.in_backward import NotFused
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 
 
-def describe_island(island: HashEmbeddingBagCollection, path: str, existed: bool) -> dict[str, Any]:
+def describe_converted(collection: HashEmbeddingBagCollection, path: str, existed: bool) -> dict[str, Any]:
     """The fields of a :class:`CollectionReport` that come from a converted collection.
 
     Args:
-        island: the collection; nothing of it changes.
+        collection: the collection; nothing of it changes.
         path: its fully qualified name in the model.
         existed: whether its tables were there before recfx.
     """
-    tables = [table_report(facts) for facts in table_facts(island, path, existed)]
+    tables = [table_report(facts) for facts in table_facts(collection, path, existed)]
     return {
-        "is_weighted": island.is_weighted(),
-        "device": str(island.device),
+        "is_weighted": collection.is_weighted(),
+        "device": str(collection.device),
         "tables": tuple(tables),
-        **graph_fields(island),
+        **graph_fields(collection),
         "reasons": tuple(reason for table in tables for reason in table.reasons),
     }
 
 
-def graph_fields(island: HashEmbeddingBagCollection | ShardedHashEmbeddingBagCollection) -> dict[str, Any]:
+def graph_fields(collection: HashEmbeddingBagCollection | ShardedHashEmbeddingBagCollection) -> dict[str, Any]:
     """What became of the collection's graph, and how."""
     return {
-        "nodes": _nodes(island.graph_module),
-        "passes": tuple(PassReport(record.name, record.modified, record.text) for record in island.pass_records),
-        "declined": tuple(declined for record in island.pass_records for declined in record.declined),
+        "nodes": _nodes(collection.graph_module),
+        "passes": tuple(PassReport(record.name, record.modified, record.text) for record in collection.pass_records),
+        "declined": tuple(declined for record in collection.pass_records for declined in record.declined),
     }
 
 

@@ -25,7 +25,7 @@ from recfx.sharding.plan import read_plan
 
 
 def describe_sharded(sharded: ShardedHashEmbeddingBagCollection, path: str, existed: bool) -> dict[str, Any]:
-    """The fields of a :class:`CollectionReport`; arguments as of ``describe_island``. Communicates nothing."""
+    """The fields of a :class:`CollectionReport`; arguments as of ``describe_converted``. Communicates nothing."""
     kernels, configs = kernels_by_table(sharded.graph_module), sharded.embedding_bag_configs()
     tables = []
     for table, config in zip(sharded.sharding.tables, configs, strict=True):
@@ -67,24 +67,24 @@ def describe_sharded(sharded: ShardedHashEmbeddingBagCollection, path: str, exis
 
 def with_plan(
     described: dict[str, Any],
-    island: HashEmbeddingBagCollection,
+    collection: HashEmbeddingBagCollection,
     plan: Mapping[str, Any],
     rank: int,
     world_size: int,
     path: str,
 ) -> dict[str, Any]:
-    """``describe_island``'s fields, and what ``plan`` would do to the tables; the graph is that of one rank.
+    """``describe_converted``'s fields, and what ``plan`` would do to the tables; the graph is that of one rank.
 
     Raises:
         ConversionError: as ``read_plan``.
     """
-    sharding = read_plan(island.tables, plan, rank, world_size, path)
-    taken = optimizer_settings(island, sharding, None).taken
+    sharding = read_plan(collection.tables, plan, rank, world_size, path)
+    taken = optimizer_settings(collection, sharding, None).taken
     tables = tuple(
         _with_sharding(report, table, sharding, path, taken)
         for report, table in zip(described["tables"], sharding.tables, strict=True)
     )
-    added = collection_sharding_reasons(island.tables, None, path)
+    added = collection_sharding_reasons(collection.tables, None, path)
     reasons = tuple(reason for table in tables for reason in table.reasons)
     return {**described, "tables": tables, "reasons": added + reasons}
 

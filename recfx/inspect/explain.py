@@ -13,7 +13,7 @@ from torch import nn
 from recfx.discovery.classify import CONVERTIBLE, KEPT, REFUSED, Finding
 from recfx.discovery.discover import Discovery, check_module, discover
 from recfx.hashing import HashConfig
-from recfx.inspect.describe import describe_island, describe_other
+from recfx.inspect.describe import describe_converted, describe_other
 from recfx.inspect.describe_sharded import describe_sharded
 from recfx.inspect.planned import PlannedSharding, already_sharded
 from recfx.inspect.records import Records
@@ -23,8 +23,8 @@ from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.whole_graph import WholeGraph
 from recfx.record.conversion import Found, Rollback
 from recfx.record.wrappers import unwrap
-from recfx.replacement.replace_collections import build_islands
-from recfx.replacement.resize_tables import Growth
+from recfx.replacement.replace_collections import replace_collections
+from recfx.replacement.resize_tables import TableResizing
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.tracing.sample import Sample
 from recfx.version import __version__
@@ -58,10 +58,10 @@ def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
             if found is not None and found.status == REFUSED:  # by the request then; by default it might not be
                 finding.status, finding.reason = REFUSED, found.reason
                 finding.message, finding.what_to_do = found.message, found.what_to_do
-        islands = _dry_run(discovery)
+        replacements = _dry_run(discovery)
         collections = [
             _collection(
-                finding, islands.get(id(finding.module), finding.module), records.of_collection(finding), planned
+                finding, replacements.get(id(finding.module), finding.module), records.of_collection(finding), planned
             )
             for finding in discovery.findings
         ]
@@ -100,24 +100,24 @@ def _holder(model: nn.Module) -> nn.Module:
 
 
 def _dry_run(discovery: Discovery) -> dict[int, nn.Module]:
-    """What the convertible collections would become: islands around their own parameters, by ``id`` of the original.
+    """What the convertible collections would become: converted ones around their parameters, by ``id`` of the original.
 
     Those whose tables cannot be converted are refused in ``discovery``.
     """
-    with Growth() as growth:
-        return build_islands(discovery.of(CONVERTIBLE), HashConfig(), "auto", growth, keep_refused=True)
+    with TableResizing() as resizing:
+        return replace_collections(discovery.of(CONVERTIBLE), HashConfig(), "auto", resizing, keep_refused=True)
 
 
 def _collection(
-    finding: Finding, island: nn.Module, found: Found | None, planned: PlannedSharding | None
+    finding: Finding, collection: nn.Module, found: Found | None, planned: PlannedSharding | None
 ) -> CollectionReport:
     existed = finding.status == CONVERTIBLE or (found is not None and found.kind != HashEmbeddingBagCollection.__name__)
-    if isinstance(island, HashEmbeddingBagCollection):
-        described = describe_island(island, finding.path, existed)
+    if isinstance(collection, HashEmbeddingBagCollection):
+        described = describe_converted(collection, finding.path, existed)
         if planned is not None:
-            planned.describe(described, island, finding.paths)
-    elif isinstance(island, ShardedHashEmbeddingBagCollection):
-        described = describe_sharded(island, finding.path, existed)
+            planned.describe(described, collection, finding.paths)
+    elif isinstance(collection, ShardedHashEmbeddingBagCollection):
+        described = describe_sharded(collection, finding.path, existed)
         if planned is not None:
             described["reasons"] = (*described["reasons"], already_sharded(finding.path))
     else:

@@ -62,18 +62,18 @@ class TableFacts:
     existed: bool
 
 
-def table_facts(island: HashEmbeddingBagCollection, path: str, existed: bool) -> list[TableFacts]:
-    """The tables of ``island``, in order; changes nothing.
+def table_facts(collection: HashEmbeddingBagCollection, path: str, existed: bool) -> list[TableFacts]:
+    """The tables of ``collection``, in order; changes nothing.
 
     Args:
-        island: a converted collection.
+        collection: a converted collection.
         path: its fully qualified name in the model.
         existed: whether its tables were there before recfx.
     """
-    kernels, indexes = kernels_by_table(island.graph_module), dict(island.hash_indexes.items())
+    kernels, indexes = kernels_by_table(collection.graph_module), dict(collection.hash_indexes.items())
     facts = []
-    for spec, config in zip(island.tables, island.embedding_bag_configs(), strict=True):
-        bag = island.embedding_bags[spec.name]
+    for spec, config in zip(collection.tables, collection.embedding_bag_configs(), strict=True):
+        bag = collection.embedding_bags[spec.name]
         assert isinstance(bag, nn.EmbeddingBag)
         index = indexes.get(spec.name)
         assert index is None or isinstance(index, HashIndex)
@@ -83,11 +83,11 @@ def table_facts(island: HashEmbeddingBagCollection, path: str, existed: bool) ->
                 spec=spec,
                 config=config,
                 bag=bag,
-                weight=island.weight(spec.name),
+                weight=collection.weight(spec.name),
                 index=index,
                 index_facts=None if index is None else IndexFacts.of(index),
                 kernel=kernels[spec.name],
-                optimizer=_optimizer(island, spec.name, island.weight(spec.name)),
+                optimizer=_optimizer(collection, spec.name, collection.weight(spec.name)),
                 existed=existed,
             )
         )
@@ -110,12 +110,12 @@ def kernels_by_table(graph_module: nn.Module) -> dict[str, Kernel]:
 
 
 def _optimizer(
-    island: HashEmbeddingBagCollection, table: str, weight: nn.Parameter
+    collection: HashEmbeddingBagCollection, table: str, weight: nn.Parameter
 ) -> FusedOptimizer | NotFused | None:
-    fused = island._store.optimizers.get(table)
+    fused = collection._store.optimizers.get(table)
     if fused is not None:
         return fused
     if not getattr(weight, "_in_backward_optimizers", None):
         return None
     # Attached after the conversion: the next forward takes it over.
-    return island.not_fused.get(table) or fused_optimizer_of(weight)
+    return collection.not_fused.get(table) or fused_optimizer_of(weight)

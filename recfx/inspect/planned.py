@@ -42,7 +42,7 @@ class PlannedSharding:
     def _tables(self) -> list[ParameterSharding]:
         return [table for tables in self.per_collection.values() for table in tables.values()]
 
-    def describe(self, described: dict[str, Any], island: HashEmbeddingBagCollection, paths: list[str]) -> None:
+    def describe(self, described: dict[str, Any], collection: HashEmbeddingBagCollection, paths: list[str]) -> None:
         """Add to the fields of one collection what the plan does to it, or why it cannot."""
         planned = next((path for path in paths if path in self.per_collection), None)
         try:
@@ -54,7 +54,7 @@ class PlannedSharding:
                     what_to_do="make the plan from this model.",
                 )
             tables = self.per_collection[planned]
-            described.update(with_plan(described, island, tables, self.rank, self.world_size, paths[0]))
+            described.update(with_plan(described, collection, tables, self.rank, self.world_size, paths[0]))
         except ConversionError as error:
             found = Reason(error.reason, error.module_path, error.message, error.what_to_do, "error")
             described["reasons"] = (*described["reasons"], found)

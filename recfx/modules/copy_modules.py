@@ -13,19 +13,19 @@ from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.parameter import UninitializedBuffer
 
-from recfx.references.find_references import References, Rewiring, empty_shell, is_shared, rebound_method, set_attribute
+from recfx.references.find_references import References, Rewiring, empty_copy, is_shared, rebound_method, set_attribute
 from recfx.references.object_kinds import HOOK_SUFFIXES, REGISTRIES, Edge, attributes
 
 
-def copy_shells(
+def copy_modules(
     root: nn.Module, replacements: Mapping[int, nn.Module] = MappingProxyType({})
 ) -> tuple[nn.Module, dict[int, nn.Module]]:
     """Copy every module object of ``root``, but none of its tensors.
 
     Training flags, hooks and other attributes of the copy are its own. Where plain attributes lead to a module of
     ``root`` (through containers, helper objects, closures, bound methods, weak references), those of the copy lead to
-    its copy. ScriptModules are shared: they have no Python shell; so are managed collisions, whose buffers and
-    Python counters belong together.
+    its copy. ScriptModules are shared, because there is no Python object to copy; so are managed collisions, whose
+    buffers and Python counters belong together.
 
     Args:
         root: the module to copy.
@@ -36,7 +36,7 @@ def copy_shells(
         the copy of ``root``, and the copy of every module by ``id`` of the original.
     """
     modules, replaced = _reached(root, replacements)
-    copies: dict[int, nn.Module] = {id(module): empty_shell(module) for module in modules} | dict(replacements)
+    copies: dict[int, nn.Module] = {id(module): empty_copy(module) for module in modules} | dict(replacements)
     carried = [(copies[id(module)], list(_carried(module, copies[id(module)]))) for module in replaced]
     owners = [(module, list(attributes(module))) for module in modules]
     references = References(copies, [("", module, edges) for module, edges in owners + carried])

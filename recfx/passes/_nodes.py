@@ -40,7 +40,7 @@ def add_node(
     """Insert a call of ``module`` at the graph's insertion point.
 
     Args:
-        graph_module: the island.
+        graph_module: the graph of the collection.
         kind: word of the vocabulary; the module is registered under it (with a number where it is taken).
         module: what the node calls.
         arguments: its inputs.

@@ -58,7 +58,7 @@ def run_passes(
     """Run ``pipeline`` on ``graph_module``, in place.
 
     Args:
-        graph_module: an island: placeholder, one collection, output.
+        graph_module: a collection that is not expanded yet: placeholder, one call, output.
         pipeline: the passes, in order.
         callback: called after each pass with its name and the graph.
 

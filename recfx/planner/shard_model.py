@@ -17,7 +17,7 @@ from recfx.planner.default_sharders import sharders
 from recfx.sharding.collection import shard_collection
 
 
-def shard_islands(
+def shard_collections(
     model: nn.Module, plan: ShardingPlan | None, env: ShardingEnv | None, device: torch.device | str | None
 ) -> dict[int, nn.Module]:
     """The sharded form of every converted collection, by ``id``; ``model`` is not changed. Collective.
@@ -33,7 +33,7 @@ def shard_islands(
             ``shard_collection`` raises.
     """
     env = _environment(env)
-    islands = converted_collections(model)
+    collections = converted_collections(model)
     paths: dict[int, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, HashEmbeddingBagCollection):
@@ -53,8 +53,8 @@ def shard_islands(
             "DistributedModelParallel(model, plan=plan, sharders=recfx.sharders()).",
         )
     sharded: dict[int, nn.Module] = {}
-    for path, island in islands.items():
-        planned = next((alias for alias in paths[id(island)] if alias in per_collection), None)
+    for path, collection in collections.items():
+        planned = next((alias for alias in paths[id(collection)] if alias in per_collection), None)
         if planned is None:
             raise ConversionError(
                 "the plan says nothing of this collection.",
@@ -62,7 +62,7 @@ def shard_islands(
                 module_path=path,
                 what_to_do="make the plan from this model.",
             )
-        sharded[id(island)] = shard_collection(island, per_collection[planned], env, target, path=path)
+        sharded[id(collection)] = shard_collection(collection, per_collection[planned], env, target, path=path)
     return sharded
 
 

@@ -75,7 +75,7 @@ class Conversion:
 
 def attach_conversion(model: nn.Module, conversion: Conversion) -> None:
     """Hang ``conversion`` on the model (inside its wrappers)."""
-    if not isinstance(unwrap(model), torch.jit.ScriptModule):  # has no shell of its own: it is the user's
+    if not isinstance(unwrap(model), torch.jit.ScriptModule):  # is shared with the user's model
         unwrap(model).__dict__[_ATTRIBUTE] = conversion
 
 

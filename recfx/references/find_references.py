@@ -285,7 +285,7 @@ class Rewiring:
 
     def _module(self, value: nn.Module) -> nn.Module:
         """A module that is no child of the model, but holds one."""
-        duplicate = value if self._inplace else empty_shell(value)
+        duplicate = value if self._inplace else empty_copy(value)
 
         def fill() -> None:
             if duplicate is not value:
@@ -378,21 +378,21 @@ def rebound_method(method: types.MethodType, owner: Any, function: Any = None) -
 
 
 def is_shared(module: nn.Module) -> bool:
-    """Whether a module has no second shell: ScriptModules, and managed collisions.
+    """Whether a module is never copied: ScriptModules, and managed collisions.
 
-    What managed collisions have seen is kept partly in buffers and partly in Python numbers: a shell that shares the
+    What managed collisions have seen is kept partly in buffers and partly in Python numbers: a copy that shares the
     buffers and counts by itself would spoil them.
     """
     return isinstance(module, (torch.jit.ScriptModule, ManagedCollisionCollection, ManagedCollisionModule))
 
 
 def own_modules(root: nn.Module) -> list[nn.Module]:
-    """The modules of a copy of shells that are its own."""
+    """The modules of a copy that it does not share with the original."""
     shared = {id(inside) for module in root.modules() if is_shared(module) for inside in module.modules()}
     return [module for module in root.modules() if id(module) not in shared]
 
 
-def empty_shell(module: nn.Module) -> nn.Module:
+def empty_copy(module: nn.Module) -> nn.Module:
     """A module object of the same class, with nothing in it."""
     if is_shared(module):
         return module

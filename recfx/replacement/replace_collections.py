@@ -1,4 +1,4 @@
-"""From standard collections to islands: each becomes a ``HashEmbeddingBagCollection`` around the same parameters."""
+"""Standard collections become converted ones: each a ``HashEmbeddingBagCollection`` around the same parameters."""
 
 from __future__ import annotations
 
@@ -14,61 +14,63 @@ from recfx.hashing import HashConfig
 from recfx.ir.tables import TableSpec
 from recfx.modules.carry_over import carry_hooks, carry_over
 from recfx.modules.collection import HashEmbeddingBagCollection, weight_name
-from recfx.modules.copy_modules import copy_shells
+from recfx.modules.copy_modules import copy_modules
 from recfx.modules.table_specs import describe_tables
 from recfx.references.object_kinds import attributes
-from recfx.replacement.resize_tables import Growth
+from recfx.replacement.resize_tables import TableResizing
 
 Hashing = HashConfig | Mapping[str, HashConfig | None] | None
 
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 
 
-def build_islands(
-    findings: list[Finding], hashing: Hashing, backend: str, growth: Growth, keep_refused: bool = False
+def replace_collections(
+    findings: list[Finding], hashing: Hashing, backend: str, resizing: TableResizing, keep_refused: bool = False
 ) -> dict[int, nn.Module]:
-    """One island a finding, by ``id`` of the collection that it replaces.
+    """One converted collection per finding, by ``id`` of the collection that it replaces.
 
     Args:
         findings: the convertible collections.
         hashing: as the user gave it.
         backend: kernel target of the lookups.
-        growth: where tables that get more rows are noted.
+        resizing: where tables that get more rows are noted.
         keep_refused: leave a collection whose tables cannot be converted, and say so in its finding.
 
     Raises:
         ConversionError: ``unknown_table``, ``tied_tables``, or what a table is refused for.
     """
     _check_table_names(findings, hashing)
-    islands: dict[int, nn.Module] = {}
+    replacements: dict[int, nn.Module] = {}
     owners: dict[int, tuple[str, bool]] = {}
     for finding in findings:
-        before = growth.mark()
+        before = resizing.mark()
         try:
-            island = _build_island(finding, hashing, backend, growth)
-            _check_tied(island, finding.path, owners)
+            converted = _replace_collection(finding, hashing, backend, resizing)
+            _check_tied(converted, finding.path, owners)
         except ConversionError as error:
             if not keep_refused:
                 raise
-            growth.undo(before)
+            resizing.undo(before)
             finding.refuse(error)
             continue
-        islands[id(finding.module)] = island
-    return islands
+        replacements[id(finding.module)] = converted
+    return replacements
 
 
-def _build_island(finding: Finding, hashing: Hashing, backend: str, growth: Growth) -> HashEmbeddingBagCollection:
+def _replace_collection(
+    finding: Finding, hashing: Hashing, backend: str, resizing: TableResizing
+) -> HashEmbeddingBagCollection:
     standard = finding.module
     assert isinstance(standard, EmbeddingBagCollection)
-    shell, _ = copy_shells(standard)
-    bags = shell.embedding_bags
+    copied, _ = copy_modules(standard)
+    bags = copied.embedding_bags
     assert isinstance(bags, nn.ModuleDict)
     configs = standard.embedding_bag_configs()
     by_table = {config.name: config_for(config.name, hashing) for config in configs}
     specs = describe_tables(configs, bags, by_table, standard.is_weighted(), adopt=True, collection=finding.path)
     for spec, config in zip(specs, configs, strict=True):
-        _grow(bags[spec.name], spec, config, finding.path, growth)
-    island = HashEmbeddingBagCollection.from_tables(
+        _resize(bags[spec.name], spec, config, finding.path, resizing)
+    converted = HashEmbeddingBagCollection.from_tables(
         configs,
         specs,
         bags,
@@ -81,7 +83,7 @@ def _build_island(finding: Finding, hashing: Hashing, backend: str, growth: Grow
         requested=by_table,
         calls=finding.calls,
     )
-    taken = sorted(name for name in shell.__dict__ if not name.startswith("_") and name in island.__dict__)
+    taken = sorted(name for name in copied.__dict__ if not name.startswith("_") and name in converted.__dict__)
     taken = [name for name in taken if name != "training"]
     if taken:
         raise ConversionError(
@@ -90,28 +92,28 @@ def _build_island(finding: Finding, hashing: Hashing, backend: str, growth: Grow
             module_path=finding.path,
             what_to_do=f"rename the attribute {taken[0]!r}.",
         )
-    island.train(standard.training)  # before it gets modules of the user's, whose modes are their own
-    carry_over(shell, island)
-    carry_references(standard, island)
-    return island
+    converted.train(standard.training)  # before it gets modules of the user's, whose modes are their own
+    carry_over(copied, converted)
+    carry_references(standard, converted)
+    return converted
 
 
-def carry_references(standard: nn.Module, island: nn.Module) -> None:
-    """Give ``island`` the hooks and plain attributes of ``standard``: what they lead to is replaced later, once."""
-    carry_hooks(standard, island)
-    if not isinstance(island, HashEmbeddingBagCollection):  # a sharded one has no attributes of the user's
+def carry_references(standard: nn.Module, converted: nn.Module) -> None:
+    """Give ``converted`` the hooks and plain attributes of ``standard``: what they lead to is replaced later, once."""
+    carry_hooks(standard, converted)
+    if not isinstance(converted, HashEmbeddingBagCollection):  # a sharded one has no attributes of the user's
         return
-    own = island.own_names() | _OF_EVERY_MODULE
+    own = converted.own_names() | _OF_EVERY_MODULE
     for name, value in attributes(standard):
-        if name in island.__dict__ and name not in own:
-            island.__dict__[name] = value
+        if name in converted.__dict__ and name not in own:
+            converted.__dict__[name] = value
 
 
-def _grow(bag: nn.Module, spec: TableSpec, config: EmbeddingBagConfig, path: str, growth: Growth) -> None:
+def _resize(bag: nn.Module, spec: TableSpec, config: EmbeddingBagConfig, path: str, resizing: TableResizing) -> None:
     assert isinstance(bag, nn.EmbeddingBag)
     assert isinstance(bag.weight, nn.Parameter)
     if spec.num_embeddings > bag.weight.shape[0]:
-        growth.grow(bag.weight, spec.num_embeddings, path, config, spec.custom_init_fn)
+        resizing.resize(bag.weight, spec.num_embeddings, path, config, spec.custom_init_fn)
         bag.num_embeddings = spec.num_embeddings
 
 
@@ -154,11 +156,11 @@ def _check_table_names(findings: list[Finding], hashing: Hashing) -> None:
         )
 
 
-def _check_tied(island: HashEmbeddingBagCollection, path: str, owners: dict[int, tuple[str, bool]]) -> None:
+def _check_tied(converted: HashEmbeddingBagCollection, path: str, owners: dict[int, tuple[str, bool]]) -> None:
     """Two indexes over one weight, or an index and dense ids, would give the same row to two ids."""
-    for spec in island.tables:
+    for spec in converted.tables:
         name = weight_name(path, spec.name)
-        other, other_has_index = owners.setdefault(id(island.weight(spec.name)), (name, spec.has_index))
+        other, other_has_index = owners.setdefault(id(converted.weight(spec.name)), (name, spec.has_index))
         if other != name and (spec.has_index or other_has_index):
             raise ConversionError(
                 f"table {spec.name!r} shares its weight with {other}, and one of them has an index.",

@@ -12,7 +12,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from recfx.errors import ConversionError
 
 
-class Growth:
+class TableResizing:
     """Tables that get more rows: undone when the conversion fails.
 
     Args:
@@ -24,7 +24,7 @@ class Growth:
         self._optimizers: list[torch.optim.Optimizer] | None = None
         self._old: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor | None]] = []
 
-    def grow(self, weight: nn.Parameter, rows: int, path: str, config: EmbeddingBagConfig, init_fn: bool) -> None:
+    def resize(self, weight: nn.Parameter, rows: int, path: str, config: EmbeddingBagConfig, init_fn: bool) -> None:
         """Replace the parameter's data by ``rows`` rows, the old ones first; the parameter object stays.
 
         Args:
@@ -92,7 +92,7 @@ class Growth:
         """The conversion has succeeded."""
         self._old.clear()
 
-    def __enter__(self) -> Growth:
+    def __enter__(self) -> TableResizing:
         return self
 
     def __exit__(

@@ -106,7 +106,7 @@ class ShardedHashEmbeddingBagCollection(
 
     @property
     def _segments(self) -> list[Segment]:
-        """Of this object's graph: a shell around the same tables has modules, and so modes, of its own."""
+        """Of this object's graph: a copy around the same tables has modules, and so modes, of its own."""
         if self._cut.graph_module is not self.graph_module:
             self._cut = CutGraph(self.graph_module)
         return self._cut.segments

@@ -166,9 +166,9 @@ def _with_explicit_signature(root: nn.Module, sample: Sample) -> nn.Module:
     scope: dict[str, Any] = {"original": original}
     exec(f"def forward(self, {', '.join(positional + keywords)}):\n    return original({call})", scope)
     explicit = type(type(root).__name__, (type(root),), {"forward": scope["forward"]})
-    shell: nn.Module = object.__new__(explicit)
-    shell.__dict__ = {key: value for key, value in root.__dict__.items() if key != "forward"}
-    return shell
+    duplicate: nn.Module = object.__new__(explicit)
+    duplicate.__dict__ = {key: value for key, value in root.__dict__.items() if key != "forward"}
+    return duplicate
 
 
 @contextlib.contextmanager

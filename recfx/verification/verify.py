@@ -79,27 +79,29 @@ class _Comparison:
         self.original, self.converted, self.rtol, self.atol = original, converted, rtol, atol
         self.checks: list[Check] = []
         self.tables: dict[str, dict[str, dict[str, float]]] = {}
-        self.islands = converted_collections(converted)
+        self.collections = converted_collections(converted)
         self.originals = {
             path: module for path, module in original.named_modules() if isinstance(module, EmbeddingBagCollection)
         }
         self.fused = {
-            weight_name(path, table) for path, island in self.islands.items() for table in island.fused_optimizers()
+            weight_name(path, table)
+            for path, collection in self.collections.items()
+            for table in collection.fused_optimizers()
         }
         # Only here may rows differ that the batch did not use: the dense rule moves them, the fused one does not.
         self.masked = {
             weight_name(path, table)
-            for path, island in self.islands.items()
-            for table, optimizer in island.fused_optimizers().items()
+            for path, collection in self.collections.items()
+            for table, optimizer in collection.fused_optimizers().items()
             if optimizer.differs_from_dense_rule
         }
 
     def check_indexes(self) -> None:
         """Every index must find what it lists: the oracle below knows only the listing."""
-        for path, island in self.islands.items():
-            for table in island.hash_indexes:
-                ids, rows = island.index(table).items()
-                wrong = int((island.index(table).find(ids) != rows).sum())
+        for path, collection in self.collections.items():
+            for table in collection.hash_indexes:
+                ids, rows = collection.index(table).items()
+                wrong = int((collection.index(table).find(ids) != rows).sum())
                 if wrong:
                     message = f"{wrong} of {ids.numel()} ids are found in another row than items() lists"
                     where = f"{path + '.' if path else ''}{table}"
@@ -160,12 +162,16 @@ class _Comparison:
         return hashed, None
 
     def _admits_between_calls(self) -> bool:
-        return any(table.admits and island.calls > 1 for island in self.islands.values() for table in island.tables)
+        return any(
+            table.admits and collection.calls > 1
+            for collection in self.collections.values()
+            for table in collection.tables
+        )
 
     def _attach_missing(self, model: nn.Module) -> None:
         """A table that evicts cannot train without an optimizer in backward: where there is none yet, SGD stands in."""
-        for path, island in self.islands.items():
-            for table in island.tables:
+        for path, collection in self.collections.items():
+            for table in collection.tables:
                 name = weight_name(path, table.name)
                 weight = model.get_parameter(name)
                 if table.evicts and name not in self.fused and weight.requires_grad and not _has_optimizer(weight):
@@ -182,7 +188,7 @@ class _Comparison:
         return ""
 
     def _has_index(self) -> bool:
-        return any(len(island.hash_indexes) for island in self.islands.values())
+        return any(len(collection.hash_indexes) for collection in self.collections.values())
 
     def _run_oracle(self, subject: nn.Module, call: Sample, training: bool) -> Run:
         """One step of the original; with an index, over copies of the tables of ``subject``, which stays as it is."""
@@ -223,7 +229,7 @@ class _Comparison:
         if isinstance(self.converted, WholeGraph):  # leaves calls out of which nothing is used
             return []
         checks = []
-        for path in [path for path in self.islands if path in wanted.calls]:
+        for path in [path for path in self.collections if path in wanted.calls]:
             expected, actual = wanted.calls[path], found.calls[path]
             if expected == actual and path not in found.originals:
                 checks.append(Check(mode, batch, "calls", path, EQUAL))
@@ -275,9 +281,9 @@ class _Comparison:
         return Check(mode, batch, what, where, DIFFERENT, largest, difference.message)
 
     def _note_tables(self, wanted: Run, found: Run) -> None:
-        for path, island in self.islands.items():
+        for path, collection in self.collections.items():
             tables = self.tables.setdefault(path, {})
-            for table in island.tables:
+            for table in collection.tables:
                 name = weight_name(path, table.name)
                 rows = wanted.touched.get(name) if name in self.masked else None
                 pairs = [

@@ -31,7 +31,7 @@ each_model = pytest.mark.parametrize("case", ZOO, ids=[case.name for case in ZOO
 
 
 @each_model
-def test_islands_agree_and_the_original_still_runs(case: Case) -> None:
+def test_converted_models_agree_and_the_original_still_runs(case: Case) -> None:
     with case.around():
         reference, original = case.model(), case.model()
         converted = convert(original, case.sample(), verify=False)
@@ -42,7 +42,7 @@ def test_islands_agree_and_the_original_still_runs(case: Case) -> None:
 
 
 @each_model
-def test_islands_in_place_agree(case: Case) -> None:
+def test_models_converted_in_place_agree(case: Case) -> None:
     with case.around():
         reference, original = case.model(), case.model()
         converted = convert(original, inplace=True, verify=False)

@@ -93,7 +93,7 @@ def built_by_hand() -> nn.Module:
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "shells": lambda: trained(7),
+    "copies": lambda: trained(7),
     "in_place": in_place,
     "whole_graph": whole_graph,
     "built_by_hand": built_by_hand,

@@ -233,7 +233,7 @@ def test_hooks_of_the_root_run_in_a_whole_graph() -> None:
 # Copies
 
 
-@pytest.mark.parametrize("whole_graph", [False, True], ids=["islands", "whole_graph"])
+@pytest.mark.parametrize("whole_graph", [False, True], ids=["collections", "whole_graph"])
 @pytest.mark.parametrize("hashing", [HashConfig(), HashConfig(dense_rows=0)], ids=["dense", "hashed"])
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
 def test_a_copy_is_independent_and_equal(whole_graph: bool, hashing: HashConfig, how: str) -> None:

@@ -241,14 +241,14 @@ def reaching(way: str, target: str, attribute: str = "lookup") -> Reaching:
     return Reaching(lambda model: model.__dict__.update({attribute: WAYS[way](TARGETS[target](model))}))
 
 
-def assert_converted_is_called(model: nn.Module, converted: nn.Module, island: HashEmbeddingBagCollection) -> None:
-    """The converted model calls its island and no standard collection; both models still agree."""
+def assert_converted_is_called(model: nn.Module, converted: nn.Module, collection: HashEmbeddingBagCollection) -> None:
+    """The converted model calls its converted collection and no standard one; both models still agree."""
     calls: list[str] = []
-    handle = island.graph_module.register_forward_pre_hook(lambda *_: calls.append("island"))
+    handle = collection.graph_module.register_forward_pre_hook(lambda *_: calls.append("converted"))
     forward = EmbeddingBagCollection.forward
     features = batch(5)
     converted(features)
-    assert calls == ["island"]
+    assert calls == ["converted"]
     handle.remove()
     torch.testing.assert_close(converted(features), model(features), rtol=1e-5, atol=1e-6)
     assert EmbeddingBagCollection.forward is forward
@@ -263,7 +263,7 @@ def test_a_copy_calls_its_own_collection(way: str, target: str) -> None:
     assert_converted_is_called(model, converted, converted.block.ebc)
     torch.testing.assert_close(model(features), before)
     calls: list[str] = []
-    converted.block.ebc.graph_module.register_forward_pre_hook(lambda *_: calls.append("island"))
+    converted.block.ebc.graph_module.register_forward_pre_hook(lambda *_: calls.append("converted"))
     model(features)
     assert not calls  # the original has not changed
     assert isinstance(model.block.ebc, EmbeddingBagCollection)
@@ -289,7 +289,7 @@ def test_raw_ids_reach_the_index_by_any_way_and_back(way: str) -> None:
     converted(raw)
     assert 2**60 in converted.block.ebc.index("t1").items()[0]
     plain, _ = recfx.unconvert(converted, with_mapping=True)
-    plain(batch(5))  # rows: the island would take them for ids, and insert them
+    plain(batch(5))  # rows: the converted collection would take them for ids, and insert them
     assert isinstance(plain.block.ebc, EmbeddingBagCollection)
 
 

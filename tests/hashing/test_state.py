@@ -63,7 +63,7 @@ def test_load_replaces_what_was_there() -> None:
 
 
 def test_loading_fills_in_place() -> None:
-    """Shells made by convert(inplace=False) share these tensors."""
+    """Copies made by convert(inplace=False) share these tensors."""
     target = filled(ids=range(3))
     tensors = dict(target._buffers)
     target.load_state_dict(state_of(filled()))

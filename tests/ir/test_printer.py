@@ -6,7 +6,7 @@ import torch
 from torch import fx, nn
 
 from recfx.ir import format_graph
-from tests.passes.island import ADOPTED, INDEXED, after, collection
+from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
 
 
 def test_with_metadata() -> None:

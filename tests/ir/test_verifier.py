@@ -8,7 +8,7 @@ from torch import fx
 
 from recfx.ir import VOCABULARY, GraphVerificationError, NodeMeta, annotate, verify_graph
 from recfx.passes import passes, run_passes
-from tests.passes.island import INDEXED, collection
+from tests.passes.small_collection import INDEXED, collection
 
 # By the design: ids come from the batch or from another rank, pooled rows from a lookup or from another rank.
 MAY_FEED = {
@@ -48,7 +48,7 @@ def test_what_may_not(source: str, kind: str) -> None:
         verify_graph(graph_of(source, kind), after="broken")
 
 
-def island() -> tuple[fx.GraphModule, dict[str, fx.Node]]:
+def expanded() -> tuple[fx.GraphModule, dict[str, fx.Node]]:
     graph_module = collection(INDEXED, INDEXED).unexpanded_graph()
     run_passes(graph_module, passes()[:2])
     verify_graph(graph_module, after="nothing")
@@ -65,7 +65,7 @@ def island() -> tuple[fx.GraphModule, dict[str, fx.Node]]:
     ],
 )
 def test_a_further_input_of_the_wrong_kind(user: str, source: str) -> None:
-    graph_module, nodes = island()
+    graph_module, nodes = expanded()
     nodes[user].args = (*nodes[user].args, nodes[source])
     with pytest.raises(GraphVerificationError, match=f"after pass broken: node {user}: .* cannot be fed by {source}"):
         verify_graph(graph_module, after="broken")
@@ -79,21 +79,21 @@ def test_a_kind_outside_the_vocabulary() -> None:
 
 
 def test_a_node_without_users() -> None:
-    graph_module, nodes = island()
+    graph_module, nodes = expanded()
     nodes["ebc_keyed_tensor"].args = nodes["ebc_keyed_tensor"].args[:1]
     with pytest.raises(GraphVerificationError, match="after pass broken: node ebc_lookup_1: nothing uses this lookup"):
         verify_graph(graph_module, after="broken")
 
 
 def test_a_use_before_the_definition() -> None:
-    graph_module, nodes = island()
+    graph_module, nodes = expanded()
     nodes["ebc_select_features"].prepend(nodes["ebc_lookup"])
     with pytest.raises(GraphVerificationError, match=r"after pass broken: .*ebc_(lookup|hash_ids)"):
         verify_graph(graph_module, after="broken")
 
 
 def test_a_module_that_is_not_there() -> None:
-    graph_module, nodes = island()
+    graph_module, nodes = expanded()
     nodes["ebc_lookup"].target = "nowhere"
     with pytest.raises(GraphVerificationError, match=r"after pass broken: .*nowhere"):
         verify_graph(graph_module, after="broken")
@@ -101,7 +101,7 @@ def test_a_module_that_is_not_there() -> None:
 
 @pytest.mark.parametrize("kind", ["lookup", "hash_ids"])
 def test_a_table_twice(kind: str) -> None:
-    graph_module, nodes = island()
+    graph_module, nodes = expanded()
     with graph_module.graph.inserting_after(nodes[f"ebc_{kind}"]):
         again = graph_module.graph.node_copy(nodes[f"ebc_{kind}"])
     user = "ebc_keyed_tensor" if kind == "lookup" else "ebc_lookup_1"

@@ -77,7 +77,7 @@ def assert_same(plain: nn.Module, converted: nn.Module) -> None:
     torch.testing.assert_close(weight_of(converted), weight_of(plain), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("whole_graph", [False, True], ids=["islands", "whole_graph"])
+@pytest.mark.parametrize("whole_graph", [False, True], ids=["collections", "whole_graph"])
 @pytest.mark.parametrize("optimizer", FUSED)
 def test_load_state_dict_of_the_optimizer_itself(optimizer: str, whole_graph: bool) -> None:
     """It puts other objects in the place of the settings and the state."""
@@ -92,7 +92,7 @@ def test_load_state_dict_of_the_optimizer_itself(optimizer: str, whole_graph: bo
     assert_same(plain, converted)
 
 
-@pytest.mark.parametrize("whole_graph", [False, True], ids=["islands", "whole_graph"])
+@pytest.mark.parametrize("whole_graph", [False, True], ids=["collections", "whole_graph"])
 @pytest.mark.parametrize(
     ("optimizer", "name", "value"),
     [

@@ -2,7 +2,7 @@ import torch
 from torchrec import KeyedJaggedTensor
 
 from recfx import HashEmbeddingBagCollection
-from tests.passes.island import ADOPTED, INDEXED, after, collection
+from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
 
 
 def test_hashed_tables_share_one_lookup() -> None:
@@ -39,15 +39,15 @@ def test_columns_keep_the_standard_order_when_groups_are_not_adjacent() -> None:
             name=name, num_embeddings=8, embedding_dim=4, feature_names=[name], pooling=pooling, hashing=ADOPTED
         )
 
-    island = HashEmbeddingBagCollection(
+    converted = HashEmbeddingBagCollection(
         [table("a", PoolingType.SUM), table("b", PoolingType.MEAN), table("c", PoolingType.SUM)]
     )
-    parts = island.graph_module.get_submodule("keyed_tensor").parts
+    parts = converted.graph_module.get_submodule("keyed_tensor").parts
     assert [[columns.key for columns in part] for part in parts] == [["a", "c"], ["b"]]
     kjt = KeyedJaggedTensor(["a", "b", "c"], torch.arange(6), lengths=torch.tensor([2, 2, 2]))
-    pooled = island(kjt)
+    pooled = converted(kjt)
     assert pooled.keys() == ["a", "b", "c"]
-    weights = {name: island.weight(name) for name in "abc"}
+    weights = {name: converted.weight(name) for name in "abc"}
     torch.testing.assert_close(pooled["a"], weights["a"][[0, 1]].sum(0, keepdim=True))
     torch.testing.assert_close(pooled["b"], weights["b"][[2, 3]].mean(0, keepdim=True))
     torch.testing.assert_close(pooled["c"], weights["c"][[4, 5]].sum(0, keepdim=True))

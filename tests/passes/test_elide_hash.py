@@ -1,4 +1,4 @@
-from tests.passes.island import ADOPTED, INDEXED, after, collection
+from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
 
 
 def test_dense_ids_are_not_hashed_and_mean_is_a_mean_again() -> None:

@@ -1,4 +1,4 @@
-from tests.passes.island import ADOPTED, after, collection
+from tests.passes.small_collection import ADOPTED, after, collection
 
 
 def test_one_leaf_becomes_a_lookup_a_table() -> None:

@@ -36,14 +36,14 @@ def graph_of(
     """The graph of rank 1 after a pass, and what that pass declined."""
     case = Case(tables, hashing=hashing, local_size=local_size)
     standard = EmbeddingBagCollection(tables=[table.config() for table in tables])
-    island = recfx.convert(standard, hashing=hashing)
-    assert isinstance(island, recfx.HashEmbeddingBagCollection)
-    sharding = read_plan(island.tables, plan_of(case, island, WORLD_SIZE), 1, WORLD_SIZE)
+    converted = recfx.convert(standard, hashing=hashing)
+    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
+    sharding = read_plan(converted.tables, plan_of(case, converted, WORLD_SIZE), 1, WORLD_SIZE)
     env = ShardingEnv.from_process_group(dist.group.WORLD)
     groups = DistGroups.of(env, sharding.local_size)
     pipeline = passes("auto", sharding, groups)
     names = [rewrite.name for rewrite in pipeline]
-    graph_module = island.unexpanded_graph()
+    graph_module = converted.unexpanded_graph()
     # Lookups of whole tables stand in for those of shards, which no pass up to insert_dist looks at.
     records = run_passes(graph_module, pipeline[: names.index("insert_dist") + 1])
     return graph_module, [declined.reason for declined in records[-1].declined]

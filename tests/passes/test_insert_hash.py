@@ -1,7 +1,7 @@
 from recfx import HashConfig
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.passes import passes, run_passes
-from tests.passes.island import ADOPTED, INDEXED, after, collection
+from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
 
 
 def test_ids_are_hashed_before_any_lookup_and_mean_is_divided_after() -> None:
@@ -29,9 +29,9 @@ def test_the_lookup_of_a_hashed_mean_table_runs_as_sum() -> None:
 
 
 def test_static_tables_are_declined_by_name() -> None:
-    island: HashEmbeddingBagCollection = collection(HashConfig(dense_rows=8), HashConfig(dense_rows=8))
-    object.__setattr__(island.tables[1], "hashing", None)
-    records = run_passes(island.unexpanded_graph(), passes()[:2])
+    converted: HashEmbeddingBagCollection = collection(HashConfig(dense_rows=8), HashConfig(dense_rows=8))
+    object.__setattr__(converted.tables[1], "hashing", None)
+    records = run_passes(converted.unexpanded_graph(), passes()[:2])
     (declined,) = records[-1].declined
     assert (declined.by, declined.reason, declined.node) == ("insert_hash", "static_table", "ebc_select_features")
     assert "'ads'" in declined.message

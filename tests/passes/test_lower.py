@@ -3,7 +3,7 @@ import torch
 
 from recfx import ConversionError
 from recfx.passes import passes, run_passes
-from tests.passes.island import ADOPTED, INDEXED, after, collection
+from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
 
 
 def test_float32_tables_on_the_cpu_get_the_table_batched_kernel() -> None:
@@ -14,20 +14,20 @@ def test_float32_tables_on_the_cpu_get_the_table_batched_kernel() -> None:
 
 
 def test_bfloat16_falls_back_to_the_reference_and_says_why() -> None:
-    island = collection(ADOPTED, ADOPTED).to(torch.bfloat16)
-    graph_module, _, _, declined = after("lower", island)
+    converted = collection(ADOPTED, ADOPTED).to(torch.bfloat16)
+    graph_module, _, _, declined = after("lower", converted)
     kernels = {node.meta["recfx"].kernel for node in graph_module.graph.nodes if "lookup" in node.name}
     assert kernels == {"reference"}
     assert declined == ["dtype"] * 4  # cpu and fbgemm, for each of the two lookups
 
 
 def test_a_backend_named_by_the_user_is_used_or_is_an_error() -> None:
-    island = collection(ADOPTED, ADOPTED)
-    graph_module = island.unexpanded_graph()
+    converted = collection(ADOPTED, ADOPTED)
+    graph_module = converted.unexpanded_graph()
     run_passes(graph_module, passes(backend="reference"))
     assert {node.meta["recfx"].kernel for node in graph_module.graph.nodes if "lookup" in node.name} == {"reference"}
     with pytest.raises(ConversionError, match="bfloat16") as caught:
-        run_passes(island.to(torch.bfloat16).unexpanded_graph(), passes(backend="fbgemm"))
+        run_passes(converted.to(torch.bfloat16).unexpanded_graph(), passes(backend="fbgemm"))
     assert caught.value.reason == "backend_unusable"
     with pytest.raises(ConversionError, match="'cuda_magic'") as caught:
         run_passes(collection(ADOPTED, ADOPTED).unexpanded_graph(), passes(backend="cuda_magic"))

@@ -8,7 +8,7 @@ from torch import fx
 import recfx
 from recfx.ir import GraphVerificationError
 from recfx.passes import PassResult, run_passes
-from tests.passes.island import INDEXED, collection
+from tests.passes.small_collection import INDEXED, collection
 
 
 def test_the_order_is_one_literal_list_and_names_are_file_names() -> None:
@@ -20,9 +20,9 @@ def test_the_order_is_one_literal_list_and_names_are_file_names() -> None:
 
 def test_the_callback_sees_the_graph_after_each_pass() -> None:
     seen: list[tuple[str, int]] = []
-    island = collection(INDEXED, INDEXED)
+    converted = collection(INDEXED, INDEXED)
     run_passes(
-        island.unexpanded_graph(), recfx.passes(), lambda name, graph: seen.append((name, len(graph.graph.nodes)))
+        converted.unexpanded_graph(), recfx.passes(), lambda name, graph: seen.append((name, len(graph.graph.nodes)))
     )
     assert [name for name, _ in seen] == [rewrite.name for rewrite in recfx.passes()]
     assert seen[0][1] == 6
@@ -78,8 +78,8 @@ class CallNothing:
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_a_broken_pass_is_named_with_the_node(broken: recfx.passes, node: str, rule: str) -> None:
-    island = collection(INDEXED, INDEXED)
+    converted = collection(INDEXED, INDEXED)
     with pytest.raises(GraphVerificationError, match=rule) as caught:
-        run_passes(island.unexpanded_graph(), (*recfx.passes()[:2], broken))
+        run_passes(converted.unexpanded_graph(), (*recfx.passes()[:2], broken))
     assert f"after pass {broken.name}" in str(caught.value)
     assert node in str(caught.value)

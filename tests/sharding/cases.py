@@ -328,7 +328,7 @@ def train_whole(case: Case, world_size: int, steps: int = 3) -> tuple[dict[str, 
         sum(part.mean() for part in out.split(sizes) if part.numel()).div(world_size).backward()
         optimizer.step()
         pooled.append(found.detach().split(sizes))
-    island = model.sparse
-    assert isinstance(island, recfx.HashEmbeddingBagCollection)
-    weights = {table.name: island.weight(table.name).detach() for table in island.tables}
-    return {"pooled": pooled, "weights": weights, "over": model.over.weight.detach()}, island
+    converted = model.sparse
+    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
+    weights = {table.name: converted.weight(table.name).detach() for table in converted.tables}
+    return {"pooled": pooled, "weights": weights, "over": model.over.weight.detach()}, converted

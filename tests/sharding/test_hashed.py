@@ -37,11 +37,11 @@ def hashed_case(kind: str, config: str, **options: Any) -> Case:
 
 def check_hashed(case: Case, world_size: int, steps: int) -> None:
     answers = ranks(world_size).run(train_sharded, case, steps)
-    expected, island = train_whole(case, world_size, steps)
+    expected, converted = train_whole(case, world_size, steps)
     check(case, world_size, answers, rtol=1e-4, atol=1e-5, expected=expected)
     for answer in answers:
         for table, ((first, end), state) in answer["indexes"].items():
-            for name, whole in island.index(table).state_dict().items():
+            for name, whole in converted.index(table).state_dict().items():
                 if name not in ("counts", "identity"):
                     assert torch.equal(state[name], whole[first:end]), f"{name} of table {table}"
             assert int(state["counts"][0]) == steps

@@ -234,7 +234,7 @@ def test_an_optimizer_in_backward_that_has_no_fused_form() -> None:
 
 
 def test_hosts_of_different_sizes() -> None:
-    island = recfx.convert(Model()).part["ebc"]
+    converted = recfx.convert(Model()).part["ebc"]
     parts = [(4 * piece, 0, 4, 8, f"rank:{piece}/cpu") for piece in range(4)]
     halves = [(8 * piece, 0, 8, 8, f"rank:{4 + piece}/cpu") for piece in range(2)]
     plan = {
@@ -242,14 +242,14 @@ def test_hosts_of_different_sizes() -> None:
         for name, pieces in (("a", parts), ("b", halves))
     }
     with pytest.raises(recfx.ConversionError) as caught:
-        read_plan(island.tables, plan, 0, 8, "ebc")
+        read_plan(converted.tables, plan, 0, 8, "ebc")
     assert (caught.value.reason, caught.value.module_path) == ("plan_invalid", "ebc")
     assert "[2, 4] ranks" in str(caught.value)
 
 
 def test_cuts_of_an_indexed_table_are_at_bucket_borders() -> None:
-    island = recfx.convert(Model(), hashing=recfx.HashConfig(dense_rows=0, buckets=3)).part["ebc"]
-    sharding = read_plan(island.tables, right_plan(Model()), 0, WORLD, "ebc")
+    converted = recfx.convert(Model(), hashing=recfx.HashConfig(dense_rows=0, buckets=3)).part["ebc"]
+    sharding = read_plan(converted.tables, right_plan(Model()), 0, WORLD, "ebc")
     table = sharding.named("a")
     assert table.row_borders() == [0, 0, 5, 10, 16]
     assert table.planned_borders == (0, 4, 8, 12, 16)

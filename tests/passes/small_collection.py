@@ -29,9 +29,9 @@ def collection(first: HashConfig, second: HashConfig) -> HashEmbeddingBagCollect
     return HashEmbeddingBagCollection(tables)
 
 
-def after(name: str, island: HashEmbeddingBagCollection) -> tuple[fx.GraphModule, str, bool, list[str]]:
+def after(name: str, converted: HashEmbeddingBagCollection) -> tuple[fx.GraphModule, str, bool, list[str]]:
     """Run the pipeline up to pass ``name``: graph, its text, whether that pass changed it, reasons it declined for."""
-    graph_module = island.unexpanded_graph()
+    graph_module = converted.unexpanded_graph()
     pipeline = []
     for rewrite in passes():
         pipeline.append(rewrite)
