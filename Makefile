@@ -6,10 +6,13 @@ HOST   ?= cpu
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-# Options for single targets: make test PYTEST_FLAGS="-k discovery", make demo DEMO_FLAGS=--quick, make bench BENCH_FLAGS=--json
+# Options for single targets: make test PYTEST_FLAGS="-k discovery", make demo DEMO_FLAGS=--quick, make bench BENCH_FLAGS=--json,
+# make mutants MUTANTS="passes recfx/nodes/lookup.py" MUTANTS_FLAGS="--sample 50 --seed 1 --minutes 20"
 PYTEST_FLAGS ?=
 DEMO_FLAGS   ?=
 BENCH_FLAGS  ?=
+MUTANTS       ?=
+MUTANTS_FLAGS ?=
 
 STAND_IN      := .packaging/fbgemm-gpu
 INSTALL_cpu   := ./$(STAND_IN) -e '.[cpu,dev]'
@@ -25,13 +28,13 @@ ifeq ($(INSTALL),)
 $(error HOST=$(HOST) is none of cpu, npu, cuda)
 endif
 
-.PHONY: help setup demo test tsan bench lint format ascend clean
+.PHONY: help setup demo test mutants tsan bench lint format ascend clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
-	@echo "Variables: PYTHON=$(PYTHON) (3.10 to 3.13), HOST=$(HOST) (cpu, npu, cuda), PYTEST_FLAGS, DEMO_FLAGS, BENCH_FLAGS"
+	@echo "Variables: PYTHON=$(PYTHON) (3.10 to 3.13), HOST=$(HOST) (cpu, npu, cuda), PYTEST_FLAGS, DEMO_FLAGS, BENCH_FLAGS, MUTANTS"
 
 setup: $(INSTALLED) $(LIBRARY_BUILT) ## create .venv, install, compile; the other targets do it by themselves
 
@@ -47,6 +50,9 @@ tsan: setup ## readers and writers of one index under the thread sanitizer (part
 
 bench: setup ## compare with the standard collection and FBGEMM, ratios printed
 	@$(BIN)/python -m tests.bench $(BENCH_FLAGS)
+
+mutants: setup ## put small faults into the code, one at a time: do the tests notice nine in ten of a sample?
+	@$(BIN)/python -m tests.mutants $(MUTANTS_FLAGS) $(MUTANTS)
 
 lint: $(INSTALLED) ## ruff, mypy, and clang-format for the C++ sources
 	@$(call say,"clang-format")

@@ -1,0 +1,52 @@
+"""Which tests judge a file: those beside it, the nearest first."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+BESIDE = {
+    "passes": ["passes", "nodes", "ir"],
+    "nodes": ["nodes", "modules", "passes", "lowering"],
+    "hashing": ["hashing", "modules", "kernels"],
+    "sharding": ["sharding", "planner"],
+    "checkpoint": ["checkpoint", "sharding/test_checkpoint.py"],
+    "verification": ["verification", "conversion"],
+    "lowering": ["lowering", "kernels", "optim"],
+    "optim": ["optim", "lowering", "sharding/test_optimizer_state.py", "sharding/test_optimizer_settings.py"],
+    "pipeline": ["pipeline", "sharding/test_stock_pipeline.py"],
+}
+"""Folders and files below ``tests/`` for each package; other packages have the folder of their name."""
+
+
+def package_of(path: Path) -> str:
+    """``lowering`` for ``lowering/cpu.py``, ``passes`` for ``recfx/passes/lower.py``."""
+    return path.parts[1] if path.parts[0] == "recfx" else path.parts[0]
+
+
+@functools.cache
+def _text(path: Path) -> str:
+    return path.read_text()
+
+
+def tests_for(path: Path) -> list[str]:
+    """Test files for one file of the product, both relative to the root: of the same stem, then those that name more of
+    what is public in it, then the others of its package.
+    """
+    package = package_of(path)
+    files: dict[Path, int] = {}
+    for order, place in enumerate(BESIDE.get(package, [package])):
+        where = Path("tests", place)
+        for file in [where] if where.suffix else sorted(where.rglob("test_*.py")):
+            files.setdefault(file, order)
+    names = {path.stem.strip("_")} | {
+        node.name.strip("_") for node in ast.parse(_text(path)).body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    words = {file: set(re.findall(r"\w+", _text(file))) for file in files}
+
+    def distance(file: Path) -> tuple[bool, int, int]:
+        return file.stem.removeprefix("test_") != path.stem.strip("_"), files[file], -len(names & words[file])
+
+    return [str(file) for file in sorted(files, key=distance)]

@@ -1,0 +1,116 @@
+"""Which faults: mutmut's operators, and three of ours for whole statements.
+
+mutmut itself runs each mutant behind a function that it puts in place of the real one, and chooses tests by the calls
+that it sees in its own process. recfx reads code objects and runs most of its sharded code in other processes, so here
+mutmut only says what to change, and ``tests.mutants.run`` changes the files of a copy of the repository.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import libcst
+from libcst.metadata import MetadataWrapper, PositionProvider
+from mutmut.mutation import mutators
+from mutmut.mutation.file_mutation import MutationVisitor
+from mutmut.mutation.pragma_handling import IgnoredCode
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault: the file, the line where it begins, and what is put in the place of what."""
+
+    path: Path
+    line: int
+    module: libcst.Module = field(repr=False)
+    original: libcst.CSTNode = field(repr=False)
+    changed: libcst.CSTNode = field(repr=False)
+
+    @property
+    def source(self) -> str:
+        """The whole text of the file with the fault."""
+        module = self.module.deep_replace(self.original, self.changed)
+        assert isinstance(module, libcst.Module)
+        return module.code
+
+
+def _string(node: libcst.BaseString) -> Iterable[libcst.BaseString]:
+    """Names and codes; sentences are wording."""
+    if isinstance(node, libcst.SimpleString) and " " not in node.value and len(node.value) > 2:
+        yield from list(mutators.operator_string(node))[:1]
+
+
+def _keyword_arguments(node: libcst.Call) -> Iterable[libcst.Call]:
+    """A call without one of its keyword arguments; without a positional one most calls fail at once."""
+    for position, argument in enumerate(node.args):
+        if argument.keyword is not None and argument.keyword.value != "strict":
+            left = [each for other, each in enumerate(node.args) if other != position]
+            yield node.with_changes(args=left)
+
+
+def _condition(node: libcst.If | libcst.While) -> Iterable[libcst.If | libcst.While]:
+    inner = node.test.with_changes(lpar=[libcst.LeftParen()], rpar=[libcst.RightParen()])
+    yield node.with_changes(test=libcst.UnaryOperation(libcst.Not(), inner))
+
+
+def _statement(node: libcst.SimpleStatementLine) -> Iterable[libcst.SimpleStatementLine]:
+    """``pass`` in place of a call whose answer is not used, of an error, or of a write to something that stays."""
+    if len(node.body) != 1:
+        return
+    statement = node.body[0]
+    stays = isinstance(statement, libcst.Assign) and any(
+        isinstance(target.target, libcst.Attribute | libcst.Subscript) for target in statement.targets
+    )
+    called = isinstance(statement, libcst.Expr) and isinstance(statement.value, libcst.Call)
+    if called and "super().__init__" in libcst.Module([node]).code:
+        return
+    if stays or called or isinstance(statement, libcst.Raise | libcst.Del):
+        yield node.with_changes(body=[libcst.Pass()])
+
+
+_OPERATORS: mutators.OPERATORS_TYPE = [
+    (libcst.BaseNumber, mutators.operator_number),
+    (libcst.SimpleString, _string),
+    (libcst.Name, mutators.operator_name),
+    (libcst.AugAssign, mutators.operator_augmented_assignment),
+    (libcst.UnaryOperation, mutators.operator_remove_unary_ops),
+    (libcst.Call, _keyword_arguments),
+    (libcst.CSTNode, mutators.operator_keywords),
+    (libcst.CSTNode, mutators.operator_swap_op),
+    (libcst.IfExp, mutators.operator_if_exp),
+    (libcst.If, _condition),
+    (libcst.While, _condition),
+    (libcst.SimpleStatementLine, _statement),
+]
+
+
+class _Visitor(MutationVisitor):
+    """mutmut's, but of decorated functions, too, and only inside functions. Errors go as a whole."""
+
+    def __init__(self) -> None:
+        super().__init__(_OPERATORS, IgnoredCode(set(), set(), set()))
+
+    def _skip_node_and_children(self, node: libcst.CSTNode) -> bool:
+        if isinstance(node, libcst.FunctionDef) and not node.name.value.startswith("__repr"):
+            return False
+        if isinstance(node, libcst.Raise | libcst.Assert):
+            return True
+        if isinstance(node, libcst.Arg) and node.keyword is not None and node.keyword.value == "strict":  # zip's
+            return True
+        return super()._skip_node_and_children(node)
+
+
+def mutants_of(path: Path) -> list[Mutant]:
+    """Every fault that is tried in one file, in the order of its lines."""
+    wrapper = MetadataWrapper(libcst.parse_module(path.read_text()))
+    visitor = _Visitor()
+    module = wrapper.visit(visitor)
+    positions = wrapper.resolve(PositionProvider)
+    return [
+        Mutant(path, position.start.line, module, mutation.original_node, mutation.mutated_node)
+        for mutation in visitor.mutations
+        if mutation.contained_by_top_level_function is not None
+        and (position := positions.get(mutation.original_node)) is not None
+    ]

@@ -1,0 +1,144 @@
+"""Runs the tests of one mutant: forked from a process that has imported torch already, in a copy of the repository."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_PRELOADED = (
+    "torch",
+    "torchrec",
+    "torch.distributed.checkpoint",
+    "fbgemm_gpu",
+    "hypothesis",
+    "_pytest.assertion.rewrite",
+)
+LONGEST_TEST = 180.0
+"""Seconds without a finished test after which a mutant counts as noticed: it hangs."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``killed_by``: the test that failed, "hangs", or None. ``ended``: all tests ran before the time was over."""
+
+    killed_by: str | None
+    ended: bool
+    seconds: float
+
+
+def copy_of(repository: Path, to: Path) -> None:
+    """What git knows or does not ignore; links stay links."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=repository,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (repository / name).exists() or (repository / name).is_symlink():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(repository / name, to / name, follow_symlinks=False)
+
+
+def preload() -> None:
+    """Import what all tests import, and nothing of ours: forked processes do not wait for it."""
+    for name in _PRELOADED:
+        importlib.import_module(name)
+
+
+class _Tell:
+    """Writes a line for each finished test, and ends the run when its time is over."""
+
+    def __init__(self, pipe: int, deadline: float) -> None:
+        self._pipe, self._deadline = pipe, deadline
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            os.write(self._pipe, f"failed {report.nodeid}\n".encode())
+        elif report.when == "teardown":
+            os.write(self._pipe, b".\n")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            os.write(self._pipe, f"failed {report.nodeid}\n".encode())
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if time.monotonic() > self._deadline:
+            os.write(self._pipe, b"late\n")
+            item.session.shouldstop = "its time is over"
+            pytest.skip("its time is over")
+
+
+def run_tests(copy: Path, tests: Sequence[str], limit: float) -> Outcome:
+    """Run these tests in the copy until one fails, or until the limit (in seconds)."""
+    start = time.monotonic()
+    ours, theirs = os.pipe()
+    process = os.fork()
+    if process == 0:
+        os.setsid()
+        os.close(ours)
+        _in_child(copy, tests, theirs, start + limit)
+    os.close(theirs)
+    failed, ended, hangs = _listen(ours)
+    os.close(ours)
+    with suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)  # and the ranks that it has started
+    os.waitpid(process, 0)
+    return Outcome("hangs" if hangs else failed, ended, time.monotonic() - start)
+
+
+def _listen(pipe: int) -> tuple[str | None, bool, bool]:
+    """The test that failed, whether all ran, whether one hangs."""
+    text = b""
+    while select.select([pipe], [], [], LONGEST_TEST)[0]:
+        new = os.read(pipe, 65536)
+        text += new
+        lines = text.decode(errors="replace").splitlines()
+        failed = next((line.removeprefix("failed ") for line in lines if line.startswith("failed ")), None)
+        if failed is not None:
+            return failed, False, False
+        if "end" in lines:
+            return None, "late" not in lines, False
+        if not new:
+            return "the process ended", False, False
+    return None, False, True
+
+
+def _in_child(copy: Path, tests: Sequence[str], pipe: int, deadline: float) -> None:
+    status = 1
+    try:
+        os.chdir(copy)
+        os.environ["PYTHONPATH"] = str(copy)
+        sys.dont_write_bytecode = True
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        here = str(Path(__file__).resolve().parents[2])
+        sys.path[:] = [str(copy), *(path for path in sys.path if path not in ("", here))]
+        for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "recfx")]:
+            del sys.modules[name]
+        sys.modules["__main__"] = types.ModuleType("__main__")  # processes that tests start import it again
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nothing, stream)
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile=recfx-ci"]
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            status = pytest.main([*options, *tests], plugins=[_Tell(pipe, deadline)])
+        if status in (0, 2, 5):  # 2: stopped by us
+            os.write(pipe, b"end\n")
+    finally:
+        os._exit(int(status))
