@@ -51,7 +51,7 @@ class NodeMeta:
     """Facts about one node.
 
     Args:
-        kind: word of the vocabulary.
+        kind: name of a declared node kind.
         collection: fully qualified name of the collection it belongs to; ``""`` for a root.
         made_by: the pass that made it.
         shape: symbolic shape in ``B``, ``W`` and ``L_<feature>``; for a KJT the number of ids.

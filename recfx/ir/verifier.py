@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from torch import fx, nn
 
 from recfx.ir.meta import node_meta
-from recfx.ir.vocabulary import VOCABULARY
-
-# What may feed what. A node kind that is absent here takes anything.
-_FED_BY: dict[str, set[str]] = {
-    "bucketize": {"select_features"},
-    "input_dist_start": {"select_features", "bucketize"},
-    "input_dist_wait": {"input_dist_start", "dist_context"},
-    "hash_ids": {"select_features", "input_dist_wait"},
-    "lookup": {"select_features", "input_dist_wait", "hash_ids"},
-    "output_dist_start": {"lookup", "output_dist_wait", "dist_context"},
-    "output_dist_wait": {"output_dist_start"},
-    "mean_divide": {"lookup", "output_dist_wait", "select_features", "input_dist_wait"},
-    "keyed_tensor": {"lookup", "output_dist_wait", "mean_divide"},
-}
+from recfx.ir.node_kinds import NODE_KINDS, NodeKind, ValueType
 
 
 class GraphVerificationError(AssertionError):
     """A pass left a graph that is not well formed. Always a bug of recfx, never of the user's model."""
 
 
+Fail = Callable[[fx.Node, str], NoReturn]
+
+
 def verify_graph(graph_module: fx.GraphModule, after: str) -> None:
-    """Check that ``graph_module`` is well formed.
+    """Check that ``graph_module`` is well formed: every node as its kind is declared, every table looked up once.
 
     Args:
         graph_module: the graph that a pass has just left.
@@ -38,7 +30,7 @@ def verify_graph(graph_module: fx.GraphModule, after: str) -> None:
         GraphVerificationError: names the pass, the node and the rule that it breaks.
     """
 
-    def fail(node: fx.Node, rule: str) -> None:
+    def fail(node: fx.Node, rule: str) -> NoReturn:
         raise GraphVerificationError(f"after pass {after}: node {node.name}: {rule}")
 
     try:
@@ -52,35 +44,71 @@ def verify_graph(graph_module: fx.GraphModule, after: str) -> None:
         meta = node_meta(node)
         if meta is None:
             continue
-        if meta.kind not in VOCABULARY:
-            fail(node, f"{meta.kind!r} is not in the vocabulary")
+        kind = NODE_KINDS.get(meta.kind)
+        if kind is None:
+            fail(node, f"{meta.kind!r} is not a declared node kind")
         if not node.users:
-            fail(node, f"nothing uses this {meta.kind}")
-        for source in node.all_input_nodes:
-            source_kind = _kind(source)
-            if source_kind and source_kind not in _FED_BY.get(meta.kind, {source_kind}):
-                fail(node, f"a {meta.kind} cannot be fed by {source.name}, a {source_kind}")
-    _check_tables(graph_module, after)
+            fail(node, f"nothing uses this {kind.name}")
+        _check_inputs(node, kind, fail)
+    _check_tables(graph_module, fail)
 
 
-def _kind(value: fx.Node) -> str:
-    """What a value is: the kind of the node that gives it, or ``dist_context`` for the second of two."""
+def _check_inputs(node: fx.Node, kind: NodeKind, fail: Fail) -> None:
+    """Each input is of a type that the kind declares at its place, and none is missing."""
+    sources: list[Any] = [*node.args, *node.kwargs.values()]
+    found: list[tuple[fx.Node, ValueType | None]] = [(source, _type_of(source, fail)) for source in sources]
+    position = 0
+    for wanted in kind.inputs:
+        begin = position
+        while position < len(found) and (wanted.repeats or position == begin):
+            if found[position][1] not in (*wanted.types, None):
+                break
+            position += 1
+        if position == begin and not wanted.repeats:
+            names = " or ".join(each.value for each in wanted.types)
+            if position == len(found):
+                fail(node, f"a {kind.name} needs {names} as input {position}, and has none")
+            _refuse(node, kind, *found[position], fail, f"; input {position} is {names}")
+    if position < len(found):
+        _refuse(node, kind, *found[position], fail)
+
+
+def _refuse(
+    node: fx.Node, kind: NodeKind, source: fx.Node, given: ValueType | None, fail: Fail, wanted: str = ""
+) -> NoReturn:
+    what = "a value that recfx does not know" if given is None else given.value
+    fail(node, f"a {kind.name} cannot be fed by {source.name}, {what}{wanted}")
+
+
+def _type_of(value: fx.Node, fail: Fail) -> ValueType | None:
+    """What a value is, as the kind of the node that gives it is declared; None for values of foreign nodes."""
+    if value.op == "placeholder":
+        return ValueType.BATCH
+    item: Any = None
+    giver = value
     if value.target is operator.getitem:
-        return "dist_context" if value.args[1] == 1 else _kind(value.all_input_nodes[0])
-    meta = node_meta(value)
-    return "" if meta is None else meta.kind
+        giver, item = value.args  # type: ignore[assignment]
+    meta = node_meta(giver)
+    kind = None if meta is None else NODE_KINDS.get(meta.kind)
+    if kind is None:
+        return None
+    if item is None and len(kind.outputs) > 1:
+        fail(value, f"a {kind.name} gives {len(kind.outputs)} values: take one of its items")
+    if item is not None and (len(kind.outputs) == 1 or item not in range(len(kind.outputs))):
+        fail(value, f"a {kind.name} has no item {item}")
+    return kind.outputs[item or 0]
 
 
-def _check_module_exists(graph_module: fx.GraphModule, node: fx.Node, fail: object) -> None:
+def _check_module_exists(graph_module: fx.GraphModule, node: fx.Node, fail: Fail) -> None:
     try:
         module = graph_module.get_submodule(str(node.target))
     except AttributeError:
         module = None
     if not isinstance(module, nn.Module):
-        fail(node, f"no module at {node.target!r}")  # type: ignore[operator]
+        fail(node, f"no module at {node.target!r}")
 
 
-def _check_tables(graph_module: fx.GraphModule, after: str) -> None:
+def _check_tables(graph_module: fx.GraphModule, fail: Fail) -> None:
     """Every table is looked up exactly once per collection, and hashed at most once."""
     seen: dict[tuple[str, str, str], str] = {}
     for node in graph_module.graph.nodes:
@@ -91,9 +119,7 @@ def _check_tables(graph_module: fx.GraphModule, after: str) -> None:
         for table in meta.tables:
             key = (meta.kind, f"{meta.collection}/{call}", table)
             if key in seen:
-                raise GraphVerificationError(
-                    f"after pass {after}: node {node.name}: table {table!r} already has a {meta.kind}, {seen[key]}"
-                )
+                fail(node, f"table {table!r} already has a {meta.kind}, {seen[key]}")
             seen[key] = node.name
 
 

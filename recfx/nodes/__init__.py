@@ -1,4 +1,4 @@
-"""The modules that the nodes of the graph call, one file a word of the vocabulary."""
+"""The modules that the nodes of the graph call, one file per node kind."""
 
 from recfx.nodes.bucketize import Bucketize
 from recfx.nodes.hash_ids import HashIds

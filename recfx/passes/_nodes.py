@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import sympy
-import torch
 from torch import fx
 
-from recfx.ir.meta import BATCH, WORLD, Collective, NodeMeta, annotate, mean_length, node_meta
-from recfx.ir.tables import TableSpec, embedding_dims
+from recfx.ir.meta import Collective, NodeMeta, annotate, node_meta
+from recfx.ir.node_kinds import NODE_KINDS
+from recfx.ir.tables import TableSpec
+from recfx.ir.typed_access import meta_of, node_module
 from recfx.nodes.base import NodeModule
 from recfx.nodes.unexpanded import UnexpandedCollection
-
-_OF_IDS = ("select_features", "bucketize", "input_dist_start", "input_dist_wait", "hash_ids")
 
 
 def node_name(collection: str, kind: str) -> str:
@@ -41,13 +40,13 @@ def add_node(
 
     Args:
         graph_module: the graph of the collection.
-        kind: word of the vocabulary; the module is registered under it (with a number where it is taken).
+        kind: name of a declared node kind; the module is registered under it (with a number where it is taken).
         module: what the node calls.
         arguments: its inputs.
         like: where collection name and source location come from.
         tables: the tables that the node works on.
         made_by: name of the pass.
-        shape: symbolic, of the value; None: what the kind gives on one rank.
+        shape: symbolic, of the value; None: as the kind declares it.
         collectives: what the node puts on the wire.
     """
     numbers = graph_module.meta.setdefault("recfx_numbers", {})
@@ -57,7 +56,7 @@ def add_node(
     name = node_name(like.collection, target)
     module.label = name
     node = graph_module.graph.create_node("call_module", target, arguments, {}, name=name)
-    usual, dtype, width = _size(kind, tables)
+    usual, dtype = NODE_KINDS[kind].size(tables)
     shape = usual if shape is None else shape
     return annotate(
         node,
@@ -67,7 +66,7 @@ def add_node(
             made_by=made_by,
             shape=shape,
             dtype=dtype,
-            bytes=sympy.Integer(width) * sympy.prod(shape),
+            bytes=sympy.Integer(dtype.itemsize) * sympy.prod(shape),
             device=_device(like),
             source=like.source,
             tables=tuple(table.name for table in tables),
@@ -102,26 +101,14 @@ def renumber(graph_module: fx.GraphModule, kinds: tuple[str, ...]) -> None:
     """Number the nodes of these kinds from the start again: the names of nodes that were replaced are free now."""
     for kind in kinds:
         nodes = nodes_of_kind(graph_module, kind)
-        modules = [graph_module.get_submodule(str(node.target)) for node in nodes]
+        modules = [node_module(graph_module, node, NodeModule) for node in nodes]
         for node in nodes:
             graph_module.delete_submodule(str(node.target))
         for number, (node, module) in enumerate(zip(nodes, modules, strict=True)):
-            meta = node_meta(node)
-            assert meta is not None
-            assert isinstance(module, NodeModule)
             node.target = kind if number == 0 else f"{kind}_{number}"
             graph_module.add_submodule(node.target, module)
-            node.name = module.label = node_name(meta.collection, node.target)
+            node.name = module.label = node_name(meta_of(node).collection, node.target)
         graph_module.meta["recfx_numbers"][kind] = len(nodes) - 1
-
-
-def _size(kind: str, tables: tuple[TableSpec, ...]) -> tuple[tuple[sympy.Expr, ...], torch.dtype, int]:
-    if kind in _OF_IDS:
-        ids = BATCH * sympy.Add(*(mean_length(feature) for table in tables for feature in table.feature_names))
-        return (ids,), torch.int64, 8
-    # Lookups of shards pool the samples of all ranks.
-    samples = BATCH * WORLD if kind == "lookup" and any(table.shard_of for table in tables) else BATCH
-    return (samples, sympy.Integer(sum(embedding_dims(tables)))), torch.float32, 4
 
 
 def _device(like: UnexpandedCollection | NodeMeta) -> str:

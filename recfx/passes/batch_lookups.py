@@ -14,6 +14,7 @@ from torch import fx
 from recfx.ir.columns import columns_of
 from recfx.ir.meta import annotate, node_meta
 from recfx.ir.tables import TableSpec
+from recfx.ir.typed_access import find_module, meta_of, node_module
 from recfx.nodes import AssembleKeyedTensor, Lookup, MeanDivide, OutputDistStart
 from recfx.passes._nodes import add_node, nodes_of_kind, remove_node, renumber
 from recfx.passes.base import PassResult
@@ -44,9 +45,9 @@ class BatchLookups:
     def _merge(
         self, graph_module: fx.GraphModule, output: fx.Node, inputs: list[fx.Node], groups: list[list[fx.Node]]
     ) -> None:
-        meta, module = node_meta(output), graph_module.get_submodule(str(output.target))
-        assert meta is not None
-        assert isinstance(module, (AssembleKeyedTensor, OutputDistStart))
+        meta, module = meta_of(output), find_module(graph_module, output)
+        if not isinstance(module, OutputDistStart):
+            module = node_module(graph_module, output, AssembleKeyedTensor)
         merged, parts = [], []
         with graph_module.graph.inserting_before(output):
             for group in groups:
@@ -79,14 +80,13 @@ class BatchLookups:
         divided: list[str] = []
         lengths: fx.Node | None = None
         for node in group:
-            module = graph_module.get_submodule(str(node.target))
+            module = find_module(graph_module, node)
             if isinstance(module, MeanDivide):
                 divided += module.divided
                 lengths = node.all_input_nodes[1]
         if lengths is None:
             return pooled
-        meta = node_meta(pooled)
-        assert meta is not None
+        meta = meta_of(pooled)
         module = MeanDivide(tables, tuple(divided), features, columns_of(tables))
         return add_node(graph_module, "mean_divide", module, (pooled, lengths), meta, tables, self.name)
 
@@ -99,14 +99,12 @@ def _is_pooled(graph_module: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _lookup_node(graph_module: fx.GraphModule, pooled: fx.Node) -> fx.Node:
-    module = graph_module.get_submodule(str(pooled.target))
+    module = find_module(graph_module, pooled)
     return pooled.all_input_nodes[0] if isinstance(module, MeanDivide) else pooled
 
 
 def _lookup(graph_module: fx.GraphModule, pooled: fx.Node) -> Lookup:
-    module = graph_module.get_submodule(str(_lookup_node(graph_module, pooled).target))
-    assert isinstance(module, Lookup)
-    return module
+    return node_module(graph_module, _lookup_node(graph_module, pooled), Lookup)
 
 
 def _group_key(lookup: Lookup) -> Hashable:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from recfx.ir.typed_access import node_module
 from recfx.lowering.registry import Declined
 from recfx.nodes import HashIds, Lookup, MeanDivide
 from recfx.passes._nodes import nodes_of_kind, remove_node, replace_inputs
@@ -27,8 +28,7 @@ class ElideHash:
         declined: list[Declined] = []
         modified = False
         for node in nodes_of_kind(graph_module, "hash_ids"):
-            module = graph_module.get_submodule(str(node.target))
-            assert isinstance(module, HashIds)
+            module = node_module(graph_module, node, HashIds)
             kept = tuple(table.name for table in module.tables if table.has_index)
             for name in kept:
                 message = f"ids of table {name!r} are raw: rows beyond dense_rows need its index."
@@ -47,14 +47,11 @@ class ElideHash:
         still_hashed = set(hashed)
         restored: dict[fx.Node, fx.Node] = {}
         for node in nodes_of_kind(graph_module, "mean_divide"):
-            divide = graph_module.get_submodule(str(node.target))
-            assert isinstance(divide, MeanDivide)
+            divide = node_module(graph_module, node, MeanDivide)
             if any(table in still_hashed for table in divide.divided):
                 continue
             pooled = node.all_input_nodes[0]
-            lookup = graph_module.get_submodule(str(pooled.target))
-            assert isinstance(lookup, Lookup)
-            lookup.pooling = "MEAN"
+            node_module(graph_module, pooled, Lookup).pooling = "MEAN"
             restored[node] = pooled
         replace_inputs(restored)
         for node in restored:

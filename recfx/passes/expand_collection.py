@@ -13,6 +13,7 @@ from torch import fx
 from recfx.ir.columns import columns_of
 from recfx.ir.key_order import KeyOrder
 from recfx.ir.tables import embedding_dims, embedding_names
+from recfx.ir.typed_access import node_module
 from recfx.nodes import AssembleKeyedTensor, Lookup, SelectFeatures
 from recfx.nodes.unexpanded import UnexpandedCollection
 from recfx.passes._nodes import add_node, nodes_of_kind, remove_node
@@ -33,8 +34,7 @@ class ExpandCollection:
         return PassResult(graph_module, modified=bool(found))
 
     def _expand(self, graph_module: fx.GraphModule, node: fx.Node) -> None:
-        leaf = graph_module.get_submodule(str(node.target))
-        assert isinstance(leaf, UnexpandedCollection)
+        leaf = node_module(graph_module, node, UnexpandedCollection)
         tables, keys = leaf.tables, embedding_names(leaf.tables)
         features = KeyOrder.of(keys)
         with graph_module.graph.inserting_before(node):

@@ -19,9 +19,10 @@ from torch import fx
 
 from recfx.ir.columns import Columns, total_dim
 from recfx.ir.key_order import KeyOrder
-from recfx.ir.meta import BATCH, WORLD, Collective, NodeMeta, node_meta
+from recfx.ir.meta import BATCH, WORLD, Collective
 from recfx.ir.shards import GROUPS, TABLE_ROW_WISE, CollectionSharding
 from recfx.ir.tables import TableSpec, embedding_dims, embedding_names
+from recfx.ir.typed_access import meta_of, node_module
 from recfx.kernels.bucketize import Routes
 from recfx.nodes import (
     AssembleKeyedTensor,
@@ -78,16 +79,12 @@ class _Rewrite:
         self.graph_module, self.output = graph_module, output
         self.sharding, self.groups, self.name = sharding, groups, name
         (self.select,) = nodes_of_kind(graph_module, "select_features")
-        meta = node_meta(self.select)
-        assert meta is not None
-        self.meta: NodeMeta = meta
-        selected = graph_module.get_submodule(str(self.select.target))
-        lookup = graph_module.get_submodule(str(nodes_of_kind(graph_module, "lookup")[0].target))
-        assert isinstance(selected, SelectFeatures)
-        assert isinstance(lookup, Lookup)
-        self.selected, self.store = selected, lookup.store
+        self.meta = meta_of(self.select)
+        self.selected = node_module(graph_module, self.select, SelectFeatures)
+        lookup = node_module(graph_module, nodes_of_kind(graph_module, "lookup")[0], Lookup)
+        self.store = lookup.store
         self.ways_back = WaysBack(sharding, groups, lookup.store.device)
-        self.keys = selected.keys
+        self.keys = self.selected.keys
         self.local = tuple(shard.spec for shard in sharding.local())
         self.arriving_ids = wire.arriving_ids(sharding.local())
         self.everybody: sympy.Expr = WORLD * BATCH

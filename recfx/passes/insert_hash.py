@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from recfx.ir.columns import columns_of
-from recfx.ir.meta import node_meta
+from recfx.ir.typed_access import meta_of, node_module
 from recfx.lowering.registry import Declined
 from recfx.nodes import HashIds, Lookup, MeanDivide, SelectFeatures
 from recfx.passes._nodes import add_node, nodes_of_kind, replace_inputs
@@ -30,8 +30,7 @@ class InsertHash:
         declined: list[Declined] = []
         modified = False
         for select in nodes_of_kind(graph_module, "select_features"):
-            module = graph_module.get_submodule(str(select.target))
-            assert isinstance(module, SelectFeatures)
+            module = node_module(graph_module, select, SelectFeatures)
             for table in module.tables:
                 if table.hashing is None:
                     message = f"table {table.name!r} is static: hashing=None."
@@ -42,20 +41,17 @@ class InsertHash:
         return PassResult(graph_module, modified, tuple(declined))
 
     def _insert(self, graph_module: fx.GraphModule, select: fx.Node, module: SelectFeatures) -> None:
-        meta = node_meta(select)
-        assert meta is not None
+        meta = meta_of(select)
         hashed = tuple(table.name for table in module.tables if table.hashing is not None)
         lookups = list(select.users)
-        first = graph_module.get_submodule(str(lookups[0].target))
-        assert isinstance(first, Lookup)
+        first = node_module(graph_module, lookups[0], Lookup)
         with graph_module.graph.inserting_after(select):
             hash_module = HashIds(module.collection, module.tables, hashed, first.store)
             hash_ids = add_node(graph_module, "hash_ids", hash_module, (select,), meta, module.tables, self.name)
         divided_lookups: dict[fx.Node, fx.Node] = {}
         for lookup in lookups:
             lookup.replace_input_with(select, hash_ids)
-            lookup_module = graph_module.get_submodule(str(lookup.target))
-            assert isinstance(lookup_module, Lookup)
+            lookup_module = node_module(graph_module, lookup, Lookup)
             (table,) = lookup_module.tables
             if table.pooling == "MEAN" and table.hashing is not None:
                 lookup_module.pooling = "SUM"

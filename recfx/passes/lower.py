@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from recfx.ir.meta import annotate, node_meta
+from recfx.ir.meta import annotate
+from recfx.ir.typed_access import find_module, meta_of, node_module
 from recfx.nodes import HashIds, Lookup
 from recfx.passes._nodes import nodes_of_kind
 from recfx.passes.base import PassResult
@@ -35,26 +36,20 @@ class Lower:
         declined = []
         lookups = nodes_of_kind(graph_module, "lookup")
         for node in lookups:
-            module = graph_module.get_submodule(str(node.target))
-            assert isinstance(module, Lookup)
+            module = node_module(graph_module, node, Lookup)
             module.backend = self.backend
             choice = module.choose_kernel()
             declined += [replace(refusal, node=node.name) for refusal in choice.declined]
-            meta = node_meta(node)
-            assert meta is not None
-            annotate(node, replace(meta, kernel=choice.backend))
+            annotate(node, replace(meta_of(node), kernel=choice.backend))
         for node in nodes_of_kind(graph_module, "hash_ids"):
             self._fuse(graph_module, node)
         return PassResult(graph_module, modified=bool(lookups), declined=tuple(declined))
 
     def _fuse(self, graph_module: fx.GraphModule, node: fx.Node) -> None:
         """Where one lookup takes all that ``hash_ids`` gives, and can find rows itself, the two are one kernel."""
-        hash_ids = graph_module.get_submodule(str(node.target))
-        users = [graph_module.get_submodule(str(user.target)) for user in node.users]
-        meta = node_meta(node)
-        assert isinstance(hash_ids, HashIds)
-        assert meta is not None
+        hash_ids = node_module(graph_module, node, HashIds)
+        users = [find_module(graph_module, user) for user in node.users]
         lookups = [user for user in users if isinstance(user, Lookup) and user.finds_ids]
         hash_ids.inside_lookup = len(users) == len(lookups) == 1
         if hash_ids.inside_lookup:
-            annotate(node, replace(meta, kernel=lookups[0].choose_kernel().backend))
+            annotate(node, replace(meta_of(node), kernel=lookups[0].choose_kernel().backend))

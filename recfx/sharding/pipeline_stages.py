@@ -13,10 +13,10 @@ from typing import Any
 from torch import fx
 
 from recfx.ir.meta import node_meta
+from recfx.ir.node_kinds import CUTS
 
 # Such a node, and all that need it, come after the cut of this number.
-_CUT_BEFORE = {"input_dist_start": 1, "input_dist_wait": 2, "output_dist_wait": 3}
-_PIECES = 4
+_CUT_BEFORE = {kind: number for number, kind in enumerate(CUTS, start=1)}
 
 
 class Segment:
@@ -50,7 +50,7 @@ class CutGraph:
 def cut(graph_module: fx.GraphModule) -> list[Segment]:
     """Four segments: a rank's own work, ``input_dist_start``, up to the last ``output_dist_start``, the rest."""
     number_of = _number_nodes(graph_module.graph)
-    return [_segment(graph_module, number_of, number) for number in range(_PIECES)]
+    return [_segment(graph_module, number_of, number) for number in range(len(CUTS) + 1)]
 
 
 def _number_nodes(graph: fx.Graph) -> dict[fx.Node, int]:

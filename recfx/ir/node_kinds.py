@@ -1,0 +1,228 @@
+"""Node kinds: one meaning and one name in code, graph, report, profiler ranges and tests.
+
+Each kind is declared once, here: what it takes and gives, how big its value is, to which stage of a step it belongs,
+whether a pipeline may do other things before it, and which attributes of its module are printed. The verifier, the
+passes, the pipeline's stages and the printer read these declarations. A new kind is one declaration and one file in
+``recfx/nodes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+import sympy
+import torch
+
+from recfx.ir.meta import BATCH, WORLD, mean_length
+from recfx.ir.tables import TableSpec, embedding_dims
+
+
+class ValueType(Enum):
+    """What travels on an edge; the value is its name in messages."""
+
+    BATCH = "the model's own KJT"
+    IDS = "a KJT of selected ids"
+    ROUTED_IDS = "a KJT of ids by destination"
+    IDS_IN_FLIGHT = "ids in flight"
+    CONTEXT_IN_FLIGHT = "a dist context in flight"
+    ARRIVED_IDS = "a KJT of ids that have arrived"
+    DIST_CONTEXT = "a dist context"
+    ROWS = "a KJT of rows"
+    POOLED = "pooled rows of a lookup"
+    POOLED_IN_FLIGHT = "pooled rows in flight"
+    ARRIVED_POOLED = "pooled rows that have arrived"
+    DIVIDED = "pooled means"
+    KEYED_TENSOR = "a KeyedTensor"
+
+
+class Stage(Enum):
+    """The parts of a step, in order; no value goes back to an earlier one."""
+
+    SELECT = 0
+    INPUT_DIST = 1
+    HASH = 2
+    LOOKUP = 3
+    OUTPUT_DIST = 4
+    ASSEMBLE = 5
+
+
+class Input(NamedTuple):
+    """One input of a node.
+
+    Args:
+        types: what may come; one of them.
+        repeats: there may be any number of such inputs in a row, also none.
+    """
+
+    types: tuple[ValueType, ...]
+    repeats: bool = False
+
+
+class Size(NamedTuple):
+    """How big a value is.
+
+    Args:
+        shape: symbolic, in ``B``, ``W`` and ``L_<feature>``; for a KJT the number of ids.
+        dtype: of its elements.
+    """
+
+    shape: tuple[sympy.Expr, ...]
+    dtype: torch.dtype
+
+
+def size_of_ids(tables: tuple[TableSpec, ...]) -> Size:
+    """Ids of all features of ``tables``, for one rank's batch."""
+    ids = BATCH * sympy.Add(*(mean_length(feature) for table in tables for feature in table.feature_names))
+    return Size((ids,), torch.int64)
+
+
+def size_of_pooled(tables: tuple[TableSpec, ...]) -> Size:
+    """One row per sample of one rank's batch."""
+    return Size((BATCH, sympy.Integer(sum(embedding_dims(tables)))), torch.float32)
+
+
+def size_of_looked_up(tables: tuple[TableSpec, ...]) -> Size:
+    """One row per sample; lookups of shards pool the samples of all ranks."""
+    shape, dtype = size_of_pooled(tables)
+    return (
+        Size((WORLD * shape[0], *shape[1:]), dtype) if any(table.shard_of for table in tables) else Size(shape, dtype)
+    )
+
+
+@dataclass(frozen=True)
+class NodeKind:
+    """One kind of node.
+
+    Args:
+        name: the word; a node is printed as ``<collection fqn>_<name>``.
+        meaning: one sentence.
+        inputs: what it takes, in order.
+        outputs: what it gives. One is the node's value itself; of several, each is an item of the value.
+        size: how big the value is, for the tables that the node works on, unless the pass that makes it knows better.
+        stage: the part of a step that it belongs to.
+        cut_before: whether a pipeline may do other things before it. Kinds with a cut are declared in the order in
+            which they run.
+        printed: attributes of its module that change what runs; ``format_graph`` shows those that are set.
+    """
+
+    name: str
+    meaning: str
+    inputs: tuple[Input, ...]
+    outputs: tuple[ValueType, ...]
+    size: Callable[[tuple[TableSpec, ...]], Size]
+    stage: Stage
+    cut_before: bool = False
+    printed: tuple[str, ...] = ()
+
+
+_IDS = Input((ValueType.IDS,))
+_HERE = (ValueType.IDS, ValueType.ARRIVED_IDS)
+_POOLED = (ValueType.POOLED, ValueType.ARRIVED_POOLED)
+
+NODE_KINDS: dict[str, NodeKind] = {
+    kind.name: kind
+    for kind in (
+        NodeKind(
+            "collection",
+            "a collection that has not been expanded yet",
+            inputs=(Input((ValueType.BATCH,)),),
+            outputs=(ValueType.KEYED_TENSOR,),
+            size=size_of_pooled,
+            stage=Stage.ASSEMBLE,
+        ),
+        NodeKind(
+            "select_features",
+            "keys to the collection's order, by name; unknown keys are dropped, a missing key is an error",
+            inputs=(Input((ValueType.BATCH,)),),
+            outputs=(ValueType.IDS,),
+            size=size_of_ids,
+            stage=Stage.SELECT,
+            printed=("is_weighted",),
+        ),
+        NodeKind(
+            "bucketize",
+            "row-wise routing: each id to the rank that owns its row or its bucket of rows",
+            inputs=(_IDS,),
+            outputs=(ValueType.ROUTED_IDS,),
+            size=size_of_ids,
+            stage=Stage.INPUT_DIST,
+        ),
+        NodeKind(
+            "input_dist_start",
+            "all-to-all of ids, started",
+            inputs=(Input((ValueType.IDS, ValueType.ROUTED_IDS)),),
+            outputs=(ValueType.IDS_IN_FLIGHT, ValueType.CONTEXT_IN_FLIGHT),
+            size=size_of_ids,
+            stage=Stage.INPUT_DIST,
+            cut_before=True,
+        ),
+        NodeKind(
+            "input_dist_wait",
+            "all-to-all of ids, waited for",
+            inputs=(Input((ValueType.IDS_IN_FLIGHT,)), Input((ValueType.CONTEXT_IN_FLIGHT,))),
+            outputs=(ValueType.ARRIVED_IDS, ValueType.DIST_CONTEXT),
+            size=size_of_ids,
+            stage=Stage.INPUT_DIST,
+            cut_before=True,
+        ),
+        NodeKind(
+            "hash_ids",
+            "the tables' indexes: find or insert in training, find in eval",
+            inputs=(Input(_HERE),),
+            outputs=(ValueType.ROWS,),
+            size=size_of_ids,
+            stage=Stage.HASH,
+            printed=("hashed",),
+        ),
+        NodeKind(
+            "lookup",
+            "one table-batched pooled lookup per group of tables",
+            inputs=(Input((*_HERE, ValueType.ROWS)),),
+            outputs=(ValueType.POOLED,),
+            size=size_of_looked_up,
+            stage=Stage.LOOKUP,
+            printed=("table_names", "pooling", "is_weighted", "dtype", "kernel"),
+        ),
+        NodeKind(
+            "output_dist_start",
+            "all-to-all or reduce-scatter of pooled rows, started",
+            inputs=(Input(_POOLED, repeats=True), Input((ValueType.DIST_CONTEXT,))),
+            outputs=(ValueType.POOLED_IN_FLIGHT,),
+            size=size_of_pooled,
+            stage=Stage.OUTPUT_DIST,
+            printed=("operation",),
+        ),
+        NodeKind(
+            "output_dist_wait",
+            "all-to-all or reduce-scatter of pooled rows, waited for",
+            inputs=(Input((ValueType.POOLED_IN_FLIGHT,)),),
+            outputs=(ValueType.ARRIVED_POOLED,),
+            size=size_of_pooled,
+            stage=Stage.OUTPUT_DIST,
+            cut_before=True,
+        ),
+        NodeKind(
+            "mean_divide",
+            "features that are MEAN and whose lookup ran as SUM, divided by max(length, 1)",
+            inputs=(Input(_POOLED), _IDS),
+            outputs=(ValueType.DIVIDED,),
+            size=size_of_pooled,
+            stage=Stage.ASSEMBLE,
+            printed=("divided",),
+        ),
+        NodeKind(
+            "keyed_tensor",
+            "TorchRec's output type, in the unsharded key order",
+            inputs=(Input((*_POOLED, ValueType.DIVIDED), repeats=True),),
+            outputs=(ValueType.KEYED_TENSOR,),
+            size=size_of_pooled,
+            stage=Stage.ASSEMBLE,
+        ),
+    )
+}
+
+CUTS: tuple[str, ...] = tuple(kind.name for kind in NODE_KINDS.values() if kind.cut_before)
+"""The kinds before which a pipeline may do other things, in the order in which they run."""
