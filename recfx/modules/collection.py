@@ -27,6 +27,7 @@ from recfx.modules.table_specs import allocate_bags, check_bag, check_config, de
 from recfx.nodes import TableStore
 from recfx.nodes.base import opaque
 from recfx.nodes.fx_leaf import FxLeaf, tracer_of_call
+from recfx.nodes.resources import Resources
 from recfx.nodes.training_checks import refuse_fused_replicas
 from recfx.nodes.unexpanded import UnexpandedCollection
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -207,9 +208,14 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
         self.pass_records: list[PassRecord] = run_passes(graph_module, passes(self.backend))
         self.graph_module = graph_module
 
-    def unexpanded_graph(self) -> fx.GraphModule:
-        """The graph before the first pass: input, the collection as one leaf, output."""
-        leaf = UnexpandedCollection(self.collection, self.tables, self._is_weighted, self._store, self.source)
+    def unexpanded_graph(self, resources: Resources | None = None) -> fx.GraphModule:
+        """The graph before the first pass: input, the collection as one leaf, output.
+
+        Args:
+            resources: what the nodes will work on, by default the collection's own tables.
+        """
+        resources = resources or Resources(self._store)
+        leaf = UnexpandedCollection(self.collection, self.tables, self._is_weighted, resources, self.source)
         graph = fx.Graph()
         features = graph.create_node("placeholder", "features", type_expr=KeyedJaggedTensor, name="features")
         node = graph.create_node(

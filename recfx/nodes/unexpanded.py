@@ -7,7 +7,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recfx.ir.meta import SourceLocation
 from recfx.ir.tables import TableSpec
-from recfx.nodes.table_store import TableStore
+from recfx.nodes.resources import Resources
 
 
 class UnexpandedCollection(nn.Module):
@@ -17,7 +17,7 @@ class UnexpandedCollection(nn.Module):
         collection: fully qualified name in the user's model; ``""`` for a root.
         tables: its tables, in order.
         is_weighted: whether the batch's weights multiply the rows.
-        store: weights, indexes and fused optimizers.
+        resources: what the modules of its nodes will work on.
         source: where the user's code makes it, if known.
     """
 
@@ -26,14 +26,14 @@ class UnexpandedCollection(nn.Module):
         collection: str,
         tables: tuple[TableSpec, ...],
         is_weighted: bool,
-        store: TableStore,
+        resources: Resources,
         source: SourceLocation | None,
     ) -> None:
         super().__init__()
         self.collection = collection
         self.tables = tables
         self.is_weighted = is_weighted
-        self.store = store
+        self.resources = resources
         self.source = source
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from recfx.ir.shards import CollectionSharding
-from recfx.nodes.dist_groups import DistGroups
 from recfx.passes.base import Pass, PassRecord, PassResult, run_passes
 from recfx.passes.batch_lookups import BatchLookups
 from recfx.passes.elide_hash import ElideHash
@@ -13,21 +12,18 @@ from recfx.passes.insert_hash import InsertHash
 from recfx.passes.lower import Lower
 
 
-def passes(
-    backend: str = "auto", sharding: CollectionSharding | None = None, groups: DistGroups | None = None
-) -> tuple[Pass, ...]:
+def passes(backend: str = "auto", sharding: CollectionSharding | None = None) -> tuple[Pass, ...]:
     """The whole pipeline of one collection, in the order in which it runs.
 
     Args:
         backend: kernel target of the lookups; ``"auto"`` takes the first that can serve each.
         sharding: of the collection; None where all of it is on one rank.
-        groups: the process groups of a sharded collection.
     """
     return (
         ExpandCollection(),
         InsertHash(),
         ElideHash(),
-        InsertDist(sharding, groups),
+        InsertDist(sharding),
         BatchLookups(),
         Lower(backend=backend),
     )

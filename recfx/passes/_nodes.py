@@ -12,7 +12,10 @@ from recfx.ir.node_kinds import NODE_KINDS
 from recfx.ir.tables import TableSpec
 from recfx.ir.typed_access import meta_of, node_module
 from recfx.nodes.base import NodeModule
+from recfx.nodes.resources import Resources
 from recfx.nodes.unexpanded import UnexpandedCollection
+
+_RESOURCES = "recfx_resources"
 
 
 def node_name(collection: str, kind: str) -> str:
@@ -75,6 +78,25 @@ def add_node(
     )
 
 
+def keep_resources(graph_module: fx.GraphModule, leaf: UnexpandedCollection) -> None:
+    """Keep what a collection brings along for the passes that come after its expansion.
+
+    As an attribute of the graph module: copies of that do not keep another's tables alive.
+    """
+    graph_module.__dict__.setdefault(_RESOURCES, {})[leaf.collection] = leaf.resources
+
+
+def resources_of(graph_module: fx.GraphModule, collection: str) -> Resources:
+    """What the modules of a collection's nodes work on, for a pass that adds nodes.
+
+    Args:
+        graph_module: the graph, after ``expand_collection``.
+        collection: fully qualified name, as in the nodes' metadata.
+    """
+    found: Resources = graph_module.__dict__[_RESOURCES][collection]
+    return found
+
+
 def replace_inputs(replacements: Mapping[fx.Node, fx.Node], but: Collection[fx.Node] = ()) -> None:
     """Let every node that uses a key of ``replacements`` use its value instead, each node rewritten once.
 
@@ -116,4 +138,4 @@ def _device(like: UnexpandedCollection | NodeMeta) -> str:
         return like.device
     if not like.tables:
         return ""
-    return like.store.device.type
+    return like.resources.store.device.type

@@ -16,7 +16,7 @@ from recfx.ir.tables import embedding_dims, embedding_names
 from recfx.ir.typed_access import node_module
 from recfx.nodes import AssembleKeyedTensor, Lookup, SelectFeatures
 from recfx.nodes.unexpanded import UnexpandedCollection
-from recfx.passes._nodes import add_node, nodes_of_kind, remove_node
+from recfx.passes._nodes import add_node, keep_resources, nodes_of_kind, remove_node
 from recfx.passes.base import PassResult
 
 
@@ -35,6 +35,8 @@ class ExpandCollection:
 
     def _expand(self, graph_module: fx.GraphModule, node: fx.Node) -> None:
         leaf = node_module(graph_module, node, UnexpandedCollection)
+        keep_resources(graph_module, leaf)
+        store = leaf.resources.store
         tables, keys = leaf.tables, embedding_names(leaf.tables)
         features = KeyOrder.of(keys)
         with graph_module.graph.inserting_before(node):
@@ -49,7 +51,7 @@ class ExpandCollection:
             )
             lookups = []
             for table in tables:
-                module = Lookup(leaf.collection, (table,), table.pooling, features, leaf.is_weighted, leaf.store)
+                module = Lookup(leaf.collection, (table,), table.pooling, features, leaf.is_weighted, store)
                 lookups.append(add_node(graph_module, "lookup", module, (select,), leaf, (table,), self.name))
             parts = [columns_of((table,)) for table in tables]
             assemble = AssembleKeyedTensor(keys, embedding_dims(tables), parts)

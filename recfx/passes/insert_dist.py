@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import sympy
 from torch import fx
 
+from recfx.ir import GraphVerificationError
 from recfx.ir.columns import Columns, total_dim
 from recfx.ir.key_order import KeyOrder
 from recfx.ir.meta import BATCH, WORLD, Collective
@@ -34,11 +35,12 @@ from recfx.nodes import (
     MeanDivide,
     OutputDistWait,
     SelectFeatures,
+    TableStore,
 )
 from recfx.nodes.base import NodeModule
 from recfx.nodes.dist_groups import DistGroups, sent_on
 from recfx.passes import _collectives as wire
-from recfx.passes._nodes import add_node, node_name, nodes_of_kind, remove_node, renumber
+from recfx.passes._nodes import add_node, node_name, nodes_of_kind, remove_node, renumber, resources_of
 from recfx.passes._ways_back import WaysBack
 from recfx.passes.base import PassResult
 
@@ -49,19 +51,17 @@ class InsertDist:
 
     Args:
         sharding: of the collection; None: it is not sharded, and the pass does nothing.
-        groups: the process groups to communicate in.
     """
 
     sharding: CollectionSharding | None = None
-    groups: DistGroups | None = None
     name: str = "insert_dist"
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Rewrite in place."""
-        if self.sharding is None or self.groups is None:
+        if self.sharding is None:
             return PassResult(graph_module, modified=False)
         for output in nodes_of_kind(graph_module, "keyed_tensor"):
-            _Rewrite(graph_module, output, self.sharding, self.groups, self.name).run()
+            _Rewrite(graph_module, output, self.sharding, self.name).run()
         return PassResult(graph_module, modified=True)
 
 
@@ -73,17 +73,15 @@ class _Rewrite:
         graph_module: fx.GraphModule,
         output: fx.Node,
         sharding: CollectionSharding,
-        groups: DistGroups,
         name: str,
     ) -> None:
         self.graph_module, self.output = graph_module, output
-        self.sharding, self.groups, self.name = sharding, groups, name
+        self.sharding, self.name = sharding, name
         (self.select,) = nodes_of_kind(graph_module, "select_features")
         self.meta = meta_of(self.select)
         self.selected = node_module(graph_module, self.select, SelectFeatures)
-        lookup = node_module(graph_module, nodes_of_kind(graph_module, "lookup")[0], Lookup)
-        self.store = lookup.store
-        self.ways_back = WaysBack(sharding, groups, lookup.store.device)
+        self.store, self.groups = _resources(graph_module, self.meta.collection)
+        self.ways_back = WaysBack(sharding, self.groups, self.store.device)
         self.keys = self.selected.keys
         self.local = tuple(shard.spec for shard in sharding.local())
         self.arriving_ids = wire.arriving_ids(sharding.local())
@@ -230,6 +228,13 @@ class _Rewrite:
         return self.graph_module.graph.create_node(
             "call_function", operator.getitem, (pair, number), {}, name=node_name(self.meta.collection, name)
         )
+
+
+def _resources(graph_module: fx.GraphModule, collection: str) -> tuple[TableStore, DistGroups]:
+    resources = resources_of(graph_module, collection)
+    if resources.groups is None:
+        raise GraphVerificationError(f"collection {collection!r} is to be sharded, but brings no process groups along")
+    return resources.store, resources.groups
 
 
 def _between(graph_module: fx.GraphModule, select: fx.Node, output: fx.Node) -> list[fx.Node]:

@@ -15,7 +15,7 @@ from recfx.ir.columns import columns_of
 from recfx.ir.typed_access import meta_of, node_module
 from recfx.lowering.registry import Declined
 from recfx.nodes import HashIds, Lookup, MeanDivide, SelectFeatures
-from recfx.passes._nodes import add_node, nodes_of_kind, replace_inputs
+from recfx.passes._nodes import add_node, nodes_of_kind, replace_inputs, resources_of
 from recfx.passes.base import PassResult
 
 
@@ -44,9 +44,9 @@ class InsertHash:
         meta = meta_of(select)
         hashed = tuple(table.name for table in module.tables if table.hashing is not None)
         lookups = list(select.users)
-        first = node_module(graph_module, lookups[0], Lookup)
+        store = resources_of(graph_module, meta.collection).store
         with graph_module.graph.inserting_after(select):
-            hash_module = HashIds(module.collection, module.tables, hashed, first.store)
+            hash_module = HashIds(module.collection, module.tables, hashed, store)
             hash_ids = add_node(graph_module, "hash_ids", hash_module, (select,), meta, module.tables, self.name)
         divided_lookups: dict[fx.Node, fx.Node] = {}
         for lookup in lookups:

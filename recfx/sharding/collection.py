@@ -27,6 +27,7 @@ from recfx.nodes.dist_groups import DistGroups
 from recfx.nodes.fx_leaf import FxLeaf, tracer_of_call
 from recfx.nodes.input_dist import Outgoing
 from recfx.nodes.prefetched_rows import finder
+from recfx.nodes.resources import Resources
 from recfx.optim.in_backward import positions_with_hooks
 from recfx.passes import PassRecord, passes, run_passes
 from recfx.sharding.context import BatchContext
@@ -82,16 +83,14 @@ class ShardedHashEmbeddingBagCollection(
         self.fused, self.dtypes, self.taken = local.fused, local.dtypes, local.taken
         self._batches = 0  # of one of TorchRec's pipelines
         self._row_moves: dict[str, RowMove] = {}  # of the last load, for the optimizer's state
-        self._compile(unsharded.unexpanded_graph())
+        self._compile(unsharded.unexpanded_graph(Resources(self._store, groups)))
         self._register_state_dict_hook(save_sharded_state)
         self.register_load_state_dict_pre_hook(load_local_state)
         self.register_load_state_dict_post_hook(drop_shard_names)
         self.train(unsharded.training)
 
     def _compile(self, graph_module: fx.GraphModule) -> None:
-        leaf: Any = graph_module.get_submodule("collection")
-        leaf.store = self._store
-        pipeline = passes(self.backend, self.sharding, self.groups)
+        pipeline = passes(self.backend, self.sharding)
         self.pass_records: list[PassRecord] = run_passes(graph_module, pipeline)
         self.graph_module = graph_module
         self._cut = CutGraph(graph_module)

@@ -15,6 +15,7 @@ import recfx
 from recfx.ir import format_graph
 from recfx.ir.meta import BATCH, WORLD, mean_length, node_meta
 from recfx.nodes.dist_groups import DistGroups
+from recfx.nodes.resources import Resources
 from recfx.passes import passes, run_passes
 from recfx.passes._nodes import nodes_of_kind
 from recfx.sharding.plan import read_plan
@@ -41,9 +42,9 @@ def graph_of(
     sharding = read_plan(converted.tables, plan_of(case, converted, WORLD_SIZE), 1, WORLD_SIZE)
     env = ShardingEnv.from_process_group(dist.group.WORLD)
     groups = DistGroups.of(env, sharding.local_size)
-    pipeline = passes("auto", sharding, groups)
+    pipeline = passes("auto", sharding)
     names = [rewrite.name for rewrite in pipeline]
-    graph_module = converted.unexpanded_graph()
+    graph_module = converted.unexpanded_graph(Resources(converted._store, groups))
     # Lookups of whole tables stand in for those of shards, which no pass up to insert_dist looks at.
     records = run_passes(graph_module, pipeline[: names.index("insert_dist") + 1])
     return graph_module, [declined.reason for declined in records[-1].declined]
