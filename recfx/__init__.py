@@ -22,7 +22,8 @@ from recfx.errors import (
 from recfx.hashing import HashConfig, HashIndex
 from recfx.inspect import Report
 from recfx.inspect.explain import explain
-from recfx.modules.collection import HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.embedding_bag_config import HashEmbeddingBagConfig
 from recfx.passes import passes
 from recfx.pipeline.train_pipeline import TrainPipeline
 from recfx.planner.default_sharders import sharders

@@ -604,7 +604,7 @@ def sharded(is_weighted: bool, hashing: recfx.HashConfig | None, world_size: int
     from torchrec.distributed.types import ShardingEnv
 
     from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
-    from recfx.sharding.collection import shard_collection
+    from recfx.sharding.shard_collection import shard_collection
 
     converted = with_sgd(recfx.convert(standard(is_weighted), hashing=hashing))
     assert isinstance(converted, recfx.HashEmbeddingBagCollection)

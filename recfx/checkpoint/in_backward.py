@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from recfx.checkpoint.sharded_names import sharded_parameters
-from recfx.modules.collection import converted_collections, weight_name
+from recfx.modules.collection import unsharded_collections
+from recfx.modules.converted_collection import weight_name
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import KINDS
 
@@ -56,7 +57,7 @@ def optimizers_in_backward(model: nn.Module) -> list[BackwardOptimizer]:
     """
     found: list[BackwardOptimizer] = []
     fused_parameters = set(sharded_parameters(model))
-    for path, collection in converted_collections(model).items():
+    for path, collection in unsharded_collections(model).items():
         for table, fused in collection.fused_optimizers().items():
             weight = collection.weight(table)
             fused_parameters.add(id(weight))

@@ -12,24 +12,19 @@ from recfx.errors import CheckpointError
 from recfx.hashing.identity import IDENTITY
 from recfx.hashing.row_move import saved_names
 from recfx.hashing.state import EVERY_NAME
-from recfx.modules.collection import HashEmbeddingBagCollection, weight_name
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.converted_collection import collections_by_prefix, weight_name
 
 _NEEDED = ("row_ids", "row_state", IDENTITY)
 _READ_ANYWAY = 1 << 20  # so that the error says exactly what is wrong
 _OPTIONAL = tuple(name for name in EVERY_NAME if name not in _NEEDED)
 
 
-def collections_by_prefix(model: nn.Module) -> list[tuple[str, HashEmbeddingBagCollection]]:
-    """Under every name: a state has the keys of a shared module once a name."""
-    modules = model.named_modules(remove_duplicate=False)
-    return [(f"{path}." * bool(path), each) for path, each in modules if isinstance(each, HashEmbeddingBagCollection)]
-
-
 def table_prefixes(model: nn.Module) -> dict[tuple[str, str], set[str]]:
     """The keys of every index that is not sharded, by prefix of its collection and name of its table."""
     return {
         (prefix, table): {f"{prefix}hash_indexes.{table}.{name}" for name in saved_names(collection.index(table))}
-        for prefix, collection in collections_by_prefix(model)
+        for prefix, collection in collections_by_prefix(model, HashEmbeddingBagCollection)
         for table in collection.hash_indexes
     }
 

@@ -21,7 +21,6 @@ from recfx.checkpoint.dtypes import check_initialised, check_loadable
 from recfx.checkpoint.index_keys import (
     check_index_sizes,
     check_same_tables_have_indexes,
-    collections_by_prefix,
     optional_keys,
     sharded_table_prefixes,
     table_prefixes,
@@ -34,7 +33,8 @@ from recfx.checkpoint.sharded_names import sharded_tables
 from recfx.errors import CheckpointError
 from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import RowMove
-from recfx.modules.collection import weight_name
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.converted_collection import collections_by_prefix, weight_name
 from recfx.modules.fit_state import fit_state
 
 _EXTRA_STATE = "_extra_state"  # torch's name for what modules save by themselves; any shape
@@ -88,7 +88,7 @@ class ModelPlan:
 
     def carry_out(self) -> None:
         """Load the rest. Everything has been checked; what can still fail is the disk."""
-        for _, collection in collections_by_prefix(self.model):
+        for _, collection in collections_by_prefix(self.model, HashEmbeddingBagCollection):
             for name in collection.hash_indexes:
                 collection.index(name).expect_load()
         storage.read_into(self.folder, {MODEL + name: tensor for name, tensor in self.in_place.items()})
@@ -139,7 +139,7 @@ def plan_model(
     check_initialised({name: value for name, value in state.items() if isinstance(value, Tensor)})
     _refuse_meta(state)
     wanted = [name for name in wanted if name in state]
-    for prefix, collection in collections_by_prefix(model):
+    for prefix, collection in collections_by_prefix(model, HashEmbeddingBagCollection):
         for table in collection.hash_indexes:
             check_index_sizes(saved, whole_tables[prefix, table], collection.index(table).policy.own_rows, table)
     index_state = _read_aside(folder, saved, sorted(index_keys & saved.keys()))
@@ -196,7 +196,7 @@ def _refuse_meta(state: Mapping[str, Any]) -> None:
 def _fit_indexes(model: nn.Module, saved: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, RowMove]]:
     fitted: dict[str, Any] = {}
     moves: dict[str, RowMove] = {}
-    for prefix, collection in collections_by_prefix(model):
+    for prefix, collection in collections_by_prefix(model, HashEmbeddingBagCollection):
         state, moved = fit_state(collection, saved, prefix, hooked=True)
         fitted.update(state)
         moves.update({prefix + weight_name("", table): move for table, move in moved.items()})

@@ -12,7 +12,7 @@ from torchrec.distributed.types import ShardedModule
 
 from recfx.checkpoint.disk_errors import cause_of
 from recfx.errors import CheckpointError, RecfxError
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.modules.converted_collection import ConvertedCollection
 
 _Result = TypeVar("_Result")
 
@@ -37,15 +37,15 @@ class Peers:
         """
         group: dist.ProcessGroup | None = None
         for path, module in model.named_modules():
-            if isinstance(module, ShardedHashEmbeddingBagCollection):
-                if group is not None and group is not module.groups.pooled:
+            if isinstance(module, ConvertedCollection) and module.is_sharded:
+                if group is not None and group is not module.process_group:
                     raise CheckpointError(
                         "the collection is in another process group than the one before.",
                         reason="several_process_groups",
                         module_path=path,
                         what_to_do="save and load the collections one by one, each in a directory of its own.",
                     )
-                group = module.groups.pooled
+                group = module.process_group
             elif isinstance(module, ShardedModule):
                 raise CheckpointError(
                     f"a {type(module).__name__} is sharded by TorchRec alone.",

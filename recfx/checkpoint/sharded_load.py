@@ -53,21 +53,21 @@ class TablePlan:
     def expect_load(self) -> None:
         """From here on weights and indexes may be of different states."""
         for name in self.indexes:
-            self.table.module._store.index(name).expect_load()
+            self.table.module.store.index(name).expect_load()
 
     def carry_out(self, folder: SavedFolder) -> None:
         """Load. Everything has been checked; what can still fail is the disk."""
         module = self.table.module
         for shard in self.table.local():
-            weight = module._store.weight(shard.name).detach()
+            weight = module.store.weight(shard.name).detach()
             if shard.name in self.aside:
                 weight.copy_(self.aside[shard.name])
             else:
                 self.read(shard, weight, folder)
         for name, state in self.indexes.items():
-            module._store.index(name).load_state_dict(state)
+            module.store.index(name).load_state_dict(state)
         if self.move is not None:
-            module._row_moves[self.table.name] = self.move
+            module.note_row_moves({self.table.name: self.move}, keep=True)
 
     def read(self, shard: Shard, weight: Tensor, folder: SavedFolder) -> None:
         """The shard's weight; rows that have none saved stay."""
@@ -110,7 +110,7 @@ def _check_weight(plan: TablePlan) -> None:
 
 def _read_small(plan: TablePlan, folder: SavedFolder) -> None:
     for shard in plan.table.local():
-        weight = plan.table.module._store.weight(shard.name).detach()
+        weight = plan.table.module.store.weight(shard.name).detach()
         if weight.numel() * weight.element_size() < IN_PLACE_BYTES:
             plan.aside[shard.name] = weight.clone()
             plan.read(shard, plan.aside[shard.name], folder)
@@ -118,7 +118,7 @@ def _read_small(plan: TablePlan, folder: SavedFolder) -> None:
 
 def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor]) -> None:
     table = plan.table
-    spec, whole, store = table.table.table, whole_index(table.table.table), table.module._store
+    spec, whole, store = table.table.table, whole_index(table.table.table), table.module.store
     keys = {name: key for name, key in table.index_keys().items() if key in saved}
     check_index_sizes(saved, keys.values(), spec.num_embeddings, spec.name)
     meta = torch.empty(spec.num_embeddings, spec.embedding_dim, device="meta")
@@ -167,13 +167,13 @@ class ShardedBackwardPlan(BackwardPlan):
 
     def prepare(self) -> None:
         """Allocate what the shards' optimizers keep, before anything is changed."""
-        store = self.table.module._store
+        store = self.table.module.store
         for shard in self.table.local():
             store.optimizers[shard.name].prepare(store.weight(shard.name))
 
     def carry_out(self, folder: SavedFolder) -> None:
         """Load."""
-        store = self.table.module._store
+        store = self.table.module.store
         for shard in self.table.local():
             fused = store.optimizers[shard.name]
             for key in STATES[fused.kind]:

@@ -9,7 +9,7 @@ from torch import nn
 from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import saved_names
 from recfx.ir.shards import Shard, ShardedTable
-from recfx.modules.collection import weight_name
+from recfx.modules.converted_collection import collections_by_prefix, weight_name
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.state import whole_index
 
@@ -58,7 +58,7 @@ class NamedTable:
         """Those of the shards of this rank."""
         if not self.table.table.has_index:
             return []
-        return [self.module._store.index(shard.name) for shard in self.local()]
+        return [self.module.store.index(shard.name) for shard in self.local()]
 
     def saved_shards(self) -> list[Shard]:
         """The shards of all ranks that are saved: one copy of each number."""
@@ -89,18 +89,16 @@ def sharded_tables(model: nn.Module) -> list[NamedTable]:
     """Every sharded table under every name: a state has the keys of a shared module once a name."""
     seen: set[int] = set()
     found = []
-    for path, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, ShardedHashEmbeddingBagCollection):
-            prefix = f"{path}." * bool(path)
-            found += [NamedTable(prefix, module, table, id(module) not in seen) for table in module.sharding.tables]
-            seen.add(id(module))
+    for prefix, module in collections_by_prefix(model, ShardedHashEmbeddingBagCollection):
+        found += [NamedTable(prefix, module, table, id(module) not in seen) for table in module.sharding.tables]
+        seen.add(id(module))
     return found
 
 
 def sharded_parameters(model: nn.Module) -> dict[int, tuple[NamedTable, Shard]]:
     """Whose shard a parameter of this rank is, by its ``id``."""
     return {
-        id(table.module._store.weight(shard.name)): (table, shard)
+        id(table.module.store.weight(shard.name)): (table, shard)
         for table in sharded_tables(model)
         if table.first
         for shard in table.local()

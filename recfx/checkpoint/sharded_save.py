@@ -29,7 +29,7 @@ def tables_contents(model: nn.Module) -> tuple[dict[str, Tensor | Parts], dict[s
     for table in sharded_tables(model):
         _prepare(table)
         tensors[MODEL + table.weight] = _parts(
-            table, (table.table.table.num_embeddings, table.table.table.embedding_dim), table.module._store.weight
+            table, (table.table.table.num_embeddings, table.table.table.embedding_dim), table.module.store.weight
         )
         if table.table.table.has_index:
             _index(table, tensors, counts)
@@ -70,7 +70,7 @@ def tables_in_backward(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def _prepare(table: NamedTable) -> None:
-    store = table.module._store
+    store = table.module.store
     for shard in table.local():
         if shard.table.has_index:
             store.index(shard.name).refresh()
@@ -90,7 +90,7 @@ def _parts(table: NamedTable, size: tuple[int, ...], tensor_of: Any, blocks: Seq
 
 
 def _index(table: NamedTable, tensors: dict[str, Tensor | Parts], counts: dict[str, list[Tensor]]) -> None:
-    store, spec = table.module._store, table.table.table
+    store, spec = table.module.store, table.table.table
     assert spec.hashing is not None
     for name, key in table.index_keys().items():
         slices = table.own_saved_slices()
@@ -106,7 +106,7 @@ def _index(table: NamedTable, tensors: dict[str, Tensor | Parts], counts: dict[s
 
 
 def _optimizer(table: NamedTable, tensors: dict[str, Tensor | Parts]) -> None:
-    store, spec = table.module._store, table.table.table
+    store, spec = table.module.store, table.table.table
     kind = table.module.fused[table.name].kind
     for name in STATES[kind]:
 

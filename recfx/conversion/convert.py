@@ -18,7 +18,8 @@ from recfx.discovery.discover import Discovery, check_module, discover
 from recfx.discovery.recorded import recorded
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
-from recfx.modules.collection import HashEmbeddingBagCollection, converted_collections
+from recfx.modules.collection import unsharded_collections
+from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.copy_modules import copy_modules, replace_in_place
 from recfx.modules.devices import usable_device
 from recfx.modules.whole_graph import WholeGraph
@@ -29,7 +30,7 @@ from recfx.record.verify_report import DIFFERENT, EQUAL, REFUSED_SAMPLE, SKIPPED
 from recfx.record.wrappers import unwrap
 from recfx.replacement.replace_collections import Hashing, carry_references, config_for, replace_collections
 from recfx.replacement.resize_tables import TableResizing
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
+from recfx.sharding.collection import sharded_collections
 from recfx.sharding.data_parallel import leave_to_collections
 from recfx.tracing.sample import Sample
 from recfx.verification.verify import verify as verify_conversion
@@ -174,7 +175,8 @@ def _refuse(discovery: Discovery, on_unsupported: str) -> None:
 
 def _refuse_raw_ids_of_kept(discovery: Discovery, replacements: Mapping[int, nn.Module]) -> None:
     """Raw ids for the whole model would also reach the collections that stay as they are, which take them for rows."""
-    raw = [table for replacement in replacements.values() for table in _tables_with_index(replacement)]
+    collections = [each for each in replacements.values() if isinstance(each, ConvertedCollection)]
+    raw = [table for collection in collections for table in collection.tables_with_index()]
     for finding in discovery.of(KEPT):
         if raw and finding.reason == EMBEDDING_COLLECTION:
             configs: list[Any] = getattr(finding.module, "embedding_configs", list)()
@@ -187,11 +189,6 @@ def _refuse_raw_ids_of_kept(discovery: Discovery, replacements: Mapping[int, nn.
                 what_to_do=f"name the tables, hashing={{{raw[0]!r}: HashConfig(...)}}; or, where the kept tables get "
                 "row numbers all the same, pass on_unsupported='keep'.",
             )
-
-
-def _tables_with_index(collection: nn.Module) -> list[str]:
-    assert isinstance(collection, HashEmbeddingBagCollection)
-    return [table.name for table in collection.tables if table.has_index]
 
 
 def _holds_ddp(model: nn.Module) -> bool:
@@ -220,7 +217,7 @@ def _refuse_other_request(discovery: Discovery, hashing: Hashing, backend: str) 
 def _refuse_sharded(discovery: Discovery) -> None:
     """A rank has its shards alone: another plan cannot be made of them."""
     for finding in discovery.of(CONVERTED):
-        if isinstance(finding.module, ShardedHashEmbeddingBagCollection):
+        if isinstance(finding.module, ConvertedCollection) and finding.module.is_sharded:
             raise ConversionError(
                 "the collection is sharded already.",
                 reason="already_sharded",
@@ -234,7 +231,7 @@ def _place(converted: nn.Module, device: torch.device | str | None) -> None:
     if device is None:
         return
     device = usable_device(device)
-    for collection in converted_collections(converted).values():
+    for collection in unsharded_collections(converted).values():
         if any(weight.is_meta for weight in collection.parameters()):
             collection.to_empty(device=device)
             collection.reset_parameters()
@@ -266,7 +263,7 @@ def _sharded_replacements(
     replacements: Mapping[int, nn.Module], before: nn.Module, after: nn.Module
 ) -> dict[int, nn.Module]:
     """The sharded collection that takes the place of each original, by ``id`` of that."""
-    path_of = {id(collection): path for path, collection in converted_collections(before).items()}
+    path_of = {id(collection): path for path, collection in unsharded_collections(before).items()}
     return {original: after.get_submodule(path_of[id(collection)]) for original, collection in replacements.items()}
 
 
@@ -334,7 +331,7 @@ def _cleared_of_bypass(discovery: Discovery, conversion: Conversion) -> list[Not
 
 def _as_whole_graph(converted: nn.Module, call: Sample | None) -> nn.Module:
     assert call is not None
-    if isinstance(converted, (WholeGraph, HashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection)):
+    if isinstance(converted, (WholeGraph, ConvertedCollection)):
         return converted  # the collection is a graph already
     graph = make_whole_graph(unwrap(converted), call)
     leave_to_collections(graph)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.modules.converted_collection import ConvertedCollection
 
 
 def inline_collections(graph_module: fx.GraphModule) -> None:
@@ -15,7 +14,7 @@ def inline_collections(graph_module: fx.GraphModule) -> None:
         if node.op != "call_module":
             continue
         collection = graph_module.get_submodule(str(node.target))
-        if not isinstance(collection, (HashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection)):
+        if not isinstance(collection, ConvertedCollection):
             continue
         if collection._forward_hooks or collection._forward_pre_hooks:
             continue

@@ -8,31 +8,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import nn
+
+from recfx.modules.converted_collection import ConvertedCollection, converted_collections
 
 # The key among a module's hooks, where torch's own are numbers: put in once, found again in copies and pickles.
 _KEY: Any = "recfx_load_guard"
 
 
-@runtime_checkable
-class _Checked(Protocol):
-    """A converted collection, sharded or not: the model that was guarded may have been sharded since."""
-
-    def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
-        """Raise if it cannot load."""
-
-
 def guard_loading(model: nn.Module) -> None:
     """Let ``load_state_dict`` on ``model``, or on any module inside it, check the saved indexes first."""
     paths = {""}
-    for path in [path for path, module in model.named_modules() if isinstance(module, _Checked)]:
+    for path in converted_collections(model):
         parts = path.split(".")
         paths.update(".".join(parts[:depth]) for depth in range(len(parts)))
     for path in paths:
         module = model.get_submodule(path)
-        if not isinstance(module, _Checked):  # checks its own tables anyway
+        if not isinstance(module, ConvertedCollection):  # checks its own tables anyway
             # A partial, not a hook "with module": that one knows its module by a weak reference, which copies break.
             module._load_state_dict_pre_hooks[_KEY] = functools.partial(_check_indexes, module)
 
@@ -49,7 +43,7 @@ def _check_indexes(module: nn.Module, state_dict: Mapping[str, Any], prefix: str
     collections = {
         f"{prefix}{path}.": collection
         for path, collection in module.named_modules()
-        if isinstance(collection, _Checked) and not _rewritten(module, path)
+        if isinstance(collection, ConvertedCollection) and not _rewritten(module, path)
     }
     for start, saved in _by_collection(state_dict, prefix, collections).items():
         collections[start].check_state(saved, start)

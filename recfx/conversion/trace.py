@@ -8,10 +8,9 @@ from torch import fx, nn
 
 from recfx.conversion.convert import convert
 from recfx.conversion.whole_graph import build_whole_graph, sample_failed
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.whole_graph import WholeGraph, check_modes
 from recfx.record.wrappers import unwrap
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.tracing.sample import Sample
 
 
@@ -36,7 +35,7 @@ def trace(model: nn.Module, sample: Any) -> fx.GraphModule:
     if isinstance(model, WholeGraph):
         return model.graph_module
     converted = unwrap(convert(model, call, verify=False, on_unsupported="keep"))
-    if isinstance(converted, (HashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection)):
+    if isinstance(converted, ConvertedCollection):
         return converted.graph_module
     traced = build_whole_graph(converted, call, converted.training)
     if traced.not_compared:

@@ -12,7 +12,7 @@ from recfx.conversion.load_guard import release_loading
 from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError
 from recfx.modules.carry_over import carry_hooks, carry_over
-from recfx.modules.collection import HashEmbeddingBagCollection, converted_collections
+from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
 from recfx.modules.copy_modules import copy_modules
 from recfx.modules.table_holder import release
 from recfx.modules.whole_graph import WholeGraph
@@ -51,7 +51,7 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
     if isinstance(model, WholeGraph):
         model = model.python_model
     model = without_model_parallel(model)
-    collections, sharded = converted_collections(model), sharded_collections(model)
+    collections, sharded = unsharded_collections(model), sharded_collections(model)
     whole = gather_collections(model)
     items = {
         (path, table): collection.index(table).items()

@@ -12,11 +12,10 @@ from recfx.discovery.discover import set_mode
 from recfx.errors import ConversionError
 from recfx.ir import verify_graph
 from recfx.modules.carry_over import carry_hooks
-from recfx.modules.collection import converted_collections
+from recfx.modules.converted_collection import converted_collections
 from recfx.modules.copy_modules import copy_modules
 from recfx.modules.whole_graph import WholeGraph, share_children
 from recfx.record.conversion import Rollback, attach_conversion, conversion_of
-from recfx.sharding.collection import sharded_collections
 from recfx.tracing.sample import Sample
 from recfx.tracing.shallow_tracer import ShallowTracer, rollback_of, trace_graph
 from recfx.verification.parity import Difference, compare_forward
@@ -96,9 +95,7 @@ def _trace(
 ) -> tuple[fx.GraphModule, list[Rollback], set[str]]:
     root, _ = copy_modules(model)
     set_mode(root, training)
-    collections = {
-        id(collection) for collection in (*converted_collections(root).values(), *sharded_collections(root).values())
-    }
+    collections = {id(collection) for collection in converted_collections(root).values()}
     tracer = ShallowTracer(collections, opaque)
     try:
         graph = trace_graph(root, sample, tracer)

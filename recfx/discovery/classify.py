@@ -27,8 +27,8 @@ from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbe
 
 from recfx.errors import ConversionError
 from recfx.ir.meta import SourceLocation
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
+from recfx.modules.converted_collection import ConvertedCollection
+from recfx.sharding.collection import sharded_collections
 
 CONVERTIBLE, CONVERTED, KEPT, REFUSED = "convertible", "converted", "kept", "refused"
 EMBEDDING_COLLECTION = "embedding_collection"  # kept, for its output is not pooled
@@ -82,7 +82,7 @@ def classify(module: nn.Module, path: str) -> Finding | None:
     def kept(reason: str, message: str, what_to_do: str = "") -> Finding:
         return Finding(module, [path], KEPT, reason, message, what_to_do)
 
-    if isinstance(module, (HashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection)):
+    if isinstance(module, ConvertedCollection):
         return Finding(module, [path], CONVERTED)
     if isinstance(module, DistributedModelParallel) and sharded_collections(module):
         return None  # it holds collections that were converted first

@@ -46,11 +46,11 @@ def describe_sharded(sharded: ShardedHashEmbeddingBagCollection, path: str, exis
             spec=table.table,
             config=config,
             bag=bag,
-            weight=sharded._store.weight(name),
+            weight=sharded.store.weight(name),
             index=index,
             index_facts=None if index is None else IndexFacts.of(index),
             kernel=kernels[name],
-            optimizer=sharded._store.optimizers.get(name),
+            optimizer=sharded.store.optimizers.get(name),
             existed=existed,
         )
         tables.append(_with_sharding(table_report(facts), table, sharded.sharding, path, sharded.taken))

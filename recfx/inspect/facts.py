@@ -112,7 +112,7 @@ def kernels_by_table(graph_module: nn.Module) -> dict[str, Kernel]:
 def _optimizer(
     collection: HashEmbeddingBagCollection, table: str, weight: nn.Parameter
 ) -> FusedOptimizer | NotFused | None:
-    fused = collection._store.optimizers.get(table)
+    fused = collection.store.optimizers.get(table)
     if fused is not None:
         return fused
     if not getattr(weight, "_in_backward_optimizers", None):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
@@ -17,42 +16,24 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
-from recfx.hashing.row_move import RowMove
-from recfx.ir.meta import NodeMeta, SourceLocation, annotate
+from recfx.ir.meta import SourceLocation
 from recfx.ir.tables import TableSpec
+from recfx.modules.converted_collection import ConvertedCollection, collections_of, weight_name
 from recfx.modules.fit_state import fit_state, moved_weight
+from recfx.modules.follow_optimizers import OptimizerFollower
 from recfx.modules.subclasses import new_instance
 from recfx.modules.table_holder import all_held, hold
 from recfx.modules.table_specs import allocate_bags, check_bag, check_config, describe_tables, physical_configs
+from recfx.modules.unexpanded_graph import make_unexpanded_graph
 from recfx.nodes import TableStore
-from recfx.nodes.base import opaque
-from recfx.nodes.fx_leaf import FxLeaf, tracer_of_call
 from recfx.nodes.resources import Resources
 from recfx.nodes.training_checks import refuse_fused_replicas
-from recfx.nodes.unexpanded import UnexpandedCollection
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.in_backward import attach_unfused, fused_optimizers, hooks_on_step, positions_with_hooks
 from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
-from recfx.passes import PassRecord, passes, run_passes
-from recfx.passes._nodes import node_name
+from recfx.passes import passes, run_passes
 
 
-@dataclass
-class HashEmbeddingBagConfig(EmbeddingBagConfig):
-    """A table of raw 64-bit ids: TorchRec's config and how its ids become rows.
-
-    Args:
-        hashing: see :class:`HashConfig`; by default every row is given out by the index.
-    """
-
-    hashing: HashConfig = field(default_factory=HashConfig)
-
-    def __post_init__(self) -> None:
-        check_config(self)  # before TorchRec divides by the rows
-        super().__post_init__()
-
-
-class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
+class HashEmbeddingBagCollection(ConvertedCollection, EmbeddingBagCollectionInterface):
     """Pooled embeddings of raw or dense ids; input and output as ``torchrec.EmbeddingBagCollection``.
 
     Owns ``graph_module``, a ``torch.fx.GraphModule`` of explicit nodes. Parameters are
@@ -68,6 +49,8 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
         ConversionError: a table or setting is not supported.
         ValueError: two tables have one name.
     """
+
+    is_sharded = False
 
     def __init__(
         self,
@@ -151,7 +134,7 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
         self.source = source
         self.embedding_bags = bags
         hold(bags)
-        self._row_moves: dict[str, RowMove] = {}  # of the last load, for the optimizer's state
+        self._row_moves = {}
         self.hash_indexes = nn.ModuleDict()
         for table in specs:
             if table.hashing is not None and table.has_index:
@@ -160,52 +143,14 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
                 self.hash_indexes[table.name] = index
         init_fns = {config.name: config.init_fn for config in configs}
         self._store = TableStore(self.embedding_bags, self.hash_indexes, {}, init_fns)
-        self._aside: dict[str, tuple[weakref.ref[nn.Parameter], FusedOptimizer]] = {}
-        self._find_optimizers()
+        self._follower = OptimizerFollower(self._store, collection)
+        self.not_fused = self._follower.not_fused
         self._compile()
-
-    def _find_optimizers(self) -> None:
-        """Take over the optimizers in backward that hang on the tables; those of copies and pickles are kept."""
-        self._set_aside()
-        for table, optimizer in self._store.optimizers.items():
-            if hooks_on_step(self._store.weight(table)):  # goes on with what the fused one has in its state
-                attach_unfused(self._store.weight(table), optimizer)
-        optimizers, self.not_fused = fused_optimizers(self.embedding_bags, self.collection)
-        self._store.optimizers.update(optimizers)
-        for table in self.not_fused:  # a second optimizer beside one that was fused, say
-            self._store.optimizers.pop(table, None)
-        self._store.own_weights()
-        self._attached = self._attached_to_weights()
-
-    def _set_aside(self) -> None:
-        """An optimizer in backward belongs to a parameter: what stands in for that, or replaced it, has none."""
-        for table, (owner, optimizer) in list(self._aside.items()):
-            if owner() is self._store.weight(table) or owner() is None:
-                del self._aside[table]
-            if owner() is self._store.weight(table):
-                self._store.optimizers.setdefault(table, optimizer)
-        for table in list(self._store.optimizers):
-            before = self._store.owner(table)
-            if before is not None and before() is not self._store.weight(table):
-                self._aside[table] = before, self._store.optimizers.pop(table)
-
-    def _attached_to_weights(self) -> list[int]:
-        """Which optimizers in backward hang on the tables, by ``id``, and on which there are gradient hooks."""
-        try:
-            weights: list[Any] = [bag._parameters["weight"] for bag in self.embedding_bags._modules.values()]
-        except KeyError:  # pruned, say: which one, and what to do
-            weights = [self._store.weight(table) for table in self.embedding_bags]
-        attached = [weight.__dict__.get("_in_backward_optimizers", ()) for weight in weights]
-        found = [id(optimizer) for optimizers in attached for optimizer in optimizers]
-        if found or self._store.optimizers or self._aside:
-            found += map(id, weights)
-            found += [-1 - position for position in positions_with_hooks(weights)]
-        return found
 
     def _compile(self) -> None:
         """Make the graph from the tables: derived, so copies and pickles make it again."""
         graph_module = self.unexpanded_graph()
-        self.pass_records: list[PassRecord] = run_passes(graph_module, passes(self.backend))
+        self.pass_records = run_passes(graph_module, passes(self.backend))
         self.graph_module = graph_module
 
     def unexpanded_graph(self, resources: Resources | None = None) -> fx.GraphModule:
@@ -215,21 +160,7 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
             resources: what the nodes will work on, by default the collection's own tables.
         """
         resources = resources or Resources(self._store)
-        leaf = UnexpandedCollection(self.collection, self.tables, self._is_weighted, resources, self.source)
-        graph = fx.Graph()
-        features = graph.create_node("placeholder", "features", type_expr=KeyedJaggedTensor, name="features")
-        node = graph.create_node(
-            "call_module", "collection", (features,), {}, name=node_name(self.collection, "collection")
-        )
-        annotate(
-            node,
-            NodeMeta(
-                "collection", self.collection, "discovery", source=self.source,
-                tables=tuple(table.name for table in self.tables),
-            ),
-        )  # fmt: skip
-        graph.output(node)
-        return fx.GraphModule({"collection": leaf}, graph)
+        return make_unexpanded_graph(self.collection, self.tables, self._is_weighted, resources, self.source)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """``features``: a KJT (or TensorDict) with at least the collection's keys, in any order.
@@ -237,29 +168,14 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
         Returns:
             ``[B, D]`` keyed tensor, keys in the order of the tables and their features.
         """
-        if torch.compiler.is_dynamo_compiling():  # one break a collection, not one a node
-            return opaque(self._run, features)
-        tracer = tracer_of_call(self, (features,), {})
-        if tracer is not None:  # the collection is the root of the trace, or the user's code calls `forward` itself
-            traced: Any = self.leaf_call(tracer, (features,), {})
-            return traced
-        return self._run(features)
-
-    def path_of_root(self) -> str:
-        """Where a graph of which this collection is the root finds it."""
-        return "embedding_bag_collection"
-
-    @property
-    def embedding_bag_collection(self) -> HashEmbeddingBagCollection:
-        """This collection itself: what the graph of ``torch.fx.symbolic_trace(collection)`` calls."""
-        return self
+        pooled: KeyedTensor = self._enter(self._run, self._run, features)
+        return pooled
 
     def _run(self, features: KeyedJaggedTensor) -> KeyedTensor:
         if not all_held(self.embedding_bags):
             self._hold_bags()
         self._follow_optimizers()
-        if self._row_moves and self.training:
-            self._row_moves = {}
+        self._forget_row_moves()
         if self._store.optimizers and self.training and torch.is_grad_enabled():
             refuse_fused_replicas(self.collection, list(self._store.optimizers))
         pooled: KeyedTensor = self.graph_module(features)
@@ -272,20 +188,12 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
         hold(self.embedding_bags)
 
     def _follow_optimizers(self) -> None:
-        """Take over what was attached to the weights since: optimizers in backward, gradient hooks."""
-        attached = self._attached_to_weights()
-        if attached != self._attached:
-            self._find_optimizers()
+        """Take over what was attached to the weights since."""
+        if self._follower.has_news():
+            self._follower.take_over()
+            self.not_fused = self._follower.not_fused
             self._compile()
             self.graph_module.train(self.training)
-
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The tables' configs, in order; ``num_embeddings`` are physical rows."""
-        return self._embedding_bag_configs
-
-    def is_weighted(self) -> bool:
-        """Whether batches carry per-id weights."""
-        return self._is_weighted
 
     @property
     def device(self) -> torch.device | str:
@@ -306,13 +214,10 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
         moves = {weight_name("", table): move for table, move in self._row_moves.items()}
         return FusedKeyedOptimizer(parameters, state, groups, moves, starts)
 
-    def weight(self, table: str) -> nn.Parameter:
-        """The ``[rows, dim]`` parameter of a table."""
-        return self._store.weight(table)
-
-    def index(self, table: str) -> HashIndex:
-        """The index of a table that has one."""
-        return self._store.index(table)
+    @property
+    def process_group(self) -> None:
+        """None: every rank has the tables as a whole."""
+        return None
 
     def fused_optimizers(self) -> dict[str, FusedOptimizer]:
         """The optimizer of every table that is updated in the lookup's backward, by table name."""
@@ -365,18 +270,10 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
             super()._load_from_state_dict(state_dict, prefix, *args)
         finally:
             self.__dict__["_load_state_dict_pre_hooks"] = hooks
-        self._row_moves = moves
+        self.note_row_moves(moves)
 
     def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
-        """Whether this collection could load its part of a state; changes nothing.
-
-        Args:
-            saved: a state, also of a bigger model.
-            prefix: of this collection's keys in it.
-
-        Raises:
-            CheckpointError: what is wrong with an index.
-        """
+        """Check whether the collection could load its part of a state; arguments and errors as the base class says."""
         fit_state(self, saved, prefix)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -387,14 +284,14 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
 
     def __getstate__(self) -> dict[str, Any]:
         modules = {name: module for name, module in self._modules.items() if name != "graph_module"}
-        return {**self.__dict__, "_modules": modules, "pass_records": [], "_aside": {}}
+        return {**self.__dict__, "_modules": modules, "pass_records": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         # Trained weights may have become others than the store's in a copy that replaces modules.
         self._store.bags, self._store.indexes = self.embedding_bags, self.hash_indexes
         self._store.own_weights()
-        self._attached = self._attached_to_weights()
+        self._follower.see_as_known()
         self._compile()
         self.graph_module.train(self.training)
 
@@ -403,14 +300,9 @@ class HashEmbeddingBagCollection(FxLeaf, EmbeddingBagCollectionInterface):
 HashEmbeddingBagCollection.forward.__annotations__ = get_type_hints(HashEmbeddingBagCollection.forward)
 
 
-def converted_collections(model: nn.Module) -> dict[str, HashEmbeddingBagCollection]:
-    """The converted collections of ``model``, by fully qualified name."""
-    return {path: module for path, module in model.named_modules() if isinstance(module, HashEmbeddingBagCollection)}
-
-
-def weight_name(collection: str, table: str) -> str:
-    """Fully qualified name of a table's parameter, in the standard and the converted model alike."""
-    return f"{collection + '.' if collection else ''}embedding_bags.{table}.weight"
+def unsharded_collections(model: nn.Module) -> dict[str, HashEmbeddingBagCollection]:
+    """The unsharded converted collections of ``model``, by fully qualified name."""
+    return collections_of(model, HashEmbeddingBagCollection)
 
 
 _OWN_NAMES = (
@@ -425,8 +317,7 @@ _OWN_NAMES = (
     "hash_indexes",
     "not_fused",
     "_store",
-    "_attached",
-    "_aside",
+    "_follower",
     "_row_moves",
     "requested",
     "calls",

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from recfx.errors import CheckpointError
 from recfx.hashing import state
 from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows, saved_names
-
-if TYPE_CHECKING:
-    from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.converted_collection import ConvertedCollection
 
 
 def fit_state(
-    collection: HashEmbeddingBagCollection, saved: Mapping[str, object], prefix: str, *, hooked: bool = False
+    collection: ConvertedCollection, saved: Mapping[str, object], prefix: str, *, hooked: bool = False
 ) -> tuple[dict[str, object], dict[str, RowMove]]:
     """Check the saved indexes of a collection and fit what was saved with fewer rows. Changes nothing.
 
@@ -85,7 +82,7 @@ def moved_weight(saved: Tensor, weight: Tensor, move: RowMove, path: str) -> Ten
     return move.apply(saved, weight.detach().to(saved.device, saved.dtype, copy=True))
 
 
-def _weight_may_be_renamed(collection: HashEmbeddingBagCollection, table: str) -> bool:
+def _weight_may_be_renamed(collection: ConvertedCollection, table: str) -> bool:
     """Whether a user's hook may find the weight under another name."""
     bag = collection.embedding_bags[table]
     return bool(bag._load_state_dict_pre_hooks or collection.embedding_bags._load_state_dict_pre_hooks)

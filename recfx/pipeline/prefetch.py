@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.collection import unsharded_collections
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.prefetched_call import KnownCall, StartedCall, sharded_modules
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
@@ -106,10 +106,9 @@ class CallsAhead:
     def report(self) -> list[PipelinedCollection]:
         """What is done with each collection."""
         found = [self._of_sharded(path, module) for path, module in self._modules.items()]
-        for path, module in self._model.named_modules():
-            if isinstance(module, HashEmbeddingBagCollection):
-                why = "it is on this rank as a whole: there are no ids to send."
-                found.append(PipelinedCollection(path, False, "not_sharded", why))
+        for path in unsharded_collections(self._model):
+            why = "it is on this rank as a whole: there are no ids to send."
+            found.append(PipelinedCollection(path, False, "not_sharded", why))
         return found
 
     def _learn(self, made: list[tuple[str, KnownCall | None]]) -> None:

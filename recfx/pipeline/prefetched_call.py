@@ -11,7 +11,8 @@ from torchrec.distributed.types import ShardedModule
 from recfx.nodes import marks
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in
-from recfx.sharding.collection import Result, ShardedHashEmbeddingBagCollection
+from recfx.sharding.awaitables import Result
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.out_of_step import in_step
 
 

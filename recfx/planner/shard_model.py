@@ -12,9 +12,10 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.errors import ConversionError
-from recfx.modules.collection import HashEmbeddingBagCollection, converted_collections
+from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
+from recfx.modules.converted_collection import collections_by_prefix
 from recfx.planner.default_sharders import sharders
-from recfx.sharding.collection import shard_collection
+from recfx.sharding.shard_collection import shard_collection
 
 
 def shard_collections(
@@ -33,11 +34,10 @@ def shard_collections(
             ``shard_collection`` raises.
     """
     env = _environment(env)
-    collections = converted_collections(model)
+    collections = unsharded_collections(model)
     paths: dict[int, list[str]] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, HashEmbeddingBagCollection):
-            paths.setdefault(id(module), []).append(path)
+    for prefix, module in collections_by_prefix(model, HashEmbeddingBagCollection):
+        paths.setdefault(id(module), []).append(prefix.removesuffix("."))
     target = None if device is None else torch.device(device)
     if plan is None:
         plan = _make_plan(model, env, target)

@@ -20,9 +20,9 @@ from torchrec.distributed.types import (
 
 from recfx.errors import ConversionError
 from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.sharding.collection import shard_collection
 from recfx.sharding.fused_params import fused_optimizer_from_params
 from recfx.sharding.plan import KERNELS
+from recfx.sharding.shard_collection import shard_collection
 
 DEVICES = frozenset({"cpu", "cuda", "npu", "meta"})
 SHARDING_TYPES = (

@@ -26,7 +26,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recfx.errors import ConversionError
-from recfx.modules.collection import HashEmbeddingBagCollection, converted_collections
+from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
 from recfx.modules.subclasses import classes_made_for
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, StockSharder
 from recfx.sharding.data_parallel import leave_to_collections
@@ -68,7 +68,7 @@ def sharders_for(model: nn.Module, given: Sequence[ModuleSharder[nn.Module]]) ->
     Raises:
         ConversionError: ``feature_processed``.
     """
-    kinds = {type(collection) for collection in converted_collections(model).values()}
+    kinds = {type(collection) for collection in unsharded_collections(model).values()}
     if not kinds:
         return given
     sharders = _without_feature_processed(model, given)
@@ -118,7 +118,7 @@ def refuse_left_out(
     paths: dict[int, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         paths.setdefault(id(module), []).append(path)
-    for path, collection in converted_collections(model).items():
+    for path, collection in unsharded_collections(model).items():
         planned = plan is None or any(plan.plan.get(alias) for alias in paths[id(collection)])
         if type(collection) in known and planned:
             continue
@@ -177,7 +177,7 @@ def _extend_model_parallel(original: Callable[..., None]) -> Callable[..., None]
         bound = signature.bind(*arguments, **keywords)
         _extend(bound)
         model = bound.arguments["module"]
-        if converted_collections(model):
+        if unsharded_collections(model):
             env: ShardingEnv | None = bound.arguments.get("env")
             group = model_parallel.dist.GroupMember.WORLD
             world_size = env.world_size if env is not None else 1 if group is None else group.size()
@@ -202,7 +202,7 @@ def _extend_data_parallel(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _extend(bound: inspect.BoundArguments) -> None:
     model = bound.arguments["module"]
-    if converted_collections(model):
+    if unsharded_collections(model):
         given = bound.arguments.get("sharders")
         bound.arguments["sharders"] = sharders_for(model, stock_defaults() if given is None else given)
 

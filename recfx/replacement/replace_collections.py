@@ -13,7 +13,8 @@ from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.ir.tables import TableSpec
 from recfx.modules.carry_over import carry_hooks, carry_over
-from recfx.modules.collection import HashEmbeddingBagCollection, weight_name
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.converted_collection import ConvertedCollection, weight_name
 from recfx.modules.copy_modules import copy_modules
 from recfx.modules.table_specs import describe_tables
 from recfx.references.object_kinds import attributes
@@ -83,7 +84,7 @@ def _replace_collection(
         requested=by_table,
         calls=finding.calls,
     )
-    taken = sorted(name for name in copied.__dict__ if not name.startswith("_") and name in converted.__dict__)
+    taken = sorted(name for name in copied.__dict__ if not name.startswith("_") and _uses(converted, name))
     taken = [name for name in taken if name != "training"]
     if taken:
         raise ConversionError(
@@ -98,10 +99,15 @@ def _replace_collection(
     return converted
 
 
+def _uses(converted: HashEmbeddingBagCollection, name: str) -> bool:
+    """Whether the attribute is one of the converted collection's own."""
+    return name in converted.__dict__ or isinstance(getattr(HashEmbeddingBagCollection, name, None), property)
+
+
 def carry_references(standard: nn.Module, converted: nn.Module) -> None:
     """Give ``converted`` the hooks and plain attributes of ``standard``: what they lead to is replaced later, once."""
     carry_hooks(standard, converted)
-    if not isinstance(converted, HashEmbeddingBagCollection):  # a sharded one has no attributes of the user's
+    if not isinstance(converted, ConvertedCollection):
         return
     own = converted.own_names() | _OF_EVERY_MODULE
     for name, value in attributes(standard):

@@ -5,15 +5,13 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.collection import sharded_collections
 
 
 def leave_to_collections(model: nn.Module) -> None:
     """Let a ``DistributedDataParallel`` around ``model``, or any part of it, leave sharded tables alone."""
     ignored: dict[str, set[str]] = {}  # by path of the module around them
-    for path, module in model.named_modules():
-        if not isinstance(module, ShardedHashEmbeddingBagCollection):
-            continue
+    for path, module in sharded_collections(model).items():
         names = [name for name, _ in [*module.named_parameters(), *module.named_buffers()]]
         parts = path.split(".") if path else []
         for depth in range(len(parts) + 1):

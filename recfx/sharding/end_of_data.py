@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch.distributed as dist
 from torchrec.distributed.embedding_sharding import FusedKJTListSplitsAwaitable
@@ -19,14 +19,28 @@ from recfx.errors import OutOfStepError
 from recfx.nodes import marks
 from recfx.sharding.context import BatchContext
 
-if TYPE_CHECKING:
-    from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
-
 _log = logging.getLogger("recfx")
 
 
+class Sender(Protocol):
+    """The collection that sends ids.
+
+    Attributes:
+        collection: fully qualified name in the model.
+    """
+
+    collection: str
+
+    @property
+    def sent_by_pipeline(self) -> bool:
+        """Whether one of TorchRec's pipelines sends its ids."""
+
+    def send_nothing(self, ctx: BatchContext) -> Any:
+        """Take part in an exchange without ids; ``ctx.says`` tells the other ranks why."""
+
+
 class _Call(NamedTuple):
-    of: ShardedHashEmbeddingBagCollection
+    of: Sender
     ctx: BatchContext
     turn: int  # calls of one batch are started in one turn, before others are run
 
@@ -40,7 +54,7 @@ class CallsUnderWay:
         self._turn, self._has_run = 0, False
         self._sent: Any = None  # what the others may still be receiving
 
-    def refuse(self, of: ShardedHashEmbeddingBagCollection) -> None:
+    def refuse(self, of: Sender) -> None:
         """Before a batch is started.
 
         Raises:
@@ -50,12 +64,12 @@ class CallsUnderWay:
             if call.of is of and marks.any_of(call.ctx.marks, marks.ENDED):
                 raise _ended(call)
 
-    def start(self, of: ShardedHashEmbeddingBagCollection, ctx: BatchContext) -> None:
+    def start(self, of: Sender, ctx: BatchContext) -> None:
         """A batch was started."""
         self._turn, self._has_run = self._turn + self._has_run, False
         self._started.append((weakref.ref(of), weakref.ref(ctx), self._turn))
 
-    def run(self, of: ShardedHashEmbeddingBagCollection, ctx: BatchContext) -> None:
+    def run(self, of: Sender, ctx: BatchContext) -> None:
         """Before a started batch is run. Collective if no batch of this collection follows it.
 
         Raises:

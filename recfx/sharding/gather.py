@@ -70,7 +70,7 @@ def together(group: dist.ProcessGroup, check: Callable[[], None]) -> None:
 
 class _Gatherer:
     def __init__(self, module: ShardedHashEmbeddingBagCollection) -> None:
-        self.module, self.store = module, module._store
+        self.module, self.store = module, module.store
         self.group, self.rank = module.groups.pooled, module.groups.pooled.rank()
         self.device = sent_on(self.group)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,17 +16,15 @@ from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows, saved_n
 from recfx.hashing.slicing import slice_state
 from recfx.ir.shards import Shard, ShardedTable
 from recfx.kernels.index_buffers import COUNTERS, FREED, NEVER_USED
-from recfx.modules.collection import weight_name
+from recfx.modules.converted_collection import weight_name
 from recfx.modules.fit_state import check_weight, fits_first_rows, is_strict, without_weight
 from recfx.sharding.pieces import parts_of, weight_pieces
+from recfx.sharding.sharded_tables import ShardedTables
 from recfx.sharding.state import COUNTS, index_pieces, whole_index
-
-if TYPE_CHECKING:
-    from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 
 
 def load_local_state(
-    module: ShardedHashEmbeddingBagCollection,
+    module: ShardedTables,
     state_dict: dict[str, Any],
     prefix: str,
     local_metadata: dict[str, Any],
@@ -43,7 +41,7 @@ def load_local_state(
     assign = bool(local_metadata.get("assign_to_params_buffers", False))
     for shard in module.sharding.local():
         if shard.table.has_index:
-            module._store.index(shard.name).expect_load()
+            module.store.index(shard.name).expect_load()
     for key in planned.taken:
         del state_dict[key]
     for key, value in planned.local.items():
@@ -51,10 +49,10 @@ def load_local_state(
         state_dict[key] = value.clone(memory_format=torch.contiguous_format) if owned else value
     here = {shard.table.name for shard in module.sharding.local()}
     missing_keys.extend(key for key, table in planned.missing.items() if strict and table not in here)
-    module._row_moves = planned.moves
+    module.note_row_moves(planned.moves)
 
 
-def drop_shard_names(module: ShardedHashEmbeddingBagCollection, incompatible_keys: Any) -> None:
+def drop_shard_names(module: ShardedTables, incompatible_keys: Any) -> None:
     """Report missing keys by table: a hook after loading."""
     others = [shard.name for shard in module.sharding.local() if shard.name != shard.table.name]
     names = tuple(f"{part}.{name}." for name in others for part in ("embedding_bags", "hash_indexes"))
@@ -81,7 +79,7 @@ class LocalState:
             wrong with an index.
     """
 
-    def __init__(self, module: ShardedHashEmbeddingBagCollection, saved: Mapping[str, Any], prefix: str) -> None:
+    def __init__(self, module: ShardedTables, saved: Mapping[str, Any], prefix: str) -> None:
         self.module, self.saved, self.prefix = module, saved, prefix
         self.taken: list[str] = []
         self.local: dict[str, Any] = {}
@@ -129,7 +127,7 @@ class LocalState:
             return weight[first:end, left:right]
         here = (move.new_rows >= first) & (move.new_rows < end)
         part = RowMove(move.saved_rows, move.old_rows[here], move.new_rows[here] - first)
-        current = self.module._store.weight(shard.name).detach()
+        current = self.module.store.weight(shard.name).detach()
         return part.apply(weight[:, left:right], current.to(weight.device, weight.dtype, copy=True))
 
     # Indexes
@@ -158,7 +156,7 @@ class LocalState:
         """The state of a plain table makes the index empty."""
         spec = table.table
         for shard in self._local(table):
-            keeps = weight is None or (self.module._store.index(shard.name).holds_ids() and not is_strict())
+            keeps = weight is None or (self.module.store.index(shard.name).holds_ids() and not is_strict())
             what = state.KEEP if keeps else state.FORGET
             self.local[f"{self.prefix}hash_indexes.{shard.name}.{state.ABSENT}"] = what
         if weight is None:
@@ -200,7 +198,7 @@ class LocalState:
                     slices[part.shard.rows][name] = tensor
         local = {shard: slices[shard.rows] for shard in self._local(table)}
         for shard, piece in local.items():
-            check_saved_index(self.module._store.index(shard.name), piece)
+            check_saved_index(self.module.store.index(shard.name), piece)
         return local
 
     def _local(self, table: ShardedTable) -> list[Shard]:
@@ -208,7 +206,7 @@ class LocalState:
 
 
 def fit_whole_index(
-    module: ShardedHashEmbeddingBagCollection, table: ShardedTable, found: Mapping[str, Any]
+    module: ShardedTables, table: ShardedTable, found: Mapping[str, Any]
 ) -> tuple[dict[Shard, dict[str, Tensor]], RowMove | None]:
     """The index of a whole table, by buffer name, on all ranks alike: fitted and checked as a whole, then cut.
 
@@ -226,7 +224,7 @@ def fit_whole_index(
     pieces = {shard: slice_state(tensors, *shard.rows) for shard in local}
     if move is not None:
         for shard, piece in pieces.items():
-            row_state = module._store.index(shard.name).row_state
+            row_state = module.store.index(shard.name).row_state
             piece["row_state"] = piece["row_state"].clone()
             # Rows without an id keep their weights, and with them what is known of these.
             piece["row_state"][(piece["row_state"] == NEVER_USED) & (row_state != NEVER_USED)] = FREED

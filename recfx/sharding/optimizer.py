@@ -13,7 +13,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 
 from recfx.hashing.row_move import RowMove
 from recfx.ir.shards import CollectionSharding, ShardedTable
-from recfx.modules.collection import weight_name
+from recfx.modules.converted_collection import weight_name
 from recfx.nodes import TableStore
 from recfx.optim.fused_optimizer import SAVED_STATES, FusedOptimizer
 from recfx.sharding.optimizer_state import SavedState

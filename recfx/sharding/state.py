@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from recfx.hashing.identity import IDENTITY, identity
 from recfx.hashing.row_move import saved_names
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
-from recfx.modules.collection import weight_name
+from recfx.modules.converted_collection import weight_name
 from recfx.sharding.pieces import (
     Piece,
     Pieces,
@@ -21,15 +21,13 @@ from recfx.sharding.pieces import (
     row_pieces,
     weight_pieces,
 )
-
-if TYPE_CHECKING:
-    from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.sharded_tables import ShardedTables
 
 COUNTS = "counts"
 
 
 def save_sharded_state(
-    module: ShardedHashEmbeddingBagCollection, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
+    module: ShardedTables, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
     """Put whole tables in the place of this rank's shards: a state dict hook.
 
@@ -62,8 +60,8 @@ def index_pieces(table: ShardedTable, name: str, rank: int) -> Pieces:
     return count_pieces(table, rank) if name == COUNTS else row_pieces(table, rank)
 
 
-def _weight(module: ShardedHashEmbeddingBagCollection, table: ShardedTable) -> Tensor:
-    store, group = module._store, module.groups.pooled
+def _weight(module: ShardedTables, table: ShardedTable) -> Tensor:
+    store, group = module.store, module.groups.pooled
     if table.is_replicated:
         return store.weight(table.table.name).detach()
     local = [store.weight(piece.shard.name).dtype for piece in own_pieces(weight_pieces(table), group.rank())]
@@ -71,8 +69,8 @@ def _weight(module: ShardedHashEmbeddingBagCollection, table: ShardedTable) -> T
     return make_sharded_tensor(weight_pieces(table), lambda piece: store.weight(piece.shard.name), dtype, group)
 
 
-def _index_state(module: ShardedHashEmbeddingBagCollection, table: ShardedTable) -> dict[str, Tensor]:
-    store, group, config = module._store, module.groups.pooled, table.table.hashing
+def _index_state(module: ShardedTables, table: ShardedTable) -> dict[str, Tensor]:
+    store, group, config = module.store, module.groups.pooled, table.table.hashing
     assert config is not None
     whole = whole_index(table.table)
     state: dict[str, Tensor] = {}

@@ -16,7 +16,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.ir.tables import TableSpec
-from recfx.modules.collection import HashEmbeddingBagCollection, converted_collections, weight_name
+from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
+from recfx.modules.converted_collection import weight_name
 from recfx.modules.copy_modules import copy_modules, copy_with_tensors
 from recfx.optim.in_backward import run_in_backward
 
@@ -118,7 +119,7 @@ def oracle_of(original: nn.Module, converted: nn.Module) -> nn.Module:
     """
     duplicate = copy_with_tensors(original)
     replacements: dict[int, nn.Module] = {}
-    for path, collection in converted_collections(converted).items():
+    for path, collection in unsharded_collections(converted).items():
         if len(collection.hash_indexes):
             replacements[id(duplicate.get_submodule(path))] = MappedCollection(collection)
     if replacements:
@@ -149,7 +150,7 @@ def copy_fused_state(hashed: nn.Module, oracle: nn.Module) -> None:
 
     Hashing a batch resets the state of rows that go to new ids, so that of the original model is not the same.
     """
-    for path, collection in converted_collections(hashed).items():
+    for path, collection in unsharded_collections(hashed).items():
         for table, fused in collection.fused_optimizers().items():
             weight: Any = oracle.get_parameter(weight_name(path, table))
             for optimizer in getattr(weight, "_in_backward_optimizers", []):

@@ -14,7 +14,8 @@ from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from recfx.modules.collection import HashEmbeddingBagCollection, weight_name
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.converted_collection import ConvertedCollection, weight_name
 from recfx.nodes import SelectFeatures
 from recfx.nodes.training_checks import on_a_copy
 from recfx.tracing.randomness import fixed_randomness
@@ -147,10 +148,12 @@ def _note_bag_call(
 def _watch(model: nn.Module, run: Run) -> list[Any]:
     handles = []
     for path, module in model.named_modules():
-        if isinstance(module, (EmbeddingBagCollection, HashEmbeddingBagCollection)):
+        if isinstance(module, EmbeddingBagCollection) or (
+            isinstance(module, ConvertedCollection) and not module.is_sharded
+        ):
             handles.append(module.register_forward_hook(partial(_note_pooled, run, path)))
         # A converted subclass is an instance of both.
-        if isinstance(module, EmbeddingBagCollection) and not isinstance(module, HashEmbeddingBagCollection):
+        if isinstance(module, EmbeddingBagCollection) and not isinstance(module, ConvertedCollection):
             for table, bag in module.embedding_bags.items():
                 hook = partial(_note_rows, run, weight_name(path, table))
                 handles.append(bag.register_forward_pre_hook(hook, with_kwargs=True))

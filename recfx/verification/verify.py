@@ -13,7 +13,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from recfx.discovery.bypass import way_around
 from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError, RecfxError
-from recfx.modules.collection import converted_collections, weight_name
+from recfx.modules.converted_collection import weight_name
 from recfx.modules.copy_modules import copy_with_tensors
 from recfx.modules.whole_graph import WholeGraph
 from recfx.nodes.training_checks import on_a_copy
@@ -79,7 +79,7 @@ class _Comparison:
         self.original, self.converted, self.rtol, self.atol = original, converted, rtol, atol
         self.checks: list[Check] = []
         self.tables: dict[str, dict[str, dict[str, float]]] = {}
-        self.collections = converted_collections(converted)
+        self.collections = unsharded_collections(converted)
         self.originals = {
             path: module for path, module in original.named_modules() if isinstance(module, EmbeddingBagCollection)
         }

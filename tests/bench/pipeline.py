@@ -31,7 +31,7 @@ from torchrec.streamable import Pipelineable
 import recfx
 from recfx.kernels.mix64 import mix64
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
-from recfx.sharding.collection import shard_collection
+from recfx.sharding.shard_collection import shard_collection
 from tests.bench.harness import Contestant, Result, Times, compare, take_turns
 from tests.bench.workload import LEARNING_RATE, OPTIMIZERS, Ids, Setup, standard_collection, with_optimizer
 from tests.sharding.pipelined import Loop

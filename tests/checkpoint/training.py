@@ -13,7 +13,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
-from recfx.modules.collection import converted_collections
+from recfx.modules.collection import unsharded_collections
 
 KINDS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
@@ -123,7 +123,7 @@ class Training:
     def everything(self) -> dict[str, Any]:
         """Copies of all state, also of what is derived and of what optimizers of the user's hold."""
         found: dict[str, Any] = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        for path, each in converted_collections(self.model).items():
+        for path, each in unsharded_collections(self.model).items():
             for table in each.hash_indexes:
                 index = each.index(table)
                 found.update({f"{path}.{table}.{name}": index._buffers[name] for name in _DERIVED})

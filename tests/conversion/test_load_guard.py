@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import recfx
-from recfx.modules.collection import converted_collections
+from recfx.modules.collection import unsharded_collections
 from tests.checkpoint.training import RAW, TwoPart, assert_same, batch, collection
 
 State = dict[str, Any]
@@ -49,7 +49,7 @@ def trained(first: int, **arguments: Any) -> nn.Module:
 def state_of(model: nn.Module) -> State:
     """All that is saved and all that is derived, copied."""
     found = {name: value.clone() for name, value in model.state_dict().items()}
-    for path, each in converted_collections(model).items():
+    for path, each in unsharded_collections(model).items():
         for table in each.hash_indexes:
             found.update({f"{path}.{table}.{key}": value.clone() for key, value in each.index(table)._buffers.items()})
     return found

@@ -18,7 +18,7 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, t
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.modules.collection import converted_collections
+from recfx.modules.collection import unsharded_collections
 from tests.work import CountedName, work_of
 
 TABLES = 25
@@ -136,7 +136,7 @@ def test_a_class_is_looked_up_in_its_file_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(inspect, "getsourcelines", lambda kind: found.append(kind) or look_up(kind))
     converted = recfx.convert(nn.ModuleList([Holder() for _ in range(3)]))
     assert found.count(Holder) == 1
-    sources = [str(collection.source) for collection in converted_collections(converted).values()]
+    sources = [str(collection.source) for collection in unsharded_collections(converted).values()]
     assert sources == [sources[0]] * 3
     assert "test_many_tables.py" in sources[0]
 

@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchrec import KeyedJaggedTensor
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.modules.collection import HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.embedding_bag_config import HashEmbeddingBagConfig
 
 ROWS = 20_000
 PATIENCE = 60.0  # seconds: a child that waits for nobody needs milliseconds
@@ -122,7 +123,7 @@ def test_a_lock_for_new_rows_that_another_thread_held() -> None:
     held, let_go = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with collection._store.new_rows_lock:
+        with collection.store.new_rows_lock:
             held.set()
             let_go.wait()
 

@@ -16,7 +16,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recfx.conversion.convert import convert
 from recfx.hashing import HashConfig
-from recfx.modules.collection import HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.embedding_bag_config import HashEmbeddingBagConfig
 from tests.models.data import batch, table
 
 SUM, MEAN = PoolingType.SUM, PoolingType.MEAN

@@ -16,7 +16,7 @@ from torchrec.distributed.test_utils.test_model import ModelInput
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 
 import recfx
-from recfx.modules.collection import converted_collections
+from recfx.modules.collection import unsharded_collections
 from tests.models import ZOO, Case
 from tests.models.case import BATCH_SIZES, run
 from tests.models.data import batch, collection
@@ -55,7 +55,7 @@ def assert_same_training(model: nn.Module, reference: nn.Module, case: Case, tra
         torch.manual_seed(4)
         expected = reference if case.name in CONVERTED_ALONE else trace(reference)
         calls = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
-        for path in converted_collections(model):
+        for path in unsharded_collections(model):
             assert not any(call.startswith(f"{path or 'embedding_bag_collection'}.") for call in calls)
         for size in BATCH_SIZES:
             wanted, gradients = trained(expected, reference, case, size)

@@ -20,7 +20,8 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, shard_collection
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.shard_collection import shard_collection
 
 OPTIMIZERS: dict[str, tuple[type, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 2.0}),
@@ -213,7 +214,7 @@ def train_sharded(rank: int, world_size: int, case: Case, steps: int = 3) -> dic
         optimizer.step()
         pooled.append(found)
     shards = [
-        (each.table.name, each.rows, each.columns, model.sparse._store.weight(each.name).detach().clone())
+        (each.table.name, each.rows, each.columns, model.sparse.store.weight(each.name).detach().clone())
         for each in model.sparse.sharding.local()
     ]
     indexes = {

@@ -151,7 +151,7 @@ def train(
         driver.progress(source)
     sparse = collections(model)
     shards = [
-        (each.table.name, each.rows, each.columns, sparse[0]._store.weight(each.name).detach().clone())
+        (each.table.name, each.rows, each.columns, sparse[0].store.weight(each.name).detach().clone())
         for each in sparse[0].sharding.local()
     ]
     over = next(p for name, p in model.named_parameters() if "over." in name and name.endswith("weight"))

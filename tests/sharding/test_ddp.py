@@ -52,7 +52,7 @@ def train(rank: int, world_size: int, case: Case, around: bool = False) -> dict[
         optimizer.step()
         pooled.append(found)
     shards = [
-        (each.table.name, each.rows, each.columns, sharded.sparse._store.weight(each.name).detach().clone())
+        (each.table.name, each.rows, each.columns, sharded.sparse.store.weight(each.name).detach().clone())
         for each in sharded.sparse.sharding.local()
     ]
     return {"pooled": pooled, "shards": shards, "over": sharded.over.weight.detach()}

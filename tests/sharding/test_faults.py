@@ -48,11 +48,11 @@ def local_tensors(model: Model) -> dict[str, Any]:
     assert isinstance(sparse, ShardedHashEmbeddingBagCollection)
     return {
         name: {
-            "weight": sparse._store.weight(name).detach().clone(),
+            "weight": sparse.store.weight(name).detach().clone(),
             "index": {key: value.clone() for key, value in index.state_dict().items()},
             "optimizer": {
                 key: value.clone() if isinstance(value, torch.Tensor) else value
-                for key, value in sparse._store.optimizers[name].state.items()
+                for key, value in sparse.store.optimizers[name].state.items()
             },
         }
         for name, index in sparse.hash_indexes.items()
@@ -63,9 +63,9 @@ def load_local_tensors(model: Model, saved: dict[str, Any]) -> None:
     sparse = model.sparse
     assert isinstance(sparse, ShardedHashEmbeddingBagCollection)
     for name, tensors in saved.items():
-        sparse._store.weight(name).data.copy_(tensors["weight"])
+        sparse.store.weight(name).data.copy_(tensors["weight"])
         sparse.hash_indexes[name].load_state_dict(tensors["index"])
-        sparse._store.optimizers[name].state.update(tensors["optimizer"])
+        sparse.store.optimizers[name].state.update(tensors["optimizer"])
 
 
 def step(model: Model, batch: KeyedJaggedTensor) -> float:

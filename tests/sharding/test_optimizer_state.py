@@ -125,7 +125,7 @@ def test_rowwise_state_of_another_number_of_column_blocks_is_refused() -> None:
 
 def copied(rank: int, world_size: int, case: Case) -> bool:
     sparse = sharded_of(make(case, world_size))
-    groups = [id(each.group) for each in sparse._store.optimizers.values()]
+    groups = [id(each.group) for each in sparse.store.optimizers.values()]
     assert set(groups) <= {id(group) for group in sparse.fused_optimizer.param_groups}
     return len(set(groups)) < len(groups)
 

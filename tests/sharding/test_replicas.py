@@ -12,7 +12,7 @@ from torchrec.distributed.types import ShardingEnv
 import recfx
 from recfx.ir.columns import Columns
 from recfx.nodes.column_order import ColumnOrder
-from recfx.sharding.collection import shard_collection
+from recfx.sharding.shard_collection import shard_collection
 from tests.sharding.cases import Case, Table, batches, build, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
 
@@ -29,8 +29,8 @@ def shard_what_was_trained_apart(rank: int, world_size: int, optimizer: str) -> 
         module(step[rank]).values().sum().backward()
     env = ShardingEnv.from_process_group(dist.group.WORLD)
     sharded = shard_collection(module, plan_of(case, module, world_size), env)
-    fused = sharded._store.optimizers["a"]
-    return {"weight": sharded._store.weight("a").detach(), **fused.named_state()}
+    fused = sharded.store.optimizers["a"]
+    return {"weight": sharded.store.weight("a").detach(), **fused.named_state()}
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad", "adam"])

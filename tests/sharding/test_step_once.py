@@ -13,7 +13,7 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.sharding.collection import shard_collection
+from recfx.sharding.shard_collection import shard_collection
 from tests.sharding.cases import Case, Table, batches, build, concatenate, plan_of, shard, with_optimizer
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import gather

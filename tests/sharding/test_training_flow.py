@@ -129,7 +129,7 @@ def accumulate(rank: int, world_size: int, case: Case) -> list[tuple[str, Any, A
     for loss in losses:
         loss.backward()
     optimizer.step()
-    store = model.sparse._store
+    store = model.sparse.store
     return [
         (each.table.name, each.rows, each.columns, store.weight(each.name).detach())
         for each in model.sparse.sharding.local()

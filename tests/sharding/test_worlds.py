@@ -14,8 +14,8 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.sharding.collection import shard_collection
 from recfx.sharding.gather import gather_tables
+from recfx.sharding.shard_collection import shard_collection
 from tests.sharding.cases import Case, Table, check, plan_of, train_sharded
 from tests.sharding.ranks import ranks
 

@@ -11,7 +11,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel as Torc
 from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 
 from recfx.errors import ConversionError
-from recfx.modules.collection import converted_collections
+from recfx.modules.collection import unsharded_collections
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 
 
@@ -99,7 +99,7 @@ def _check_plan(plan: ShardingPlan | None, module: nn.Module) -> None:
     how = "pass plan=EmbeddingShardingPlanner(...).collective_plan(module, sharders, dist.GroupMember.WORLD)."
     if not isinstance(plan, ShardingPlan):
         raise ConversionError(f"plan is a {type(plan).__name__}.", reason="npu_plan", what_to_do=how)
-    collections = converted_collections(module)
+    collections = unsharded_collections(module)
     if not collections:
         raise ConversionError(
             "the model holds no HashEmbeddingBagCollection.",

@@ -1,0 +1,175 @@
+"""What the unsharded and the sharded converted collection have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import fx, nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+
+from recfx.hashing import HashConfig, HashIndex
+from recfx.hashing.row_move import RowMove
+from recfx.ir.meta import SourceLocation
+from recfx.ir.tables import TableSpec
+from recfx.nodes import TableStore
+from recfx.nodes.base import opaque
+from recfx.nodes.fx_leaf import FxLeaf, tracer_of_call
+from recfx.optim.in_backward import NotFused
+from recfx.passes import PassRecord
+
+_Collection = TypeVar("_Collection", bound="ConvertedCollection")
+
+
+class ConvertedCollection(FxLeaf):
+    """A collection whose forward is a graph of explicit nodes over its tables.
+
+    Attributes:
+        is_sharded: whether this rank has only its own shards of the tables.
+        collection: fully qualified name in the model.
+        tables: the descriptions of the whole tables, in order.
+        requested: the hashing that was asked for, by table name.
+        calls: how often one forward of the model calls the collection, as far as that is known.
+        backend: kernel target of the lookups.
+        source: where the user's code calls or makes the collection.
+        not_fused: the optimizers in backward that no kernel can carry out, and why not, by table name.
+        embedding_bags: what holds the weights.
+        hash_indexes: the indexes of the tables that have one.
+        graph_module: the graph that ``forward`` runs.
+        pass_records: what each pass did to the graph.
+    """
+
+    is_sharded: ClassVar[bool]
+
+    collection: str
+    tables: tuple[TableSpec, ...]
+    requested: dict[str, HashConfig | None]
+    calls: int
+    backend: str
+    source: SourceLocation | None
+    not_fused: dict[str, NotFused]
+    embedding_bags: nn.ModuleDict
+    hash_indexes: nn.ModuleDict
+    graph_module: fx.GraphModule
+    pass_records: list[PassRecord]
+
+    _embedding_bag_configs: list[EmbeddingBagConfig]
+    _is_weighted: bool
+    _store: TableStore
+    _row_moves: dict[str, RowMove]  # of the last load, for the optimizer's state
+
+    # Tables
+
+    @property
+    def store(self) -> TableStore:
+        """The weights, indexes and fused optimizers that the nodes share: of this rank's shards, if it is sharded."""
+        return self._store
+
+    def weight(self, name: str) -> nn.Parameter:
+        """The ``[rows, dim]`` parameter of a table, or of one of this rank's shards."""
+        return self._store.weight(name)
+
+    def index(self, name: str) -> HashIndex:
+        """The index of a table, or of one of this rank's shards; it must have one."""
+        return self._store.index(name)
+
+    def tables_with_index(self) -> list[str]:
+        """The names of the whole tables that have an index."""
+        return [table.name for table in self.tables if table.has_index]
+
+    def hashed_in_turn(self) -> list[str]:
+        """The tables that count every id or evict: their rows are looked up in the batch's own step, never earlier."""
+        return [table.name for table in self.tables if table.evicts or table.admits]
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The configs of the whole tables, in order; ``num_embeddings`` are physical rows."""
+        return self._embedding_bag_configs
+
+    def is_weighted(self) -> bool:
+        """Whether batches carry a weight for every id."""
+        return self._is_weighted
+
+    # Ranks
+
+    @property
+    @abstractmethod
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The ranks that have the collection's shards; None if it is not sharded."""
+
+    # Calls
+
+    def path_of_root(self) -> str:
+        """The name under which a graph finds the collection if the collection is the root of the trace."""
+        return "embedding_bag_collection"
+
+    @property
+    def embedding_bag_collection(self: _Collection) -> _Collection:
+        """This collection itself: what the graph of ``torch.fx.symbolic_trace(collection)`` calls."""
+        return self
+
+    def _enter(self, run: Callable[..., Any], compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call ``run``; under a torch.fx tracer one leaf node, under torch.compile ``compiled`` in one graph break."""
+        if torch.compiler.is_dynamo_compiling():
+            return opaque(compiled, *args, **kwargs)
+        tracer = tracer_of_call(self, args, kwargs)
+        if tracer is not None:  # the collection is the root of the trace, or the user's code calls `forward` itself
+            return self.leaf_call(tracer, args, kwargs)
+        return run(*args, **kwargs)
+
+    # State
+
+    @abstractmethod
+    def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
+        """Check whether the collection could load its part of a state; changes nothing.
+
+        Args:
+            saved: a state, which may be that of a bigger model.
+            prefix: of this collection's keys in it.
+
+        Raises:
+            CheckpointError: what is wrong with the saved tables.
+        """
+
+    def note_row_moves(self, moves: Mapping[str, RowMove], *, keep: bool = False) -> None:
+        """Note where a load has put the rows of tables that have grown: the state of their optimizers follows later.
+
+        Args:
+            moves: by table name; tables that are not named have not moved.
+            keep: tables that are not named have moved as was noted before.
+        """
+        if not keep:
+            self._row_moves = {}
+        self._row_moves.update(moves)
+
+    def _forget_row_moves(self) -> None:
+        """A training step begins: optimizer state that is loaded from here on belongs to the rows as they are."""
+        if self._row_moves and self.training:
+            self._row_moves = {}
+
+    @abstractmethod
+    def own_names(self) -> frozenset[str]:
+        """The attributes that belong to the class, and not to the user who put them on the collection it replaces."""
+
+
+def converted_collections(model: nn.Module) -> dict[str, ConvertedCollection]:
+    """The converted collections of ``model``, sharded or not, by fully qualified name."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, ConvertedCollection)}
+
+
+def collections_of(model: nn.Module, kind: type[_Collection]) -> dict[str, _Collection]:
+    """The converted collections of one class, by fully qualified name; a shared one under its first name."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, kind)}
+
+
+def collections_by_prefix(model: nn.Module, kind: type[_Collection]) -> list[tuple[str, _Collection]]:
+    """The collections of one class with the prefix of their keys in a state; a shared one stands under every name."""
+    modules = model.named_modules(remove_duplicate=False)
+    return [(f"{path}." * bool(path), module) for path, module in modules if isinstance(module, kind)]
+
+
+def weight_name(collection: str, table: str) -> str:
+    """Fully qualified name of a table's parameter, in the standard and the converted model alike."""
+    return f"{collection + '.' if collection else ''}embedding_bags.{table}.weight"

@@ -1,0 +1,80 @@
+"""A collection takes over what users attach to its weights: optimizers in backward and gradient hooks."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import nn
+
+from recfx.nodes import TableStore
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.in_backward import NotFused, attach_unfused, fused_optimizers, hooks_on_step, positions_with_hooks
+
+
+class OptimizerFollower:
+    """Keeps the fused optimizers of a :class:`TableStore` as what is attached to its weights says.
+
+    Args:
+        store: its ``optimizers`` are kept up to date.
+        collection: fully qualified name in the model.
+
+    Attributes:
+        not_fused: the optimizers in backward that no kernel can carry out, and why not, by table name.
+    """
+
+    def __init__(self, store: TableStore, collection: str) -> None:
+        self._store, self._collection = store, collection
+        self._aside: dict[str, tuple[weakref.ref[nn.Parameter], FusedOptimizer]] = {}
+        self.not_fused: dict[str, NotFused] = {}
+        self.take_over()
+
+    def has_news(self) -> bool:
+        """Whether since the last look something was attached to a weight or taken off it, or a weight was replaced."""
+        return self._look() != self._seen
+
+    def take_over(self) -> None:
+        """Take over the optimizers in backward that hang on the tables; those of copies and pickles are kept."""
+        self._set_aside()
+        for table, optimizer in self._store.optimizers.items():
+            if hooks_on_step(self._store.weight(table)):  # goes on with what the fused one has in its state
+                attach_unfused(self._store.weight(table), optimizer)
+        optimizers, self.not_fused = fused_optimizers(self._store.bags, self._collection)
+        self._store.optimizers.update(optimizers)
+        for table in self.not_fused:  # a second optimizer beside one that was fused, say
+            self._store.optimizers.pop(table, None)
+        self._store.own_weights()
+        self.see_as_known()
+
+    def see_as_known(self) -> None:
+        """Take what hangs on the weights now for what was taken over: after a copy, whose weights are its own."""
+        self._seen = self._look()
+
+    def _set_aside(self) -> None:
+        """An optimizer in backward belongs to its parameter, not to one that stands in for that or replaced it."""
+        for table, (owner, optimizer) in list(self._aside.items()):
+            if owner() is self._store.weight(table) or owner() is None:
+                del self._aside[table]
+            if owner() is self._store.weight(table):
+                self._store.optimizers.setdefault(table, optimizer)
+        for table in list(self._store.optimizers):
+            before = self._store.owner(table)
+            if before is not None and before() is not self._store.weight(table):
+                self._aside[table] = before, self._store.optimizers.pop(table)
+
+    def _look(self) -> list[int]:
+        """Which optimizers in backward hang on the tables, by ``id``, and on which tables there are gradient hooks."""
+        bags = self._store.bags
+        try:
+            weights: list[Any] = [bag._parameters["weight"] for bag in bags._modules.values() if bag is not None]
+        except KeyError:  # pruned, say: which one, and what to do
+            weights = [self._store.weight(table) for table in bags]
+        attached = [weight.__dict__.get("_in_backward_optimizers", ()) for weight in weights]
+        found = [id(optimizer) for optimizers in attached for optimizer in optimizers]
+        if found or self._store.optimizers or self._aside:
+            found += map(id, weights)
+            found += [-1 - position for position in positions_with_hooks(weights)]
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_aside": {}}

@@ -1,0 +1,73 @@
+"""What a sharded collection hands out while a batch is on its way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torchrec.distributed.embedding_sharding import KJTListAwaitable, KJTListSplitsAwaitable
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.types import Awaitable, LazyAwaitable
+from torchrec.sparse.jagged_tensor import KeyedTensor
+
+from recfx.sharding.context import BatchContext
+from recfx.sharding.out_of_step import in_step
+from recfx.sharding.pipeline_stages import Segment
+
+
+class Sending(KJTListSplitsAwaitable[BatchContext]):
+    """Sizes on their way, and then ids; other ranks wait if anything goes wrong here.
+
+    Args:
+        started: what was started, in the order of the graph.
+        ctx: the batch's.
+        group: the ranks that wait.
+        collection: fully qualified name, for messages.
+    """
+
+    def __init__(
+        self, started: list[Awaitable[Any]], ctx: BatchContext, group: dist.ProcessGroup, collection: str
+    ) -> None:
+        super().__init__(started, ctx)
+        self._group, self._collection = group, collection
+
+    def _wait_impl(self) -> KJTListAwaitable:
+        with in_step(self._group, self._collection):
+            return _Arriving(super()._wait_impl(), self._group, self._collection)
+
+
+class _Arriving(KJTListAwaitable):
+    def __init__(self, ids: KJTListAwaitable, group: dist.ProcessGroup, collection: str) -> None:
+        super().__init__(ids.awaitables, ids.ctx)
+        self._group, self._collection = group, collection
+
+    def _wait_impl(self) -> KJTList:
+        with in_step(self._group, self._collection):
+            return super()._wait_impl()
+
+
+class Result(LazyAwaitable[KeyedTensor]):
+    """The last segment of a graph, which runs when its result is asked for.
+
+    Args:
+        segment: the last one; it has one output.
+        values: what it reads.
+        group: the ranks that take part.
+        collection: fully qualified name, for messages.
+
+    Attributes:
+        has_run: whether it has run.
+    """
+
+    def __init__(self, segment: Segment, values: dict[str, Any], group: dist.ProcessGroup, collection: str) -> None:
+        super().__init__()
+        self._segment, self._values, self._group, self._collection = segment, values, group, collection
+        self.has_run = False
+
+    def _wait_impl(self) -> KeyedTensor:
+        with in_step(self._group, self._collection):
+            self._segment.run(self._values)
+        self.has_run = True
+        (result,) = self._segment.outputs
+        keyed: KeyedTensor = self._values[result]
+        return keyed

@@ -1,0 +1,178 @@
+"""TorchRec's ``ShardedModule``: the steps of one batch, which TorchRec's pipelines and ours call one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torchrec.distributed.embedding_sharding import KJTSplitsAllToAllMeta
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.types import Awaitable, LazyAwaitable, ShardedModule
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from recfx.errors import ConversionError
+from recfx.nodes import HashIds, InputDistStart, Lookup, OutputDistStart, marks
+from recfx.nodes.dist_context import DistContext
+from recfx.nodes.input_dist import Outgoing
+from recfx.nodes.prefetched_rows import finder
+from recfx.optim.in_backward import positions_with_hooks
+from recfx.sharding.awaitables import Result, Sending
+from recfx.sharding.context import BatchContext
+from recfx.sharding.end_of_data import CallsUnderWay, calls_under_way
+from recfx.sharding.out_of_step import in_step, refuse_out_of_step
+from recfx.sharding.pipeline_stages import CutGraph, Segment
+from recfx.sharding.sharded_tables import ShardedTables
+
+# What input_dist_start gives; the second inside TorchRec's pipelines, which start all collections' exchanges at once.
+_STARTED = (Awaitable, KJTSplitsAllToAllMeta)
+
+
+class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTensor, BatchContext]):
+    """The forward of a sharded collection, in steps; base of ``ShardedHashEmbeddingBagCollection``."""
+
+    _hash_ids: HashIds | None
+
+    def _cut_into_steps(self) -> None:
+        """Make the steps from the graph."""
+        self._batches = 0  # of one of TorchRec's pipelines
+        self._cut = CutGraph(self.graph_module)
+        # What TorchRec's pipelines, and its introduction, look at.
+        modules = list(self.graph_module.modules())
+        self._input_dists = [module for module in modules if isinstance(module, InputDistStart)]
+        self._lookups = [module for module in modules if isinstance(module, Lookup)]
+        self._output_dists = [module for module in modules if isinstance(module, OutputDistStart)]
+        self._has_uninitialized_input_dist = False
+        hashing = [module for module in modules if isinstance(module, HashIds)]
+        self.__dict__["_hash_ids"] = hashing[0] if hashing else None
+
+    @property
+    def _segments(self) -> list[Segment]:
+        """Of this object's graph: a shell around the same tables has modules, and so modes, of its own."""
+        if self._cut.graph_module is not self.graph_module:
+            self._cut = CutGraph(self.graph_module)
+        return self._cut.segments
+
+    def forward(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[KeyedTensor]:
+        """As TorchRec's; under torch.compile the awaited ``KeyedTensor`` itself.
+
+        It stays outside of the compiled graphs then: those of TorchRec's awaitables would keep one batch's sizes.
+        """
+        pooled: LazyAwaitable[KeyedTensor] = self._enter(super().forward, self._run_awaited, *arguments, **keywords)
+        return pooled
+
+    def _run_awaited(self, *arguments: Any, **keywords: Any) -> KeyedTensor:
+        result: KeyedTensor = super().forward(*arguments, **keywords).wait()
+        return result
+
+    def create_context(self) -> BatchContext:
+        """A new batch's context."""
+        return BatchContext()
+
+    def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
+        """Start sending ids: the graph up to ``input_dist_start``.
+
+        A batch that does not fit the collection takes part without ids, so that all ranks learn of it; its error is
+        raised by ``compute``.
+
+        Raises:
+            OutOfStepError: an earlier step failed here when others had begun it; or another rank has no more data.
+        """
+        self.refuse_out_of_step()
+        self._under_way.refuse(self)
+        self._forget_row_moves()
+        values = ctx.values
+        values["features"] = features
+        select, send = self._segments[:2]
+        (selected,) = send.inputs
+        try:
+            self._refuse_gradient_hooks()  # which may be on some ranks only
+            select.run(values)
+        except Exception as error:
+            ctx.refused = error
+        del values["features"]
+        sending = self._send(ctx, values.get(selected) if ctx.refused is None else None)
+        self._batches = ctx.number = self._batches + 1 if self.sent_by_pipeline else 1
+        self._under_way.start(self, ctx)
+        return sending
+
+    def send_nothing(self, ctx: BatchContext) -> Awaitable[Awaitable[KJTList]]:
+        """As ``input_dist``, without a batch: ``ctx.says`` tells the other ranks why."""
+        self.refuse_out_of_step()
+        return self._send(ctx, None)
+
+    def _send(self, ctx: BatchContext, selected: KeyedJaggedTensor | None) -> Awaitable[Awaitable[KJTList]]:
+        values, send = ctx.values, self._segments[1]
+        (name,) = send.inputs
+        outgoing = {name: Outgoing(selected, ctx.says | (marks.REFUSED if ctx.refused is not None else 0))}
+        with in_step(self.groups.pooled, self.collection):
+            send.run(outgoing)
+        values.update({name: outgoing[name] for name in send.outputs})
+        started = [name for name in send.outputs if isinstance(values[name], _STARTED)]
+        ctx.sharding_contexts = [values[name] for name in send.outputs if isinstance(values[name], DistContext)]
+        return Sending([values.pop(name) for name in started], ctx, self.groups.pooled, self.collection)
+
+    def _refuse_gradient_hooks(self) -> None:
+        """A fused shard has no gradient to show to a hook, and no dense optimizer to fall back on."""
+        fused = [self._store.weight(shard) for shard in self._store.optimizers]
+        for position in positions_with_hooks(fused):
+            table = list(self._store.optimizers)[position]
+            raise ConversionError(
+                f"a gradient hook is registered on the weight of table {table!r}, whose fused optimizer steps inside "
+                "the backward, without a gradient of the weight: the hook would never run.",
+                reason="gradient_hook",
+                module_path=self.collection,
+                what_to_do="remove the hook; a hook on the collection's output sees the pooled gradient.",
+            )
+
+    def compute(self, ctx: BatchContext, dist_input: KJTList) -> dict[str, Any]:
+        """Hash and look up what has arrived, and start sending pooled rows: up to ``output_dist_start``.
+
+        Raises:
+            InputError: the batch does not fit the collection, here or on another rank. All ranks raise it, for this
+                batch alike; nothing was looked up.
+            ConversionError: ``gradient_hook``, alike.
+            OutOfStepError: an earlier step failed here when others had begun it; this batch's ids were sent before.
+        """
+        self.refuse_out_of_step()
+        with in_step(self.groups.pooled, self.collection):
+            self._under_way.run(self, ctx)
+        wrong = ctx.refused or marks.verdict(ctx.marks, self.collection)
+        if wrong is not None:
+            raise wrong
+        values, segment = ctx.values, self._segments[2]
+        arriving = [name for name in segment.inputs if name not in values]
+        with in_step(self.groups.pooled, self.collection):
+            values.update(zip(arriving, dist_input, strict=True))
+            segment.run(values)
+        return values
+
+    def output_dist(self, ctx: BatchContext, output: dict[str, Any]) -> LazyAwaitable[KeyedTensor]:
+        """The rest of the graph, run when the result is needed."""
+        return Result(self._segments[-1], output, self.groups.pooled, self.collection)
+
+    @property
+    def sent_by_pipeline(self) -> bool:
+        """Whether one of TorchRec's pipelines sends this collection's ids."""
+        return self._input_dists[0].is_pipelined
+
+    @property
+    def _under_way(self) -> CallsUnderWay:
+        return calls_under_way(self.groups.ids)
+
+    # What recfx.TrainPipeline does ahead
+
+    def refuse_out_of_step(self) -> None:
+        """Before anything is sent.
+
+        Raises:
+            OutOfStepError: an earlier step failed here when others had begun it.
+        """
+        refuse_out_of_step(self.groups.pooled, self.collection)
+
+    def finder_of_rows(self) -> Callable[[KJTList], None] | None:
+        """What looks up the rows of ids that have arrived, on any thread; None where that cannot be done ahead."""
+        find = None if self._hash_ids is None else finder(self._hash_ids)
+        if find is None:
+            return None
+        chosen = find
+        return lambda arrived: chosen(arrived[0])

@@ -1,0 +1,54 @@
+"""Sharding a converted collection: each rank cuts its shards out of the tables that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torchrec.distributed.types import ParameterSharding, ShardingEnv
+
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.nodes.dist_groups import DistGroups
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.local_tables import make_local_tables
+from recfx.sharding.plan import read_plan
+
+
+def shard_collection(
+    module: HashEmbeddingBagCollection,
+    plan: Mapping[str, ParameterSharding],
+    env: ShardingEnv,
+    device: torch.device | None = None,
+    *,
+    fused_params: Mapping[str, Any] | None = None,
+    host_group: torch.distributed.ProcessGroup | None = None,
+    dense_as_torchrec: bool = False,
+    path: str = "",
+) -> ShardedHashEmbeddingBagCollection:
+    """Shard a converted collection; every rank calls it with the same plan.
+
+    Weights, ids and the state of fused optimizers stay: each rank keeps its shards of what its own ``module`` holds,
+    and replicas of data-parallel tables become those of rank 0. ``module`` itself is not changed.
+
+    Args:
+        module: the collection; tables on meta are allocated on ``device`` and initialised.
+        plan: sharding of each table.
+        env: with a process group.
+        device: of the shards; None: where the tables are (``meta``: the CPU).
+        fused_params: settings of fused optimizers for what tables do not bring themselves, as TorchRec's sharders take
+            them. On compute kernel ``fused`` a table has a fused optimizer in any case: FBGEMM's SGD, at the least.
+        dense_as_torchrec: on compute kernel ``dense`` a table has none, whatever hangs on it.
+        host_group: the process group for ids, where it is not that of ``env``.
+        path: fully qualified name of the collection in the model.
+
+    Raises:
+        ConversionError: as ``read_plan``; ``unsupported_fused_param``, ``no_process_group``.
+    """
+    path = path or module.collection
+    sharding = read_plan(module.tables, plan, env.rank, env.world_size, path)
+    groups = DistGroups.of(env, sharding.local_size, host_group)
+    local = make_local_tables(
+        module, sharding, groups.pooled, device, fused_params, dense_as_torchrec=dense_as_torchrec
+    )
+    return ShardedHashEmbeddingBagCollection(module, sharding, groups, local)

@@ -1,0 +1,60 @@
+"""What a rank has of a sharded collection, before anything runs: its shards, and what it knows of all tables."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from recfx.ir.shards import CollectionSharding, Shard
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.converted_collection import ConvertedCollection
+from recfx.nodes.dist_groups import DistGroups
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.sharding.local_tables import LocalTables
+from recfx.sharding.optimizer_settings import Taken
+
+
+class ShardedTables(ConvertedCollection):
+    """The tables of a sharded collection as one rank has them; base of ``ShardedHashEmbeddingBagCollection``.
+
+    Attributes:
+        sharding: which shards are where.
+        groups: the process groups of ids and of pooled rows.
+        fused: kind and settings of each table's fused optimizer, by table name.
+        dtypes: of the tables' weights, by table name.
+        taken: what nobody spelled out about the tables' optimizers, by table name.
+    """
+
+    is_sharded = True
+
+    sharding: CollectionSharding
+    groups: DistGroups
+    fused: dict[str, FusedOptimizer]
+    dtypes: dict[str, torch.dtype]
+    taken: dict[str, tuple[Taken, ...]]
+
+    def take_tables(
+        self,
+        unsharded: HashEmbeddingBagCollection,
+        sharding: CollectionSharding,
+        groups: DistGroups,
+        local: LocalTables,
+    ) -> None:
+        """Become the sharded form of ``unsharded``, with this rank's part of its tables."""
+        self.collection, self.backend, self.source = unsharded.collection, unsharded.backend, unsharded.source
+        self.requested, self.calls = dict(unsharded.requested), unsharded.calls
+        self._embedding_bag_configs, self._is_weighted = unsharded.embedding_bag_configs(), unsharded.is_weighted()
+        self.tables, self.sharding, self.groups = unsharded.tables, sharding, groups
+        self.not_fused = dict(unsharded.not_fused)
+        self.embedding_bags, self.hash_indexes, self._store = local.bags, local.indexes, local.store
+        self.fused, self.dtypes, self.taken = local.fused, local.dtypes, local.taken
+        self._row_moves = {}
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """The ranks that have the shards."""
+        return self.groups.pooled
+
+    def local_shards(self, table: str) -> list[Shard]:
+        """This rank's shards of a table."""
+        return self.sharding.local_of(table)
