@@ -56,13 +56,14 @@ def test_converting_again_with_another_request(change: dict[str, object]) -> Non
     assert (caught.value.reason, caught.value.module_path) == ("already_converted", "part.ebc")
 
 
-def test_an_attribute_that_the_converted_collection_uses_itself() -> None:
+@pytest.mark.parametrize("name", ["tables", "store"])
+def test_an_attribute_that_the_converted_collection_uses_itself(name: str) -> None:
     model = Model()
-    model.part.ebc.tables = ["mine"]
-    with pytest.raises(recfx.ConversionError, match="'tables'") as caught:
+    setattr(model.part.ebc, name, ["mine"])
+    with pytest.raises(recfx.ConversionError, match=f"'{name}'") as caught:
         recfx.convert(model)
     assert (caught.value.reason, caught.value.module_path) == ("attribute_conflict", "part.ebc")
-    assert model.part.ebc.tables == ["mine"]
+    assert getattr(model.part.ebc, name) == ["mine"]
 
 
 def test_unconvert_of_a_table_that_holds_ids() -> None:

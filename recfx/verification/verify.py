@@ -13,6 +13,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from recfx.discovery.bypass import way_around
 from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError, RecfxError
+from recfx.modules.collection import unsharded_collections
 from recfx.modules.converted_collection import weight_name
 from recfx.modules.copy_modules import copy_with_tensors
 from recfx.modules.whole_graph import WholeGraph
