@@ -184,7 +184,7 @@ NODE_KINDS: dict[str, NodeKind] = {
             outputs=(ValueType.POOLED,),
             size=size_of_looked_up,
             stage=Stage.LOOKUP,
-            printed=("table_names", "pooling", "is_weighted", "dtype", "kernel"),
+            printed=("tables", "pooling", "is_weighted", "dtype", "optimizer", "kernel"),
         ),
         NodeKind(
             "output_dist_start",

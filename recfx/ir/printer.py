@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
+import torch
 from torch import fx
 
 from recfx.ir.meta import node_meta
+from recfx.ir.node_kinds import NODE_KINDS
+from recfx.ir.tables import TableSpec
+from recfx.ir.typed_access import find_module
 
 
 def format_graph(graph_module: fx.GraphModule, *, with_meta: bool = False) -> str:
-    """Print a graph, one node a line.
+    """Print a graph, one node per line, each with what its module was told, in braces: what changes what runs.
 
     Args:
         graph_module: any graph.
@@ -18,7 +23,7 @@ def format_graph(graph_module: fx.GraphModule, *, with_meta: bool = False) -> st
     """
     lines = []
     for node in graph_module.graph.nodes:
-        line = _format_node(node)
+        line = _format_node(node) + _format_attributes(graph_module, node)
         meta = node_meta(node)
         if with_meta and meta is not None:
             shape = ", ".join(str(size) for size in meta.shape)
@@ -44,6 +49,27 @@ def _format_node(node: fx.Node) -> str:
     target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     called = meta.kind if meta is not None else f"{node.op}[{target}]"
     return f"{node.name} = {called}({arguments})"
+
+
+def _format_attributes(graph_module: fx.GraphModule, node: fx.Node) -> str:
+    """What the node's kind declares as printed, read from its module; what is not set is left out."""
+    meta, module = node_meta(node), find_module(graph_module, node)
+    kind = None if meta is None else NODE_KINDS.get(meta.kind)
+    if kind is None or module is None:
+        return ""
+    found: dict[str, Any] = {name: getattr(module, name, None) for name in kind.printed}
+    shown = [name if value is True else f"{name}={_format_value(value)}" for name, value in found.items() if value]
+    return f" {{{', '.join(shown)}}}" if shown else ""
+
+
+def _format_value(value: object) -> str:
+    if isinstance(value, TableSpec):
+        return value.name
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_format_value(each) for each in value)}]"
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    return str(value)
 
 
 def _format_argument(argument: object) -> str:

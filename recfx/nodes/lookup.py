@@ -83,6 +83,25 @@ class Lookup(NodeModule):
                     what_to_do="load weights of the same shape, or convert again.",
                 )
 
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of the tables' rows; None where a parameter is missing."""
+        parameter = self.store.bags[self.tables[0].name]._parameters.get("weight")
+        return None if parameter is None else parameter.dtype
+
+    @property
+    def optimizer(self) -> str:
+        """What updates the rows inside of the backward; ``""`` where gradients are given."""
+        found = self.store.optimizers.get(self.tables[0].name)
+        return "" if found is None else found.kind
+
+    @property
+    def kernel(self) -> str:
+        """The backend whose kernel was chosen for the tables as they are; ``""`` where the next call chooses."""
+        choice, bags = self._choice, [self.store.bags[table.name] for table in self.tables]
+        weights: list[torch.Tensor] = [found for bag in bags if (found := bag._parameters.get("weight")) is not None]
+        return "" if choice is None or choice.stale(weights) else choice.backend
+
     def spec(self) -> LookupSpec:
         """What a backend has to know to say whether it can serve this lookup."""
         return LookupSpec(

@@ -7,6 +7,7 @@ in a row where rows are cut inside a host only. Backwards are collectives as wel
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -41,6 +42,11 @@ class OutputDistStart(NodeModule, ABC):
         self.columns = columns
         self.device = device
         self.take_parts(parts)
+
+    @property
+    def operation(self) -> str:
+        """What it does, in one word: the name of its class, as ``all_to_all``."""
+        return re.sub("(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
 
     def take_parts(self, parts: list[list[Columns]]) -> None:
         """Take inputs that hold their columns otherwise."""

@@ -10,8 +10,8 @@ def test_dense_ids_are_not_hashed_and_mean_is_a_mean_again() -> None:
         == """\
 features = input
 ebc_select_features = select_features(features)
-ebc_lookup = lookup(ebc_select_features)
-ebc_lookup_1 = lookup(ebc_select_features)
+ebc_lookup = lookup(ebc_select_features) {tables=[users], pooling=MEAN, dtype=float32}
+ebc_lookup_1 = lookup(ebc_select_features) {tables=[ads], pooling=SUM, dtype=float32}
 ebc_keyed_tensor = keyed_tensor(ebc_lookup, ebc_lookup_1)
 return ebc_keyed_tensor"""
     )

@@ -70,16 +70,16 @@ def test_types_that_travel_alike_share_the_way_back() -> None:
         "ebc_input_dist_wait = input_dist_wait(ebc_ids_in_flight, ebc_dist_context_in_flight)\n"
         "ebc_ids = ebc_input_dist_wait[0]\n"
         "ebc_dist_context = ebc_input_dist_wait[1]\n"
-        "ebc_lookup = lookup(ebc_ids)\n"
-        "ebc_lookup_1 = lookup(ebc_ids)\n"
-        "ebc_output_dist_start = output_dist_start(ebc_lookup, ebc_lookup_1, ebc_dist_context)\n"
-        "ebc_lookup_2 = lookup(ebc_ids)\n"
-        "ebc_output_dist_start_1 = output_dist_start(ebc_lookup_2, ebc_dist_context)\n"
-        "ebc_lookup_3 = lookup(ebc_ids)\n"
-        "ebc_output_dist_start_2 = output_dist_start(ebc_lookup_3, ebc_dist_context)\n"
+        "ebc_lookup = lookup(ebc_ids) {tables=[a], pooling=SUM, dtype=float32}\n"
+        "ebc_lookup_1 = lookup(ebc_ids) {tables=[b], pooling=SUM, dtype=float32}\n"
+        "ebc_output_dist_start = output_dist_start(ebc_lookup, ebc_lookup_1, ebc_dist_context) {operation=all_to_all}\n"
+        "ebc_lookup_2 = lookup(ebc_ids) {tables=[c], pooling=SUM, dtype=float32}\n"
+        "ebc_output_dist_start_1 = output_dist_start(ebc_lookup_2, ebc_dist_context) {operation=reduce_scatter}\n"
+        "ebc_lookup_3 = lookup(ebc_ids) {tables=[d], pooling=SUM, dtype=float32}\n"
+        "ebc_output_dist_start_2 = output_dist_start(ebc_lookup_3, ebc_dist_context) {operation=own_batch}\n"
         "ebc_output_dist_wait = output_dist_wait(ebc_output_dist_start)\n"
         "ebc_output_dist_wait_1 = output_dist_wait(ebc_output_dist_start_1)\n"
-        "ebc_mean_divide = mean_divide(ebc_output_dist_wait_1, ebc_select_features)\n"
+        "ebc_mean_divide = mean_divide(ebc_output_dist_wait_1, ebc_select_features) {divided=[c]}\n"
         "ebc_output_dist_wait_2 = output_dist_wait(ebc_output_dist_start_2)\n"
         "ebc_keyed_tensor = keyed_tensor(ebc_output_dist_wait, ebc_mean_divide, ebc_output_dist_wait_2)\n"
         "return ebc_keyed_tensor"
@@ -94,7 +94,7 @@ def test_a_rank_without_tables_takes_part_all_the_same() -> None:
         "ebc_dist_context_in_flight = ebc_input_dist_start[1]",
         "ebc_input_dist_wait = input_dist_wait(ebc_ids_in_flight, ebc_dist_context_in_flight)",
         "ebc_dist_context = ebc_input_dist_wait[1]",
-        "ebc_output_dist_start = output_dist_start(ebc_dist_context)",
+        "ebc_output_dist_start = output_dist_start(ebc_dist_context) {operation=all_to_all}",
         "ebc_output_dist_wait = output_dist_wait(ebc_output_dist_start)",
         "ebc_keyed_tensor = keyed_tensor(ebc_output_dist_wait)",
         "return ebc_keyed_tensor",
@@ -104,9 +104,9 @@ def test_a_rank_without_tables_takes_part_all_the_same() -> None:
 def test_rows_cut_inside_hosts_take_two_hops() -> None:
     graph_module, _ = graph_of((Table("a", 8, 8, ("f0",), "SUM", ("table_row_wise", 0)),), local_size=2)
     assert format_graph(graph_module).splitlines()[-6:] == [
-        "ebc_output_dist_start = output_dist_start(ebc_lookup, ebc_dist_context)",
+        "ebc_output_dist_start = output_dist_start(ebc_lookup, ebc_dist_context) {operation=reduce_scatter}",
         "ebc_output_dist_wait = output_dist_wait(ebc_output_dist_start)",
-        "ebc_output_dist_start_1 = output_dist_start(ebc_output_dist_wait, ebc_dist_context)",
+        "ebc_output_dist_start_1 = output_dist_start(ebc_output_dist_wait, ebc_dist_context) {operation=cross_host}",
         "ebc_output_dist_wait_1 = output_dist_wait(ebc_output_dist_start_1)",
         "ebc_keyed_tensor = keyed_tensor(ebc_output_dist_wait_1)",
         "return ebc_keyed_tensor",

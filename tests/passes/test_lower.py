@@ -32,3 +32,11 @@ def test_a_backend_named_by_the_user_is_used_or_is_an_error() -> None:
     with pytest.raises(ConversionError, match="'cuda_magic'") as caught:
         run_passes(collection(ADOPTED, ADOPTED).unexpanded_graph(), passes(backend="cuda_magic"))
     assert caught.value.reason == "unknown_backend"
+
+
+def test_the_printed_graph_says_which_kernel_was_chosen() -> None:
+    _, before, _, _ = after("batch_lookups", collection(INDEXED, INDEXED))
+    _, lowered, _, _ = after("lower", collection(INDEXED, INDEXED))
+    assert before != lowered
+    assert "kernel=" not in before
+    assert "{tables=[users, ads], pooling=SUM, dtype=float32, kernel=cpu}" in lowered
