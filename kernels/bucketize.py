@@ -1,7 +1,7 @@
 """Routes the ids of a batch to the pieces of their tables: which rank gets which ids, where tables are cut by rows.
 
-``bucketize`` calls the C++ operator (``csrc/bucketize.cpp``), or the reference of the same contract in
-``bucketize_reference.py`` where there is no library.
+``bucketize`` calls the C++ operator (``csrc/bucketize.cpp``), which has to be loaded (``library.load()``). The
+reference of the same contract is in ``bucketize_reference.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import bucketize_reference as reference
 from . import library
 
 WHOLE = -1
@@ -60,8 +59,6 @@ def bucketize(
             first such id.
         RuntimeError: what is given does not fit together.
     """
-    if not library.load():
-        return reference.bucketize(ids, lengths, batch_size, routes, weights)
     borders = list(chain.from_iterable(routes.row_borders))
     counts = list(map(len, routes.row_borders))
     ids_out, lengths_out, weights_out = torch.ops.recfx.bucketize(

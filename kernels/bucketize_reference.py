@@ -1,20 +1,16 @@
-"""``bucketize.py`` in ATen, entry by entry."""
+"""``bucketize.py`` in ATen, entry by entry, on any device."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from .bucketize import Routes
 from .buckets import home_rows
-
-if TYPE_CHECKING:
-    from .bucketize import Routes
 
 
 def bucketize(
-    ids: Tensor, lengths: Tensor, batch_size: int, routes: Routes, weights: Tensor | None
+    ids: Tensor, lengths: Tensor, batch_size: int, routes: Routes, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """``bucketize``."""
     _check(ids, lengths, batch_size, routes, weights)
@@ -22,10 +18,10 @@ def bucketize(
     features = ids.split(by_feature.sum(dim=1).tolist())
     pieces = [_pieces(feature, ids_of, routes) for feature, ids_of in enumerate(features)]
     begins = [0, *torch.cumsum(by_feature.sum(dim=1), 0).tolist()]
-    ids_out, lengths_out, places_out = [ids[:0]], [lengths[:0]], [torch.empty(0, dtype=torch.int64)]
+    ids_out, lengths_out, places_out = [ids[:0]], [lengths[:0]], [ids[:0].long()]
     for feature, piece in zip(routes.sources, routes.pieces, strict=True):
         own = torch.ones_like(features[feature], dtype=torch.bool) if piece < 0 else pieces[feature] == piece
-        bags = torch.repeat_interleave(torch.arange(batch_size), by_feature[feature].long())
+        bags = torch.repeat_interleave(torch.arange(batch_size, device=ids.device), by_feature[feature].long())
         base = routes.row_borders[feature][piece] if piece >= 0 and routes.buckets[feature] == 0 else 0
         ids_out.append(features[feature][own] - base)
         lengths_out.append(torch.bincount(bags[own], minlength=batch_size).to(lengths.dtype))
@@ -46,7 +42,8 @@ def _pieces(feature: int, ids: Tensor, routes: Routes) -> Tensor:
         home = ids
     else:
         home = home_rows(ids, rows, routes.dense_rows[feature], buckets, routes.seeds[feature])
-    return torch.searchsorted(torch.tensor(borders[1:-1], dtype=torch.int64), home, right=True)
+    inner = torch.tensor(borders[1:-1], dtype=torch.int64, device=ids.device)
+    return torch.searchsorted(inner, home, right=True)
 
 
 def _check(ids: Tensor, lengths: Tensor, batch_size: int, routes: Routes, weights: Tensor | None) -> None:

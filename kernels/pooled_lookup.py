@@ -1,7 +1,7 @@
 """Pooled lookups of several tables at once on the CPU, from rows or straight from raw ids.
 
-Each function calls the C++ operator of its name (``torch.ops.recfx.*``, ``csrc/pooled_lookup.cpp``) and, where the
-library is not available, the reference of the same contract in ``pooled_lookup_reference.py``.
+Each function calls the C++ operator of its name (``torch.ops.recfx.*``, ``csrc/pooled_lookup.cpp``), which has to be
+loaded (``library.load()``). The references of the same contract are in ``pooled_lookup_reference.py``.
 
 What they share: a lookup has ``F`` features, in column order; feature ``f`` reads table ``table_of_feature[f]``, and
 its bag ``b`` is ``offsets[f * B + b]`` to ``offsets[f * B + b + 1]``. Weights are contiguous ``[rows, dim]``, all
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from . import library
-from . import pooled_lookup_reference as reference
 
 
 class IndexView(NamedTuple):
@@ -59,9 +58,7 @@ def pooled_lookup(
     Returns:
         float32 ``[B, sum of the features' dims]``.
     """
-    if library.load():
-        return torch.ops.recfx.pooled_lookup(rows, offsets, weights, table_of_feature, mean, per_sample_weights)
-    return reference.pooled_lookup(rows, offsets, weights, table_of_feature, mean, per_sample_weights)
+    return torch.ops.recfx.pooled_lookup(rows, offsets, weights, table_of_feature, mean, per_sample_weights)
 
 
 def find_and_pool(
@@ -89,10 +86,8 @@ def find_and_pool(
     )
     lookup = (ids, offsets, weights, table_of_feature)
     views = (slots, side_rows, dense_rows, share_buckets, seeds, table_rows, row_begins)
-    if library.load():
-        held = [lock for lock in locks if lock is not None]
-        return torch.ops.recfx.find_and_pool(*lookup, *views, held, per_sample_weights)
-    return reference.find_and_pool(*lookup, *views, per_sample_weights)
+    held = [lock for lock in locks if lock is not None]
+    return torch.ops.recfx.find_and_pool(*lookup, *views, held, per_sample_weights)
 
 
 def pool_again_(
@@ -112,11 +107,7 @@ def pool_again_(
         changed: bool ``[n]``, where they differ from before.
         offsets, weights, table_of_feature, per_sample_weights: see above.
     """
-    arguments = (pooled, rows, changed, offsets, weights, table_of_feature, per_sample_weights)
-    if library.load():
-        torch.ops.recfx.pool_again_(*arguments)
-    else:
-        reference.pool_again_(*arguments)
+    torch.ops.recfx.pool_again_(pooled, rows, changed, offsets, weights, table_of_feature, per_sample_weights)
 
 
 @library.when_loaded

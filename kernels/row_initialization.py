@@ -3,7 +3,8 @@
 Column ``j`` of the row of ``id`` is ``low + (high - low) * u`` in float32, cast to the weight's dtype. ``u`` in
 ``[0, 1)`` is the top 24 bits of ``mix64(mix64(id ^ key) + (j + 1) * 0x9E3779B97F4A7C15)`` over ``2**24``, and ``key``
 stands for the seed and the table (``initialization_key``). So a row does not depend on when, on which thread or on
-which rank its id arrived. The C++ operator gives the bits that the reference gives.
+which rank its id arrived. The C++ operator (``csrc/row_initialization.cpp``), which has to be loaded
+(``library.load()``), gives the bits that the reference in ``row_initialization_reference.py`` gives.
 """
 
 from __future__ import annotations
@@ -14,34 +15,13 @@ import torch
 from torch import Tensor
 
 from . import library
-from .mix64 import mix64, mix64_integer, to_int64
+from .mix64 import mix64_integer, to_int64
 
 
 def initialization_key(table_name: str, seed: int) -> int:
     """What distinguishes the rows of one table and seed from another's: an int64."""
     digest = hashlib.sha256(table_name.encode()).digest()
     return to_int64(int.from_bytes(digest[:8], "little")) ^ mix64_integer(seed)
-
-
-def initial_rows(ids: Tensor, dim: int, key: int, low: float, high: float, first_column: int = 0) -> Tensor:
-    """The initial rows of these ids, on their device. Scriptable.
-
-    Args:
-        ids: int64 ``[n]``.
-        dim: columns of the weight.
-        key: from ``initialization_key``.
-        low, high: the range, rounded to float32.
-        first_column: of the table, where the weight is a shard of some of its columns.
-
-    Returns:
-        float32 ``[n, dim]``.
-    """
-    column = torch.arange(first_column + 1, first_column + dim + 1, dtype=torch.int64, device=ids.device)
-    bits = mix64(mix64(ids ^ key).unsqueeze(1) + column * -7046029254386353131)  # 0x9E3779B97F4A7C15
-    uniform = ((bits >> 40) & 0xFFFFFF).to(torch.float32) * 5.9604644775390625e-08  # 2 ** -24, exact
-    # The ends are rounded to float32 before they are subtracted, as in C++.
-    ends = torch.tensor([low, high], dtype=torch.float32, device=ids.device)
-    return uniform * (ends[1] - ends[0]) + ends[0]
 
 
 def initialize_rows(
@@ -53,21 +33,20 @@ def initialize_rows(
     not read before, so that nothing that autograd has saved changes.
 
     Args:
-        weight: fp32, fp16, bf16 or fp64 ``[table rows, dim]``, any device.
-        rows: int64 ``[n]``, all different.
-        ids: int64 ``[n]``, the id of each row.
+        weight: fp32, fp16, bf16 or fp64 ``[table rows, dim]``, on the CPU.
+        rows: int64 ``[n]``, all different, on the CPU.
+        ids: int64 ``[n]``, the id of each row, on the CPU.
         key: from ``initialization_key``.
         low, high: the range.
         first_column: of the table, where the weight is a shard of some of its columns.
     """
-    if rows.numel() == 0 or weight.is_meta:
-        return
-    data = weight.data  # shares the memory, not the version counter (detach() would share both)
-    if weight.device.type == "cpu" and data.stride(-1) == 1 and library.load():
-        torch.ops.recfx.init_rows_(data, rows.cpu(), ids.cpu(), key, low, high, first_column)
-        return
-    values = initial_rows(ids.to(weight.device), weight.size(1), key, low, high, first_column)
-    data.index_copy_(0, rows.to(weight.device), values.to(weight.dtype))
+    data = weight.data  # shares the memory, not the version counter; detach() would share both
+    if data.stride(1) == 1:
+        torch.ops.recfx.init_rows_(data, rows, ids, key, low, high, first_column)
+    else:
+        values = data.new_empty(rows.numel(), data.shape[1])
+        torch.ops.recfx.init_rows_(values, torch.arange(rows.numel()), ids, key, low, high, first_column)
+        data.index_copy_(0, rows, values)
 
 
 @library.when_loaded

@@ -9,9 +9,11 @@ training, the few ids that have no row yet get one afterwards, and the bags that
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 
-from recfx.kernels import library
+from recfx.kernels import bag_offsets, bucketize, library, row_initialization
 from recfx.kernels.pooled_lookup import IndexView, find_and_pool, pool_again_, pooled_lookup
 from recfx.lowering import _fbgemm_limits, fbgemm
 from recfx.lowering._fbgemm_backward import LookedUp, TrainableLookup
@@ -23,8 +25,22 @@ def decline(spec: LookupSpec) -> Declined | None:
     """None where ``fbgemm`` has the backward and recfx's C++ library is there."""
     declined = _fbgemm_limits.decline("cpu", spec)
     if declined is None and not library.load():
-        return Declined(by="cpu", reason="no_library", message=f"the C++ operators are not there: {library.why_not()}")
+        return _without_library()
     return declined
+
+
+_OPERATORS = {"bag_offsets": bag_offsets, "bucketize": bucketize, "row_initialization": row_initialization}
+
+
+def operators(family: str, device: torch.device) -> ModuleType | Declined | None:
+    """The C++ operators, for tensors on the CPU."""
+    if device.type != "cpu":
+        return Declined(by="cpu", reason="device", message=f"the tensors are on {device.type}, not on the CPU.")
+    return _OPERATORS.get(family) if library.load() else _without_library()
+
+
+def _without_library() -> Declined:
+    return Declined(by="cpu", reason="no_library", message=f"the C++ operators are not there: {library.why_not()}")
 
 
 def build(spec: LookupSpec) -> LookupKernel:

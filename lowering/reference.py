@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
+from recfx.kernels import bag_offsets_reference, bucketize_reference, row_initialization_reference
 from recfx.kernels.embedding_bag import embedding_bag, per_sample_weight_gradients, row_gradients
 from recfx.lowering._step_once import StepOnce, Triggers, leaf_gradients, leave_for_step, leaves, step_by_weight
 from recfx.lowering.registry import Declined, LookupBatch, LookupKernel, LookupSpec
@@ -17,6 +19,18 @@ from recfx.lowering.registry import Declined, LookupBatch, LookupKernel, LookupS
 def decline(spec: LookupSpec) -> Declined | None:
     """Never: this target serves everything."""
     return None
+
+
+_OPERATORS = {
+    "bag_offsets": bag_offsets_reference,
+    "bucketize": bucketize_reference,
+    "row_initialization": row_initialization_reference,
+}
+
+
+def operators(family: str, device: torch.device) -> ModuleType | None:
+    """The references in ATen, for tensors on any device."""
+    return _OPERATORS.get(family)
 
 
 def build(spec: LookupSpec) -> LookupKernel:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from recfx.hashing import HashConfig
-from recfx.kernels.row_initialization import initial_rows, initialization_key
+from recfx.kernels.row_initialization import initialization_key
+from recfx.kernels.row_initialization_reference import initial_rows
 from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.hashing.dictionary import Dictionary
 

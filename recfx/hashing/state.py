@@ -11,7 +11,7 @@ from recfx.errors import CheckpointError
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.state_errors import problem_error, torn
-from recfx.kernels import index_rebuild
+from recfx.kernels import host
 from recfx.kernels.huge_pages import advise_huge_pages
 from recfx.kernels.index_buffers import (
     BATCH_BITS,
@@ -24,6 +24,7 @@ from recfx.kernels.index_buffers import (
     allocate_buffers,
     is_taken,
 )
+from recfx.kernels.index_rebuild import NO_PROBLEM
 
 EVERY_NAME = (*STATE, IDENTITY)
 """What any index may have saved."""
@@ -59,7 +60,7 @@ def empty_buffers(policy: IndexPolicy) -> IndexBuffers:
     """Buffers of an index that holds nothing."""
     buffers = allocate(policy, "cpu")
     _clear(buffers)
-    index_rebuild.rebuild(buffers, policy)
+    host.index_rebuild().rebuild(buffers, policy)
     return buffers
 
 
@@ -103,8 +104,8 @@ def buffers_from_state(
         _adapt_scores(buffers, config, name)
     if "counts" not in tensors:
         buffers.counts[BATCHES] = _last_batch(buffers, config)
-    rebuilt = index_rebuild.rebuild(buffers, policy)
-    if rebuilt.problem != index_rebuild.NO_PROBLEM:
+    rebuilt = host.index_rebuild().rebuild(buffers, policy)
+    if rebuilt.problem != NO_PROBLEM:
         raise problem_error(rebuilt, saved_rows, buffers, config, name)
     return buffers
 

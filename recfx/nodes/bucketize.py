@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.kernels.bucketize import Routes, bucketize
+from recfx.kernels.bucketize import Routes
+from recfx.lowering.operators import BUCKETIZE, OperatorsByDevice
 from recfx.nodes.base import NodeModule
 
 
@@ -20,16 +21,13 @@ class Bucketize(NodeModule):
         super().__init__()
         self.routes = routes
         self.keys = keys
+        self._operators = OperatorsByDevice(BUCKETIZE)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """``features``: as selected. Gives rows of the shard where a table has no index, else raw ids."""
-        device, weights = features.values().device, features.weights_or_none()
+        weights = features.weights_or_none()
+        bucketize = self._operators.on(features.values().device).bucketize
         values, lengths, weights = bucketize(
-            features.values().cpu(),
-            features.lengths().cpu(),
-            features.stride(),
-            self.routes,
-            None if weights is None else weights.cpu(),
+            features.values(), features.lengths(), features.stride(), self.routes, weights
         )
-        routed = KeyedJaggedTensor(self.keys, values, weights, lengths=lengths, stride=features.stride())
-        return routed if device.type == "cpu" else routed.to(device)
+        return KeyedJaggedTensor(self.keys, values, weights, lengths=lengths, stride=features.stride())

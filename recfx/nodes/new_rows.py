@@ -17,7 +17,8 @@ from recfx.errors import InputError
 from recfx.ir.tables import TableSpec
 from recfx.kernels import hash_index
 from recfx.kernels.index_buffers import NEW, is_uninitialized
-from recfx.kernels.row_initialization import initialization_key, initialize_rows
+from recfx.kernels.row_initialization import initialization_key
+from recfx.lowering.operators import ROW_INITIALIZATION, OperatorsByDevice
 from recfx.nodes.table_store import TableStore
 
 
@@ -49,6 +50,7 @@ class NewRows:
         self._tables = tuple(table for table in tables if table.name in store.indexes)
         self._collection, self._store = collection, store
         self._keys: dict[tuple[str, int], int] = {}
+        self._operators = OperatorsByDevice(ROW_INITIALIZATION)
         self._attach()
 
     def _attach(self) -> None:
@@ -120,6 +122,7 @@ class NewRows:
             self._keys[named] = initialization_key(*named)
         ids, weight = self._store.index(table.name).row_ids[rows], self._store.weight(table.name)
         low, high = table.weight_init_min, table.weight_init_max
+        initialize_rows = self._operators.on(weight.device).initialize_rows
         initialize_rows(weight, rows, ids, self._keys[named], low, high, table.first_column)
 
     def _fill_again(self, given: GivenRows) -> InputError | None:

@@ -9,7 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tests.bench import convert_time, forward, hash_index, hashed, pipeline, sharded, train_step
+from tests.bench import (
+    bag_offsets,
+    bucketize,
+    convert_time,
+    forward,
+    hash_index,
+    hashed,
+    index_rebuild,
+    pipeline,
+    pooled_lookup,
+    row_initialization,
+    sharded,
+    train_step,
+)
 from tests.bench.harness import Result
 from tests.bench.workload import Setup
 
@@ -22,6 +35,12 @@ BENCHMARKS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "pipeline": pipeline.run,
     "hash_index": hash_index.run,
     "convert_time": convert_time.run,
+    # One per family of kernels, under its name.
+    "pooled_lookup": pooled_lookup.run,
+    "bag_offsets": bag_offsets.run,
+    "bucketize": bucketize.run,
+    "row_initialization": row_initialization.run,
+    "index_rebuild": index_rebuild.run,
 }
 
 # What is compared shares its work among threads, or does not: these run with every number of threads asked for.

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recfx.kernels import bag_offsets as family
 from recfx.kernels import library
 from recfx.kernels.bag_offsets import (
     NEGATIVE_LENGTH,
@@ -17,8 +16,8 @@ from recfx.kernels.bag_offsets import (
     WRONG_TOTAL,
     Fault,
     bag_offsets,
-    bag_offsets_reference,
 )
+from recfx.kernels.bag_offsets_reference import checked_offsets
 
 FAR = [2**40, 1 - 2**40, 2**63 - 1, -(2**63), 2**62, 2**31 - 1, -(2**31)]
 
@@ -78,7 +77,7 @@ def test_equals_a_plain_loop(batch: tuple[Any, ...]) -> None:
         torch.tensor(rows, dtype=torch.int64),
     )  # fmt: skip
     found, fault = bag_offsets(*arguments)
-    referred, reference_fault = bag_offsets_reference(*arguments)
+    referred, reference_fault = checked_offsets(*arguments)
     assert fault == (Fault(kind, position) if kind else None)
     assert reference_fault.tolist() == [kind, position]
     if offsets:
@@ -95,7 +94,7 @@ def test_lengths_whose_sum_wraps_around() -> None:
         bags = torch.tensor(lengths, dtype=dtype)
         assert bags.sum(dtype=dtype) == 3
         assert bag_offsets(values, bags, False, [len(lengths)], rows)[1] == (WRONG_TOTAL, 0)
-        assert bag_offsets_reference(values, bags, False, [len(lengths)], rows)[1].tolist() == [WRONG_TOTAL, 0]
+        assert checked_offsets(values, bags, False, [len(lengths)], rows)[1].tolist() == [WRONG_TOTAL, 0]
 
 
 @pytest.mark.parametrize("bad", [0, 511, 512, 99_999, 131_072, 199_999])
@@ -108,7 +107,7 @@ def test_first_of_many_across_threads(bad: int, dtype: torch.dtype) -> None:
     values[bad] = 100
     values[-1] = -1
     assert bag_offsets(*arguments)[1] == (OUT_OF_RANGE, bad)
-    assert bag_offsets_reference(*arguments)[1].tolist() == [OUT_OF_RANGE, bad]
+    assert checked_offsets(*arguments)[1].tolist() == [OUT_OF_RANGE, bad]
 
 
 def test_views_that_are_not_contiguous() -> None:
@@ -148,5 +147,5 @@ def test_opcheck_and_script() -> None:
         return torch.ops.recfx.bag_offsets(values, bags, True, [1], rows)[1]
 
     assert use(arguments[0], arguments[1], arguments[4]).tolist() == [OUT_OF_RANGE, 2]
-    scripted = torch.jit.script(family.bag_offsets_reference)
+    scripted = torch.jit.script(checked_offsets)
     assert scripted(*arguments)[1].tolist() == [OUT_OF_RANGE, 2]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.kernels import hash_index, index_rebuild, library
+from recfx.kernels import hash_index, host, library
 from recfx.kernels import hash_index_reference as reference
 from recfx.kernels.index_buffers import IndexBuffers
 from tests.kernels.indexes import assert_same, assert_sound, copy_of, empty, insert
@@ -88,7 +88,7 @@ def test_operators_and_references_take_turns(
                 else:
                     insert(ids, index, policy)
                 if index is theirs:
-                    index_rebuild.rebuild(theirs, policy)
+                    host.index_rebuild().rebuild(theirs, policy)
         assert_same(ours, theirs)
 
 

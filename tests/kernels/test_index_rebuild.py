@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from unittest import mock
+from types import ModuleType
 
 import pytest
 import torch
 
-from recfx.kernels import index_rebuild, library
+from recfx.kernels import index_rebuild, index_rebuild_reference
 from recfx.kernels.index_buffers import IndexBuffers, IndexPolicy
 from tests.kernels.indexes import assert_same, assert_sound, copy_of, empty, insert
 
@@ -54,22 +54,22 @@ PROBLEMS: list[tuple[str, Damage, tuple[int, int, bool]]] = [
 
 
 @pytest.mark.parametrize(("damage", "expected"), [p[1:] for p in PROBLEMS], ids=[p[0] for p in PROBLEMS])
-@pytest.mark.parametrize("has_library", [True, False])
-def test_rebuild_names_the_lowest_bad_row(damage: Damage, expected: tuple[int, int, bool], has_library: bool) -> None:
+@pytest.mark.parametrize("operators", [index_rebuild, index_rebuild_reference])
+def test_rebuild_names_the_lowest_bad_row(
+    damage: Damage, expected: tuple[int, int, bool], operators: ModuleType
+) -> None:
     buffers, policy = filled()
     damage(buffers)
-    with mock.patch.object(library, "load", return_value=has_library):
-        assert index_rebuild.rebuild(buffers, policy) == expected
+    assert operators.rebuild(buffers, policy) == expected
 
 
-@pytest.mark.parametrize("has_library", [True, False])
-def test_rebuild_makes_what_is_derived(has_library: bool) -> None:
+@pytest.mark.parametrize("operators", [index_rebuild, index_rebuild_reference])
+def test_rebuild_makes_what_is_derived(operators: ModuleType) -> None:
     buffers, policy = filled()
     garbage = copy_of(buffers)
     for name in ("slots", "side_row", "free_rows", "bucket_taken", "lock", "candidate_slots", "free_places"):
         getattr(garbage, name).fill_(77)
-    with mock.patch.object(library, "load", return_value=has_library):
-        assert index_rebuild.rebuild(garbage, policy).problem == index_rebuild.NO_PROBLEM
+    assert operators.rebuild(garbage, policy).problem == index_rebuild.NO_PROBLEM
     assert_same(garbage, buffers)
     assert_sound(garbage, policy)
     assert garbage.lock.item() == 0

@@ -1,13 +1,15 @@
 import math
+from types import ModuleType
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recfx.kernels import library
+from recfx.kernels import library, row_initialization, row_initialization_reference
 from recfx.kernels.mix64 import mix64_integer, to_int64
-from recfx.kernels.row_initialization import initial_rows, initialization_key, initialize_rows
+from recfx.kernels.row_initialization import initialization_key, initialize_rows
+from recfx.kernels.row_initialization_reference import initial_rows
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 KEY = initialization_key("table", 0)
@@ -58,18 +60,14 @@ def test_operator_has_the_bits_of_the_reference(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("with_library", [True, False])
-def test_shards_of_columns_have_the_bits_of_the_whole(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, with_library: bool
-) -> None:
-    if not with_library:
-        monkeypatch.setattr(library, "load", lambda: False)
+@pytest.mark.parametrize("operators", [row_initialization, row_initialization_reference])
+def test_shards_of_columns_have_the_bits_of_the_whole(dtype: torch.dtype, operators: ModuleType) -> None:
     rows, ids = torch.tensor([2, 0, 3]), torch.tensor([5, -(2**63), 2**40])
     whole = torch.zeros(4, 70, dtype=dtype)
-    initialize_rows(whole, rows, ids, KEY, -1.0, 1.0)
+    operators.initialize_rows(whole, rows, ids, KEY, -1.0, 1.0)
     for begin, end in ((0, 70), (0, 1), (7, 23), (64, 70), (69, 70)):
         shard = torch.zeros(4, end - begin, dtype=dtype)
-        initialize_rows(shard, rows, ids, KEY, -1.0, 1.0, first_column=begin)
+        operators.initialize_rows(shard, rows, ids, KEY, -1.0, 1.0, first_column=begin)
         assert torch.equal(shard, whole[:, begin:end])
         assert torch.equal(initial_rows(ids, end - begin, KEY, -1.0, 1.0, begin).to(dtype), shard[rows])
 
@@ -80,15 +78,13 @@ def test_there_is_no_column_before_the_first() -> None:
         initialize_rows(torch.zeros(2, 2), torch.tensor([0]), torch.tensor([5]), KEY, 0.0, 1.0, first_column=-1)
 
 
-@pytest.mark.parametrize("with_library", [True, False])
-def test_autograd_version_stays(monkeypatch: pytest.MonkeyPatch, with_library: bool) -> None:
+@pytest.mark.parametrize("operators", [row_initialization, row_initialization_reference])
+def test_autograd_version_stays(operators: ModuleType) -> None:
     """Rows are initialised inside forward, after which backward must still find its saved weight unchanged."""
-    if not with_library:
-        monkeypatch.setattr(library, "load", lambda: False)
     weight = torch.nn.Parameter(torch.ones(4, 2))
     version = weight._version
     loss = (weight * weight).sum()  # saves weight
-    initialize_rows(weight, torch.tensor([3]), torch.tensor([11]), KEY, 2.0, 3.0)
+    operators.initialize_rows(weight, torch.tensor([3]), torch.tensor([11]), KEY, 2.0, 3.0)
     assert weight._version == version
     loss.backward()
     with torch.no_grad():
@@ -98,16 +94,16 @@ def test_autograd_version_stays(monkeypatch: pytest.MonkeyPatch, with_library: b
     assert weight.is_leaf
 
 
-def test_weights_that_are_views_or_elsewhere() -> None:
+@pytest.mark.parametrize("operators", [row_initialization, row_initialization_reference])
+def test_weights_that_are_views_or_in_pieces(operators: ModuleType) -> None:
     block = torch.zeros(6, 8)
-    initialize_rows(block[1:5, 2:5], torch.tensor([1, 0]), torch.tensor([5, 6]), KEY, 1.0, 2.0)
+    operators.initialize_rows(block[1:5, 2:5], torch.tensor([1, 0]), torch.tensor([5, 6]), KEY, 1.0, 2.0)
     expected = initial_rows(torch.tensor([6, 5]), 3, KEY, 1.0, 2.0)
     assert torch.equal(block[1:3, 2:5], expected)
     assert int((block != 0).sum()) == 6
-    transposed = torch.zeros(3, 4).T  # rows not in one piece: the reference path
-    initialize_rows(transposed, torch.tensor([1]), torch.tensor([5]), KEY, 1.0, 2.0)
+    transposed = torch.zeros(3, 4).T  # the numbers of a row are apart
+    operators.initialize_rows(transposed, torch.tensor([1]), torch.tensor([5]), KEY, 1.0, 2.0)
     assert torch.equal(transposed[1], expected[1])
-    initialize_rows(torch.empty(4, 3, device="meta"), torch.tensor([1]), torch.tensor([5]), KEY, 1.0, 2.0)
 
 
 def test_bad_row_writes_nothing() -> None:

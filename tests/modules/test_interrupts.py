@@ -17,7 +17,8 @@ import recfx
 from recfx.errors import CheckpointError, InputError
 from recfx.kernels import library
 from recfx.kernels.index_buffers import is_uninitialized
-from recfx.kernels.row_initialization import initial_rows, initialization_key
+from recfx.kernels.row_initialization import initialization_key
+from recfx.kernels.row_initialization_reference import initial_rows
 from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.interrupts import interrupt, places
 

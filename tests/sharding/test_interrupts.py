@@ -11,7 +11,8 @@ from torchrec import KeyedJaggedTensor
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 import recfx
-from recfx.kernels.row_initialization import initial_rows, initialization_key
+from recfx.kernels.row_initialization import initialization_key
+from recfx.kernels.row_initialization_reference import initial_rows
 from recfx.sharding import out_of_step
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.gather import gather_tables

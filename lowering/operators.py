@@ -1,0 +1,105 @@
+"""The registry of operators besides lookups: which target serves a family of them on a device.
+
+Checking a batch, routing ids and initialising rows are chosen as lookups are: the first target of ``BACKENDS`` that has
+the family for the device wins, unless the user names one that has it. A target says in ``operators(family, device)``
+what it has; one that says nothing has none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from recfx.errors import ConversionError
+from recfx.lowering.registry import BACKENDS, Declined
+
+
+@dataclass(frozen=True)
+class OperatorFamily:
+    """Operators of one contract, which targets implement as modules (or objects) with functions of the same names.
+
+    Args:
+        name: stem of the files in ``recfx.kernels``.
+        meaning: one sentence.
+    """
+
+    name: str
+    meaning: str
+
+
+BAG_OFFSETS = OperatorFamily("bag_offsets", "checks a batch's lengths and ids, and says where its bags begin")
+BUCKETIZE = OperatorFamily("bucketize", "routes ids to the pieces of tables that are cut by rows")
+ROW_INITIALIZATION = OperatorFamily("row_initialization", "writes the initial weights of new rows")
+
+FAMILIES = (BAG_OFFSETS, BUCKETIZE, ROW_INITIALIZATION)
+
+
+@dataclass(frozen=True)
+class ChosenOperators:
+    """The target that serves a family.
+
+    Args:
+        backend: its name.
+        operators: a module, or an object, with the family's functions.
+        declined: the targets before it that have the family, and why they were not taken.
+    """
+
+    backend: str
+    operators: Any
+    declined: tuple[Declined, ...]
+
+
+def select_operators(family: OperatorFamily, device: torch.device, backend: str = "auto") -> ChosenOperators:
+    """Choose who serves ``family`` for tensors on ``device``.
+
+    Args:
+        family: one of ``FAMILIES``.
+        device: where the operators' tensors are.
+        backend: the target that the user names for lookups, which is asked first; ``"auto"`` names none.
+
+    Raises:
+        ConversionError: ``backend_unusable``: no target has it there.
+    """
+    declined: list[Declined] = []
+    for candidate in sorted(BACKENDS, key=lambda candidate: candidate.name != backend):
+        offer = getattr(importlib.import_module(candidate.module), "operators", None)
+        found = None if offer is None else offer(family.name, device)
+        if isinstance(found, Declined):
+            declined.append(found)
+        elif found is not None:
+            return ChosenOperators(candidate.name, found, tuple(declined))
+    raise ConversionError(
+        f"no target has {family.name} ({family.meaning}) on {device}: " + " ".join(each.message for each in declined),
+        reason="backend_unusable",
+        what_to_do="use the device that the tables were converted for.",
+    )
+
+
+class OperatorsByDevice:
+    """A node's operators of one family, chosen once per type of device.
+
+    Args:
+        family: one of ``FAMILIES``.
+        backend: as for ``select_operators``.
+    """
+
+    def __init__(self, family: OperatorFamily, backend: str = "auto") -> None:
+        self._family, self._backend = family, backend
+        self._chosen: dict[str, ChosenOperators] = {}
+
+    def on(self, device: torch.device) -> Any:
+        """The operators for tensors on ``device``."""
+        return self.chosen(device).operators
+
+    def chosen(self, device: torch.device) -> ChosenOperators:
+        """Who serves tensors on ``device``, and who does not."""
+        chosen = self._chosen.get(device.type)
+        if chosen is None:
+            chosen = self._chosen[device.type] = select_operators(self._family, device, self._backend)
+        return chosen
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_chosen": {}}  # modules cannot be pickled; they are chosen again

@@ -1,0 +1,43 @@
+"""``row_initialization``: initial weights written into scattered rows, against torch's generator and a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from recfx.kernels import library, row_initialization_reference
+from recfx.kernels.mix64 import mix64
+from recfx.kernels.row_initialization import initialization_key, initialize_rows
+from tests.bench.harness import Contestant, Result, compare, take_turns
+from tests.bench.workload import Setup
+
+OURS, REFERENCE, TORCH = "initialize_rows", "its reference", "torch.rand + index_copy_"
+
+
+def run(setup: Setup) -> Iterator[Result]:
+    """As many new rows as a batch has samples, all in one table."""
+    assert library.load(), library.why_not()
+    generator = torch.Generator().manual_seed(3)
+    count = min(setup.batch, setup.rows)
+    iterations = setup.iterations + setup.warm_up + 1
+    rows = [torch.randperm(setup.rows, generator=generator)[:count] for _ in range(iterations)]
+    ids = [mix64(own) for own in rows]
+    key = initialization_key("table", 0)
+    weight, other = torch.zeros(setup.rows, setup.dim), torch.zeros(setup.rows, setup.dim)
+
+    contestants = [
+        Contestant(OURS, lambda i: initialize_rows(weight, rows[i], ids[i], key, -1.0, 1.0)),
+        Contestant(
+            REFERENCE,
+            lambda i: row_initialization_reference.initialize_rows(other, rows[i], ids[i], key, -1.0, 1.0),
+        ),
+        Contestant(TORCH, lambda i: other.index_copy_(0, rows[i], torch.rand(count, setup.dim))),
+    ]
+    for contestant in contestants[:2]:
+        contestant.run(-1)
+    torch.testing.assert_close(weight, other, rtol=0, atol=0)
+    times = take_turns(contestants, setup.iterations, setup.warm_up)
+    facts = {**setup.facts("uniform"), "tables": 1, "batch": count, "bag_length": 1}
+    for peer in (TORCH, REFERENCE):
+        yield compare("row_initialization/new_rows", times, OURS, peer, facts)

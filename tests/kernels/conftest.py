@@ -1,0 +1,13 @@
+"""The C++ operators are what these tests are about: without them they would compare references with themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from recfx.kernels import library
+
+
+@pytest.fixture(scope="package", autouse=True)
+def operators() -> None:
+    """The library is loaded before any test of a family runs."""
+    assert library.load(), library.why_not()

@@ -1,0 +1,87 @@
+"""Operators besides lookups come from targets, by family and device, as lookups do."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import recfx
+from recfx.kernels import bag_offsets, bag_offsets_reference, library
+from recfx.lowering import operators, registry
+from recfx.lowering.operators import BAG_OFFSETS, FAMILIES, OperatorsByDevice, select_operators
+from recfx.lowering.registry import Backend
+
+CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
+
+
+def test_the_library_serves_the_cpu() -> None:
+    chosen = select_operators(BAG_OFFSETS, CPU)
+    assert (chosen.backend, chosen.operators, chosen.declined) == ("cpu", bag_offsets, ())
+
+
+def test_other_devices_and_hosts_without_the_library_get_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = select_operators(BAG_OFFSETS, ELSEWHERE)
+    assert (elsewhere.backend, elsewhere.operators) == ("reference", bag_offsets_reference)
+    assert [refusal.reason for refusal in elsewhere.declined] == ["device"]
+    monkeypatch.setattr(library, "load", lambda: False)
+    without = select_operators(BAG_OFFSETS, CPU)
+    assert (without.backend, without.operators) == ("reference", bag_offsets_reference)
+    assert [refusal.reason for refusal in without.declined] == ["no_library"]
+
+
+def test_a_target_that_the_user_names_is_asked_first() -> None:
+    assert select_operators(BAG_OFFSETS, CPU, "reference").backend == "reference"
+    assert select_operators(BAG_OFFSETS, CPU, "fbgemm").backend == "cpu", "FBGEMM has lookups alone"
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_family_has_its_reference(family: operators.OperatorFamily) -> None:
+    assert select_operators(family, ELSEWHERE).backend == "reference"
+
+
+def test_a_family_that_nobody_has_is_an_error() -> None:
+    with pytest.raises(recfx.ConversionError, match="no target has toys") as caught:
+        select_operators(operators.OperatorFamily("toys", "plays"), CPU)
+    assert caught.value.reason == "backend_unusable"
+
+
+def test_a_target_brings_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file and one line of the registry: batches are checked, and rows initialised, by the target's operators."""
+    called: list[str] = []
+
+    class Toy(ModuleType):
+        @staticmethod
+        def decline(spec: object) -> registry.Declined:
+            return registry.Declined("toy", "no_lookups", "it has no lookups.")
+
+        @staticmethod
+        def operators(family: str, device: torch.device) -> object | None:
+            def checked(*arguments: object) -> object:
+                called.append(family)
+                return bag_offsets_reference.bag_offsets(*arguments)  # type: ignore[arg-type]
+
+            return SimpleNamespace(bag_offsets=checked) if family == "bag_offsets" else None
+
+    monkeypatch.setitem(sys.modules, "toy_target", Toy("toy_target"))
+    targets = (Backend("toy", "toy_target"), *registry.BACKENDS)
+    monkeypatch.setattr(registry, "BACKENDS", targets)
+    monkeypatch.setattr(operators, "BACKENDS", targets)
+    collection = recfx.HashEmbeddingBagCollection(
+        [recfx.HashEmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=8, feature_names=["f"])]
+    )
+    batch = torch.tensor([1, 2, 3])
+    collection(KeyedJaggedTensor(["f"], batch, lengths=torch.tensor([2, 1])))
+    assert called == ["bag_offsets"]
+
+
+def test_choices_are_made_once_and_again_in_copies() -> None:
+    chosen = OperatorsByDevice(BAG_OFFSETS)
+    assert chosen.chosen(CPU) is chosen.chosen(CPU)
+    for other in (copy.deepcopy(chosen), pickle.loads(pickle.dumps(chosen))):
+        assert other.on(CPU) is bag_offsets
