@@ -28,7 +28,7 @@ from recfx.checkpoint.settings import read_settings
 from recfx.checkpoint.sharded_load import read_rows
 from recfx.checkpoint.sharded_names import NamedTable
 from recfx.hashing.row_move import RowMove
-from recfx.ir.shards import Shard
+from recfx.ir.shard import Shard
 
 
 def load_checkpoint(

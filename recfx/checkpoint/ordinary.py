@@ -16,7 +16,7 @@ from recfx.checkpoint.parts import Parts
 from recfx.checkpoint.settings import NOT_SETTINGS, check_settings_fit, check_state_fits
 from recfx.checkpoint.sharded_names import NamedTable, sharded_parameters, sharded_tables
 from recfx.errors import CheckpointError
-from recfx.ir.shards import Shard
+from recfx.ir.shard import Shard
 from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
 from recfx.sharding.optimizer import ShardedFusedOptimizer
 
@@ -139,7 +139,7 @@ def _add_part(tensors: dict[str, Tensor | Parts], name: str, value: Tensor, tabl
     if shard not in table.own_saved_shards():
         return
     if size == ():
-        if table.saved_shards()[0] == shard:
+        if table.table.saved[0] == shard:
             tensors[name] = value.detach()
         return
     parts = tensors.setdefault(name, Parts(size))

@@ -23,7 +23,7 @@ from recfx.checkpoint.sharded_names import NamedTable, sharded_tables
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.row_move import RowMove, check_saved_index, row_aligned_names
 from recfx.hashing.slicing import slice_state
-from recfx.ir.shards import Shard
+from recfx.ir.shard import Shard
 from recfx.modules.fit_state import check_weight
 from recfx.optim.fused_optimizer import STATES
 from recfx.sharding.load_state import fit_whole_index

@@ -8,7 +8,8 @@ from torch import nn
 
 from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import saved_names
-from recfx.ir.shards import Shard, ShardedTable
+from recfx.ir.shard import Shard
+from recfx.ir.shards import ShardedTable
 from recfx.modules.converted_collection import collections_by_prefix, weight_name
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.state import whole_index
@@ -60,29 +61,18 @@ class NamedTable:
             return []
         return [self.module.store.index(shard.name) for shard in self.local()]
 
-    def saved_shards(self) -> list[Shard]:
-        """The shards of all ranks that are saved: one copy of each number."""
-        filled = [shard for shard in self.table.shards if not shard.is_empty]
-        return [shard for shard in filled if shard.rank == 0] if self.table.is_replicated else filled
-
     def own_saved_shards(self) -> list[Shard]:
-        """Those of this rank."""
-        return [shard for shard in self.saved_shards() if shard.rank == self.module.sharding.rank]
+        """The shards of this rank that are saved: one copy of each number."""
+        return [shard for shard in self.table.saved if shard.rank == self.module.sharding.rank]
 
     def own_saved_slices(self) -> list[Shard]:
         """A shard for each slice of the rows whose index this rank saves: column blocks all have it."""
-        first: dict[tuple[int, int], Shard] = {}
-        for shard in self.saved_shards():
-            first.setdefault(shard.rows, shard)
-        return [shard for shard in first.values() if shard.rank == self.module.sharding.rank]
+        slices = self.table.slices(self.table.saved)
+        return [shard for shard in slices if shard.rank == self.module.sharding.rank]
 
     def is_first_shard_here(self) -> bool:
         """Whether this rank saves what all shards have in common."""
-        return self.saved_shards()[0].rank == self.module.sharding.rank
-
-    def column_blocks(self) -> list[tuple[int, int]]:
-        """Into which columns it is cut."""
-        return sorted({shard.columns for shard in self.saved_shards()})
+        return self.table.saved[0].rank == self.module.sharding.rank
 
 
 def sharded_tables(model: nn.Module) -> list[NamedTable]:

@@ -63,8 +63,8 @@ def tables_in_backward(model: nn.Module) -> dict[str, dict[str, Any]]:
             "values": {},
             "tensors": [] if fused.kind == "sgd" else [*STATES[fused.kind], "step"],
         }
-        if fused.kind == "rowwise_adagrad" and len(table.column_blocks()) > 1:
-            entry["blocks"] = table.column_blocks()
+        if fused.kind == "rowwise_adagrad" and len(table.table.column_blocks) > 1:
+            entry["blocks"] = list(table.table.column_blocks)
         found[table.weight] = entry
     return found
 
@@ -115,9 +115,9 @@ def _optimizer(table: NamedTable, tensors: dict[str, Tensor | Parts]) -> None:
             return state.view(state.shape[0], math.prod(state.shape[1:]))
 
         rows = spec.num_embeddings
-        blocks = table.column_blocks() if kind == "rowwise_adagrad" else []
+        blocks = table.table.column_blocks if kind == "rowwise_adagrad" else ()
         size = (len(blocks) * rows, 1) if blocks else (rows, spec.embedding_dim)
         tensors[f"{IN_BACKWARD}{table.weight}.{name}"] = _parts(table, size, tensor_of, blocks)
     if kind != "sgd" and table.is_first_shard_here():
-        step = store.optimizers[table.saved_shards()[0].name].state["step"]
+        step = store.optimizers[table.table.saved[0].name].state["step"]
         tensors[f"{IN_BACKWARD}{table.weight}.step"] = torch.as_tensor(step).detach().reshape(())

@@ -10,13 +10,6 @@ from recfx.inspect.table_report import TableReport
 
 SHARDING_COLUMNS = ("table", "sharding", "kernel", "pooled rows", "where", "rows here", "columns here", "size here")
 
-TRAVELS = {
-    "table_wise": "all-to-all",
-    "row_wise": "summed over ranks",
-    "table_row_wise": "summed on a host, then all-to-all",
-    "data_parallel": "stay",
-}
-
 
 def sharding_title(tables: Iterable[TableReport]) -> str:
     """Whose view it is; ``""`` where nothing is sharded."""
@@ -32,7 +25,7 @@ def sharding_row(table: TableReport, most: int = 3) -> tuple[str, ...]:
         table.name,
         found.sharding_type,
         found.compute_kernel,
-        TRAVELS[found.group],
+        found.travels,
         _where(table, found, most),
         f"{found.rows_here:,}",
         f"{found.columns_here}",
@@ -41,7 +34,7 @@ def sharding_row(table: TableReport, most: int = 3) -> tuple[str, ...]:
 
 
 def _where(table: TableReport, found: ShardingReport, most: int) -> str:
-    if found.group == "data_parallel":
+    if found.is_replicated:
         return "every rank"
     shown = tuple(_shard(table, shard) for shard in found.shards)
     return wording.listed(shown, most)

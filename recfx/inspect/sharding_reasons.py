@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from recfx.inspect.table_report import Reason
-from recfx.ir.shards import Shard, ShardedTable
+from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
 from recfx.nodes import SelectFeatures
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
@@ -28,7 +28,7 @@ def sharding_reasons(table: ShardedTable, path: str, optimizer: str) -> tuple[Re
 
 def ranks_without_rows(table: ShardedTable, path: str, _: str) -> Reason | None:
     """Fewer rows, or buckets of rows, than pieces."""
-    pieces = _pieces(table)
+    pieces = table.row_pieces
     empty = [shard.rank for shard in pieces if shard.is_empty]
     if not empty:
         return None
@@ -48,8 +48,7 @@ def ranks_without_rows(table: ShardedTable, path: str, _: str) -> Reason | None:
 
 def uneven_cuts(table: ShardedTable, path: str, _: str) -> Reason | None:
     """Some rank has far more rows than others."""
-    pieces = _pieces(table)
-    sizes = [shard.rows[1] - shard.rows[0] for shard in pieces]
+    sizes = [shard.num_rows for shard in table.row_pieces]
     if not sizes or min(sizes) == 0 or max(sizes) * len(sizes) < UNEVEN * sum(sizes):
         return None
     message = f"its rows are cut unevenly: ranks hold {min(sizes):,} to {max(sizes):,} of {sum(sizes):,}."
@@ -71,7 +70,7 @@ def cuts_at_bucket_borders(table: ShardedTable, path: str, _: str) -> Reason | N
 
 def optimizer_state_per_column_block(table: ShardedTable, path: str, optimizer: str) -> Reason | None:
     """Row-wise Adagrad has one number a row, of the columns that are in one place."""
-    blocks = len({shard.columns for shard in table.shards})
+    blocks = len(table.column_blocks)
     if blocks < 2 or optimizer != "fused rowwise_adagrad":
         return None
     message = (
@@ -116,11 +115,6 @@ def pipelining_reasons(sharded: ShardedHashEmbeddingBagCollection, path: str) ->
         return ()
     message = f"a TorchRec pipeline sends the next batch's ids ahead ({type(sharded.forward).__name__})."
     return (Reason("pipelined", path, message, "nothing: detach the pipeline to have a plain forward again."),)
-
-
-def _pieces(table: ShardedTable) -> list[Shard]:
-    """The pieces that the rows of the first column block are cut into; none where they are not."""
-    return [shard for shard in table.shards if shard.piece >= 0 and shard.columns == table.shards[0].columns]
 
 
 def _few(items: list[int] | list[str], most: int = 4) -> str:

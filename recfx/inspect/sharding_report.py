@@ -33,6 +33,8 @@ class ShardingReport:
         compute_kernel: ``"fused"`` or ``"dense"``.
         group: how its pooled rows travel: ``"table_wise"`` (all-to-all), ``"row_wise"`` (sums over all ranks),
             ``"table_row_wise"`` (sums inside a host, then all-to-all across hosts) or ``"data_parallel"`` (not at all).
+        travels: the same in words.
+        is_replicated: whether every rank has all of the table.
         rank: this one.
         world_size: number of ranks.
         shards: all, by columns, then by rows.
@@ -44,6 +46,8 @@ class ShardingReport:
     sharding_type: str
     compute_kernel: str
     group: str
+    travels: str
+    is_replicated: bool
     rank: int
     world_size: int
     shards: tuple[ShardReport, ...]
@@ -60,9 +64,11 @@ class ShardingReport:
         )
         here = [shard for shard in shards if shard.rank == sharding.rank and shard.bytes]
         return cls(
-            sharding_type=table.sharding_type,
+            sharding_type=table.type.name,
             compute_kernel=table.compute_kernel,
-            group=table.group,
+            group=table.way_back.name,
+            travels=table.way_back.wording,
+            is_replicated=table.is_replicated,
             rank=sharding.rank,
             world_size=sharding.world_size,
             shards=shards,

@@ -1,4 +1,4 @@
-"""What the nodes of ``insert_dist`` put on the wire, symbolically: the same collectives, with the same bytes.
+"""What the exchange of ids puts on the wire, symbolically: the same collectives, with the same bytes.
 
 ``B`` is the batch size of a rank, the same on all; ``L_f`` the mean length of feature ``f`` in this rank's batch.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import sympy
 
-from recfx.ir.columns import Columns, total_dim
 from recfx.ir.meta import BATCH, WORLD, Collective, mean_length
-from recfx.ir.shards import Shard
+from recfx.ir.shard import Shard
 
 _INT64, _FLOAT32 = 8, 4
 
@@ -29,7 +28,7 @@ def arriving_ids(shards: list[Shard]) -> sympy.Expr:
     """Ids that all ranks send to these shards of one rank, if rows are asked for evenly."""
     terms = []
     for shard in shards:
-        share = sympy.Rational(shard.rows[1] - shard.rows[0], shard.table.num_embeddings)
+        share = sympy.Rational(shard.num_rows, shard.table.num_embeddings)
         terms += [share * mean_length(feature) for feature in shard.table.feature_names]
     return WORLD * BATCH * sympy.Add(*terms)
 
@@ -49,28 +48,3 @@ def of_ids(shards: list[Shard], world_size: int, is_weighted: bool) -> tuple[Col
     ids = sent_ids(shards)
     sizes = [bags * _INT64, ids * _INT64] + ([ids * _FLOAT32] if is_weighted else [])
     return tuple(Collective("all_to_all", size) for size in sizes)
-
-
-def of_all_to_all(sent: list[Columns], arriving_dim: int, ranks: int) -> tuple[Collective, ...]:
-    """Pooled rows of all ranks' samples, and back come the gradients of this rank's."""
-    if ranks == 1:
-        return ()
-    return (
-        Collective("all_to_all", ranks * BATCH * total_dim(sent) * _FLOAT32),
-        Collective("all_to_all", BATCH * arriving_dim * _FLOAT32, backward=True),
-    )
-
-
-def of_reduce_scatter(sent: list[Columns], ranks: int, counterparts: int = 1) -> tuple[Collective, ...]:
-    """Parts of sums for the samples of ``ranks`` times ``counterparts`` ranks."""
-    if ranks == 1 or not sent:
-        return ()
-    own = counterparts * BATCH * total_dim(sent) * _FLOAT32
-    return Collective("reduce_scatter", ranks * own), Collective("all_gather", own, backward=True)
-
-
-def of_own_batch(columns: list[Columns], ranks: int) -> tuple[Collective, ...]:
-    """Nothing; but the gradients of this rank's samples go to everybody."""
-    if ranks == 1:
-        return ()
-    return (Collective("all_gather", BATCH * total_dim(columns) * _FLOAT32, backward=True),)

@@ -21,9 +21,10 @@ from recfx.ir import GraphVerificationError
 from recfx.ir.columns import Columns, total_dim
 from recfx.ir.key_order import KeyOrder
 from recfx.ir.meta import BATCH, WORLD, Collective
-from recfx.ir.shards import GROUPS, TABLE_ROW_WISE, CollectionSharding
+from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import TableSpec, embedding_dims, embedding_names
 from recfx.ir.typed_access import meta_of, node_module
+from recfx.ir.way_back import Hop, WayBack
 from recfx.kernels.bucketize import Routes
 from recfx.nodes import (
     AssembleKeyedTensor,
@@ -33,6 +34,7 @@ from recfx.nodes import (
     InputDistWait,
     Lookup,
     MeanDivide,
+    OutputDistStart,
     OutputDistWait,
     SelectFeatures,
     TableStore,
@@ -41,7 +43,6 @@ from recfx.nodes.base import NodeModule
 from recfx.nodes.dist_groups import DistGroups, sent_on
 from recfx.passes import _collectives as wire
 from recfx.passes._nodes import add_node, node_name, nodes_of_kind, remove_node, renumber, resources_of
-from recfx.passes._ways_back import WaysBack
 from recfx.passes.base import PassResult
 
 
@@ -65,6 +66,15 @@ class InsertDist:
         return PassResult(graph_module, modified=True)
 
 
+class _Way:
+    """One way back: the tables and shards that travel it, and what this rank sends and gets."""
+
+    def __init__(self, way: WayBack, sharding: CollectionSharding) -> None:
+        self.tables, self.shards = sharding.tables_of(way), sharding.travelling(way)
+        self.hops = way.hops(self.shards, sharding.world)
+        self.arriving = way.arriving(self.shards, sharding.world)
+
+
 class _Rewrite:
     """Replaces everything between the ``select_features`` and the ``keyed_tensor`` of one collection."""
 
@@ -81,7 +91,6 @@ class _Rewrite:
         self.meta = meta_of(self.select)
         self.selected = node_module(graph_module, self.select, SelectFeatures)
         self.store, self.groups = _resources(graph_module, self.meta.collection)
-        self.ways_back = WaysBack(sharding, self.groups, self.store.device)
         self.keys = self.selected.keys
         self.local = tuple(shard.spec for shard in sharding.local())
         self.arriving_ids = wire.arriving_ids(sharding.local())
@@ -93,10 +102,11 @@ class _Rewrite:
         with self.graph_module.graph.inserting_before(self.output):
             ids, context = self.distribute_ids()
             rows = self.hash_ids(ids)
-            started = [self.look_up(group, rows, context) for group in GROUPS if self.sharding.of_group(group)]
+            ways = [_Way(way, self.sharding) for way in self.sharding.ways_back]
+            started = [self.look_up(way, rows, context) for way in ways]
             pooled, parts = [], []
-            for group, node in zip((g for g in GROUPS if self.sharding.of_group(g)), started, strict=True):
-                arrived, columns = self.collect(group, node, context)
+            for way, node in zip(ways, started, strict=True):
+                arrived, columns = self.collect(way, node, context)
                 pooled.append(arrived)
                 parts.append(columns)
             tables = self.selected.tables
@@ -176,40 +186,38 @@ class _Rewrite:
 
     # Pooled rows
 
-    def look_up(self, group: str, rows: fx.Node, context: fx.Node) -> fx.Node:
-        """The lookups of a group's shards, and what sends their rows off."""
+    def look_up(self, way: _Way, rows: fx.Node, context: fx.Node) -> fx.Node:
+        """The lookups of the shards that travel one way, and what sends their rows off."""
         keys = KeyOrder.of(embedding_names(self.local))
         lookups, parts = [], []
-        local = self.sharding.local((group,))
-        for shard in local:
+        for shard in way.shards:
+            if shard.rank != self.sharding.rank:
+                continue
             module = Lookup(self.selected.collection, (shard.spec,), "SUM", keys, self.selected.is_weighted, self.store)
             size = self.everybody, sympy.Integer(total_dim(shard.output_columns))
             lookups.append(self.add("lookup", module, (rows,), (shard.spec,), size))
             parts.append(shard.output_columns)
-        start, collectives = self.ways_back.first_hop(group, parts)
-        size = self.everybody, sympy.Integer(total_dim(start.columns))
-        tables = self.sharding.of_group(group)
-        return self.add("output_dist_start", start, (*lookups, context), tables, size, collectives)
+        return self.send(way, way.hops[0], lookups, parts, context)
 
-    def collect(self, group: str, started: fx.Node, context: fx.Node) -> tuple[fx.Node, list[Columns]]:
+    def collect(self, way: _Way, started: fx.Node, context: fx.Node) -> tuple[fx.Node, list[Columns]]:
         """The pooled rows of this rank's samples, and which columns these are."""
-        tables, columns = self.sharding.of_group(group), self.ways_back.arriving(group)
-        if group == TABLE_ROW_WISE:
-            started = self.cross_hosts(started, context)
-        size = BATCH, sympy.Integer(total_dim(columns))
-        arrived = self.add("output_dist_wait", OutputDistWait(), (started,), tables, size)
-        divided = tuple(table.name for table in tables if table.pooling == "MEAN")
+        for hop in way.hops[1:]:
+            size = hop.samples, sympy.Integer(total_dim(list(hop.columns)))
+            arrived = self.add("output_dist_wait", OutputDistWait(), (started,), way.tables, size)
+            started = self.send(way, hop, [arrived], [list(hop.columns)], context)
+        size = BATCH, sympy.Integer(total_dim(way.arriving))
+        arrived = self.add("output_dist_wait", OutputDistWait(), (started,), way.tables, size)
+        divided = tuple(table.name for table in way.tables if table.pooling == "MEAN")
         if divided:
-            divide = MeanDivide(tables, divided, tuple(self.keys), columns)
-            arrived = self.add("mean_divide", divide, (arrived, self.select), tables, size)
-        return arrived, columns
+            divide = MeanDivide(way.tables, divided, tuple(self.keys), way.arriving)
+            arrived = self.add("mean_divide", divide, (arrived, self.select), way.tables, size)
+        return arrived, way.arriving
 
-    def cross_hosts(self, started: fx.Node, context: fx.Node) -> fx.Node:
-        tables, (hop, collectives) = self.sharding.of_group(TABLE_ROW_WISE), self.ways_back.second_hop()
-        hosts = self.sharding.world_size // self.sharding.local_size
-        size = hosts * BATCH, sympy.Integer(total_dim(hop.columns))
-        arrived = self.add("output_dist_wait", OutputDistWait(), (started,), tables, size)
-        return self.add("output_dist_start", hop, (arrived, context), tables, size, collectives)
+    def send(self, way: _Way, hop: Hop, pooled: list[fx.Node], parts: list[list[Columns]], context: fx.Node) -> fx.Node:
+        start = hop.start(self.groups, parts, self.store.device)
+        assert isinstance(start, OutputDistStart)
+        size = hop.samples, sympy.Integer(total_dim(start.columns))
+        return self.add("output_dist_start", start, (*pooled, context), way.tables, size, hop.collectives)
 
     # Nodes
 

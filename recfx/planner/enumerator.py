@@ -11,13 +11,12 @@ from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
 from torchrec.distributed.planner.types import ParameterConstraints, Shard, ShardingOption, Storage
-from torchrec.distributed.types import ModuleSharder, ShardingType
+from torchrec.distributed.types import ModuleSharder
 
 from recfx.errors import ConversionError
 from recfx.hashing.slicing import row_cuts
 from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.planner.sharder import SHARDING_TYPES
-from recfx.sharding.plan import CUT_BY_ROWS
+from recfx.sharding.types import type_named, type_names
 
 
 class IndexStorageEstimator(EmbeddingStorageEstimator):
@@ -83,11 +82,12 @@ class OrderedEnumerator(EmbeddingEnumerator):
         for option in options:
             if option.fqn not in filled and not self._empty_ranks:
                 raise _no_option(option)
+        order = type_names()
         return sorted(
             (option for option in options if option.fqn not in filled or not has_empty_shard(option)),
             key=lambda option: (
                 places[option.fqn],
-                SHARDING_TYPES.index(option.sharding_type),
+                order.index(option.sharding_type),
                 option.compute_kernel,
             ),
         )
@@ -105,7 +105,7 @@ def cut_between_buckets(option: ShardingOption) -> None:
     if not isinstance(module, HashEmbeddingBagCollection) or option.name not in module.hash_indexes:
         return
     hashing = next(table.hashing for table in module.tables if table.name == option.name)
-    if hashing is None or option.sharding_type not in CUT_BY_ROWS:
+    if hashing is None or not type_named(option.sharding_type).cuts_rows:
         return
     blocks: dict[int, list[Shard]] = {}  # by first column
     for shard in option.shards:
@@ -142,4 +142,4 @@ def _no_option(option: ShardingOption) -> ConversionError:
 
 def plannable(option: ShardingOption) -> bool:
     """Whether TorchRec's planner accepts the option in its result."""
-    return option.compute_kernel != "dense" or option.sharding_type == ShardingType.DATA_PARALLEL.value
+    return option.compute_kernel not in type_named(option.sharding_type).unplanned_kernels

@@ -8,7 +8,7 @@ from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.constants import BATCH_SIZE
 from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, PlannerErrorType
-from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
+from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, classify
@@ -16,9 +16,10 @@ from recfx.errors import ConversionError
 from recfx.planner.default_sharders import torchrec_sharders
 from recfx.planner.enumerator import OrderedEnumerator
 from recfx.planner.placements import replace_placements
-from recfx.planner.sharder import SHARDING_TYPES, HashEmbeddingBagCollectionSharder
+from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types
 from recfx.planner.topology import NpuTopology
 from recfx.sharding.collection import sharded_collections
+from recfx.sharding.types import type_named
 
 
 def plan(
@@ -127,7 +128,7 @@ def _check(
                     f"{wanted.sharding_types}, compute_kernels={wanted.compute_kernels}.",
                     reason="no_sharding_option",
                     module_path=path,
-                    what_to_do=f"use kernel 'fused' and any of {', '.join(SHARDING_TYPES)} ('dense': data_parallel).",
+                    what_to_do=f"use kernel 'fused' and any of {', '.join(planned_types())} ('dense': data_parallel).",
                 )
     if not tables:
         raise ConversionError(
@@ -152,7 +153,7 @@ def _options(sharder: ModuleSharder[nn.Module], device: str, wanted: ParameterCo
         for kernel in sharder.compute_kernels(sharding_type, device)
         if not wanted.sharding_types or sharding_type in wanted.sharding_types
         if not wanted.compute_kernels or kernel in wanted.compute_kernels
-        if kernel != "dense" or sharding_type == ShardingType.DATA_PARALLEL.value
+        if kernel not in type_named(sharding_type).unplanned_kernels
     ]
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed import ProcessGroup
-from torchrec.distributed.embedding_types import BaseEmbeddingSharder, EmbeddingComputeKernel
+from torchrec.distributed.embedding_types import BaseEmbeddingSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     ShardedModule,
     ShardingEnv,
-    ShardingType,
 )
 
 from recfx.errors import ConversionError
@@ -23,79 +23,36 @@ from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.sharding.fused_params import fused_optimizer_from_params
 from recfx.sharding.plan import KERNELS
 from recfx.sharding.shard_collection import shard_collection
+from recfx.sharding.types import SHARDING_TYPES, type_named, type_names
 
 DEVICES = frozenset({"cpu", "cuda", "npu", "meta"})
-SHARDING_TYPES = (
-    ShardingType.DATA_PARALLEL.value,
-    ShardingType.TABLE_WISE.value,
-    ShardingType.COLUMN_WISE.value,
-    ShardingType.TABLE_COLUMN_WISE.value,
-    ShardingType.ROW_WISE.value,
-    ShardingType.TABLE_ROW_WISE.value,
-    ShardingType.GRID_SHARD.value,
-)
 
 
-class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[HashEmbeddingBagCollection]):
-    """Sharder of converted collections, for TorchRec's planners and ``DistributedModelParallel``.
+def planned_types() -> tuple[str, ...]:
+    """The sharding types that TorchRec's planner can enumerate."""
+    return tuple(each.name for each in SHARDING_TYPES if each.is_planned)
+
+
+class ConvertedCollectionSharder(BaseEmbeddingSharder[HashEmbeddingBagCollection], ABC):
+    """What both sharders of converted collections have in common: the sharding itself.
 
     Args:
-        fused_params: TorchRec's dict, see :func:`recfx.sharding.fused_params.fused_optimizer_from_params`; used where
-            a table has no optimizer in backward. None or empty: no fused optimizer.
-        host_env: its process group carries the ids where the model's own group cannot (hccl, nccl): one of gloo.
+        fused_params: TorchRec's dict; a table that has an optimizer in backward keeps that.
         module_type: class of the collections; TorchRec looks sharders up by it, and a converted subclass has its own.
-
-    Raises:
-        ConversionError: ``unsupported_fused_param``, ``host_env_without_group``.
     """
 
-    def __init__(
-        self,
-        fused_params: Mapping[str, Any] | None = None,
-        *,
-        host_env: ShardingEnv | None = None,
-        module_type: type[nn.Module] = HashEmbeddingBagCollection,
-    ) -> None:
-        if fused_params:
-            fused_optimizer_from_params(fused_params)  # raises here, not on every rank in the middle of sharding
-        super().__init__(fused_params=dict(fused_params) if fused_params else None)
+    def __init__(self, fused_params: dict[str, Any] | None, module_type: type[nn.Module]) -> None:
+        super().__init__(fused_params=fused_params)
         self._module_type = module_type
-        self._host_group = _group_of(host_env)
-
-    @property
-    def host_group(self) -> ProcessGroup | None:
-        """What carries the ids, where it is not the model's own group."""
-        return self._host_group
 
     @property
     def module_type(self) -> type[nn.Module]:
         """The class whose instances this shards; not its subclasses."""
         return self._module_type
 
-    def for_class(self, module_type: type[nn.Module]) -> HashEmbeddingBagCollectionSharder:
-        """The same for another class of converted collections."""
-        same = copy.copy(self)
-        same._module_type = module_type
-        return same
-
-    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        """The ``[rows, dim]`` parameter of every table, by table name."""
-        bags: Any = module.embedding_bags
-        return {table: bag.weight for table, bag in bags.items()}
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        """All seven, row-wise ones on a CPU too (TorchRec's own sharder offers those on CUDA alone)."""
-        return list(SHARDING_TYPES) if compute_device_type in DEVICES else []
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """``dense`` for data parallel tables, as TorchRec's planner counts them; else ``fused`` and ``dense``.
-
-        Stock planners never choose ``dense`` for other types: they refuse such a plan as invalid. Plans that were made
-        otherwise may have it.
-        """
-        if sharding_type == ShardingType.DATA_PARALLEL.value:
-            return [EmbeddingComputeKernel.DENSE.value]
-        return [EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value]
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """What else :func:`recfx.sharding.shard_collection.shard_collection` is to be told."""
 
     def shard(
         self,
@@ -117,19 +74,73 @@ class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[HashEmbeddingBagCol
         Raises:
             ConversionError: ``not_converted``, and what sharding itself refuses.
         """
+        path = module_fqn or ""
+        converted = _converted(module, path)
         sharded: ShardedModule[Any, Any, Any, Any] = shard_collection(
-            _converted(module, module_fqn),
-            params,
-            env,
-            device,
-            fused_params=self.fused_params,
-            host_group=self._host_group,
-            path=module_fqn or "",
+            converted, params, env, device, fused_params=self.fused_params, path=path, **self.options()
         )
         return sharded
 
 
-class StockSharder(BaseEmbeddingSharder[HashEmbeddingBagCollection]):
+class HashEmbeddingBagCollectionSharder(ConvertedCollectionSharder):
+    """Sharder of converted collections, for TorchRec's planners and ``DistributedModelParallel``.
+
+    Args:
+        fused_params: TorchRec's dict, see :func:`recfx.sharding.fused_params.fused_optimizer_from_params`; used where
+            a table has no optimizer in backward. None or empty: no fused optimizer.
+        host_env: its process group carries the ids where the model's own group cannot (hccl, nccl): one of gloo.
+        module_type: class of the collections; TorchRec looks sharders up by it, and a converted subclass has its own.
+
+    Raises:
+        ConversionError: ``unsupported_fused_param``, ``host_env_without_group``.
+    """
+
+    def __init__(
+        self,
+        fused_params: Mapping[str, Any] | None = None,
+        *,
+        host_env: ShardingEnv | None = None,
+        module_type: type[nn.Module] = HashEmbeddingBagCollection,
+    ) -> None:
+        if fused_params:
+            fused_optimizer_from_params(fused_params)  # raises here, not on every rank in the middle of sharding
+        super().__init__(dict(fused_params) if fused_params else None, module_type)
+        self._host_group = _group_of(host_env)
+
+    @property
+    def host_group(self) -> ProcessGroup | None:
+        """What carries the ids, where it is not the model's own group."""
+        return self._host_group
+
+    def for_class(self, module_type: type[nn.Module]) -> HashEmbeddingBagCollectionSharder:
+        """The same for another class of converted collections."""
+        same = copy.copy(self)
+        same._module_type = module_type
+        return same
+
+    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        """The ``[rows, dim]`` parameter of every table, by table name."""
+        bags: Any = module.embedding_bags
+        return {table: bag.weight for table, bag in bags.items()}
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """All seven, row-wise ones on a CPU too (TorchRec's own sharder offers those on CUDA alone)."""
+        return list(planned_types()) if compute_device_type in DEVICES else []
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """``dense`` for data parallel tables, as TorchRec's planner counts them; else ``fused`` and ``dense``.
+
+        Stock planners never choose ``dense`` for other types: they refuse such a plan as invalid. Plans that were made
+        otherwise may have it.
+        """
+        return list(type_named(sharding_type).kernels)
+
+    def options(self) -> dict[str, Any]:
+        """The group of the ids."""
+        return {"host_group": self._host_group}
+
+
+class StockSharder(ConvertedCollectionSharder):
     """Shards converted collections as a sharder of TorchRec's would shard the standard ones.
 
     It offers the types and kernels of that sharder that recfx has, and on kernel ``dense`` it leaves a table to the
@@ -151,13 +162,8 @@ class StockSharder(BaseEmbeddingSharder[HashEmbeddingBagCollection]):
                 reason="quantized_communication",
                 what_to_do="leave qcomm_codecs_registry out: rows travel in the tables' own precision then.",
             )
-        super().__init__(fused_params=stock.fused_params)
-        self._stock, self._module_type = stock, module_type
-
-    @property
-    def module_type(self) -> type[nn.Module]:
-        """The class whose instances this shards; not its subclasses."""
-        return self._module_type
+        super().__init__(stock.fused_params, module_type)
+        self._stock = stock
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """As the stock sharder says it."""
@@ -166,7 +172,7 @@ class StockSharder(BaseEmbeddingSharder[HashEmbeddingBagCollection]):
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Those of the stock sharder."""
-        return [kind for kind in self._stock.sharding_types(compute_device_type) if kind in SHARDING_TYPES]
+        return [kind for kind in self._stock.sharding_types(compute_device_type) if kind in type_names()]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """Those of the stock sharder that there are."""
@@ -174,25 +180,9 @@ class StockSharder(BaseEmbeddingSharder[HashEmbeddingBagCollection]):
             kernel for kernel in self._stock.compute_kernels(sharding_type, compute_device_type) if kernel in KERNELS
         ]
 
-    def shard(
-        self,
-        module: nn.Module,
-        params: EmbeddingModuleShardingPlan,
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedModule[Any, Any, Any, Any]:
-        """As :meth:`HashEmbeddingBagCollectionSharder.shard`."""
-        sharded: ShardedModule[Any, Any, Any, Any] = shard_collection(
-            _converted(module, module_fqn),
-            params,
-            env,
-            device,
-            fused_params=self.fused_params,
-            dense_as_torchrec=True,
-            path=module_fqn or "",
-        )
-        return sharded
+    def options(self) -> dict[str, Any]:
+        """Kernel ``dense`` as TorchRec has it."""
+        return {"dense_as_torchrec": True}
 
 
 def _converted(module: nn.Module, path: str | None) -> HashEmbeddingBagCollection:

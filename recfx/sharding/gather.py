@@ -14,7 +14,8 @@ from torch import Tensor
 from recfx.errors import RecfxError
 from recfx.hashing.row_move import saved_names
 from recfx.hashing.slicing import join_states
-from recfx.ir.shards import Shard, ShardedTable
+from recfx.ir.shard import Shard
+from recfx.ir.shards import ShardedTable
 from recfx.nodes.dist_groups import sent_on
 from recfx.optim.fused_optimizer import STATES, FusedOptimizer
 from recfx.sharding.state import whole_index
@@ -84,26 +85,22 @@ class _Gatherer:
 
     def gather(self, table: ShardedTable) -> WholeTable:
         """One table."""
-        filled = [shard for shard in table.shards if not shard.is_empty]
-        shards = [shard for shard in filled if shard.rank == 0] if table.is_replicated else filled
         spec, dtype = table.table, self.module.dtypes[table.table.name]
-        weight = self._join(table, shards, spec.embedding_dim, lambda name: self.store.weight(name), dtype)
+        weight = self._join(table, spec.embedding_dim, lambda name: self.store.weight(name), dtype)
         index: dict[str, Tensor] = {}
         if spec.has_index:
-            first = [shard for shard in shards if shard.columns == shards[0].columns]
-            index = join_states([self._index(shard) for shard in sorted(first, key=lambda shard: shard.rows)])
+            index = join_states([self._index(shard) for shard in table.slices(table.saved)])
         optimizer = None
         if spec.name in self.module.fused:
-            optimizer = self._optimizer(table, shards, self.module.fused[spec.name])
+            optimizer = self._optimizer(table, self.module.fused[spec.name])
         trained = self._send(
-            shards[0], lambda name: torch.tensor([self.store.weight(name).requires_grad]), (1,), torch.uint8
+            table.saved[0], lambda name: torch.tensor([self.store.weight(name).requires_grad]), (1,), torch.uint8
         )
         return WholeTable(weight, index, optimizer, bool(trained))
 
     def _join(
         self,
         table: ShardedTable,
-        shards: list[Shard],
         columns: int,
         tensor_of: Callable[[str], Tensor],
         dtype: torch.dtype,
@@ -111,16 +108,15 @@ class _Gatherer:
         """``[rows, columns]`` of the shards' parts; one column for what the columns' mean is."""
         dim = table.table.embedding_dim
         joined = torch.zeros(table.table.num_embeddings, columns, dtype=dtype, device="cpu")
-        for shard in shards:
-            (first, end), (left, right) = shard.rows, shard.columns
-            width = right - left if columns == dim else 1
-            part = self._send(shard, tensor_of, (end - first, width), dtype)
+        for shard in table.saved:
+            width = shard.num_columns if columns == dim else 1
+            part = self._send(shard, tensor_of, (shard.num_rows, width), dtype)
             if columns == dim:
-                joined[first:end, left:right] = part
-            elif right - left == dim:
-                joined[first:end] = part
+                shard.of(joined)[:] = part
+            elif shard.num_columns == dim:
+                joined[slice(*shard.rows)] = part
             else:
-                joined[first:end] += part * ((right - left) / dim)
+                joined[slice(*shard.rows)] += part * (shard.num_columns / dim)
         return joined
 
     def _index(self, shard: Shard) -> dict[str, Tensor]:
@@ -128,20 +124,19 @@ class _Gatherer:
         state = {}
         for name in saved_names(whole):
             like: Tensor = getattr(whole, name)
-            rows = shard.rows[1] - shard.rows[0]
-            size = tuple(like.shape) if name in ("counts", "identity") else (rows,)
+            size = tuple(like.shape) if name in ("counts", "identity") else (shard.num_rows,)
             state[name] = self._send(shard, partial(self._index_tensor, name), size, like.dtype)
         return state
 
-    def _optimizer(self, table: ShardedTable, shards: list[Shard], fused: FusedOptimizer) -> FusedOptimizer:
+    def _optimizer(self, table: ShardedTable, fused: FusedOptimizer) -> FusedOptimizer:
         dim = table.table.embedding_dim
         state: dict[str, Any] = {}
         if fused.kind != "sgd":
-            step = self._send(shards[0], partial(self._state, "step"), (1,), torch.float32)
+            step = self._send(table.saved[0], partial(self._state, "step"), (1,), torch.float32)
             state["step"] = step[0].clone()
         for name in STATES[fused.kind]:
             columns = 1 if fused.kind == "rowwise_adagrad" else dim
-            state[name] = self._join(table, shards, columns, partial(self._state, name), torch.float32)
+            state[name] = self._join(table, columns, partial(self._state, name), torch.float32)
         return FusedOptimizer(fused.kind, {key: value for key, value in fused.group.items() if key != "params"}, state)
 
     def _index_tensor(self, name: str, local: str) -> Tensor:

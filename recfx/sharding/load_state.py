@@ -14,7 +14,8 @@ from recfx.hashing import state
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows, saved_names
 from recfx.hashing.slicing import slice_state
-from recfx.ir.shards import Shard, ShardedTable
+from recfx.ir.shard import Shard
+from recfx.ir.shards import ShardedTable
 from recfx.kernels.index_buffers import COUNTERS, FREED, NEVER_USED
 from recfx.modules.converted_collection import weight_name
 from recfx.modules.fit_state import check_weight, fits_first_rows, is_strict, without_weight
@@ -122,9 +123,9 @@ class LocalState:
         return {shard: self._part(shard, weight.detach(), move) for shard in self._local(table)}
 
     def _part(self, shard: Shard, weight: Tensor, move: RowMove | None) -> Tensor:
-        (first, end), (left, right) = shard.rows, shard.columns
         if move is None:
-            return weight[first:end, left:right]
+            return shard.of(weight)
+        (first, end), (left, right) = shard.rows, shard.columns
         here = (move.new_rows >= first) & (move.new_rows < end)
         part = RowMove(move.saved_rows, move.old_rows[here], move.new_rows[here] - first)
         current = self.module.store.weight(shard.name).detach()

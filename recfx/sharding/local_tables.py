@@ -14,7 +14,8 @@ from torchrec.optim.fused import EmptyFusedOptimizer
 from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
 from recfx.hashing.slicing import slice_state
-from recfx.ir.shards import CollectionSharding, Shard
+from recfx.ir.shard import Shard
+from recfx.ir.shards import CollectionSharding
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.table_holder import hold
 from recfx.nodes import TableStore
@@ -111,11 +112,9 @@ def _device(module: HashEmbeddingBagCollection, device: torch.device | None) -> 
 
 
 def _rows(shard: Shard, weight: torch.Tensor, init_fn: Any, device: torch.device | None) -> torch.Tensor:
-    (first_row, end_row), (first_column, end_column) = shard.rows, shard.columns
     if not weight.is_meta:
-        part = weight.detach()[first_row:end_row, first_column:end_column]
-        return part.to(device or weight.device, copy=True, memory_format=torch.contiguous_format)
-    made = torch.empty(end_row - first_row, end_column - first_column, dtype=weight.dtype, device=device or "cpu")
+        return shard.of(weight.detach()).to(device or weight.device, copy=True, memory_format=torch.contiguous_format)
+    made = torch.empty(shard.num_rows, shard.num_columns, dtype=weight.dtype, device=device or "cpu")
     if init_fn is not None:
         init_fn(made)
     return made
@@ -159,7 +158,6 @@ def _check_optimizers(module: HashEmbeddingBagCollection) -> None:
 def _state_part(value: Any, shard: Shard) -> Any:
     if not isinstance(value, torch.Tensor) or value.dim() == 0:
         return value.clone() if isinstance(value, torch.Tensor) else value
-    (first_row, end_row), (first_column, end_column) = shard.rows, shard.columns
-    if value.shape[1] == shard.table.embedding_dim and math.prod(value.shape[1:]) > 1:
-        value = value[:, first_column:end_column]
-    return value[first_row:end_row].clone(memory_format=torch.contiguous_format)
+    per_column = value.shape[1] == shard.table.embedding_dim and math.prod(value.shape[1:]) > 1
+    part = shard.of(value) if per_column else value[slice(*shard.rows)]
+    return part.clone(memory_format=torch.contiguous_format)

@@ -20,7 +20,8 @@ from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetada
 from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
 
 from recfx.errors import CheckpointError
-from recfx.ir.shards import Shard, ShardedTable
+from recfx.ir.shard import Shard
+from recfx.ir.shards import ShardedTable
 from recfx.kernels.index_buffers import COUNTERS
 
 
@@ -51,33 +52,30 @@ Pieces = tuple[Piece, ...]
 def weight_pieces(table: ShardedTable) -> Pieces:
     """Of what has the weight's ``[rows, dim]``."""
     return tuple(
-        Piece(
-            (shard.rows[0], shard.columns[0]), (_length(shard.rows), _length(shard.columns)), shard.rank, shard
-        )
-        for shard in _filled(table)
-    )  # fmt: skip
+        Piece((shard.rows[0], shard.columns[0]), (shard.num_rows, shard.num_columns), shard.rank, shard)
+        for shard in table.filled
+    )
 
 
 def stacked_pieces(table: ShardedTable) -> Pieces:
     """Of one number a row and column block, ``[blocks * rows]``: the blocks one after the other, as TorchRec has it."""
-    blocks = sorted({shard.columns for shard in table.shards})
-    rows = table.table.num_embeddings
+    blocks, rows = table.column_blocks, table.table.num_embeddings
     return tuple(
-        Piece((blocks.index(shard.columns) * rows + shard.rows[0],), (_length(shard.rows),), shard.rank, shard)
-        for shard in _filled(table)
+        Piece((blocks.index(shard.columns) * rows + shard.rows[0],), (shard.num_rows,), shard.rank, shard)
+        for shard in table.filled
     )
 
 
 def row_pieces(table: ShardedTable, rank: int) -> Pieces:
     """Of one value a row that all column shards have: this rank's own copies, elsewhere those of the first block."""
     return tuple(
-        Piece((shard.rows[0],), (_length(shard.rows),), shard.rank, shard) for shard in _one_a_slice(table, rank)
+        Piece((shard.rows[0],), (shard.num_rows,), shard.rank, shard) for shard in table.slices(table.filled, rank)
     )
 
 
 def count_pieces(table: ShardedTable, rank: int) -> Pieces:
     """Of an index's ``counts``: the number of batches is on all slices the same, the statistics are the first's."""
-    slices = _one_a_slice(table, rank)
+    slices = table.slices(table.filled, rank)
     any_slice = next((shard for shard in slices if shard.rank == rank), slices[0])
     first = slices[0]
     return (
@@ -88,7 +86,7 @@ def count_pieces(table: ShardedTable, rank: int) -> Pieces:
 
 def single_piece(table: ShardedTable, rank: int) -> Pieces:
     """Of one number that all shards have, ``[1]``."""
-    slices = _one_a_slice(table, rank)
+    slices = table.slices(table.filled, rank)
     shard = next((shard for shard in slices if shard.rank == rank), slices[0])
     return (Piece((0,), (1,), shard.rank, shard),)
 
@@ -157,26 +155,9 @@ def parts_of(saved: ShardedTensor, pieces: Pieces, group: dist.ProcessGroup, nam
     return {piece: tensors[piece.offsets] for piece in own_pieces(pieces, group.rank())}
 
 
-def _filled(table: ShardedTable) -> list[Shard]:
-    return [shard for shard in table.shards if not shard.is_empty]
-
-
-def _one_a_slice(table: ShardedTable, rank: int) -> list[Shard]:
-    """A shard for every slice of the rows, in their order: this rank's where it has one, else the first."""
-    chosen: dict[tuple[int, int], Shard] = {}
-    for shard in _filled(table):
-        if shard.rows not in chosen or (shard.rank == rank and chosen[shard.rows].rank != rank):
-            chosen[shard.rows] = shard
-    return [chosen[rows] for rows in sorted(chosen)]
-
-
 def _rank_of(shard: ShardMetadata) -> int:
     rank: int | None = shard.placement.rank() if shard.placement is not None else None
     return -1 if rank is None else rank
-
-
-def _length(borders: tuple[int, int]) -> int:
-    return borders[1] - borders[0]
 
 
 def _listed(cuts: set[tuple[tuple[int, ...], tuple[int, ...], int]]) -> str:

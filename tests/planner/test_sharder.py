@@ -25,8 +25,9 @@ from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 import recfx
-from recfx.planner.sharder import SHARDING_TYPES, HashEmbeddingBagCollectionSharder
+from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.planner.torchrec_entry import stock_defaults
+from recfx.sharding.types import type_names
 from tests.modules.test_replicas import free_port
 from tests.sharding.models import PATHS, Model, Subclass, collection
 
@@ -62,7 +63,7 @@ def test_stock_planner(hashing: recfx.HashConfig | None, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("sharding_type", SHARDING_TYPES)
+@pytest.mark.parametrize("sharding_type", type_names())
 def test_every_sharding_type(sharding_type: str, device: str) -> None:
     model = recfx.convert(collection("t", dim=256), hashing=RAW)
     wanted = {
@@ -98,7 +99,7 @@ def test_kernels_that_the_planner_refuses() -> None:
 def test_what_the_sharder_offers() -> None:
     sharder = HashEmbeddingBagCollectionSharder()
     for device in ("cpu", "cuda", "npu", "meta"):
-        assert sharder.sharding_types(device) == list(SHARDING_TYPES)
+        assert sharder.sharding_types(device) == list(type_names())
         assert sharder.storage_usage(torch.zeros(4, 2), device, "fused") == {"ddr" if device == "cpu" else "hbm": 32}
     assert sharder.sharding_types("mtia") == []
     converted = recfx.convert(collection("t", device="cpu"), hashing=RAW)

@@ -1,0 +1,85 @@
+"""A shard: a rectangle of one table on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from torch import Tensor
+
+from recfx.ir.columns import Columns, columns_of
+from recfx.ir.tables import TableSpec
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rectangle of one table on one rank.
+
+    Args:
+        table: the table.
+        rank: where it lives; a replicated table has one shard per rank.
+        rows: first row and the row after the last.
+        columns: first column and the column after the last.
+        piece: which of the pieces that the rows of these columns are cut into; -1 where they are not cut. It decides
+            how ids are routed: a shard without a number gets all ids of its features, a numbered one those of its rows.
+        name: of the shard on its rank: the table's, with a number if there are several there.
+    """
+
+    table: TableSpec
+    rank: int
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    piece: int = -1
+    name: str = ""
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows it has."""
+        return self.rows[1] - self.rows[0]
+
+    @property
+    def num_columns(self) -> int:
+        """How many columns it has."""
+        return self.columns[1] - self.columns[0]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no rows: it takes no part in anything but the metadata of checkpoints."""
+        return self.num_rows == 0
+
+    @property
+    def output_columns(self) -> list[Columns]:
+        """What it holds of the table's output keys."""
+        return columns_of((self.spec,))
+
+    def of(self, whole: Tensor) -> Tensor:
+        """This rectangle of the whole table's ``[rows, dim]``: a view."""
+        return whole[slice(*self.rows), slice(*self.columns)]
+
+    @cached_property
+    def spec(self) -> TableSpec:
+        """The shard as a table of its rank. It pools sums; ``mean_divide`` comes last."""
+        names = tuple(f"{name}{self.name.removeprefix(self.table.name)}" for name in self.table.embedding_names)
+        return replace(
+            self.table,
+            name=self.name,
+            embedding_names=names,
+            num_embeddings=self.num_rows,
+            embedding_dim=self.num_columns,
+            pooling="SUM",
+            shard_of=self.table.name,
+            shard_keys=self.table.embedding_names,
+            first_row=self.rows[0],
+            first_column=self.columns[0],
+        )
+
+
+def name_shards(shards: Iterable[Shard]) -> tuple[Shard, ...]:
+    """Name the shards of one table: where a rank has several, the second is ``<table>@1`` and so on."""
+    seen: dict[int, int] = {}
+    named = []
+    for shard in shards:
+        number = seen[shard.rank] = seen.get(shard.rank, -1) + (not shard.is_empty)
+        named.append(replace(shard, name=f"{shard.table.name}@{number}" if number > 0 else shard.table.name))
+    return tuple(named)

@@ -1,0 +1,24 @@
+"""``data_parallel``: every rank has the whole table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recfx.ir.shard import Shard
+from recfx.ir.sharding_type import Cut, ShardingType, TablePlan
+from recfx.sharding.ways_back import Stay
+
+
+@dataclass(frozen=True)
+class DataParallel(ShardingType):
+    """A replica per rank. Every rank gets all ids and pools everybody's samples, so that replicas stay equal."""
+
+    name = "data_parallel"
+    is_replicated = True
+    kernels = ("dense",)  # TorchRec's planner counts it so, whatever optimizer trains the table
+    unplanned_kernels = ()
+
+    def cut(self, plan: TablePlan) -> Cut:
+        """Whatever else the plan says of it."""
+        rows, columns = (0, plan.table.num_embeddings), (0, plan.table.embedding_dim)
+        return Cut([Shard(plan.table, rank, rows, columns) for rank in range(plan.world_size)], Stay())

@@ -1,0 +1,171 @@
+"""The ways in which pooled rows travel back: who sends what, what arrives, and what it costs.
+
+``B`` is the batch size of a rank, the same on all; bytes are those of float32. Backwards are collectives as well; the
+modules of ``output_dist_start`` average gradients over ranks in them, as TorchRec's do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import nn
+
+from recfx.ir.columns import Columns, total_dim
+from recfx.ir.meta import BATCH, WORLD, Collective
+from recfx.ir.shard import Shard
+from recfx.ir.way_back import Hop, WayBack, World
+from recfx.nodes.output_dist import AllToAll, CrossHost, OwnBatch, ReduceScatter
+
+_FLOAT32 = 4
+_EVERYBODY: sympy.Expr = WORLD * BATCH
+_Parts = list[list[Columns]]
+
+
+@dataclass(frozen=True)
+class AllToAllBack(WayBack):
+    """A rank has whole rows of its columns: one all-to-all brings the columns of all ranks together."""
+
+    name = "table_wise"
+    place = 0
+    wording = "all-to-all"
+
+    def hops(self, shards: Sequence[Shard], world: World) -> tuple[Hop, ...]:
+        """One."""
+        sent = _by_rank(shards, world)
+        mine, dims = sent[world.rank], [total_dim(columns) for columns in sent]
+
+        def start(groups: Any, parts: _Parts, device: torch.device) -> nn.Module:
+            return AllToAll(groups.pooled, mine, parts, device, dims)
+
+        return (Hop(tuple(mine), _EVERYBODY, _all_to_all(mine, sum(dims), world.size), start),)
+
+    def arriving(self, shards: Sequence[Shard], world: World) -> list[Columns]:
+        """Rank after rank."""
+        return [column for columns in _by_rank(shards, world) for column in columns]
+
+
+@dataclass(frozen=True)
+class ReduceScatterBack(WayBack):
+    """Every rank has a part of every sum: a reduce-scatter adds them up."""
+
+    name = "row_wise"
+    place = 1
+    wording = "summed over ranks"
+
+    def hops(self, shards: Sequence[Shard], world: World) -> tuple[Hop, ...]:
+        """One."""
+        columns = _once(shards)
+
+        def start(groups: Any, parts: _Parts, device: torch.device) -> nn.Module:
+            return ReduceScatter(groups.pooled, columns, parts, device)
+
+        return (Hop(tuple(columns), _EVERYBODY, _reduce_scatter(columns, world.size), start),)
+
+    def arriving(self, shards: Sequence[Shard], world: World) -> list[Columns]:
+        """Everything."""
+        return _once(shards)
+
+
+@dataclass(frozen=True)
+class TwoHops(WayBack):
+    """The ranks of a host have parts of its sums: a reduce-scatter inside hosts, then an all-to-all across them."""
+
+    name = "table_row_wise"
+    place = 2
+    wording = "summed on a host, then all-to-all"
+
+    def hops(self, shards: Sequence[Shard], world: World) -> tuple[Hop, ...]:
+        """The second sends the sums of one host, for this rank and its counterparts, to the ranks of the samples."""
+        by_host, local_size = self._by_host(shards, world), self.local_size
+        host, local_rank = divmod(world.rank, local_size)
+        mine, dims, hosts = by_host[host], [total_dim(columns) for columns in by_host], len(by_host)
+
+        def inside(groups: Any, parts: _Parts, device: torch.device) -> nn.Module:
+            return ReduceScatter(groups.intra, mine, parts, device, hosts)
+
+        def across(groups: Any, parts: _Parts, device: torch.device) -> nn.Module:
+            return CrossHost(groups.cross, mine, parts, device, dims, local_rank, local_size)
+
+        return (
+            Hop(tuple(mine), _EVERYBODY, _reduce_scatter(mine, local_size, hosts), inside),
+            Hop(tuple(mine), hosts * BATCH, _all_to_all(mine, sum(dims), hosts), across),
+        )
+
+    def arriving(self, shards: Sequence[Shard], world: World) -> list[Columns]:
+        """Host after host."""
+        return [column for columns in self._by_host(shards, world) for column in columns]
+
+    def _by_host(self, shards: Sequence[Shard], world: World) -> list[list[Columns]]:
+        """Columns whose rows are cut over the ranks of one host, once each."""
+        hosts = range(world.size // self.local_size)
+        return [_once([shard for shard in shards if shard.rank // self.local_size == host]) for host in hosts]
+
+
+@dataclass(frozen=True)
+class Stay(WayBack):
+    """Every rank has pooled everybody's samples: nothing is sent, but the gradients of all ranks are gathered."""
+
+    name = "data_parallel"
+    place = 3
+    wording = "stay"
+
+    def hops(self, shards: Sequence[Shard], world: World) -> tuple[Hop, ...]:
+        """One, which takes this rank's samples."""
+        columns = _once(shards)
+
+        def start(groups: Any, parts: _Parts, device: torch.device) -> nn.Module:
+            return OwnBatch(groups.pooled, columns, parts, device)
+
+        return (Hop(tuple(columns), _EVERYBODY, _own_batch(columns, world.size), start),)
+
+    def arriving(self, shards: Sequence[Shard], world: World) -> list[Columns]:
+        """Everything."""
+        return _once(shards)
+
+
+# Columns
+
+
+def _by_rank(shards: Sequence[Shard], world: World) -> list[list[Columns]]:
+    """Columns of the tables and column blocks that are on one rank each."""
+    found: list[list[Columns]] = [[] for _ in range(world.size)]
+    for shard in shards:
+        found[shard.rank] += shard.output_columns
+    return found
+
+
+def _once(shards: Sequence[Shard]) -> list[Columns]:
+    """Columns that several ranks have a part of, or all of."""
+    return list(dict.fromkeys(column for shard in shards for column in shard.output_columns))
+
+
+# What is put on the wire
+
+
+def _all_to_all(sent: list[Columns], arriving_dim: int, ranks: int) -> tuple[Collective, ...]:
+    """Pooled rows of all ranks' samples, and back come the gradients of this rank's."""
+    if ranks == 1:
+        return ()
+    return (
+        Collective("all_to_all", ranks * BATCH * total_dim(sent) * _FLOAT32),
+        Collective("all_to_all", BATCH * arriving_dim * _FLOAT32, backward=True),
+    )
+
+
+def _reduce_scatter(sent: list[Columns], ranks: int, counterparts: int = 1) -> tuple[Collective, ...]:
+    """Parts of sums for the samples of ``ranks`` times ``counterparts`` ranks."""
+    if ranks == 1 or not sent:
+        return ()
+    own = counterparts * BATCH * total_dim(sent) * _FLOAT32
+    return Collective("reduce_scatter", ranks * own), Collective("all_gather", own, backward=True)
+
+
+def _own_batch(columns: list[Columns], ranks: int) -> tuple[Collective, ...]:
+    """Nothing; but the gradients of this rank's samples go to everybody."""
+    if ranks == 1:
+        return ()
+    return (Collective("all_gather", BATCH * total_dim(columns) * _FLOAT32, backward=True),)
