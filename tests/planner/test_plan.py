@@ -86,7 +86,7 @@ def test_npu_pods_of_several_servers() -> None:
 RENAMED = """
 import pickle, sys, torch
 torch.utils.rename_privateuse1_backend("npu")
-from recfx.sharding.placements import replace_placements
+from recfx.planner.placements import replace_placements
 plan, cuda = pickle.load(open(sys.argv[1], "rb"))
 for each in (plan, replace_placements(cuda, "npu")):
     for parameter in each.plan["plain"].values():
