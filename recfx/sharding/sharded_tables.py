@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from recfx.ir.shards import CollectionSharding, Shard
+from recfx.ir.shard import Shard
+from recfx.ir.shards import CollectionSharding
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.nodes.dist_groups import DistGroups
