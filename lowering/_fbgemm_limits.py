@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from recfx.lowering.registry import Declined, LookupSpec
+from recfx.diagnostics import Diagnostic
+from recfx.lowering.registry import LookupSpec
 
 _ROWS = 2**31 - 1  # of one table: the backward's row numbers are int32. Tables together may have more
 # Its float32 kernel computes addresses in a table as uint32 (seen with fbgemm-gpu-cpu 1.8.0): beyond, they wrap around.
@@ -13,7 +14,7 @@ _COLUMNS = 2**31 - 1  # of all features together: int32 as well
 _FUSED = ("sgd", "adagrad", "rowwise_adagrad")
 
 
-def decline(by: str, spec: LookupSpec) -> Declined | None:
+def decline(by: str, spec: LookupSpec) -> Diagnostic | None:
     """None for float32 and float16 tables on the CPU, without optimizer or with one that FBGEMM has there.
 
     Args:
@@ -21,8 +22,8 @@ def decline(by: str, spec: LookupSpec) -> Declined | None:
         spec: the lookup.
     """
 
-    def refuse(reason: str, message: str) -> Declined:
-        return Declined(by=by, reason=reason, message=message)
+    def refuse(reason: str, message: str) -> Diagnostic:
+        return Diagnostic(reason, "", message, by=by)
 
     dtypes = {weight.dtype for weight in spec.weights}
     devices = {weight.device.type for weight in spec.weights}

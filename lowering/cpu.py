@@ -13,15 +13,16 @@ from types import ModuleType
 
 import torch
 
+from recfx.diagnostics import Diagnostic
 from recfx.kernels import bag_offsets, bucketize, library, row_initialization
 from recfx.kernels.pooled_lookup import IndexView, find_and_pool, pool_again_, pooled_lookup
 from recfx.lowering import _fbgemm_limits, fbgemm
 from recfx.lowering._fbgemm_backward import LookedUp, TrainableLookup
 from recfx.lowering._fbgemm_layout import Layout
-from recfx.lowering.registry import Declined, IdsToRows, LookupBatch, LookupKernel, LookupSpec
+from recfx.lowering.registry import IdsToRows, LookupBatch, LookupKernel, LookupSpec
 
 
-def decline(spec: LookupSpec) -> Declined | None:
+def decline(spec: LookupSpec) -> Diagnostic | None:
     """None where ``fbgemm`` has the backward and recfx's C++ library is there."""
     declined = _fbgemm_limits.decline("cpu", spec)
     if declined is None and not library.load():
@@ -32,15 +33,15 @@ def decline(spec: LookupSpec) -> Declined | None:
 _OPERATORS = {"bag_offsets": bag_offsets, "bucketize": bucketize, "row_initialization": row_initialization}
 
 
-def operators(family: str, device: torch.device) -> ModuleType | Declined | None:
+def operators(family: str, device: torch.device) -> ModuleType | Diagnostic | None:
     """The C++ operators, for tensors on the CPU."""
     if device.type != "cpu":
-        return Declined(by="cpu", reason="device", message=f"the tensors are on {device.type}, not on the CPU.")
+        return Diagnostic("device", "", f"the tensors are on {device.type}, not on the CPU.", by="cpu")
     return _OPERATORS.get(family) if library.load() else _without_library()
 
 
-def _without_library() -> Declined:
-    return Declined(by="cpu", reason="no_library", message=f"the C++ operators are not there: {library.why_not()}")
+def _without_library() -> Diagnostic:
+    return Diagnostic("no_library", "", by="cpu", message=f"the C++ operators are not there: {library.why_not()}")
 
 
 def build(spec: LookupSpec) -> LookupKernel:

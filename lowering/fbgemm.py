@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import torch
 
+from recfx.diagnostics import Diagnostic
 from recfx.lowering import _fbgemm_limits
 from recfx.lowering._fbgemm_backward import LookedUp, TrainableLookup
 from recfx.lowering._fbgemm_layout import Layout
 from recfx.lowering._fbgemm_step import FLOAT32
-from recfx.lowering.registry import Declined, LookupBatch, LookupKernel, LookupSpec
+from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 
 
-def decline(spec: LookupSpec) -> Declined | None:
+def decline(spec: LookupSpec) -> Diagnostic | None:
     """None for float32 and float16 tables on the CPU, without optimizer or with one that FBGEMM has there."""
     return _fbgemm_limits.decline("fbgemm", spec)
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from recfx.diagnostics import Diagnostic
 from recfx.errors import ConversionError
-from recfx.lowering.registry import BACKENDS, Declined
+from recfx.lowering.registry import BACKENDS
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class ChosenOperators:
 
     backend: str
     operators: Any
-    declined: tuple[Declined, ...]
+    declined: tuple[Diagnostic, ...]
 
 
 def select_operators(family: OperatorFamily, device: torch.device, backend: str = "auto") -> ChosenOperators:
@@ -63,11 +64,11 @@ def select_operators(family: OperatorFamily, device: torch.device, backend: str 
     Raises:
         ConversionError: ``backend_unusable``: no target has it there.
     """
-    declined: list[Declined] = []
+    declined: list[Diagnostic] = []
     for candidate in sorted(BACKENDS, key=lambda candidate: candidate.name != backend):
         offer = getattr(importlib.import_module(candidate.module), "operators", None)
         found = None if offer is None else offer(family.name, device)
-        if isinstance(found, Declined):
+        if isinstance(found, Diagnostic):
             declined.append(found)
         elif found is not None:
             return ChosenOperators(candidate.name, found, tuple(declined))

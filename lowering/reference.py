@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from recfx.diagnostics import Diagnostic
 from recfx.kernels import bag_offsets_reference, bucketize_reference, row_initialization_reference
 from recfx.kernels.embedding_bag import embedding_bag, per_sample_weight_gradients, row_gradients
 from recfx.lowering._step_once import StepOnce, Triggers, leaf_gradients, leave_for_step, leaves, step_by_weight
-from recfx.lowering.registry import Declined, LookupBatch, LookupKernel, LookupSpec
+from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 
 
-def decline(spec: LookupSpec) -> Declined | None:
+def decline(spec: LookupSpec) -> Diagnostic | None:
     """Never: this target serves everything."""
     return None
 

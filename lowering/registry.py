@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
+from recfx.diagnostics import Diagnostic
 from recfx.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -101,37 +102,20 @@ Fact = tuple[torch.device, torch.dtype, torch.Size, bool]
 
 
 @dataclass(frozen=True)
-class Declined:
-    """Why a backend, or a pass, does not do something: a value, not an exception.
-
-    Args:
-        by: who declines.
-        reason: reason code.
-        message: one sentence.
-        node: name of the node concerned, if any.
-    """
-
-    by: str
-    reason: str
-    message: str
-    node: str = ""
-
-
-@dataclass(frozen=True)
 class Backend:
     """One target.
 
     Args:
         name: what the user writes in ``backend=``.
-        module: where it is implemented: ``decline(spec) -> Declined | None`` and ``build(spec) -> LookupKernel``.
+        module: where it is implemented: ``decline(spec) -> Diagnostic | None`` and ``build(spec) -> LookupKernel``.
     """
 
     name: str
     module: str
 
-    def decline(self, spec: LookupSpec) -> Declined | None:
+    def decline(self, spec: LookupSpec) -> Diagnostic | None:
         """None where this backend can serve ``spec``."""
-        declined: Declined | None = importlib.import_module(self.module).decline(spec)
+        declined: Diagnostic | None = importlib.import_module(self.module).decline(spec)
         return declined
 
     def build(self, spec: LookupSpec) -> LookupKernel:
@@ -161,7 +145,7 @@ class Choice:
 
     backend: str
     kernel: LookupKernel
-    declined: tuple[Declined, ...]
+    declined: tuple[Diagnostic, ...]
     facts: list[Fact]
 
     @property
@@ -197,7 +181,7 @@ def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
             module_path=module_path,
             what_to_do=f"use 'auto' or one of {names}.",
         )
-    declined: list[Declined] = []
+    declined: list[Diagnostic] = []
     for candidate in BACKENDS:
         if backend not in ("auto", candidate.name):
             continue

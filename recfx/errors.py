@@ -1,10 +1,17 @@
-"""The errors that users meet.
+"""The errors that users meet: each is a diagnostic that was raised.
 
-Each carries a machine-readable reason code, the path of the module (or the name of the table) it is about, and what to
+It carries a machine-readable reason code, the path of the module (or the name of the table) it is about, and what to
 do about it. The reason code also stands in the message, in brackets, so that it can be searched for.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from recfx.diagnostics import Diagnostic, Severity
+
+_Error = TypeVar("_Error", bound="RecfxError")
 
 
 class RecfxError(Exception):
@@ -15,26 +22,54 @@ class RecfxError(Exception):
         reason: reason code, ``snake_case``; the same code stands in reports.
         module_path: fully qualified name of the module concerned, or ``""`` for the root.
         what_to_do: what the user can change to get past it.
+
+    Attributes:
+        diagnostic: the same as a value, as reports show it.
     """
+
+    diagnostic: Diagnostic
 
     def __init__(self, message: str, *, reason: str, module_path: str = "", what_to_do: str = "") -> None:
         super().__init__(message, reason, module_path, what_to_do)
-        self.message = message
-        self.reason = reason
-        self.module_path = module_path
-        self.what_to_do = what_to_do
+        self.diagnostic = Diagnostic(reason, module_path, message, what_to_do, Severity.ERROR)
+
+    @classmethod
+    def of(cls: type[_Error], diagnostic: Diagnostic) -> _Error:
+        """The error that raises ``diagnostic``. The way back is ``error.diagnostic``, whose severity is an error's."""
+        error = cls(
+            diagnostic.message,
+            reason=diagnostic.code,
+            module_path=diagnostic.path,
+            what_to_do=diagnostic.what_to_do,
+        )
+        error.diagnostic = replace(diagnostic, severity=Severity.ERROR)
+        return error
+
+    @property
+    def message(self) -> str:
+        """What is wrong."""
+        return self.diagnostic.message
+
+    @property
+    def reason(self) -> str:
+        """Reason code."""
+        return self.diagnostic.code
+
+    @property
+    def module_path(self) -> str:
+        """Fully qualified name of the module concerned."""
+        return self.diagnostic.path
+
+    @property
+    def what_to_do(self) -> str:
+        """What the user can change."""
+        return self.diagnostic.what_to_do
 
     def __str__(self) -> str:
-        place = f"{self.module_path}: " if self.module_path else ""
-        advice = f" What to do: {self.what_to_do}" if self.what_to_do else ""
-        return f"[{self.reason}] {place}{self.message}{advice}"
+        return str(self.diagnostic)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, self.reason, self.module_path, self.what_to_do)
-
-
-def _rebuild(kind: type[RecfxError], message: str, reason: str, module_path: str, what_to_do: str) -> RecfxError:
-    return kind(message, reason=reason, module_path=module_path, what_to_do=what_to_do)
+        return type(self).of, (self.diagnostic,)
 
 
 class ConversionError(RecfxError, ValueError):

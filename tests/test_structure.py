@@ -35,6 +35,7 @@ LAYERS = [
     "ir",
     "hashing",
     "errors",
+    "diagnostics",
     "version",
     "kernels",
 ]

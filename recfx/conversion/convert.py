@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from recfx.conversion.load_guard import guard_loading
 from recfx.conversion.notes import compile_dropped, not_verified
 from recfx.conversion.whole_graph import make_whole_graph
+from recfx.diagnostics import Diagnostic
 from recfx.discovery.bypass import bypassed
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, EMBEDDING_COLLECTION, KEPT, REFUSED, Finding
 from recfx.discovery.discover import Discovery, check_module, discover
@@ -25,7 +27,7 @@ from recfx.modules.devices import usable_device
 from recfx.modules.whole_graph import WholeGraph
 from recfx.optim.fused_view import attach_fused_optimizer
 from recfx.planner.shard_model import shard_collections
-from recfx.record.conversion import Conversion, Note, attach_conversion, conversion_of
+from recfx.record.conversion import Conversion, attach_conversion, conversion_of
 from recfx.record.verify_report import DIFFERENT, EQUAL, REFUSED_SAMPLE, SKIPPED, VerifyReport
 from recfx.record.wrappers import unwrap
 from recfx.replacement.replace_collections import Hashing, carry_references, config_for, replace_collections
@@ -161,9 +163,8 @@ def _refuse(discovery: Discovery, on_unsupported: str) -> None:
     if refused and on_unsupported == "error":
         first = refused[0]
         others = f" ({len(refused) - 1} more cannot be converted either)" if len(refused) > 1 else ""
-        raise ConversionError(
-            first.message + others, reason=first.reason, module_path=first.path, what_to_do=first.what_to_do
-        )
+        assert first.why is not None
+        raise ConversionError.of(replace(first.why, message=first.why.message + others))
     if not discovery.findings:
         raise ConversionError(
             "there is no EmbeddingBagCollection in the model.",
@@ -269,7 +270,7 @@ def _sharded_replacements(
 
 def _verify(
     model: nn.Module, converted: nn.Module, call: Sample | None, conversion: Conversion, discovery: Discovery
-) -> list[Note]:
+) -> list[Diagnostic]:
     """Compare; the notes say what stood in the way where nothing could be compared."""
     assert call is not None
     report = conversion.verification = verify_conversion(model, converted, call)
@@ -283,7 +284,7 @@ def _verify(
         )
     for check in report.of(DIFFERENT):
         if check.what == "calls":
-            raise bypassed(check.where, check.message)
+            raise ConversionError.of(bypassed(check.where, check.message))
     if report.of(DIFFERENT):
         raise ConversionError(
             f"the converted model does not agree with the original.\n{report}",
@@ -300,7 +301,7 @@ def _verify(
             reason="sample_failed",
             what_to_do="pass one call of the model that works, or verify=False.",
         )
-    return [Note("verification_skipped", "", first.message, "compare outputs yourself.")]
+    return [Diagnostic("verification_skipped", "", first.message, "compare outputs yourself.")]
 
 
 def _refuse_suspected(discovery: Discovery, report: VerifyReport | None) -> None:
@@ -310,15 +311,15 @@ def _refuse_suspected(discovery: Discovery, report: VerifyReport | None) -> None
             check.mode for check in report.of(EQUAL) if check.what == "calls" and check.where == finding.path
         }  # fmt: skip
         if finding.suspected is not None and (report is None or not report.ok or counted != {"train", "eval"}):
-            raise finding.suspected
+            raise ConversionError.of(finding.suspected)
 
 
-def _cleared_of_bypass(discovery: Discovery, conversion: Conversion) -> list[Note]:
+def _cleared_of_bypass(discovery: Discovery, conversion: Conversion) -> list[Diagnostic]:
     """One note for each collection that verification has cleared; without verification they are refused."""
     if conversion.verification is None:
         _refuse_suspected(discovery, None)
     return [
-        Note(
+        Diagnostic(
             "bypass_not_called",
             finding.path,
             f"the sample does not call it past the model's modules; other inputs might: {finding.suspected.message}",

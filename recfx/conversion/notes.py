@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from recfx.diagnostics import Diagnostic
 from recfx.modules.copy_modules import compiled_in_place
-from recfx.record.conversion import Note
 from recfx.sharding.collection import sharded_collections
 from recfx.tracing.sample import Sample
 
@@ -14,23 +14,23 @@ from recfx.tracing.sample import Sample
 MOST_BYTES_VERIFIED = 2 * 2**30
 
 
-def compile_dropped(model: nn.Module, inplace: bool) -> list[Note]:
+def compile_dropped(model: nn.Module, inplace: bool) -> list[Diagnostic]:
     """Modules on which ``Module.compile()`` was called: what it made is bound to the original."""
     if inplace:
         return []
     message = "Module.compile() was called on the original; the converted module runs uncompiled."
     what_to_do = "call .compile() on the converted model."
-    return [Note("compile_dropped", path, message, what_to_do) for path in compiled_in_place(model)]
+    return [Diagnostic("compile_dropped", path, message, what_to_do) for path in compiled_in_place(model)]
 
 
-def not_verified(model: nn.Module, call: Sample | None, asked: bool) -> list[Note]:
+def not_verified(model: nn.Module, call: Sample | None, asked: bool) -> list[Diagnostic]:
     """Models that are not compared: nothing to compute with, or too large to copy unless the user asks for it."""
     if (call is not None and call.on_meta()) or any(parameter.is_meta for parameter in model.parameters()):
         message = "there is nothing to compute with on the meta device."
-        return [Note("verification_skipped", "", message, "call recfx.verify once the model is on a device.")]
+        return [Diagnostic("verification_skipped", "", message, "call recfx.verify once the model is on a device.")]
     for path in sharded_collections(model):
         message = "the model holds sharded collections, of which a rank has a part only."
-        return [Note("verification_skipped", path, message, "convert all collections before any is sharded.")]
+        return [Diagnostic("verification_skipped", path, message, "convert all collections before any is sharded.")]
     size = sum(
         parameter.numel() * parameter.element_size()
         for parameter in model.parameters()
@@ -40,4 +40,4 @@ def not_verified(model: nn.Module, call: Sample | None, asked: bool) -> list[Not
         return []
     message = f"the parameters take {size / 2**30:.1f} GiB, and verification works on copies of them."
     what_to_do = "pass verify=True to convert, or verify a model with smaller tables."
-    return [Note("verification_skipped", "", message, what_to_do)]
+    return [Diagnostic("verification_skipped", "", message, what_to_do)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import fx, nn
 
 from recfx.conversion.inline_collections import inline_collections
+from recfx.diagnostics import Diagnostic
 from recfx.discovery.discover import set_mode
 from recfx.errors import ConversionError
 from recfx.ir import verify_graph
@@ -15,7 +16,7 @@ from recfx.modules.carry_over import carry_hooks
 from recfx.modules.converted_collection import converted_collections
 from recfx.modules.copy_modules import copy_modules
 from recfx.modules.whole_graph import WholeGraph, share_children
-from recfx.record.conversion import Rollback, attach_conversion, conversion_of
+from recfx.record.conversion import attach_conversion, conversion_of
 from recfx.tracing.sample import Sample
 from recfx.tracing.shallow_tracer import ShallowTracer, rollback_of, trace_graph
 from recfx.verification.parity import Difference, compare_forward
@@ -33,7 +34,7 @@ class Traced:
     """
 
     graph_module: fx.GraphModule
-    rollbacks: list[Rollback]
+    rollbacks: list[Diagnostic]
     entered: tuple[str, ...]
     not_compared: str | None = None
 
@@ -55,7 +56,7 @@ def make_whole_graph(model: nn.Module, sample: Sample) -> WholeGraph:
     for training, each in traced.items():
         if each.not_compared:
             where = f"the graph of {'train' if training else 'eval'} mode was not compared: {each.not_compared}"
-            rollbacks.append(Rollback("", "not_compared", where))
+            rollbacks.append(Diagnostic("not_compared", "", where))
     whole = WholeGraph(
         model,
         {training: each.graph_module for training, each in traced.items()},
@@ -78,7 +79,7 @@ def build_whole_graph(model: nn.Module, sample: Sample, training: bool) -> Trace
     hookless, _ = copy_modules(model)  # the root's own hooks run around the graph, not in it
     carry_hooks(nn.Module(), hookless)
     opaque: frozenset[str] = frozenset()
-    given_up: list[Rollback] = []
+    given_up: list[Diagnostic] = []
     while True:
         graph_module, rollbacks, entered = _trace(model, sample, training, opaque)
         difference = None if sample.on_meta() else compare_forward(hookless, graph_module, sample, training)
@@ -86,13 +87,13 @@ def build_whole_graph(model: nn.Module, sample: Sample, training: bool) -> Trace
             return Traced(graph_module, given_up + rollbacks, tuple(sorted(entered)), difference)
         if entered <= opaque:
             raise _differs(difference, training)
-        given_up += [Rollback(path, "graph_differs", str(difference)) for path in sorted(entered - opaque)]
+        given_up += [Diagnostic("graph_differs", path, str(difference)) for path in sorted(entered - opaque)]
         opaque |= entered
 
 
 def _trace(
     model: nn.Module, sample: Sample, training: bool, opaque: frozenset[str]
-) -> tuple[fx.GraphModule, list[Rollback], set[str]]:
+) -> tuple[fx.GraphModule, list[Diagnostic], set[str]]:
     root, _ = copy_modules(model)
     set_mode(root, training)
     collections = {id(collection) for collection in converted_collections(root).values()}

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
+from recfx.diagnostics import Diagnostic, Severity
 from recfx.discovery.classify import CONVERTIBLE, Finding
-from recfx.errors import ConversionError
 from recfx.references.find_references import References
 from recfx.references.object_kinds import attributes
 
@@ -40,11 +40,11 @@ def find_bypassed(model: nn.Module, findings: list[Finding]) -> None:
                 finding = convertible.get(id(module))
                 if finding is not None and finding.status == CONVERTIBLE:
                     what = "the collection" if id(module) == target else "a module that holds it"
-                    error = bypassed(finding.path, f"{what} is also reached by {fixed.where}: {fixed.why}")
+                    refusal = bypassed(finding.path, f"{what} is also reached by {fixed.where}: {fixed.why}")
                     if fixed.read_by_code:
-                        finding.suspected = finding.suspected or error
+                        finding.suspected = finding.suspected or refusal
                     else:
-                        finding.refuse(error)
+                        finding.refuse(refusal)
 
 
 def way_around(model: nn.Module, originals: Iterable[nn.Module]) -> str:
@@ -56,14 +56,10 @@ def way_around(model: nn.Module, originals: Iterable[nn.Module]) -> str:
     return next((way for target in targets if (way := references.way_to(target))), "")
 
 
-def bypassed(path: str, how: str) -> ConversionError:
-    """The error for a collection that the converted model does not call where the original does."""
-    return ConversionError(
-        f"{how}. The converted model would go on with the original one there.",
-        reason=BYPASSED,
-        module_path=path,
-        what_to_do=_ADVICE,
-    )
+def bypassed(path: str, how: str) -> Diagnostic:
+    """The refusal of a collection that the converted model does not call where the original does."""
+    message = f"{how}. The converted model would go on with the original one there."
+    return Diagnostic(BYPASSED, path, message, _ADVICE, Severity.ERROR)
 
 
 def _with_holders(model: nn.Module, collections: set[int]) -> dict[int, nn.Module]:

@@ -5,7 +5,7 @@ Classes are told apart by identity, never by name (except inside a ScriptModule,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from torchrec.modules.mc_embedding_modules import (
 )
 from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
 
-from recfx.errors import ConversionError
+from recfx.diagnostics import Diagnostic, Severity
 from recfx.ir.meta import SourceLocation
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.sharding.collection import sharded_collections
@@ -42,30 +42,30 @@ class Finding:
         module: the collection.
         paths: every fully qualified name it has; the first is the one used in names.
         status: ``convertible``, ``converted`` (already), ``kept`` or ``refused``.
-        reason: reason code of what is kept or refused.
-        message: why.
-        what_to_do: what the user can change.
+        why: it is kept or refused; None where it is not.
         found: ``traced``, ``walked`` or ``never called``.
         source: the line that calls it, or the class that holds it.
         calls: how often one forward calls it, as far as the trace sees.
-        suspected: the error for a way past the modules by which code may call it; a sample can clear it.
+        suspected: the refusal for a way past the modules by which code may call it; a sample can clear it.
     """
 
     module: nn.Module
     paths: list[str]
     status: str
-    reason: str = ""
-    message: str = ""
-    what_to_do: str = ""
+    why: Diagnostic | None = None
     found: str = "walked"
     source: SourceLocation | None = None
     calls: int = 0
-    suspected: ConversionError | None = None
+    suspected: Diagnostic | None = None
 
-    def refuse(self, error: ConversionError) -> None:
-        """Note that the tables of a convertible collection cannot be converted."""
-        self.status, self.reason = REFUSED, error.reason
-        self.message, self.what_to_do = error.message, error.what_to_do
+    def refuse(self, why: Diagnostic) -> None:
+        """Note that a convertible collection cannot be converted after all."""
+        self.status, self.why = REFUSED, replace(why, path=self.path)
+
+    @property
+    def reason(self) -> str:
+        """Reason code of what is kept or refused."""
+        return "" if self.why is None else self.why.code
 
     @property
     def path(self) -> str:
@@ -77,10 +77,10 @@ def classify(module: nn.Module, path: str) -> Finding | None:
     """What ``module`` is, if it is a collection or holds one that cannot be reached."""
 
     def refused(reason: str, message: str, what_to_do: str) -> Finding:
-        return Finding(module, [path], REFUSED, reason, message, what_to_do)
+        return Finding(module, [path], REFUSED, Diagnostic(reason, path, message, what_to_do, Severity.ERROR))
 
     def kept(reason: str, message: str, what_to_do: str = "") -> Finding:
-        return Finding(module, [path], KEPT, reason, message, what_to_do)
+        return Finding(module, [path], KEPT, Diagnostic(reason, path, message, what_to_do))
 
     if isinstance(module, ConvertedCollection):
         return Finding(module, [path], CONVERTED)

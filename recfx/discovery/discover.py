@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from recfx.diagnostics import Diagnostic
 from recfx.discovery.bypass import BYPASSED, find_bypassed
 from recfx.discovery.classify import CONVERTIBLE, Finding, classify
 from recfx.errors import ConversionError
 from recfx.ir.meta import SourceLocation
 from recfx.modules.copy_modules import copy_modules
-from recfx.record.conversion import Rollback
 from recfx.record.wrappers import unwrap
 from recfx.references.find_references import own_modules
 from recfx.tracing.sample import Sample
@@ -31,7 +31,7 @@ class Discovery:
     """All collections of a model, and what the trace could not enter."""
 
     findings: list[Finding]
-    rollbacks: list[Rollback] = field(default_factory=list)
+    rollbacks: list[Diagnostic] = field(default_factory=list)
 
     def of(self, status: str) -> list[Finding]:
         """The findings of one status."""
@@ -142,11 +142,11 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
         for key, count in counts.items():
             wanted[key].calls = max(wanted[key].calls, count)
         for rollback in tracer.rollbacks:
-            if rollback.module_path:
-                inside = root.get_submodule(rollback.module_path)
+            if rollback.path:
+                inside = root.get_submodule(rollback.path)
                 hidden |= {leaves[id(child)] for child in inside.modules() if id(child) in leaves}
-            if (rollback.module_path, rollback.message) not in seen:
-                seen.add((rollback.module_path, rollback.message))
+            if (rollback.path, rollback.message) not in seen:
+                seen.add((rollback.path, rollback.message))
                 discovery.rollbacks.append(rollback)
     for key, finding in wanted.items():
         finding.found = "traced" if key in called else "walked" if key in hidden else "never called"

@@ -17,9 +17,7 @@ def recorded(discovery: Discovery, on_unsupported: str, before: Conversion | Non
             tuple(finding.paths),
             type(finding.module).__name__,
             "converted" if finding.status == CONVERTIBLE else finding.status,
-            finding.reason,
-            finding.message,
-            finding.what_to_do,
+            finding.why,
             finding.found,
             finding.source,
         )

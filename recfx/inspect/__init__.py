@@ -9,7 +9,7 @@ from recfx.inspect.report import (
     Verification,
 )
 from recfx.inspect.sharding_report import ShardingReport, ShardReport
-from recfx.inspect.table_report import HashingReport, Reason, TableReport
+from recfx.inspect.table_report import HashingReport, TableReport
 
 __all__ = [
     "REPORT_VERSION",
@@ -17,7 +17,6 @@ __all__ = [
     "HashingReport",
     "NodeReport",
     "PassReport",
-    "Reason",
     "Report",
     "ShardReport",
     "ShardingReport",

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from recfx.diagnostics import Diagnostic, Severity
 from recfx.hashing import HashConfig
 from recfx.inspect import capacity
 from recfx.inspect.facts import TableFacts
 from recfx.inspect.index_facts import IndexFacts
-from recfx.inspect.table_report import Reason
 from recfx.optim.fused_optimizer import FusedOptimizer
 
 MUCH_SHARED = 0.01  # of the sightings in training
 
 
-def index_reasons(table: TableFacts) -> tuple[Reason, ...]:
+def index_reasons(table: TableFacts) -> tuple[Diagnostic, ...]:
     """Every rule's answer for one table; none without an index."""
     index = table.index_facts
     if index is None:
@@ -22,22 +22,22 @@ def index_reasons(table: TableFacts) -> tuple[Reason, ...]:
     return tuple(reason for rule in _RULES if (reason := rule(table, index)) is not None)
 
 
-def evict_needs_fused_optimizer(table: TableFacts, index: IndexFacts) -> Reason | None:
+def evict_needs_fused_optimizer(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
     """Training would raise this."""
     if not index.config.evicts or not table.weight.requires_grad or isinstance(table.optimizer, FusedOptimizer):
         return None
-    return Reason(
+    return Diagnostic(
         "evict_needs_fused_optimizer",
         table.module_path,
         "the table evicts ids, but no fused optimizer steps it: training will raise, because what another optimizer "
         "holds for a row would go over to the row's next id.",
         "attach SGD, Adagrad, RowWiseAdagrad or Adam to the table's parameter with torchrec's "
         "apply_optimizer_in_backward; after the conversion will do.",
-        "warning",
+        Severity.WARNING,
     )
 
 
-def index_nearly_full(table: TableFacts, index: IndexFacts) -> Reason | None:
+def index_nearly_full(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
     """Soon an id will meet a bucket without a free row. Where that has happened, ``shared_answers`` says so."""
     if not capacity.nearly_full(index) or index.trained["shared_answers"] > 0:
         return None
@@ -48,20 +48,20 @@ def index_nearly_full(table: TableFacts, index: IndexFacts) -> Reason | None:
         f"{found.worst_bucket_taken:,} of {found.worst_bucket_rows:,}. {_forecast(index)}; then {next_comes} "
         f"(on_full={index.config.on_full!r})."
     )
-    return Reason("index_nearly_full", table.module_path, message, f"{_more_rows(index)}.", "warning")
+    return Diagnostic("index_nearly_full", table.module_path, message, f"{_more_rows(index)}.", Severity.WARNING)
 
 
-def shared_answers(table: TableFacts, index: IndexFacts) -> Reason | None:
+def shared_answers(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
     """Ids whose bucket is full train and read rows that are not theirs alone."""
     shared, seen = index.trained["shared_answers"], index.trained["ids_seen"]
     if shared == 0:
         return None
     message = f"{_part(shared, seen)} ids seen in training found their bucket full and read a row that others have too."
-    severity = "warning" if shared >= MUCH_SHARED * seen else "info"
-    return Reason("shared_answers", table.module_path, message, f"{_more_rows(index)}.", severity)
+    severity = Severity.WARNING if shared >= MUCH_SHARED * seen else Severity.INFO
+    return Diagnostic("shared_answers", table.module_path, message, f"{_more_rows(index)}.", severity)
 
 
-def eviction_churn(table: TableFacts, index: IndexFacts) -> Reason | None:
+def eviction_churn(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
     """The table is too small for the ids that come."""
     if not capacity.churns(index):
         return None
@@ -73,10 +73,10 @@ def eviction_churn(table: TableFacts, index: IndexFacts) -> Reason | None:
     )
     admit_after = 2 * index.config.admit_after
     advice = f"{_more_rows(index)}; if most ids come once or twice, admit_after={admit_after} keeps them out instead."
-    return Reason("eviction_churn", table.module_path, message, advice, "warning")
+    return Diagnostic("eviction_churn", table.module_path, message, advice, Severity.WARNING)
 
 
-def unseen_answers(table: TableFacts, index: IndexFacts) -> Reason | None:
+def unseen_answers(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
     """Ids without a row were read in eval mode."""
     unseen, shares = index.evaluated["unseen_answers"], index.config.unseen == "share"
     if unseen == 0:
@@ -84,10 +84,10 @@ def unseen_answers(table: TableFacts, index: IndexFacts) -> Reason | None:
     read = "read a row that is not theirs" if shares else "read zeros"
     message = f"{_part(unseen, index.evaluated['ids_seen'])} ids seen in eval mode had no row and {read}."
     advice = "train on them" + (", or use unseen='zeros'." if shares else ", or use unseen='share'.")
-    return Reason("unseen_answers", table.module_path, message, advice, "info")
+    return Diagnostic("unseen_answers", table.module_path, message, advice)
 
 
-def candidates_dropped(table: TableFacts, index: IndexFacts) -> Reason | None:
+def candidates_dropped(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
     """A bucket counts as many ids as it can: those seen seldom are forgotten before they are admitted."""
     found = index.candidates
     if found is None or found.full_bucket is None:
@@ -98,7 +98,7 @@ def candidates_dropped(table: TableFacts, index: IndexFacts) -> Reason | None:
         f"{found.batches + 1:,} batches."
     )
     advice = "nothing if rarer ids may stay out; else a lower admit_after, or more rows."
-    return Reason("candidates_dropped", table.module_path, message, advice, "info")
+    return Diagnostic("candidates_dropped", table.module_path, message, advice)
 
 
 def _forecast(index: IndexFacts) -> str:
@@ -135,7 +135,7 @@ def _part(count: int, total: int) -> str:
     return f"{count:,} of {total:,} ({100 * count / max(total, 1):.1f}%)"
 
 
-_RULES: tuple[Callable[[TableFacts, IndexFacts], Reason | None], ...] = (
+_RULES: tuple[Callable[[TableFacts, IndexFacts], Diagnostic | None], ...] = (
     evict_needs_fused_optimizer,
     index_nearly_full,
     shared_answers,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from recfx.diagnostics import Diagnostic
 from recfx.hashing import HashIndex
 from recfx.inspect.describe import graph_fields, hashing_report, table_report
 from recfx.inspect.facts import TableFacts, kernels_by_table
@@ -16,7 +17,7 @@ from recfx.inspect.index_facts import IndexFacts
 from recfx.inspect.reasons import type_name
 from recfx.inspect.sharding_reasons import collection_sharding_reasons, pipelining_reasons, sharding_reasons
 from recfx.inspect.sharding_report import ShardingReport
-from recfx.inspect.table_report import Reason, TableReport
+from recfx.inspect.table_report import TableReport
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
@@ -99,7 +100,7 @@ def _with_sharding(
     element_bytes, module_path = _element_bytes(report), _join(path, table.table.name)
     reasons = sharding_reasons(table, module_path, report.optimizer)
     reasons += tuple(
-        Reason(each.reason, module_path, each.message, each.what_to_do) for each in taken.get(table.table.name, ())
+        Diagnostic(each.reason, module_path, each.message, each.what_to_do) for each in taken.get(table.table.name, ())
     )
     return replace(
         report,

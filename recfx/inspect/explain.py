@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import nn
 
-from recfx.discovery.classify import CONVERTIBLE, KEPT, REFUSED, Finding
+from recfx.diagnostics import Diagnostic, Severity
+from recfx.discovery.classify import CONVERTIBLE, REFUSED, Finding
 from recfx.discovery.discover import Discovery, check_module, discover
 from recfx.hashing import HashConfig
 from recfx.inspect.describe import describe_converted, describe_other
@@ -18,10 +20,9 @@ from recfx.inspect.describe_sharded import describe_sharded
 from recfx.inspect.planned import PlannedSharding, already_sharded
 from recfx.inspect.records import Records
 from recfx.inspect.report import REPORT_VERSION, CollectionReport, Report, Verification
-from recfx.inspect.table_report import SEVERITIES, Reason
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.whole_graph import WholeGraph
-from recfx.record.conversion import Found, Rollback
+from recfx.record.conversion import Found
 from recfx.record.wrappers import unwrap
 from recfx.replacement.replace_collections import replace_collections
 from recfx.replacement.resize_tables import TableResizing
@@ -55,9 +56,9 @@ def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
         discovery = discover(model, call)
         for finding in discovery.of(CONVERTIBLE):
             found = records.of_collection(finding)
-            if found is not None and found.status == REFUSED:  # by the request then; by default it might not be
-                finding.status, finding.reason = REFUSED, found.reason
-                finding.message, finding.what_to_do = found.message, found.what_to_do
+            if found is not None and found.why is not None and found.status == REFUSED:
+                # The request refused it then; the default one might not.
+                finding.refuse(found.why)
         replacements = _dry_run(discovery)
         collections = [
             _collection(
@@ -66,23 +67,19 @@ def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
             for finding in discovery.findings
         ]
     rollbacks = list(discovery.rollbacks) + [found for _, record in records.conversions for found in record.rollbacks]
-    notes = [
-        Reason(note.reason, note.module_path, note.message, note.what_to_do)
-        for _, record in records.conversions
-        for note in record.notes
-    ]
+    notes = [note for _, record in records.conversions for note in record.notes]
     verification = records.verification(model)
     reasons = [reason for collection in collections for reason in collection.reasons]
     reasons += _model_reasons(discovery, rollbacks, verification) + notes
     if planned is not None:
         reasons += planned.unknown({path for finding in discovery.findings for path in finding.paths})
-    reasons.sort(key=lambda reason: SEVERITIES.index(reason.severity))
+    reasons.sort(key=lambda reason: reason.severity.rank)
     return Report(
         version=REPORT_VERSION,
         recfx_version=__version__,
         torch_version=torch.__version__,
         torchrec_version=version("torchrec"),
-        ok=all(reason.severity != "error" for reason in reasons),
+        ok=all(reason.severity != Severity.ERROR for reason in reasons),
         collections=tuple(collections),
         reasons=tuple(reasons),
         rollbacks=tuple(rollbacks),
@@ -129,9 +126,9 @@ def _collection(
         paths=tuple(finding.paths),
         kind=type(finding.module).__name__ if found is None else found.kind,
         status=finding.status,
-        reason=finding.reason,
-        message=finding.message,
-        what_to_do=finding.what_to_do,
+        reason="" if finding.why is None else finding.why.code,
+        message="" if finding.why is None else finding.why.message,
+        what_to_do="" if finding.why is None else finding.why.what_to_do,
         found=how,
         file="" if source is None else source.file,
         line=0 if source is None else source.line,
@@ -139,33 +136,33 @@ def _collection(
     )
 
 
-def _collection_reasons(finding: Finding, found: str) -> tuple[Reason, ...]:
+def _collection_reasons(finding: Finding, found: str) -> tuple[Diagnostic, ...]:
     reasons = []
-    if finding.status in (KEPT, REFUSED):
-        severity = "error" if finding.status == REFUSED else "info"
-        reasons.append(Reason(finding.reason, finding.path, finding.message, finding.what_to_do, severity))
+    if finding.why is not None:
+        reasons.append(finding.why)
     if found == "never called":
         message = "the sample's call never reaches this collection, in train or eval mode."
         advice = "check the sample, or call it; what is converted does not depend on it."
-        reasons.append(Reason("never_called", finding.path, message, advice, "warning"))
+        reasons.append(Diagnostic("never_called", finding.path, message, advice, Severity.WARNING))
     return tuple(reasons)
 
 
-def _model_reasons(discovery: Discovery, rollbacks: list[Rollback], verification: Verification) -> list[Reason]:
+def _model_reasons(discovery: Discovery, rollbacks: list[Diagnostic], verification: Verification) -> list[Diagnostic]:
     reasons = []
     if not discovery.findings:
         message = "there is no EmbeddingBagCollection in the model."
         advice = (
             "pass the model that holds the torchrec.EmbeddingBagCollection, before it is scripted, traced or exported."
         )
-        reasons.append(Reason("no_collection", "", message, advice, "error"))
+        reasons.append(Diagnostic("no_collection", "", message, advice, Severity.ERROR))
     for rollback in rollbacks:
         message = f"could not be traced: {rollback.message}"
         advice = "nothing: its code stays Python, and collections inside are converted all the same."
-        reasons.append(Reason(rollback.reason, rollback.module_path, message, advice, "info"))
+        reasons.append(replace(rollback, message=message, what_to_do=advice))
     if verification.ok is False:
         message = "the converted model does not agree with the original."
-        reasons.append(Reason("verification_failed", "", message, "please report it with the model.", "error"))
+        advice = "please report it with the model."
+        reasons.append(Diagnostic("verification_failed", "", message, advice, Severity.ERROR))
     return reasons
 
 

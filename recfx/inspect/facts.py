@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
+from recfx.diagnostics import Diagnostic
 from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
 from recfx.inspect.index_facts import IndexFacts
 from recfx.ir.tables import TableSpec
-from recfx.lowering.registry import Declined, select_backend
+from recfx.lowering.registry import select_backend
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.nodes import Lookup
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -25,12 +26,12 @@ class Kernel:
     Args:
         name: ``""`` where none can.
         passed_over: the backends before it, and why they were not taken.
-        error: why there is none.
+        refused: why there is none.
     """
 
     name: str
-    passed_over: tuple[Declined, ...]
-    error: ConversionError | None = None
+    passed_over: tuple[Diagnostic, ...]
+    refused: Diagnostic | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def kernels_by_table(graph_module: nn.Module) -> dict[str, Kernel]:
             choice = select_backend(module.spec(), module.backend, module.collection)
             kernel = Kernel(choice.backend, choice.declined)
         except ConversionError as error:
-            kernel = Kernel("", (), error)
+            kernel = Kernel("", (), error.diagnostic)
         kernels |= {table.name: kernel for table in module.tables}
     return kernels
 

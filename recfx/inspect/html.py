@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
+from recfx.diagnostics import Diagnostic
 from recfx.inspect import wording
 from recfx.inspect.index_columns import INDEX_COLUMNS, has_index, index_row
 from recfx.inspect.report import CollectionReport, Report
 from recfx.inspect.sharding_columns import SHARDING_COLUMNS, sharding_row, sharding_title
-from recfx.inspect.table_report import Reason, TableReport
+from recfx.inspect.table_report import TableReport
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 84em; padding: 0 1em; color: #1c1c1c; }
@@ -56,10 +57,10 @@ def _collection_row(one: CollectionReport) -> tuple[str, ...]:
     return paths, one.kind, one.status, one.reason, one.message, one.what_to_do, one.found, where
 
 
-def _reasons(reasons: tuple[Reason, ...]) -> str:
+def _reasons(reasons: tuple[Diagnostic, ...]) -> str:
     rows = []
     for one in reasons:
-        cells = (one.severity, one.code, wording.name_of(one.module_path), one.message, one.what_to_do)
+        cells = (one.severity, one.code, wording.name_of(one.path), one.message, one.what_to_do)
         rows.append(f'<tr class="{escape(one.severity)}">{_cells(cells)}</tr>')
     return _frame(_REASON_COLUMNS, rows)
 
@@ -93,7 +94,7 @@ def _details(collection: CollectionReport) -> list[str]:
             f"<pre>{escape(one.graph)}</pre></details>"
         )
     if collection.declined:
-        found = [(one.by, one.reason, one.message, one.node) for one in collection.declined]
+        found = [(one.by, one.code, one.message, one.node) for one in collection.declined]
         parts.append(f"<details><summary>declined: {len(found):,}</summary>")
         parts.append(_table(("by", "reason", "message", "node"), found) + "</details>")
     return parts

@@ -8,9 +8,9 @@ from typing import Any
 import torch.distributed as dist
 from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan
 
+from recfx.diagnostics import Diagnostic, Severity
 from recfx.errors import ConversionError
 from recfx.inspect.describe_sharded import with_plan
-from recfx.inspect.table_report import Reason
 from recfx.modules.collection import HashEmbeddingBagCollection
 
 
@@ -56,28 +56,27 @@ class PlannedSharding:
             tables = self.per_collection[planned]
             described.update(with_plan(described, collection, tables, self.rank, self.world_size, paths[0]))
         except ConversionError as error:
-            found = Reason(error.reason, error.module_path, error.message, error.what_to_do, "error")
-            described["reasons"] = (*described["reasons"], found)
+            described["reasons"] = (*described["reasons"], error.diagnostic)
 
-    def unknown(self, paths: set[str]) -> list[Reason]:
+    def unknown(self, paths: set[str]) -> list[Diagnostic]:
         """What the plan names beside the collections at ``paths``."""
         return [
-            Reason(
+            Diagnostic(
                 "plan_unknown_collection",
                 path,
                 f"the plan names {path!r}, which is no converted collection; there are {sorted(paths)}.",
                 "make the plan from this model.",
-                "error",
+                Severity.ERROR,
             )
             for path in self.per_collection
             if path not in paths
         ]
 
 
-def already_sharded(path: str) -> Reason:
+def already_sharded(path: str) -> Diagnostic:
     """A plan for what has one."""
     message = "the collection is sharded already: what is said of it is its own plan, not the one given."
-    return Reason("already_sharded", path, message, "explain without plan=.", "error")
+    return Diagnostic("already_sharded", path, message, "explain without plan=.", Severity.ERROR)
 
 
 def _last_rank(table: ParameterSharding) -> int:

@@ -6,47 +6,50 @@ What an index has to say stands in ``capacity_reasons.py``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from torchrec.modules.embedding_configs import data_type_to_dtype
 
+from recfx.diagnostics import Diagnostic, Severity
 from recfx.inspect.capacity_reasons import index_reasons
 from recfx.inspect.facts import TableFacts
-from recfx.inspect.table_report import Reason
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import NotFused
 
 
-def table_reasons(table: TableFacts) -> tuple[Reason, ...]:
+def table_reasons(table: TableFacts) -> tuple[Diagnostic, ...]:
     """Every rule's answer for one table."""
     return tuple(reason for rule in _RULES if (reason := rule(table)) is not None) + index_reasons(table)
 
 
-def backend_unusable(table: TableFacts) -> Reason | None:
+def backend_unusable(table: TableFacts) -> Diagnostic | None:
     """The backend that the user named cannot serve the table where it is now."""
-    error = table.kernel.error
-    if error is None:
+    refused = table.kernel.refused
+    if refused is None:
         return None
-    return Reason(error.reason, table.module_path, error.message, error.what_to_do, "error")
+    return replace(refused, path=table.module_path)
 
 
-def kernel_fallback(table: TableFacts) -> Reason | None:
+def kernel_fallback(table: TableFacts) -> Diagnostic | None:
     """The slow reference target is used because the others declined."""
     if table.kernel.name != "reference" or not table.kernel.passed_over or table.weight.is_meta:
         return None
     why = " ".join(f"{declined.by}: {declined.message}" for declined in table.kernel.passed_over)
     advice = "expect a slower lookup, or change what the message names."
-    return Reason("kernel_fallback", table.module_path, f"the reference kernel serves it. {why}", advice, "warning")
+    return Diagnostic(
+        "kernel_fallback", table.module_path, f"the reference kernel serves it. {why}", advice, Severity.WARNING
+    )
 
 
-def optimizer_not_fused(table: TableFacts) -> Reason | None:
+def optimizer_not_fused(table: TableFacts) -> Diagnostic | None:
     """An optimizer in backward that runs on the whole table."""
     found = table.optimizer
     if not isinstance(found, NotFused):
         return None
-    return Reason("optimizer_not_fused", table.module_path, found.message, found.what_to_do, "warning")
+    return Diagnostic("optimizer_not_fused", table.module_path, found.message, found.what_to_do, Severity.WARNING)
 
 
-def only_touched_rows(table: TableFacts) -> Reason | None:
+def only_touched_rows(table: TableFacts) -> Diagnostic | None:
     """The dense torch rule would also move rows that the batch does not read."""
     found = table.optimizer
     if not isinstance(found, FusedOptimizer):
@@ -56,27 +59,25 @@ def only_touched_rows(table: TableFacts) -> Reason | None:
         return None
     why = "Adam" if found.kind == "adam" else f"{found.kind} with weight_decay={weight_decay:g}"
     message = f"fused {why} moves only the rows that a batch reads; the dense torch optimizer moves every row."
-    return Reason(
-        "only_touched_rows", table.module_path, message, "nothing, unless you rely on the dense rule.", "info"
-    )
+    return Diagnostic("only_touched_rows", table.module_path, message, "nothing, unless you rely on the dense rule.")
 
 
-def weights_not_used(table: TableFacts) -> Reason | None:
+def weights_not_used(table: TableFacts) -> Diagnostic | None:
     """A table that was there before is given out anew by its index, from row 0 on."""
     if not table.existed or table.weight.is_meta or table.index is None or table.spec.custom_init_fn:
         return None
     if table.index.config.dense_rows != 0:
         return None
-    return Reason(
+    return Diagnostic(
         "weights_not_used",
         table.module_path,
         "dense_rows=0 gives out every row anew: a new id starts from initial weights, not from what the row held.",
         "nothing if it was never trained; to keep its rows, leave dense_rows out and give rows= beyond them.",
-        "warning",
+        Severity.WARNING,
     )
 
 
-def index_settings_not_used(table: TableFacts) -> Reason | None:
+def index_settings_not_used(table: TableFacts) -> Diagnostic | None:
     """Settings for new ids on a table that takes none."""
     config = table.spec.hashing
     if config is None or config.has_index:
@@ -91,24 +92,23 @@ def index_settings_not_used(table: TableFacts) -> Reason | None:
         return None
     message = f"{', '.join(unused)} does nothing: every row is dense, so there is no index and no id is new."
     advice = "for raw ids give dense_rows=0, or rows= beyond the table's."
-    return Reason("index_settings_not_used", table.module_path, message, advice, "warning")
+    return Diagnostic("index_settings_not_used", table.module_path, message, advice, Severity.WARNING)
 
 
-def init_fn_rows(table: TableFacts) -> Reason | None:
+def init_fn_rows(table: TableFacts) -> Diagnostic | None:
     """An indexed table with an ``init_fn`` of its own."""
     if table.index is None or not table.spec.custom_init_fn:
         return None
-    return Reason(
+    return Diagnostic(
         "init_fn_rows",
         table.module_path,
         "the table has an init_fn of its own: it fills the rows when the table is built, and again, rows together, "
         "when they are re-used, so a new id's first weights depend on its row and on the order in which ids come.",
         "leave init_fn out to have initial weights that depend on the id alone.",
-        "info",
     )
 
 
-def data_type_not_honoured(table: TableFacts) -> Reason | None:
+def data_type_not_honoured(table: TableFacts) -> Diagnostic | None:
     """The config says another type than the weight has."""
     try:
         wanted = data_type_to_dtype(table.config.data_type)
@@ -118,7 +118,7 @@ def data_type_not_honoured(table: TableFacts) -> Reason | None:
         return None
     message = f"config.data_type is {table.config.data_type.name}, but the weight is {type_name(table.weight.dtype)}."
     advice = "cast the model, or correct the config; the weight's type counts."
-    return Reason("data_type_not_honoured", table.module_path, message, advice, "warning")
+    return Diagnostic("data_type_not_honoured", table.module_path, message, advice, Severity.WARNING)
 
 
 def type_name(dtype: object) -> str:
@@ -126,7 +126,7 @@ def type_name(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-_RULES: tuple[Callable[[TableFacts], Reason | None], ...] = (
+_RULES: tuple[Callable[[TableFacts], Diagnostic | None], ...] = (
     backend_unusable,
     kernel_fallback,
     optimizer_not_fused,

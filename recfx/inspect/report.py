@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import sympy
 
-from recfx.inspect.table_report import HashingReport, Reason, TableReport
-from recfx.lowering.registry import Declined
-from recfx.record.conversion import Rollback
+from recfx.diagnostics import Diagnostic
+from recfx.inspect.report_json import plain
+from recfx.inspect.table_report import TableReport
 
 REPORT_VERSION = "1"
 
@@ -77,8 +76,8 @@ class CollectionReport:
     tables: tuple[TableReport, ...] = ()
     nodes: tuple[NodeReport, ...] = ()
     passes: tuple[PassReport, ...] = ()
-    declined: tuple[Declined, ...] = ()
-    reasons: tuple[Reason, ...] = ()
+    declined: tuple[Diagnostic, ...] = ()
+    reasons: tuple[Diagnostic, ...] = ()
 
     @property
     def path(self) -> str:
@@ -117,10 +116,10 @@ class Report:
     torchrec_version: str
     ok: bool
     collections: tuple[CollectionReport, ...]
-    reasons: tuple[Reason, ...]
-    rollbacks: tuple[Rollback, ...]
+    reasons: tuple[Diagnostic, ...]
+    rollbacks: tuple[Diagnostic, ...]
     verification: Verification
-    notes: tuple[Reason, ...] = ()
+    notes: tuple[Diagnostic, ...] = ()
 
     def __str__(self) -> str:
         from recfx.inspect.text import render_text
@@ -129,20 +128,10 @@ class Report:
 
     def to_json(self) -> str:
         """Everything, keys in the order of the fields; symbolic sizes as text."""
-        return json.dumps(_plain(self), indent=2)
+        return json.dumps(plain(self), indent=2)
 
     def to_html(self) -> str:
         """One page that needs no other file."""
         from recfx.inspect.html import render_html
 
         return render_html(self)
-
-
-def _plain(value: Any) -> Any:
-    """Dicts, lists and scalars alone."""
-    if is_dataclass(value):
-        plain = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-        return plain | {"counters": dict(value.counters)} if isinstance(value, HashingReport) else plain
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, sympy.Basic) else value

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from recfx.inspect.table_report import Reason
+from recfx.diagnostics import Diagnostic, Severity
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
 from recfx.nodes import SelectFeatures
@@ -15,7 +15,7 @@ from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 UNEVEN = 1.25  # the largest piece, in mean pieces
 
 
-def sharding_reasons(table: ShardedTable, path: str, optimizer: str) -> tuple[Reason, ...]:
+def sharding_reasons(table: ShardedTable, path: str, optimizer: str) -> tuple[Diagnostic, ...]:
     """Every rule's answer for one table.
 
     Args:
@@ -26,7 +26,7 @@ def sharding_reasons(table: ShardedTable, path: str, optimizer: str) -> tuple[Re
     return tuple(reason for rule in _RULES if (reason := rule(table, path, optimizer)) is not None)
 
 
-def ranks_without_rows(table: ShardedTable, path: str, _: str) -> Reason | None:
+def ranks_without_rows(table: ShardedTable, path: str, _: str) -> Diagnostic | None:
     """Fewer rows, or buckets of rows, than pieces."""
     pieces = table.row_pieces
     empty = [shard.rank for shard in pieces if shard.is_empty]
@@ -35,7 +35,7 @@ def ranks_without_rows(table: ShardedTable, path: str, _: str) -> Reason | None:
     config = table.table.hashing
     if config is None or not table.table.has_index:
         message = f"{table.table.num_embeddings:,} rows are cut over {len(pieces)} ranks: ranks {empty} get none."
-        return Reason(
+        return Diagnostic(
             "ranks_without_rows", path, message, "table_wise or data_parallel serves so small a table better."
         )
     message = (
@@ -43,10 +43,10 @@ def ranks_without_rows(table: ShardedTable, path: str, _: str) -> Reason | None:
         "no rows, and no work."
     )
     advice = f"give HashConfig(buckets=...) a multiple of {len(pieces)}, before the table has learnt any id."
-    return Reason("ranks_without_rows", path, message, advice, "warning")
+    return Diagnostic("ranks_without_rows", path, message, advice, Severity.WARNING)
 
 
-def uneven_cuts(table: ShardedTable, path: str, _: str) -> Reason | None:
+def uneven_cuts(table: ShardedTable, path: str, _: str) -> Diagnostic | None:
     """Some rank has far more rows than others."""
     sizes = [shard.num_rows for shard in table.row_pieces]
     if not sizes or min(sizes) == 0 or max(sizes) * len(sizes) < UNEVEN * sum(sizes):
@@ -55,20 +55,20 @@ def uneven_cuts(table: ShardedTable, path: str, _: str) -> Reason | None:
     advice = "nothing if that is meant"
     if table.table.has_index:
         advice += "; cuts are at bucket borders, so more buckets, in a multiple of the ranks, make them even"
-    return Reason("uneven_cuts", path, message, f"{advice}.")
+    return Diagnostic("uneven_cuts", path, message, f"{advice}.")
 
 
-def cuts_at_bucket_borders(table: ShardedTable, path: str, _: str) -> Reason | None:
+def cuts_at_bucket_borders(table: ShardedTable, path: str, _: str) -> Diagnostic | None:
     """The plan cut inside a bucket, or the table has got other rows since."""
     borders, planned = table.row_borders(), list(table.planned_borders)
     if not table.table.has_index or not borders or borders == planned:
         return None
     found, wanted = _few(borders[1:-1]), _few(planned[1:-1])
     message = f"its rows are cut at {found}, where buckets begin, not at {wanted} as the plan says."
-    return Reason("cuts_at_bucket_borders", path, message, "nothing: an id and its row stay together that way.")
+    return Diagnostic("cuts_at_bucket_borders", path, message, "nothing: an id and its row stay together that way.")
 
 
-def optimizer_state_per_column_block(table: ShardedTable, path: str, optimizer: str) -> Reason | None:
+def optimizer_state_per_column_block(table: ShardedTable, path: str, optimizer: str) -> Diagnostic | None:
     """Row-wise Adagrad has one number a row, of the columns that are in one place."""
     blocks = len(table.column_blocks)
     if blocks < 2 or optimizer != "fused rowwise_adagrad":
@@ -78,26 +78,26 @@ def optimizer_state_per_column_block(table: ShardedTable, path: str, optimizer: 
         "columns: as TorchRec's does, and not what the whole table would train."
     )
     advice = "use Adagrad, or cut no columns, where training must not depend on the plan."
-    return Reason("optimizer_state_per_column_block", path, message, advice)
+    return Diagnostic("optimizer_state_per_column_block", path, message, advice)
 
 
-def ids_on_every_rank(table: ShardedTable, path: str, _: str) -> Reason | None:
+def ids_on_every_rank(table: ShardedTable, path: str, _: str) -> Diagnostic | None:
     """Replicas are kept equal by giving all of them the same ids."""
     if not table.is_replicated:
         return None
     message = "every rank gets the ids of all ranks and pools all samples: replicas see the same, and stay equal."
-    return Reason("ids_on_every_rank", path, message, "nothing for a small table; table_wise sends less otherwise.")
+    return Diagnostic("ids_on_every_rank", path, message, "nothing for a small table; table_wise sends less otherwise.")
 
 
 def collection_sharding_reasons(
     tables: tuple[TableSpec, ...], graph_module: nn.Module | None, path: str
-) -> tuple[Reason, ...]:
+) -> tuple[Diagnostic, ...]:
     """What is so for the collection as a whole; ``graph_module``: of a sharded one."""
     reasons = []
     means = [table.name for table in tables if table.pooling == "MEAN"]
     if means:
         message = f"MEAN of tables {_few(means)} runs as SUM, and is divided by the lengths once sums are complete."
-        reasons.append(Reason("mean_divided_last", path, message, "nothing: the result is the mean."))
+        reasons.append(Diagnostic("mean_divided_last", path, message, "nothing: the result is the mean."))
     nodes = () if graph_module is None else graph_module.children()
     if any(isinstance(node, SelectFeatures) and node.has_expanded for node in nodes):
         message = (
@@ -105,16 +105,16 @@ def collection_sharding_reasons(
             "sent, which TorchRec's collections do after."
         )
         advice = "expect more ids on the wire; deduplicate after the collection where that matters."
-        reasons.append(Reason("variable_batch_expanded", path, message, advice))
+        reasons.append(Diagnostic("variable_batch_expanded", path, message, advice))
     return tuple(reasons)
 
 
-def pipelining_reasons(sharded: ShardedHashEmbeddingBagCollection, path: str) -> tuple[Reason, ...]:
+def pipelining_reasons(sharded: ShardedHashEmbeddingBagCollection, path: str) -> tuple[Diagnostic, ...]:
     """Whether a pipeline of TorchRec's has taken it over; ``recfx.TrainPipeline`` has a report of its own."""
     if not sharded.is_pipelined:
         return ()
     message = f"a TorchRec pipeline sends the next batch's ids ahead ({type(sharded.forward).__name__})."
-    return (Reason("pipelined", path, message, "nothing: detach the pipeline to have a plain forward again."),)
+    return (Diagnostic("pipelined", path, message, "nothing: detach the pipeline to have a plain forward again."),)
 
 
 def _few(items: list[int] | list[str], most: int = 4) -> str:
@@ -122,7 +122,7 @@ def _few(items: list[int] | list[str], most: int = 4) -> str:
     return shown + (f" and {len(items) - most} more" if len(items) > most else "")
 
 
-_RULES: tuple[Callable[[ShardedTable, str, str], Reason | None], ...] = (
+_RULES: tuple[Callable[[ShardedTable, str, str], Diagnostic | None], ...] = (
     ranks_without_rows,
     uneven_cuts,
     cuts_at_bucket_borders,

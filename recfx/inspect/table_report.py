@@ -1,32 +1,11 @@
-"""The report of one table as data, and the reasons that are given for anything."""
+"""The report of one table as data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from recfx.diagnostics import Diagnostic
 from recfx.inspect.sharding_report import ShardingReport
-from recfx.lowering.registry import Declined
-
-SEVERITIES = ("error", "warning", "info")
-
-
-@dataclass(frozen=True)
-class Reason:
-    """One thing that the user should know.
-
-    Args:
-        code: reason code, ``snake_case``; the same code stands in errors.
-        module_path: fully qualified name of the collection, table or module; ``""`` for the root.
-        message: what is so, one sentence.
-        what_to_do: what the user can change; ``""`` where nothing has to be.
-        severity: ``"error"`` (makes the report not ok), ``"warning"`` or ``"info"``.
-    """
-
-    code: str
-    module_path: str
-    message: str
-    what_to_do: str = ""
-    severity: str = "info"
 
 
 @dataclass(frozen=True)
@@ -121,8 +100,8 @@ class TableReport:
     bytes: int
     hashing: HashingReport | None = None
     kernel: str = ""
-    kernels_passed_over: tuple[Declined, ...] = ()
+    kernels_passed_over: tuple[Diagnostic, ...] = ()
     optimizer: str = ""
     custom_init_fn: bool = False
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[Diagnostic, ...] = ()
     sharding: ShardingReport | None = None

@@ -12,11 +12,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from recfx.diagnostics import Diagnostic
 from recfx.inspect import wording
 from recfx.inspect.index_columns import INDEX_COLUMNS, has_index, index_row
 from recfx.inspect.report import CollectionReport, Report
 from recfx.inspect.sharding_columns import SHARDING_COLUMNS, sharding_row, sharding_title
-from recfx.inspect.table_report import Reason, TableReport
+from recfx.inspect.table_report import TableReport
 
 WIDTH = 120
 
@@ -69,13 +70,13 @@ def _collections(collections: tuple[CollectionReport, ...]) -> Table:
     return table
 
 
-def _reasons(reasons: tuple[Reason, ...]) -> list[RenderableType]:
+def _reasons(reasons: tuple[Diagnostic, ...]) -> list[RenderableType]:
     """One paragraph a code and advice; equal ones together, with the first few modules."""
     parts: list[RenderableType] = []
     for same_code in _groups(reasons, lambda one: (one.severity, one.code)):
         groups = _groups(same_code, lambda one: (one.message, one.what_to_do))
         for group in groups[:_EXAMPLES]:
-            paths = wording.listed(tuple(wording.name_of(one.module_path) for one in group))
+            paths = wording.listed(tuple(wording.name_of(one.path) for one in group))
             parts.append(Text(f"  {group[0].severity}: {group[0].code}: {paths}"))
             parts.append(Padding(Text(group[0].message), (0, 0, 0, 6)))
             if group[0].what_to_do:

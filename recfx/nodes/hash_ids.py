@@ -6,10 +6,12 @@ their bags here, so that no kernel ever meets a row that does not exist; ``mean_
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.errors import InputError
+from recfx.errors import InputError, TableFullError
 from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels import hash_index
@@ -201,8 +203,7 @@ class HashIds(NodeModule):
             for index, (_, full_bucket) in zip(indexes, report, strict=True):
                 if full_bucket >= 0:
                     error = index.full_error(full_bucket)
-                    error.module_path = self.collection
-                    raise error
+                    raise TableFullError.of(replace(error.diagnostic, path=self.collection))
             _list_rows(in_flight, segments, inserted.rows)
             counts = [count for count, _ in report]
             are_renewed = inserted.states_before != NEVER_USED

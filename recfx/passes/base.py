@@ -8,8 +8,8 @@ from typing import Protocol
 
 from torch import fx
 
+from recfx.diagnostics import Diagnostic
 from recfx.ir import format_graph, verify_graph
-from recfx.lowering.registry import Declined
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class PassResult:
 
     graph_module: fx.GraphModule
     modified: bool
-    declined: tuple[Declined, ...] = ()
+    declined: tuple[Diagnostic, ...] = ()
 
 
 class Pass(Protocol):
@@ -47,7 +47,7 @@ class PassRecord:
     name: str
     modified: bool
     text: str
-    declined: tuple[Declined, ...]
+    declined: tuple[Diagnostic, ...]
 
 
 def run_passes(

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from recfx.diagnostics import Diagnostic
 from recfx.ir.typed_access import node_module
-from recfx.lowering.registry import Declined
 from recfx.nodes import HashIds, Lookup, MeanDivide
 from recfx.passes._nodes import nodes_of_kind, remove_node, replace_inputs
 from recfx.passes.base import PassResult
@@ -25,14 +25,14 @@ class ElideHash:
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Rewrite in place; declines tables with an index."""
-        declined: list[Declined] = []
+        declined: list[Diagnostic] = []
         modified = False
         for node in nodes_of_kind(graph_module, "hash_ids"):
             module = node_module(graph_module, node, HashIds)
             kept = tuple(table.name for table in module.tables if table.has_index)
             for name in kept:
                 message = f"ids of table {name!r} are raw: rows beyond dense_rows need its index."
-                declined.append(Declined(self.name, "has_index", message, node.name))
+                declined.append(Diagnostic("has_index", module.collection, message, by=self.name, node=node.name))
             if len(kept) == len(module.hashed):
                 continue
             modified = True

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from recfx.diagnostics import Diagnostic
 from recfx.ir.columns import columns_of
 from recfx.ir.typed_access import meta_of, node_module
-from recfx.lowering.registry import Declined
 from recfx.nodes import HashIds, Lookup, MeanDivide, SelectFeatures
 from recfx.passes._nodes import add_node, nodes_of_kind, replace_inputs, resources_of
 from recfx.passes.base import PassResult
@@ -27,14 +27,16 @@ class InsertHash:
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Rewrite in place; declines static tables."""
-        declined: list[Declined] = []
+        declined: list[Diagnostic] = []
         modified = False
         for select in nodes_of_kind(graph_module, "select_features"):
             module = node_module(graph_module, select, SelectFeatures)
             for table in module.tables:
                 if table.hashing is None:
                     message = f"table {table.name!r} is static: hashing=None."
-                    declined.append(Declined(self.name, "static_table", message, select.name))
+                    declined.append(
+                        Diagnostic("static_table", module.collection, message, by=self.name, node=select.name)
+                    )
             if any(table.hashing is not None for table in module.tables):
                 self._insert(graph_module, select, module)
                 modified = True

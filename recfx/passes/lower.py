@@ -39,7 +39,7 @@ class Lower:
             module = node_module(graph_module, node, Lookup)
             module.backend = self.backend
             choice = module.choose_kernel()
-            declined += [replace(refusal, node=node.name) for refusal in choice.declined]
+            declined += [replace(refusal, path=module.collection, node=node.name) for refusal in choice.declined]
             annotate(node, replace(meta_of(node), kernel=choice.backend))
         for node in nodes_of_kind(graph_module, "hash_ids"):
             self._fuse(graph_module, node)

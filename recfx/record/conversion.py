@@ -8,26 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from recfx.diagnostics import Diagnostic
 from recfx.ir.meta import SourceLocation
 from recfx.record.verify_report import VerifyReport
 from recfx.record.wrappers import unwrap
 
 _ATTRIBUTE = "_recfx_conversion"
-
-
-@dataclass(frozen=True)
-class Rollback:
-    """A module that became an opaque leaf.
-
-    Args:
-        module_path: its fully qualified name; ``""`` for the root.
-        reason: reason code.
-        message: what the trace stumbled over.
-    """
-
-    module_path: str
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True)
@@ -37,21 +23,9 @@ class Found:
     paths: tuple[str, ...]
     kind: str
     status: str
-    reason: str
-    message: str
-    what_to_do: str
+    why: Diagnostic | None
     found: str
     source: SourceLocation | None
-
-
-@dataclass(frozen=True)
-class Note:
-    """Something that the report must say."""
-
-    reason: str
-    module_path: str
-    message: str
-    what_to_do: str
 
 
 @dataclass
@@ -67,10 +41,10 @@ class Conversion:
     """
 
     found: list[Found]
-    rollbacks: list[Rollback]
+    rollbacks: list[Diagnostic]
     on_unsupported: str
     verification: VerifyReport | None = None
-    notes: list[Note] = field(default_factory=list)
+    notes: list[Diagnostic] = field(default_factory=list)
 
 
 def attach_conversion(model: nn.Module, conversion: Conversion) -> None:

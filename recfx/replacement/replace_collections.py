@@ -52,7 +52,7 @@ def replace_collections(
             if not keep_refused:
                 raise
             resizing.undo(before)
-            finding.refuse(error)
+            finding.refuse(error.diagnostic)
             continue
         replacements[id(finding.module)] = converted
     return replacements

@@ -22,8 +22,8 @@ import torch.utils.checkpoint
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 
+from recfx.diagnostics import Diagnostic
 from recfx.ir.meta import SourceLocation
-from recfx.record.conversion import Rollback
 from recfx.tracing.randomness import fixed_randomness
 from recfx.tracing.sample import Sample
 
@@ -46,7 +46,7 @@ class ShallowTracer(fx.Tracer):
         super().__init__()
         self.record_stack_traces = True
         self.proxy_buffer_attributes = True  # buffers that change are nodes, never changed by the trace itself
-        self.rollbacks: list[Rollback] = []
+        self.rollbacks: list[Diagnostic] = []
         self.entered: list[str] = []
         self._leaves = leaves
         self._opaque = opaque
@@ -98,11 +98,11 @@ class ShallowTracer(fx.Tracer):
                     del self._parameter_proxies[name]
 
 
-def rollback_of(path: str, error: Exception) -> Rollback:
+def rollback_of(path: str, error: Exception) -> Diagnostic:
     """What to report of an exception met while tracing."""
     reason = "lost_by_tracing" if isinstance(error, LostByTracing) else "untraceable"
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    return Rollback(path, reason, f"{type(error).__name__}: {lines[0] if lines else ''}")
+    return Diagnostic(reason, path, f"{type(error).__name__}: {lines[0] if lines else ''}")
 
 
 def _touch(value: Any) -> Any:

@@ -76,8 +76,11 @@ def test_keep_leaves_what_cannot_be_converted() -> None:
     assert isinstance(converted.plain, HashEmbeddingBagCollection)
     assert isinstance(converted.doubled, Doubled)
     torch.testing.assert_close(converted(features), model(features), rtol=1e-5, atol=1e-6)
-    found = {finding.paths[0]: (finding.status, finding.reason) for finding in conversion_of(converted).found}
-    assert found == {"plain": ("converted", ""), "doubled": ("refused", "own_forward")}
+    found = {record.paths[0]: (record.status, record.why) for record in conversion_of(converted).found}
+    assert found["plain"] == ("converted", None)
+    status, why = found["doubled"]
+    assert why is not None
+    assert (status, why.code, why.path) == ("refused", "own_forward", "doubled")
 
 
 def test_the_first_refusal_says_how_many_more_there_are() -> None:

@@ -508,7 +508,7 @@ def test_what_code_reads_and_does_not_call_is_cleared_by_a_sample(counts_steps: 
     assert isinstance(converted.get_submodule("ebc"), HashEmbeddingBagCollection)
     torch.testing.assert_close(converted(features), before)
     noted = [note for note in recfx.explain(converted).reasons if note.code == "bypass_not_called"]
-    assert {note.module_path for note in noted} == {"ebc"}
+    assert {note.path for note in noted} == {"ebc"}
     assert "APPLICATION" in noted[0].message or "instances" in noted[0].message
 
 

@@ -20,7 +20,8 @@ from recfx import (
     HashIndex,
     TableFullError,
 )
-from recfx.inspect import HashingReport, Reason, TableReport
+from recfx.diagnostics import Diagnostic
+from recfx.inspect import HashingReport, TableReport
 from recfx.inspect.explain import explain
 
 
@@ -57,9 +58,9 @@ def hashing_of(collection: HashEmbeddingBagCollection) -> HashingReport:
     return hashing
 
 
-def only_reason(collection: HashEmbeddingBagCollection) -> Reason:
+def only_reason(collection: HashEmbeddingBagCollection) -> Diagnostic:
     (reason,) = report_of(collection).reasons
-    assert reason.module_path == "embedding_bags.t"
+    assert reason.path == "embedding_bags.t"
     assert reason in explain(collection).reasons
     return reason
 

@@ -12,15 +12,16 @@ from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfi
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from recfx import ConversionError, HashConfig, HashEmbeddingBagCollection, convert
-from recfx.inspect import HashingReport, Reason
+from recfx.diagnostics import Diagnostic
+from recfx.inspect import HashingReport
 from recfx.inspect.explain import explain
 from tests.inspect.models import Towers, Wrapped, batch, collection, config, dlrm, towers
 
 DLRM_PATH = "sparse_arch.embedding_bag_collection"
 
 
-def codes(reasons: tuple[Reason, ...]) -> list[tuple[str, str, str]]:
-    return [(reason.severity, reason.code, reason.module_path) for reason in reasons]
+def codes(reasons: tuple[Diagnostic, ...]) -> list[tuple[str, str, str]]:
+    return [(reason.severity, reason.code, reason.path) for reason in reasons]
 
 
 def test_dlrm_before_conversion() -> None:
@@ -111,7 +112,7 @@ def test_dlrm_after_conversion_with_an_index() -> None:
         ("mean_divide", "64*B", "batch_lookups", ""),
         ("keyed_tensor", "64*B", "batch_lookups", ""),
     ]
-    assert [(one.by, one.reason) for one in found.declined] == [("elide_hash", "has_index")] * 2
+    assert [(one.by, one.code) for one in found.declined] == [("elide_hash", "has_index")] * 2
     assert report.verification.text == "not run: verify=False"
 
 
@@ -214,7 +215,7 @@ class _Branch(nn.Module):
 def test_rollbacks_are_reported() -> None:
     model, sample = Branching(), (batch([1, 2, 3, 4]),)
     for report in (explain(model, sample), explain(convert(model, sample, verify=False))):
-        assert [(one.module_path, one.reason) for one in report.rollbacks] == [("branch", "untraceable")]
+        assert [(one.path, one.code) for one in report.rollbacks] == [("branch", "untraceable")]
         assert codes(report.reasons) == [("info", "untraceable", "branch")]
         assert "TraceError" in report.reasons[0].message
         assert report.collections[0].found == "walked"

@@ -10,18 +10,19 @@ import pytest
 from torch import nn
 
 from recfx import HashConfig, convert
+from recfx.diagnostics import Diagnostic, Severity
 from recfx.inspect import (
     REPORT_VERSION,
     CollectionReport,
     HashingReport,
     NodeReport,
     PassReport,
-    Reason,
     Report,
     TableReport,
     Verification,
 )
 from recfx.inspect.explain import explain
+from recfx.inspect.report_json import plain
 from tests.inspect.models import collection, dlrm, towers
 
 
@@ -41,7 +42,8 @@ def test_json_is_complete_and_in_order() -> None:
     assert list(one["tables"][0]["hashing"]) == fields(HashingReport)
     assert list(one["nodes"][0]) == fields(NodeReport)
     assert list(one["passes"][0]) == fields(PassReport)
-    assert list(found["reasons"][0]) == fields(Reason)
+    assert list(found["reasons"][0]) == ["code", "module_path", "message", "what_to_do", "severity"]
+    assert list(one["declined"][0]) == ["by", "reason", "message", "node"]
     assert list(found["verification"]) == fields(Verification)
     assert one["tables"][0]["hashing"]["counters"] == {
         "batches": 0,
@@ -56,6 +58,23 @@ def test_json_is_complete_and_in_order() -> None:
     assert one["paths"] == ["sparse_arch.embedding_bag_collection"]
     assert found["ok"] is True
     assert found["verification"]["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("field", "keys"),
+    [
+        ("reasons", {"code": "dtype", "module_path": "ebc", "message": "m", "what_to_do": "w", "severity": "warning"}),
+        ("notes", {"code": "dtype", "module_path": "ebc", "message": "m", "what_to_do": "w", "severity": "warning"}),
+        ("declined", {"by": "fbgemm", "reason": "dtype", "message": "m", "node": "ebc_lookup"}),
+        ("kernels_passed_over", {"by": "fbgemm", "reason": "dtype", "message": "m", "node": "ebc_lookup"}),
+        ("rollbacks", {"module_path": "ebc", "reason": "dtype", "message": "m"}),
+    ],
+)
+def test_json_of_a_diagnostic_in_each_field(field: str, keys: dict[str, str]) -> None:
+    diagnostic = Diagnostic("dtype", "ebc", "m", "w", Severity.WARNING, by="fbgemm", node="ebc_lookup")
+    found = json.loads(json.dumps(plain((diagnostic,), field)))
+    assert found == [keys]
+    assert list(found[0]) == list(keys)
 
 
 def test_json_is_the_same_every_time() -> None:
@@ -77,7 +96,6 @@ def test_a_changed_schema_needs_a_new_version() -> None:
         "verification",
         "notes",
     ]
-    assert fields(Reason) == ["code", "module_path", "message", "what_to_do", "severity"]
 
 
 @pytest.mark.parametrize("field", ["ok", "collections", "reasons"])

@@ -16,14 +16,14 @@ from torchrec.modules.embedding_configs import DataType
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from recfx import HashConfig, convert
-from recfx.inspect import Reason
+from recfx.diagnostics import Diagnostic
 from recfx.inspect.explain import explain
 from tests.inspect.models import Wrapped, batch, collection, config
 
 INDEX = HashConfig(dense_rows=0)
 
 
-def only(model: nn.Module, code: str) -> list[Reason]:
+def only(model: nn.Module, code: str) -> list[Diagnostic]:
     return [reason for reason in explain(model).reasons if reason.code == code]
 
 
@@ -59,7 +59,7 @@ def test_frozen_table() -> None:
 
 def test_optimizer_not_fused() -> None:
     (reason,) = only(optimized(torch.optim.RMSprop), "optimizer_not_fused")
-    assert (reason.severity, reason.module_path) == ("warning", "inner.embedding_bags.t0")
+    assert (reason.severity, reason.path) == ("warning", "inner.embedding_bags.t0")
     assert reason.message.startswith("RMSprop has no fused form")
     assert only(optimized(torch.optim.Adagrad), "optimizer_not_fused") == []
 
@@ -97,7 +97,7 @@ def test_kernel_fallback_names_who_declined() -> None:
     assert "fbgemm: FBGEMM's CPU kernels take float32 or float16 tables" in reason.message
     (table,) = explain(model).collections[0].tables
     assert table.kernel == "reference"
-    assert [(one.by, one.reason) for one in table.kernels_passed_over] == [("cpu", "dtype"), ("fbgemm", "dtype")]
+    assert [(one.by, one.code) for one in table.kernels_passed_over] == [("cpu", "dtype"), ("fbgemm", "dtype")]
 
 
 def test_reference_by_choice_is_no_fallback() -> None:
@@ -121,7 +121,7 @@ def test_weights_not_used_and_init_fn_rows() -> None:
     tables = [config(0), config(1, init_fn=partial(nn.init.constant_, val=2.0)), config(2)]
     model = Wrapped(EmbeddingBagCollection(tables=tables))
     converted = convert(model, hashing={"t0": INDEX, "t1": INDEX})
-    found = [(reason.severity, reason.code, reason.module_path) for reason in explain(converted).reasons]
+    found = [(reason.severity, reason.code, reason.path) for reason in explain(converted).reasons]
     assert found == [
         ("warning", "weights_not_used", "inner.embedding_bags.t0"),
         ("info", "init_fn_rows", "inner.embedding_bags.t1"),
@@ -143,7 +143,7 @@ def test_data_type_not_honoured() -> None:
     model = Wrapped(EmbeddingBagCollection(tables=[config(0, data_type=DataType.FP16), config(1)]))
     assert only(model, "data_type_not_honoured") == []
     (reason,) = only(model.float(), "data_type_not_honoured")
-    assert reason.module_path == "inner.embedding_bags.t0"
+    assert reason.path == "inner.embedding_bags.t0"
     assert reason.message == "config.data_type is FP16, but the weight is float32."
 
 

@@ -11,7 +11,8 @@ from torchrec import EmbeddingBagCollection
 from torchrec.modules.embedding_configs import PoolingType
 
 from recfx import HashConfig, convert
-from recfx.inspect import Reason, Report, wording
+from recfx.diagnostics import Diagnostic
+from recfx.inspect import Report, wording
 from recfx.inspect.explain import explain
 from recfx.inspect.index_columns import INDEX_COLUMNS
 from recfx.inspect.text import WIDTH
@@ -219,7 +220,7 @@ def test_counts_stay_short(number: int, text: str) -> None:
 
 
 def test_many_different_messages_are_cut_after_a_few() -> None:
-    reasons = tuple(Reason("unseen_answers", f"table{number}", f"{number} of 9 ids.") for number in range(5))
+    reasons = tuple(Diagnostic("unseen_answers", f"table{number}", f"{number} of 9 ids.") for number in range(5))
     text = str(replace(explain(collection(1)), reasons=reasons))
     assert text.count("of 9 ids.") == 3
     assert "info: unseen_answers: ... and 2 more" in text

@@ -327,5 +327,5 @@ def test_without_the_library_cpu_declines(monkeypatch: pytest.MonkeyPatch) -> No
     choice = select_backend(spec, "auto", "")
     assert choice.backend == "fbgemm"
     (declined,) = choice.declined
-    assert (declined.by, declined.reason) == ("cpu", "no_library")
+    assert (declined.by, declined.code) == ("cpu", "no_library")
     assert "no C++ compiler found" in declined.message

@@ -28,11 +28,11 @@ def test_the_library_serves_the_cpu() -> None:
 def test_other_devices_and_hosts_without_the_library_get_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = select_operators(BAG_OFFSETS, ELSEWHERE)
     assert (elsewhere.backend, elsewhere.operators) == ("reference", bag_offsets_reference)
-    assert [refusal.reason for refusal in elsewhere.declined] == ["device"]
+    assert [refusal.code for refusal in elsewhere.declined] == ["device"]
     monkeypatch.setattr(library, "load", lambda: False)
     without = select_operators(BAG_OFFSETS, CPU)
     assert (without.backend, without.operators) == ("reference", bag_offsets_reference)
-    assert [refusal.reason for refusal in without.declined] == ["no_library"]
+    assert [refusal.code for refusal in without.declined] == ["no_library"]
 
 
 def test_a_target_that_the_user_names_is_asked_first() -> None:

@@ -227,7 +227,7 @@ def test_fbgemm_declines_what_it_cannot_read(change: object, reason: str) -> Non
     spec = LookupSpec(tables("SUM"), "SUM", False, weights(torch.float32), [None] * 3)
     declined = fbgemm.decline(LookupSpec(spec.tables, "SUM", False, change(spec), [None] * 3))  # type: ignore[operator]
     assert declined is not None
-    assert (declined.by, declined.reason) == ("fbgemm", reason)
+    assert (declined.by, declined.code) == ("fbgemm", reason)
 
 
 def test_fbgemm_declines_optimizers_that_it_has_not() -> None:

@@ -128,7 +128,7 @@ def test_reset_parameters_empties_the_indexes(hashing: recfx.HashConfig) -> None
 
 
 def codes(converted: nn.Module) -> list[tuple[str, str]]:
-    return [(reason.code, reason.module_path) for reason in recfx.explain(converted).reasons]
+    return [(reason.code, reason.path) for reason in recfx.explain(converted).reasons]
 
 
 class Model(nn.Module):

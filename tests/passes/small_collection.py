@@ -39,4 +39,4 @@ def after(name: str, converted: HashEmbeddingBagCollection) -> tuple[fx.GraphMod
             break
     last = run_passes(graph_module, pipeline)[-1]
     assert last.name == name
-    return graph_module, format_graph(graph_module), last.modified, [declined.reason for declined in last.declined]
+    return graph_module, format_graph(graph_module), last.modified, [declined.code for declined in last.declined]

@@ -47,7 +47,7 @@ def graph_of(
     graph_module = converted.unexpanded_graph(Resources(converted._store, groups))
     # Lookups of whole tables stand in for those of shards, which no pass up to insert_dist looks at.
     records = run_passes(graph_module, pipeline[: names.index("insert_dist") + 1])
-    return graph_module, [declined.reason for declined in records[-1].declined]
+    return graph_module, [declined.code for declined in records[-1].declined]
 
 
 def test_types_that_travel_alike_share_the_way_back() -> None:

@@ -33,5 +33,5 @@ def test_static_tables_are_declined_by_name() -> None:
     object.__setattr__(converted.tables[1], "hashing", None)
     records = run_passes(converted.unexpanded_graph(), passes()[:2])
     (declined,) = records[-1].declined
-    assert (declined.by, declined.reason, declined.node) == ("insert_hash", "static_table", "ebc_select_features")
+    assert (declined.by, declined.code, declined.node) == ("insert_hash", "static_table", "ebc_select_features")
     assert "'ads'" in declined.message

@@ -62,7 +62,7 @@ def explained(rank: int, world_size: int, case: Case, wrapping: str) -> dict[str
 
 
 def codes(report: Report) -> set[tuple[str, str]]:
-    return {(reason.code, reason.module_path.partition("embedding_bags.")[2]) for reason in report.reasons}
+    return {(reason.code, reason.path.partition("embedding_bags.")[2]) for reason in report.reasons}
 
 
 @pytest.mark.parametrize("wrapping", ["", "data_parallel", "model_parallel"])

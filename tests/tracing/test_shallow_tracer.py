@@ -89,9 +89,7 @@ def hooked() -> contextlib.AbstractContextManager[Any]:
 def test_what_a_graph_would_forget_stays_a_call(run: Run, name: str) -> None:
     model = Root(run)
     traced = recfx.trace(model, (batch(),))
-    ((path, reason, message),) = [
-        (found.module_path, found.reason, found.message) for found in traced.meta["recfx_rollbacks"]
-    ]
+    ((path, reason, message),) = [(found.path, found.code, found.message) for found in traced.meta["recfx_rollbacks"]]
     assert (path, reason) == ("hybrid", "lost_by_tracing")
     assert message == f"LostByTracing: {name} would be missing from the graph"
     assert [str(node.target) for node in traced.graph.nodes if node.op == "call_module"] == ["hybrid"]
@@ -141,7 +139,7 @@ class Tied(nn.Module):
 def test_a_parameter_first_used_where_the_trace_gives_up() -> None:
     model = Tied()
     traced = recfx.trace(model, (batch(),))
-    assert [(one.module_path, one.reason) for one in traced.meta["recfx_rollbacks"]] == [("inner", "untraceable")]
+    assert [(one.path, one.code) for one in traced.meta["recfx_rollbacks"]] == [("inner", "untraceable")]
     traced.graph.lint()
     wanted, found = model(batch()), traced(batch())
     assert torch.equal(found, wanted)

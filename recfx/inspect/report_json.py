@@ -1,0 +1,47 @@
+"""The report as JSON: every class by its fields, in their order; symbolic sizes as text."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import sympy
+
+from recfx.diagnostics import Diagnostic
+from recfx.inspect.table_report import HashingReport
+
+_REASON = {
+    "code": "code",
+    "module_path": "path",
+    "message": "message",
+    "what_to_do": "what_to_do",
+    "severity": "severity",
+}
+_DECLINED = {"by": "by", "reason": "code", "message": "message", "node": "node"}
+_ROLLBACK = {"module_path": "path", "reason": "code", "message": "message"}
+
+# How a diagnostic is written in each field of the report that holds some: key -> attribute.
+_KEYS = {
+    "reasons": _REASON,
+    "notes": _REASON,
+    "declined": _DECLINED,
+    "kernels_passed_over": _DECLINED,
+    "rollbacks": _ROLLBACK,
+}
+
+
+def plain(value: Any, field: str = "") -> Any:
+    """Dicts, lists and scalars alone.
+
+    Args:
+        value: the report, or a part of it.
+        field: of the report that holds the value.
+    """
+    if isinstance(value, Diagnostic):
+        return {key: getattr(value, attribute) for key, attribute in _KEYS[field].items()}
+    if is_dataclass(value):
+        found = {each.name: plain(getattr(value, each.name), each.name) for each in fields(value)}
+        return found | {"counters": dict(value.counters)} if isinstance(value, HashingReport) else found
+    if isinstance(value, tuple):
+        return [plain(item, field) for item in value]
+    return str(value) if isinstance(value, sympy.Basic) else value
