@@ -237,7 +237,7 @@ def test_fbgemm_declines_optimizers_that_it_has_not() -> None:
     ):
         declined = fbgemm.decline(LookupSpec(tables("SUM"), "SUM", False, weights(torch.float32), [optimizer] * 3))
         assert declined is not None
-        assert declined.reason == reason
+        assert declined.code == reason
 
 
 def test_a_state_that_is_replaced_between_steps_is_followed() -> None:
@@ -282,7 +282,7 @@ def test_tables_without_rows_are_declined(backend: ModuleType) -> None:
     optimizers = [FusedOptimizer("sgd", {"lr": 1.0}) for _ in specs]
     declined = backend.decline(LookupSpec(specs, "SUM", False, weights, optimizers))
     assert declined is not None
-    assert declined.reason == "empty_table"
+    assert declined.code == "empty_table"
     choice = select_backend(LookupSpec(specs, "SUM", False, weights, optimizers), "auto", "")
     batch = LookupBatch(torch.tensor([2, 2]), torch.tensor([0, 0, 2]), None, 1)
     choice.kernel(weights, batch).sum().backward()

@@ -263,7 +263,7 @@ def test_fbgemm_is_declined_for_tables_that_it_cannot_number(
 ) -> None:
     for by in ("fbgemm", "cpu"):
         declined = _fbgemm_limits.decline(by, spec_of(rows, dim, dtype, optimizer))
-        assert (None if declined is None else declined.reason) == reason
+        assert (None if declined is None else declined.code) == reason
 
 
 @pytest.mark.parametrize(
