@@ -12,6 +12,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
+from recfx.diagnostics import Diagnostic
 from recfx.kernels import bag_offsets, bag_offsets_reference, library
 from recfx.lowering import operators, registry
 from recfx.lowering.operators import BAG_OFFSETS, FAMILIES, OperatorsByDevice, select_operators
@@ -57,8 +58,8 @@ def test_a_target_brings_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Toy(ModuleType):
         @staticmethod
-        def decline(spec: object) -> registry.Declined:
-            return registry.Declined("toy", "no_lookups", "it has no lookups.")
+        def decline(spec: object) -> Diagnostic:
+            return Diagnostic("no_lookups", "", "it has no lookups.", by="toy")
 
         @staticmethod
         def operators(family: str, device: torch.device) -> object | None:
