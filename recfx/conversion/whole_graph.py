@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from recfx.conversion.inline_collections import inline_collections
 from recfx.diagnostics import Diagnostic
@@ -17,6 +19,7 @@ from recfx.modules.converted_collection import converted_collections
 from recfx.modules.copy_modules import copy_modules
 from recfx.modules.whole_graph import WholeGraph, share_children
 from recfx.record.conversion import attach_conversion, conversion_of
+from recfx.references.find_references import own_modules
 from recfx.tracing.sample import Sample
 from recfx.tracing.shallow_tracer import ShallowTracer, rollback_of, trace_graph
 from recfx.verification.parity import Difference, compare_forward
@@ -99,7 +102,8 @@ def _trace(
     collections = {id(collection) for collection in converted_collections(root).values()}
     tracer = ShallowTracer(collections, opaque)
     try:
-        graph = trace_graph(root, sample, tracer)
+        with _tensor_attributes_stay(root):
+            graph = trace_graph(root, sample, tracer)
         graph._tracer_cls = None  # pickles name it, and would need its arguments
         graph_module = fx.GraphModule(root, graph)  # a name that is no identifier may make code that does not compile
     except Exception as error:  # user code on proxies: the reason is part of the error
@@ -115,6 +119,22 @@ def _trace(
     verify_graph(graph_module, after="whole_graph")
     graph_module.training = training  # not train(): its children are the model's own
     return graph_module, tracer.rollbacks, entered
+
+
+@contextlib.contextmanager
+def _tensor_attributes_stay(root: nn.Module) -> Iterator[None]:
+    """Plain tensor attributes are no proxies: code that changes them in place does so while it is traced.
+
+    The graph reads the user's own tensors, not copies, so these get their values back.
+    """
+    held = [value for module in own_modules(root) for value in module.__dict__.values() if isinstance(value, Tensor)]
+    before = [(tensor, tensor.detach().clone(), tensor._version) for tensor in held if not tensor.is_inference()]
+    try:
+        yield
+    finally:
+        for tensor, value, version in before:
+            if tensor._version != version:
+                tensor.detach().copy_(value)
 
 
 def sample_failed(message: str | None) -> ConversionError:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -124,3 +125,25 @@ def test_conversion_with_a_sample(unseen: str, pooling: PoolingType) -> None:
     assert report.ok, report
     assert len(model.index("t")) == 0
     assert model.index("t").candidates()[0].numel() == 0
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("unseen", ["zeros", "share"])
+@pytest.mark.parametrize("on_full", ["error", "share"])
+def test_activation_checkpointing_sights_ids_once(on_full: str, unseen: str, use_reentrant: bool) -> None:
+    """The forward that is run again meets ids that still wait, and answers them as the first time."""
+    config = admits(2, on_full=on_full, unseen=unseen)
+    model, plain = model_of(config), model_of(config)
+    plain.load_state_dict(model.state_dict())
+    for ids in ([5, 6, 6], [5, 7], [7, 8, 9], [9, 9, 10]):
+        scale = torch.ones(1, requires_grad=True)
+        again = checkpoint(lambda s, ids=ids: model(features(ids)).values() * s, scale, use_reentrant=use_reentrant)
+        once = plain(features(ids)).values() * torch.ones(1)
+        torch.testing.assert_close(again, once)
+        again.sum().backward()
+        once.sum().backward()
+        torch.testing.assert_close(scale.grad, once.detach().sum().view(1))
+        torch.testing.assert_close(model.weight("t").grad, plain.weight("t").grad)
+    assert model.index("t").counters == plain.index("t").counters
+    for key, value in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[key], value), key

@@ -1,0 +1,106 @@
+"""What a model calls in one mode only, and how often: found by tracing it in both modes, which the user never sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+
+import recfx
+from recfx.verification.verify import SKIPPED
+from tests.models.data import table
+
+
+def features(ids: list[int]) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.tensor([len(ids) - 1, 1]))
+
+
+class Modes(nn.Module):
+    """Calls its collection so often in each mode."""
+
+    def __init__(self, in_training: int, in_eval: int) -> None:
+        super().__init__()
+        self.ebc = EmbeddingBagCollection([table("t", ["f"], dim=4)])
+        self.times = {True: in_training, False: in_eval}
+
+    def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
+        pooled = [self.ebc(batch).values() for _ in range(self.times[self.training])]
+        return sum(pooled[1:], pooled[0]) if pooled else batch.values().float()
+
+
+@pytest.mark.parametrize("modes", [(1, 0), (0, 1), (2, 1), (1, 3), (2, 2)])
+def test_calls_of_the_mode_that_makes_most(modes: tuple[int, int]) -> None:
+    sample = (features([1, 2, 3]),)
+    for was_training in (True, False):
+        model = Modes(*modes).train(was_training)
+        report = recfx.explain(model, sample)
+        assert report.collections[0].found == "traced"
+        converted = recfx.convert(model, sample=sample)
+        assert converted.ebc.calls == max(modes)
+        assert model.training is was_training
+
+
+def test_a_collection_that_nothing_calls() -> None:
+    assert recfx.explain(Modes(0, 0), (features([1, 2, 3]),)).collections[0].found == "never called"
+
+
+@pytest.mark.parametrize("modes", [(2, 1), (1, 1)])
+def test_ids_that_may_be_admitted_between_two_calls_have_no_oracle(modes: tuple[int, int]) -> None:
+    sample = (features([1, 2, 2]),)
+    model = Modes(*modes)
+    converted = recfx.convert(model, sample=sample, hashing=recfx.HashConfig(dense_rows=0, admit_after=2))
+    report = recfx.verify(model, converted, sample)
+    skipped = {(check.mode, check.where) for check in report.of(SKIPPED)}
+    assert skipped == ({("train", "hash_ids")} if modes == (2, 1) else set())
+
+
+@dataclass
+class Inputs:
+    """A user's own class of batches."""
+
+    features: KeyedJaggedTensor
+    dense: torch.Tensor
+    notes: list[str]
+
+
+class Careless(nn.Module):
+    """Changes what it is given, and what it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = EmbeddingBagCollection([table("t", ["f"], dim=4)])
+        self.plain = torch.zeros(1)
+        self.register_buffer("buffer", torch.zeros(1))
+
+    def forward(self, inputs: Inputs, options: dict[str, torch.Tensor]) -> torch.Tensor:
+        self.plain.add_(1)
+        self.buffer.add_(1)
+        inputs.dense.mul_(2)
+        inputs.notes.append("seen")
+        options["scale"].mul_(3)
+        return self.ebc(inputs.features).values() * inputs.dense * options["scale"]
+
+
+@pytest.mark.parametrize("step", ["explain", "convert", "trace"])
+def test_nothing_that_the_caller_holds_changes(step: str) -> None:
+    model = Careless()
+    inputs = Inputs(features([1, 2, 3]), torch.ones(2, 1), ["kept"])
+    options = {"scale": torch.ones(1)}
+    before = inputs.features, inputs.dense, inputs.notes
+    sample = (inputs, options)
+    if step == "explain":
+        recfx.explain(model, sample)
+    elif step == "convert":
+        recfx.convert(model, sample=sample)
+    else:
+        recfx.trace(model, sample)
+    assert all(one is other for one, other in zip((inputs.features, inputs.dense, inputs.notes), before, strict=True))
+    assert inputs.dense.tolist() == [[1.0], [1.0]]
+    assert inputs.notes == ["kept"]
+    assert options["scale"].item() == 1
+    assert inputs.features.values().tolist() == [1, 2, 3]
+    assert model.plain.item() == model.buffer.item() == 0
+    assert model.training

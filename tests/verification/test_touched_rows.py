@@ -1,0 +1,77 @@
+"""Rows that a batch did not touch: dense rules move them, fused ones do not, and ``verify`` compares the others."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+
+import recfx
+from recfx.verification.verify import DIFFERENT
+from tests.models.data import table
+
+TABLE = "ebc.embedding_bags.t.weight"
+MOVE_OTHERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "adam": (torch.optim.Adam, {"lr": 0.1}),
+    "decay": (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.5}),
+}
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = EmbeddingBagCollection([table("t", ["f"], dim=4, rows=10)])
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.ebc(features).values()
+
+
+def batch(*ids: int) -> KeyedJaggedTensor:
+    """Two samples."""
+    return KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.tensor([len(ids) - 1, 1]))
+
+
+def trained(kind: str, hashing: recfx.HashConfig | None) -> tuple[nn.Module, nn.Module]:
+    """A model whose optimizer has moments for rows that the sample does not read, and its conversion."""
+    model = Model()
+    optimizer, settings = MOVE_OTHERS[kind]
+    _apply_optimizer_in_backward(optimizer, model.parameters(), settings)
+    if hashing is None:
+        model(batch(1, 2, 7)).square().sum().backward()
+    converted = recfx.convert(model, hashing=hashing)
+    if hashing is not None:
+        converted(batch(1, 2, 7)).square().sum().backward()
+    return model, converted
+
+
+@pytest.mark.parametrize("hashing", [None, recfx.HashConfig(dense_rows=0)], ids=["adopted", "hashed"])
+@pytest.mark.parametrize("kind", MOVE_OTHERS)
+def test_they_may_differ(kind: str, hashing: recfx.HashConfig | None) -> None:
+    model, converted = trained(kind, hashing)
+    report = recfx.verify(model, converted, (batch(2, 3, 5),))
+    assert report.ok, [str(check) for check in report.of(DIFFERENT)]
+
+
+@pytest.mark.parametrize("kind", MOVE_OTHERS)
+def test_touched_ones_must_not(kind: str) -> None:
+    model, converted = trained(kind, None)
+    wrong = copy.deepcopy(converted)
+    wrong.ebc.fused_optimizers()["t"].group["lr"] = 0.2
+    report = recfx.verify(model, wrong, (batch(2, 3, 5),))
+    assert {(check.what, check.where) for check in report.of(DIFFERENT)} == {("parameters", TABLE)}
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_frozen_hashed_table_has_no_gradient_in_the_oracle(trains: bool) -> None:
+    model = Model().requires_grad_(trains)
+    converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0))
+    report = recfx.verify(model, converted, (batch(2, 3, 5),))
+    assert report.ok
+    assert any(check.what == "gradients" for check in report.checks) == trains
+    plain = recfx.unconvert(converted, with_mapping=True)[0]
+    assert plain.ebc.embedding_bags["t"].weight.requires_grad == trains
