@@ -36,6 +36,7 @@ from recfx.hashing.row_move import RowMove
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.converted_collection import collections_by_prefix, weight_name
 from recfx.modules.fit_state import fit_state
+from recfx.modules.fit_table import saved_shape
 
 _EXTRA_STATE = "_extra_state"  # torch's name for what modules save by themselves; any shape
 _BUILD_AS_SAVED = "build the model as it was built when saving."
@@ -208,7 +209,7 @@ def _read_aside(folder: SavedFolder, saved: Mapping[str, Tensor], names: list[st
 
 
 def _check_tensor(name: str, saved: Tensor, current: Tensor, move: RowMove | None) -> None:
-    rows_fit = move is not None and saved.shape == (move.saved_rows, *current.shape[1:])
+    rows_fit = move is not None and tuple(saved.shape) == saved_shape(current.shape[0], current.shape[1], move)
     if (saved.shape == current.shape or rows_fit) and saved.dtype == current.dtype:
         return
     raise mismatch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch import nn
@@ -13,6 +13,7 @@ from torchrec.distributed.types import ShardedModule
 from recfx.checkpoint.disk_errors import cause_of
 from recfx.errors import CheckpointError, RecfxError
 from recfx.modules.converted_collection import ConvertedCollection
+from recfx.sharding.ranks_agree import on_all_ranks
 
 _Result = TypeVar("_Result")
 
@@ -62,30 +63,16 @@ class Peers:
             Exception: what ``function`` raised here, else what it raised on the first rank where it did (as
                 ``CheckpointError`` ``other_rank_failed``, if that is neither ours nor the disk's).
         """
-        if self.group is None:
-            return [function()]
-        own: BaseException | None = None
-        result: Any = None
-        try:
-            result = function()
-        except BaseException as error:  # also Ctrl-C: the other ranks wait for this one
-            own = error
-        told: list[Any] = [None] * self.group.size()
-        dist.all_gather_object(told, (_as_sent(own, self.group.rank()), result), group=self.group)
-        if own is not None:
-            raise own
-        failed = next((theirs for theirs, _ in told if theirs is not None), None)
-        if failed is not None:
-            raise failed
-        return [each for _, each in told]
+        rank = 0 if self.group is None else self.group.rank()
+        return on_all_ranks(self.group, function, lambda error: _as_sent(error, rank))
 
     def first(self, function: Callable[[], _Result]) -> _Result | None:
         """Call ``function`` on the first rank alone; what it raises is raised on all. Collective."""
         return self.agree(lambda: function() if self.is_first else None)[0]
 
 
-def _as_sent(error: BaseException | None, rank: int) -> Exception | None:
-    if error is None or isinstance(error, RecfxError):
+def _as_sent(error: BaseException, rank: int) -> Exception:
+    if isinstance(error, RecfxError):
         return error
     if isinstance(error, OSError):
         return OSError(f"rank {rank}: {error}")

@@ -21,12 +21,12 @@ from recfx.checkpoint.parts import Parts
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.sharded_names import NamedTable, sharded_tables
 from recfx.hashing.identity import IDENTITY, check_identity
-from recfx.hashing.row_move import RowMove, check_saved_index, row_aligned_names
+from recfx.hashing.row_move import RowMove, row_aligned_names
 from recfx.hashing.slicing import slice_state
 from recfx.ir.shard import Shard
-from recfx.modules.fit_state import check_weight
+from recfx.modules.fit_table import check_weight, saved_shape
 from recfx.optim.fused_optimizer import STATES
-from recfx.sharding.load_state import fit_whole_index
+from recfx.sharding.fit_shards import fit_slices, fit_whole_index
 from recfx.sharding.state import COUNTS, whole_index
 
 IN_PLACE_BYTES = 1 << 20  # smaller tensors are read aside: nothing is lost if reading fails
@@ -53,19 +53,19 @@ class TablePlan:
     def expect_load(self) -> None:
         """From here on weights and indexes may be of different states."""
         for name in self.indexes:
-            self.table.module.store.index(name).expect_load()
+            self.table.module.index(name).expect_load()
 
     def carry_out(self, folder: SavedFolder) -> None:
         """Load. Everything has been checked; what can still fail is the disk."""
         module = self.table.module
         for shard in self.table.local():
-            weight = module.store.weight(shard.name).detach()
+            weight = module.weight(shard.name).detach()
             if shard.name in self.aside:
                 weight.copy_(self.aside[shard.name])
             else:
                 self.read(shard, weight, folder)
         for name, state in self.indexes.items():
-            module.store.index(name).load_state_dict(state)
+            module.index(name).load_state_dict(state)
         if self.move is not None:
             module.note_row_moves({self.table.name: self.move}, keep=True)
 
@@ -99,8 +99,8 @@ def plan_tables(model: nn.Module, folder: SavedFolder, saved: Mapping[str, Tenso
 
 def _check_weight(plan: TablePlan) -> None:
     spec, dtype = plan.table.table.table, plan.table.module.dtypes[plan.table.name]
-    rows = spec.num_embeddings if plan.move is None else plan.move.saved_rows
-    if tuple(plan.saved.shape) != (rows, spec.embedding_dim) or plan.saved.dtype != dtype:
+    wanted = saved_shape(spec.num_embeddings, spec.embedding_dim, plan.move)
+    if tuple(plan.saved.shape) != wanted or plan.saved.dtype != dtype:
         raise mismatch(
             f"{plan.table.weight} was saved as {plan.saved.dtype} {tuple(plan.saved.shape)}, here it is {dtype} "
             f"{(spec.num_embeddings, spec.embedding_dim)}.",
@@ -110,7 +110,7 @@ def _check_weight(plan: TablePlan) -> None:
 
 def _read_small(plan: TablePlan, folder: SavedFolder) -> None:
     for shard in plan.table.local():
-        weight = plan.table.module.store.weight(shard.name).detach()
+        weight = plan.table.module.weight(shard.name).detach()
         if weight.numel() * weight.element_size() < IN_PLACE_BYTES:
             plan.aside[shard.name] = weight.clone()
             plan.read(shard, plan.aside[shard.name], folder)
@@ -118,17 +118,15 @@ def _read_small(plan: TablePlan, folder: SavedFolder) -> None:
 
 def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor]) -> None:
     table = plan.table
-    spec, whole, store = table.table.table, whole_index(table.table.table), table.module.store
+    spec, whole = table.table.table, whole_index(table.table.table)
     keys = {name: key for name, key in table.index_keys().items() if key in saved}
     check_index_sizes(saved, keys.values(), spec.num_embeddings, spec.name)
-    meta = torch.empty(spec.num_embeddings, spec.embedding_dim, device="meta")
-    check_weight(spec.name, saved.get(keys.get("row_ids", "")), plan.saved, meta)
+    check_weight(spec.name, saved.get(keys.get("row_ids", "")), plan.saved, spec.embedding_dim)
     aligned = [name for name in row_aligned_names(whole) if name in keys]
     if any(saved[keys[name]].shape != (spec.num_embeddings,) for name in aligned):
         read = storage.read(folder, {MODEL + key: saved[key] for key in keys.values()})
-        pieces, plan.move = fit_whole_index(
-            table.module, table.table, {name: read[MODEL + key] for name, key in keys.items()}
-        )
+        found = {name: read[MODEL + key] for name, key in keys.items()}
+        pieces, plan.move = fit_whole_index(table.module, table.table, found, plan.saved)
         plan.indexes = {shard.name: piece for shard, piece in pieces.items()}
         return
     common = storage.read(
@@ -147,8 +145,7 @@ def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor
                 parts = Parts(tuple(described.shape)).put((shard.rows[0],), target)
                 storage.read_into(folder, {MODEL + keys[name]: parts})
                 slices[shard.rows][name] = target
-        plan.indexes[shard.name] = slices[shard.rows]
-        check_saved_index(store.index(shard.name), slices[shard.rows])
+    plan.indexes = {shard.name: piece for shard, piece in fit_slices(table.module, table.table, slices).items()}
 
 
 class ShardedBackwardPlan(BackwardPlan):
@@ -246,11 +243,10 @@ def read_rows(
     if move is None:
         storage.read_into(folder, {name: Parts(tuple(described.shape)).put((row + first, column), target)})
         return
-    here = (move.new_rows >= first) & (move.new_rows < end)
-    old, new = move.old_rows[here], move.new_rows[here] - first
-    if old.numel() == 0:
+    here = move.within(first, end)
+    if here.old_rows.numel() == 0:
         return
-    begin = int(old.min())  # a shard's buckets stand together, so these are not many more than it has
-    part = torch.empty(int(old.max()) + 1 - begin, target.shape[1], dtype=described.dtype, device="cpu")
+    begin = int(here.old_rows.min())  # a shard's buckets stand together, so these are not many more than it has
+    part = torch.empty(int(here.old_rows.max()) + 1 - begin, target.shape[1], dtype=described.dtype, device="cpu")
     storage.read_into(folder, {name: Parts(tuple(described.shape)).put((row + begin, column), part)})
-    RowMove(part.shape[0], old - begin, new).apply(part, target)
+    RowMove(part.shape[0], here.old_rows - begin, here.new_rows).apply(part, target)

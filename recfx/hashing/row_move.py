@@ -64,6 +64,11 @@ class RowMove:
         rows = torch.arange(saved_rows, device="cpu")
         return cls(saved_rows, rows, rows)
 
+    def within(self, first: int, end: int) -> RowMove:
+        """The part of the move that ends in the rows ``[first, end)``; ``new_rows`` are counted from ``first``."""
+        here = (self.new_rows >= first) & (self.new_rows < end)
+        return RowMove(self.saved_rows, self.old_rows[here], self.new_rows[here] - first)
+
     def apply(self, saved: Tensor, target: Tensor) -> Tensor:
         """Write the kept rows of ``saved`` into ``target``, in place; its other rows stay as they are."""
         kept = saved.detach().index_select(0, self.old_rows.to(saved.device))

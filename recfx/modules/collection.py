@@ -19,7 +19,7 @@ from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.meta import SourceLocation
 from recfx.ir.tables import TableSpec
 from recfx.modules.converted_collection import ConvertedCollection, collections_of, weight_name
-from recfx.modules.fit_state import fit_state, moved_weight
+from recfx.modules.fit_state import fit_state, fit_weights
 from recfx.modules.follow_optimizers import OptimizerFollower
 from recfx.modules.subclasses import new_instance
 from recfx.modules.table_holder import all_held, hold
@@ -144,7 +144,7 @@ class HashEmbeddingBagCollection(ConvertedCollection, EmbeddingBagCollectionInte
         init_fns = {config.name: config.init_fn for config in configs}
         self._store = TableStore(self.embedding_bags, self.hash_indexes, {}, init_fns)
         self._follower = OptimizerFollower(self._store, collection)
-        self.not_fused = self._follower.not_fused
+        self.not_fused, self._attached = self._follower.not_fused, self._follower.look()
         self._compile()
 
     def _compile(self) -> None:
@@ -189,9 +189,9 @@ class HashEmbeddingBagCollection(ConvertedCollection, EmbeddingBagCollectionInte
 
     def _follow_optimizers(self) -> None:
         """Take over what was attached to the weights since."""
-        if self._follower.has_news():
+        if self._follower.look() != self._attached:
             self._follower.take_over()
-            self.not_fused = self._follower.not_fused
+            self.not_fused, self._attached = self._follower.not_fused, self._follower.look()
             self._compile()
             self.graph_module.train(self.training)
 
@@ -257,11 +257,7 @@ class HashEmbeddingBagCollection(ConvertedCollection, EmbeddingBagCollectionInte
         for hook in hooks.values():  # before the keys are read: they may rename them
             hook(state_dict, prefix, *args)
         fitted, moves = fit_state(self, state_dict, prefix)
-        for table, move in moves.items():
-            key = prefix + weight_name("", table)
-            saved = state_dict.get(key)
-            if isinstance(saved, torch.Tensor):
-                fitted[key] = moved_weight(saved, self.weight(table), move, prefix + table)
+        fitted.update(fit_weights(self, state_dict, prefix, moves))
         state_dict.update(fitted)
         for table in self.hash_indexes:
             self.index(table).expect_load()
@@ -291,7 +287,7 @@ class HashEmbeddingBagCollection(ConvertedCollection, EmbeddingBagCollectionInte
         # Trained weights may have become others than the store's in a copy that replaces modules.
         self._store.bags, self._store.indexes = self.embedding_bags, self.hash_indexes
         self._store.own_weights()
-        self._follower.see_as_known()
+        self._attached = self._follower.look()
         self._compile()
         self.graph_module.train(self.training)
 
@@ -318,6 +314,7 @@ _OWN_NAMES = (
     "not_fused",
     "_store",
     "_follower",
+    "_attached",
     "_row_moves",
     "requested",
     "calls",

@@ -29,10 +29,6 @@ class OptimizerFollower:
         self.not_fused: dict[str, NotFused] = {}
         self.take_over()
 
-    def has_news(self) -> bool:
-        """Whether since the last look something was attached to a weight or taken off it, or a weight was replaced."""
-        return self._look() != self._seen
-
     def take_over(self) -> None:
         """Take over the optimizers in backward that hang on the tables; those of copies and pickles are kept."""
         self._set_aside()
@@ -44,11 +40,6 @@ class OptimizerFollower:
         for table in self.not_fused:  # a second optimizer beside one that was fused, say
             self._store.optimizers.pop(table, None)
         self._store.own_weights()
-        self.see_as_known()
-
-    def see_as_known(self) -> None:
-        """Take what hangs on the weights now for what was taken over: after a copy, whose weights are its own."""
-        self._seen = self._look()
 
     def _set_aside(self) -> None:
         """An optimizer in backward belongs to its parameter, not to one that stands in for that or replaced it."""
@@ -62,8 +53,12 @@ class OptimizerFollower:
             if before is not None and before() is not self._store.weight(table):
                 self._aside[table] = before, self._store.optimizers.pop(table)
 
-    def _look(self) -> list[int]:
-        """Which optimizers in backward hang on the tables, by ``id``, and on which tables there are gradient hooks."""
+    def look(self) -> list[int]:
+        """Which optimizers in backward hang on the tables, by ``id``, and on which tables there are gradient hooks.
+
+        It is equal as long as nothing is attached or taken off. Each collection keeps its own last look: copies of its
+        modules share the follower, and have a graph of their own to make anew.
+        """
         bags = self._store.bags
         try:
             weights: list[Any] = [bag._parameters["weight"] for bag in bags._modules.values() if bag is not None]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import nn
-from torchrec.distributed.dist_data import SplitsAllToAllAwaitable
 
 from recfx.nodes import marks
-from recfx.nodes.dist_groups import sent_on
 from recfx.sharding.collection import sharded_collections
 from recfx.sharding.out_of_step import has_failed, in_step
+from recfx.sharding.ranks_agree import tell_counts
 
 _NAME = "recfx.TrainPipeline.progress"
 _AFTER_AN_ERROR = "recfx.TrainPipeline.progress, after a step that failed"
@@ -63,13 +61,6 @@ class Agreement:
     def _exchange(self, mine: Held, mark: int) -> list[Held]:
         if self._groups is None or has_failed(self._groups.pooled):
             return [mine]
-        group = self._groups.ids
-        # As many numbers as the sizes of ids: a rank at another call can read the mark.
-        row = torch.tensor([mine.batches, int(mine.failed), 0, mark, 0], device=sent_on(group))
         with in_step(self._groups.pooled, _NAME):
-            numbers = [number.expand(group.size()) for number in row]
-            batches, failed, _, found, _ = SplitsAllToAllAwaitable(numbers, group).wait()
-        different = marks.other_calls(found, _NAME)
-        if different is not None:
-            raise different
-        return [Held(count, bool(error)) for count, error in zip(batches, failed, strict=True)]
+            told = tell_counts(self._groups.ids, mine.batches, int(mine.failed), mark, _NAME)
+        return [Held(count, bool(error)) for count, error in told]

@@ -18,6 +18,7 @@ from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
 from recfx.nodes.dist_groups import sent_on
 from recfx.optim.fused_optimizer import STATES, FusedOptimizer
+from recfx.sharding.ranks_agree import on_all_ranks
 from recfx.sharding.state import whole_index
 
 if TYPE_CHECKING:
@@ -57,16 +58,7 @@ def gather_tables(module: ShardedHashEmbeddingBagCollection) -> dict[str, WholeT
 
 def together(group: dist.ProcessGroup, check: Callable[[], None]) -> None:
     """Call ``check`` on all ranks; what it raises on one of them is raised on all. Collective."""
-    own: RecfxError | None = None
-    try:
-        check()
-    except RecfxError as error:
-        own = error
-    errors: list[RecfxError | None] = [None] * group.size()
-    dist.all_gather_object(errors, own, group=group)
-    first = next((error for error in errors if error is not None), None)
-    if first is not None:
-        raise own or first
+    on_all_ranks(group, check, lambda error: error if isinstance(error, RecfxError) else None)
 
 
 class _Gatherer:

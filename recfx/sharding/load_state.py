@@ -12,13 +12,14 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from recfx.errors import CheckpointError
 from recfx.hashing import state
 from recfx.hashing.identity import IDENTITY, check_identity
-from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows, saved_names
+from recfx.hashing.row_move import RowMove, saved_names
 from recfx.hashing.slicing import slice_state
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
-from recfx.kernels.index_buffers import COUNTERS, FREED, NEVER_USED
+from recfx.kernels.index_buffers import COUNTERS
 from recfx.modules.converted_collection import weight_name
-from recfx.modules.fit_state import check_weight, fits_first_rows, is_strict, without_weight
+from recfx.modules.fit_table import first_rows, saved_shape, without_index, without_weight
+from recfx.sharding.fit_shards import fit_slices, fit_whole_index
 from recfx.sharding.pieces import parts_of, weight_pieces
 from recfx.sharding.sharded_tables import ShardedTables
 from recfx.sharding.state import COUNTS, index_pieces, whole_index
@@ -42,7 +43,7 @@ def load_local_state(
     assign = bool(local_metadata.get("assign_to_params_buffers", False))
     for shard in module.sharding.local():
         if shard.table.has_index:
-            module.store.index(shard.name).expect_load()
+            module.index(shard.name).expect_load()
     for key in planned.taken:
         del state_dict[key]
     for key, value in planned.local.items():
@@ -112,7 +113,7 @@ class LocalState:
             return {piece.shard: part for piece, part in parts_of(weight, weight_pieces(table), group, key).items()}
         if not isinstance(weight, Tensor) or weight.is_meta:
             raise _not_a_tensor(key, weight)
-        wanted = (spec.num_embeddings if move is None else move.saved_rows, spec.embedding_dim)
+        wanted = saved_shape(spec.num_embeddings, spec.embedding_dim, move)
         if tuple(weight.shape) != wanted:
             raise CheckpointError(
                 f"the saved weight is {tuple(weight.shape)}, the table is {wanted}.",
@@ -126,10 +127,8 @@ class LocalState:
         if move is None:
             return shard.of(weight)
         (first, end), (left, right) = shard.rows, shard.columns
-        here = (move.new_rows >= first) & (move.new_rows < end)
-        part = RowMove(move.saved_rows, move.old_rows[here], move.new_rows[here] - first)
-        current = self.module.store.weight(shard.name).detach()
-        return part.apply(weight[:, left:right], current.to(weight.device, weight.dtype, copy=True))
+        current = self.module.weight(shard.name).detach().to(weight.device, weight.dtype, copy=True)
+        return move.within(first, end).apply(weight[:, left:right], current)
 
     # Indexes
 
@@ -147,8 +146,7 @@ class LocalState:
         if any(isinstance(value, ShardedTensor) for value in values):
             pieces = self._sharded_index(table, found, values)
         else:
-            check_weight(spec.name, found.get("row_ids"), weight, torch.empty(0, spec.embedding_dim, device="meta"))
-            pieces = self._plain_index(table, found)
+            pieces = self._plain_index(table, found, weight)
         for shard, piece in pieces.items():
             for name, value in piece.items():
                 self.local[f"{self.prefix}hash_indexes.{shard.name}.{name}"] = value
@@ -157,18 +155,17 @@ class LocalState:
         """The state of a plain table makes the index empty."""
         spec = table.table
         for shard in self._local(table):
-            keeps = weight is None or (self.module.store.index(shard.name).holds_ids() and not is_strict())
-            what = state.KEEP if keeps else state.FORGET
+            what = without_index(has_weight=weight is not None, holds_ids=self.module.index(shard.name).holds_ids)
             self.local[f"{self.prefix}hash_indexes.{shard.name}.{state.ABSENT}"] = what
         if weight is None:
             self.missing.update({keys[name]: spec.name for name in saved_names(whole_index(spec))})
-        elif isinstance(weight, Tensor) and not isinstance(weight, ShardedTensor):
-            current = torch.empty(spec.num_embeddings, spec.embedding_dim, device="meta")
-            if fits_first_rows(weight, current):
-                self.moves[spec.name] = RowMove.keep_first(weight.shape[0])
+        elif not isinstance(weight, ShardedTensor):
+            move = first_rows(weight, spec.num_embeddings, spec.embedding_dim)
+            if move is not None:
+                self.moves[spec.name] = move
 
-    def _plain_index(self, table: ShardedTable, found: Mapping[str, Any]) -> dict[Shard, dict[str, Any]]:
-        pieces, move = fit_whole_index(self.module, table, found)
+    def _plain_index(self, table: ShardedTable, found: Mapping[str, Any], weight: Any) -> dict[Shard, dict[str, Any]]:
+        pieces, move = fit_whole_index(self.module, table, found, weight)
         if move is not None:
             self.moves[table.table.name] = move
         return dict(pieces)
@@ -197,39 +194,10 @@ class LocalState:
                         part.of(counts).copy_(tensor)
                 else:
                     slices[part.shard.rows][name] = tensor
-        local = {shard: slices[shard.rows] for shard in self._local(table)}
-        for shard, piece in local.items():
-            check_saved_index(self.module.store.index(shard.name), piece)
-        return local
+        return fit_slices(self.module, table, slices)
 
     def _local(self, table: ShardedTable) -> list[Shard]:
-        return self.module.sharding.local_of(table.table.name)
-
-
-def fit_whole_index(
-    module: ShardedTables, table: ShardedTable, found: Mapping[str, Any]
-) -> tuple[dict[Shard, dict[str, Tensor]], RowMove | None]:
-    """The index of a whole table, by buffer name, on all ranks alike: fitted and checked as a whole, then cut.
-
-    Returns:
-        what this rank's shards take of it, and the move of the table's rows; None where no row moves.
-
-    Raises:
-        CheckpointError: as ``fit_rows`` and ``check_saved_index``.
-    """
-    whole = whole_index(table.table)
-    fitted, move = fit_rows(whole, found)
-    check_saved_index(whole, fitted)
-    tensors = {name: value for name, value in fitted.items() if isinstance(value, Tensor)}
-    local = module.sharding.local_of(table.table.name)
-    pieces = {shard: slice_state(tensors, *shard.rows) for shard in local}
-    if move is not None:
-        for shard, piece in pieces.items():
-            row_state = module.store.index(shard.name).row_state
-            piece["row_state"] = piece["row_state"].clone()
-            # Rows without an id keep their weights, and with them what is known of these.
-            piece["row_state"][(piece["row_state"] == NEVER_USED) & (row_state != NEVER_USED)] = FREED
-    return pieces, move
+        return self.module.local_shards(table.table.name)
 
 
 def _other_plan(path: str) -> CheckpointError:

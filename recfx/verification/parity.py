@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from recfx.modules.converted_collection import converted_collections
 from recfx.modules.copy_modules import copy_with_tensors
+from recfx.sharding.ranks_agree import any_rank
 from recfx.tracing.sample import Sample
 from recfx.verification.run_step import Run, run_step
 
@@ -91,14 +91,7 @@ def compare_forward(expected: nn.Module, actual: nn.Module, sample: Sample, trai
 
 def _any_rank(model: nn.Module, flag: bool) -> bool:
     """``flag``; with sharded collections, whether any rank has it: they must go on alike."""
-    groups = {id(each.process_group): each.process_group for each in converted_collections(model).values()}
-    for group in groups.values():
-        if group is None:
-            continue
-        flags = torch.tensor([int(flag)])
-        dist.all_reduce(flags, group=group)
-        flag = bool(flags)
-    return flag
+    return any_rank((each.process_group for each in converted_collections(model).values()), flag)
 
 
 def _first_difference(wanted: Run, found: Run) -> Difference | None:

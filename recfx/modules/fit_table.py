@@ -1,0 +1,128 @@
+"""Which saved rows and which saved index fit a table: the one place that decides it, for every way of loading.
+
+``load_state_dict`` of unsharded and sharded collections and checkpoints ask here, with what they have: whole tensors,
+or shapes alone of what they will read later. Nothing is changed here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from recfx.errors import CheckpointError
+from recfx.hashing import HashIndex, state
+from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows
+
+
+class FittedIndex(NamedTuple):
+    """A saved index with as many rows as the table has.
+
+    Args:
+        buffers: what the index loads, by buffer name.
+        move: where the table's rows go; None where no row moves.
+    """
+
+    buffers: dict[str, object]
+    move: RowMove | None
+
+
+def fit_index(index: HashIndex, found: Mapping[str, object], weight: object, dim: int) -> FittedIndex:
+    """Check a saved index, and give it as many rows as the table has.
+
+    Args:
+        index: the one that is to load, or the whole table's on meta.
+        found: what was saved of the index, by buffer name.
+        weight: what was saved of its table; its shape alone is read, and nothing if it is no tensor.
+        dim: columns of the table.
+
+    Raises:
+        CheckpointError: what is wrong with the index, or ``torn_state`` or ``columns_mismatch`` where the saved weight
+            does not fit it.
+    """
+    check_weight(index.name, found.get("row_ids"), weight, dim)
+    buffers, move = fit_rows(index, found)
+    check_saved_index(index, buffers)
+    return FittedIndex(buffers, move)
+
+
+def without_index(*, has_weight: bool, holds_ids: Callable[[], bool]) -> str:
+    """What an index does if nothing was saved for it, ``state.KEEP`` or ``state.FORGET``.
+
+    Args:
+        has_weight: whether the weight of its table was saved.
+        holds_ids: whether the index has anything to keep.
+    """
+    return state.KEEP if not has_weight or (holds_ids() and not is_strict()) else state.FORGET
+
+
+def first_rows(weight: object, rows: int, dim: int) -> RowMove | None:
+    """The move of a table that had fewer rows, and no index, when it was saved: all stay where they are.
+
+    Args:
+        weight: what was saved of the table.
+        rows: of the table now.
+        dim: columns of the table.
+    """
+    if isinstance(weight, Tensor) and weight.dim() == 2 and weight.shape[0] < rows and weight.shape[1] == dim:
+        return RowMove.keep_first(weight.shape[0])
+    return None
+
+
+def saved_shape(rows: int, dim: int, move: RowMove | None) -> tuple[int, int]:
+    """The only shape of a saved weight that fits a table of ``[rows, dim]`` whose rows move like this."""
+    return (rows if move is None else move.saved_rows, dim)
+
+
+def check_weight(name: str, row_ids: object, saved: object, dim: int) -> None:
+    """Check that a saved weight has the rows of its index, and the columns of the table.
+
+    torch would load the index and only then complain about the weight.
+
+    Args:
+        name: of the index, for messages.
+        row_ids: the saved ids of the rows.
+        saved: the saved weight.
+        dim: columns of the table.
+
+    Raises:
+        CheckpointError: ``torn_state``, ``columns_mismatch``.
+    """
+    if not isinstance(saved, Tensor) or not isinstance(row_ids, Tensor):
+        return
+    if saved.dim() != 2 or saved.shape[0] != row_ids.numel():
+        raise CheckpointError(
+            f"The saved index has {row_ids.numel()} rows, the saved weight the shape {tuple(saved.shape)}.",
+            reason="torn_state",
+            module_path=name,
+            what_to_do="The saved state is damaged: use another one.",
+        )
+    if saved.shape[1] != dim:
+        raise CheckpointError(
+            f"The saved rows have {saved.shape[1]} columns, those of this table {dim}.",
+            reason="columns_mismatch",
+            module_path=name,
+            what_to_do="Build the table with the embedding_dim that it was saved with.",
+        )
+
+
+def without_weight(name: str) -> CheckpointError:
+    """The error for an index that was saved without its table."""
+    return CheckpointError(
+        "The state has the index, but not the weight of its table: ids would find rows of others.",
+        reason="torn_state",
+        module_path=name,
+        what_to_do="Load the index together with the weight, or leave the keys of both out.",
+    )
+
+
+def is_strict() -> bool:
+    """What the ``load_state_dict`` that is running was called with: torch does not tell the modules."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is nn.Module.load_state_dict.__code__:
+            return bool(frame.f_locals["strict"])
+        frame = frame.f_back
+    return True

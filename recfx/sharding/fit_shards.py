@@ -1,0 +1,68 @@
+"""What a rank's shards take of a saved index: a whole one is fitted and then cut, slices are checked one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from recfx.hashing.row_move import RowMove, check_saved_index
+from recfx.hashing.slicing import slice_state
+from recfx.ir.shard import Shard
+from recfx.ir.shards import ShardedTable
+from recfx.kernels.index_buffers import FREED, NEVER_USED
+from recfx.modules.fit_table import fit_index
+from recfx.sharding.sharded_tables import ShardedTables
+from recfx.sharding.state import whole_index
+
+
+def fit_whole_index(
+    module: ShardedTables, table: ShardedTable, found: Mapping[str, Any], weight: object
+) -> tuple[dict[Shard, dict[str, Tensor]], RowMove | None]:
+    """Fit and check the index of a whole table, on all ranks alike, and cut it.
+
+    Args:
+        module: whose shards are to load.
+        table: whose index it is.
+        found: the saved index, by buffer name.
+        weight: the saved weight of the table, or its like on meta.
+
+    Returns:
+        what this rank's shards take of it, and the move of the table's rows; None where no row moves.
+
+    Raises:
+        CheckpointError: as ``fit_index``.
+    """
+    fitted, move = fit_index(whole_index(table.table), found, weight, table.table.embedding_dim)
+    tensors = {name: value for name, value in fitted.items() if isinstance(value, Tensor)}
+    pieces = {shard: slice_state(tensors, *shard.rows) for shard in module.local_shards(table.table.name)}
+    if move is not None:
+        for shard, piece in pieces.items():
+            row_state = module.index(shard.name).row_state
+            piece["row_state"] = piece["row_state"].clone()
+            # Rows without an id keep their weights, and with them what is known of these.
+            piece["row_state"][(piece["row_state"] == NEVER_USED) & (row_state != NEVER_USED)] = FREED
+    return pieces, move
+
+
+def fit_slices(
+    module: ShardedTables, table: ShardedTable, slices: Mapping[tuple[int, int], dict[str, Any]]
+) -> dict[Shard, dict[str, Any]]:
+    """Check slices of an index with as many rows as the table has: each rank checks its own.
+
+    Args:
+        module: whose shards are to load.
+        table: whose index it is.
+        slices: what was saved of each slice, by its rows and by buffer name.
+
+    Returns:
+        what each of this rank's shards takes: column blocks of the same rows take the same.
+
+    Raises:
+        CheckpointError: as ``check_saved_index``.
+    """
+    pieces = {shard: slices[shard.rows] for shard in module.local_shards(table.table.name)}
+    for shard, piece in pieces.items():
+        check_saved_index(module.index(shard.name), piece)
+    return pieces

@@ -1,0 +1,84 @@
+"""All ranks of a process group tell each other something, and go on alike: the one place where they ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.dist_data import SplitsAllToAllAwaitable
+
+from recfx.nodes import marks
+from recfx.nodes.dist_groups import sent_on
+
+_Result = TypeVar("_Result")
+
+
+def on_all_ranks(
+    group: dist.ProcessGroup | None,
+    function: Callable[[], _Result],
+    told: Callable[[BaseException], Exception | None],
+) -> list[_Result]:
+    """Call ``function`` on all ranks, and return what each of them returned. Collective; ``function`` must not be.
+
+    Args:
+        group: None: this process alone.
+        function: what it raises here is raised here, and on every rank that has no error of its own.
+        told: what the other ranks are told of an error; None: it is raised at once, and they are not told.
+
+    Raises:
+        Exception: what ``function`` raised here, else what the first rank that failed has told.
+    """
+    if group is None:
+        return [function()]
+    own: BaseException | None = None
+    sent: Exception | None = None
+    result: Any = None
+    try:
+        result = function()
+    except BaseException as error:  # also Ctrl-C: the other ranks wait for this one
+        own, sent = error, told(error)
+        if sent is None:
+            raise
+    answers: list[Any] = [None] * group.size()
+    dist.all_gather_object(answers, (sent, result), group=group)
+    if own is not None:
+        raise own
+    failed = next((theirs for theirs, _ in answers if theirs is not None), None)
+    if failed is not None:
+        raise failed
+    return [each for _, each in answers]
+
+
+def any_rank(groups: Iterable[dist.ProcessGroup | None], flag: bool) -> bool:
+    """``flag``, or whether any rank of these groups has it. Collective in each group once; None is no group."""
+    for group in {id(group): group for group in groups if group is not None}.values():
+        flags = torch.tensor([int(flag)])
+        dist.all_reduce(flags, group=group)
+        flag = bool(flags)
+    return flag
+
+
+def tell_counts(group: dist.ProcessGroup, first: int, second: int, mark: int, name: str) -> list[tuple[int, int]]:
+    """Two numbers of every rank, in order of the ranks. Collective.
+
+    The message has as many numbers as the one that announces a batch's ids has, so a rank that is at another call can
+    read the mark.
+
+    Args:
+        group: of all ranks.
+        first, second: this rank's numbers.
+        mark: which call this is, as ``marks.identity`` gives it.
+        name: of the call, for messages.
+
+    Raises:
+        OutOfStepError: ``ranks_at_different_calls``, on all ranks.
+    """
+    row = torch.tensor([first, second, 0, mark, 0], device=sent_on(group))
+    numbers = [number.expand(group.size()) for number in row]
+    firsts, seconds, _, found, _ = SplitsAllToAllAwaitable(numbers, group).wait()
+    different = marks.other_calls(found, name)
+    if different is not None:
+        raise different
+    return list(zip(firsts, seconds, strict=True))
