@@ -22,7 +22,8 @@ from recfx.record.conversion import attach_conversion, conversion_of
 from recfx.references.find_references import own_modules
 from recfx.tracing.sample import Sample
 from recfx.tracing.shallow_tracer import ShallowTracer, rollback_of, trace_graph
-from recfx.verification.parity import Difference, compare_forward
+from recfx.verification.compare_tensors import Difference
+from recfx.verification.parity import compare_forward
 
 
 @dataclass(frozen=True)

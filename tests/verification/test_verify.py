@@ -15,8 +15,8 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
 
 import recfx
+from recfx.record.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
 from recfx.tracing.randomness import fixed_randomness
-from recfx.verification.verify import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
 
 HASHED = recfx.HashConfig(dense_rows=0)
 TABLE = "ebc.embedding_bags.t.weight"

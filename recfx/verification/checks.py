@@ -1,0 +1,115 @@
+"""What is compared of two steps of a model, as the checks of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.converted_collection import weight_name
+from recfx.record.verify_report import DIFFERENT, EQUAL, Check
+from recfx.verification.compare_tensors import compare_tensors, largest_difference
+from recfx.verification.run import COMPARED, Run
+
+
+@dataclass(frozen=True)
+class Checker:
+    """Compares the step of the original with that of the converted model.
+
+    Args:
+        collections: of the converted model, by path.
+        masked: names of the weights whose rows may differ where the batch did not use them: the dense rule moves them,
+            the fused one does not.
+        rtol: relative tolerance.
+        atol: absolute tolerance.
+        counts_calls: whether every collection must be called as often as in the original.
+        way_around: by what the converted model reaches the original's modules, in words.
+    """
+
+    collections: Mapping[str, HashEmbeddingBagCollection]
+    masked: frozenset[str]
+    rtol: float
+    atol: float
+    counts_calls: bool
+    way_around: Callable[[], str]
+
+    def of_calls(self, mode: str, batch: str, wanted: Run, found: Run) -> list[Check]:
+        """Every collection must be called as often as in the original; the converted model may call no other."""
+        if not self.counts_calls:
+            return []
+        checks = []
+        for path in [path for path in self.collections if path in wanted.calls]:
+            expected, actual = wanted.calls[path], found.calls[path]
+            if expected == actual and path not in found.originals:
+                checks.append(Check(mode, batch, "calls", path, EQUAL))
+                continue
+            if path in found.originals:
+                message = "the converted model calls the original collection"
+            else:
+                message = f"{actual} calls of the converted collection, but the original's is called {expected} times"
+            way = self.way_around()
+            message += f"; it reaches the original's modules by {way}" if way else ""
+            checks.append(Check(mode, batch, "calls", path, DIFFERENT, float(abs(actual - expected)), message))
+        return checks
+
+    def of_runs(self, mode: str, batch: str, wanted: Run, found: Run) -> list[Check]:
+        """Calls first, then all values by name."""
+        checks = self.of_calls(mode, batch, wanted, found)
+        for what in COMPARED:
+            expected, actual = getattr(wanted, what), getattr(found, what)
+            for where in sorted(set(expected) | set(actual)):
+                first, second = _same_rows(expected.get(where), actual.get(where)), actual.get(where)
+                if what == "parameters" and where in self.masked:
+                    first, second = (_touched(value, wanted.touched.get(where)) for value in (first, second))
+                checks.append(self._check(mode, batch, what, where, first, second))
+        return checks
+
+    def _check(
+        self, mode: str, batch: str, what: str, where: str, wanted: torch.Tensor | None, found: torch.Tensor | None
+    ) -> Check:
+        if wanted is None or found is None:
+            present = found if wanted is None else wanted
+            if present is None or (what == "gradients" and not bool(present.any())):
+                return Check(mode, batch, what, where, EQUAL)  # no gradient is a zero gradient
+            message = f"only the {'converted' if wanted is None else 'original'} model has it"
+            return Check(mode, batch, what, where, DIFFERENT, float("inf"), message)
+        if torch.equal(wanted, found) and wanted.dtype == found.dtype:
+            return Check(mode, batch, what, where, EQUAL)
+        largest = largest_difference(wanted, found)
+        difference = compare_tensors(where, wanted, found, self.rtol, self.atol)
+        if difference is None:
+            return Check(mode, batch, what, where, EQUAL, largest)
+        return Check(mode, batch, what, where, DIFFERENT, largest, difference.message)
+
+    def note_tables(self, wanted: Run, found: Run, tables: dict[str, dict[str, dict[str, float]]]) -> None:
+        """Put the largest differences of each table into ``tables``, by path, table and what differs."""
+        for path, collection in self.collections.items():
+            of_collection = tables.setdefault(path, {})
+            for table in collection.tables:
+                name = weight_name(path, table.name)
+                rows = wanted.touched.get(name) if name in self.masked else None
+                pairs = [
+                    ("gradient", wanted.gradients.get(name), found.gradients.get(name)),
+                    ("weight", _touched(wanted.parameters.get(name), rows), _touched(found.parameters.get(name), rows)),
+                ]
+                for key in table.embedding_names:
+                    pairs.append(("output", wanted.pooled.get((path, key)), found.pooled.get((path, key))))
+                noted = of_collection.setdefault(table.name, {})
+                for what, expected, actual in pairs:
+                    expected = _same_rows(expected, actual)
+                    if expected is not None and actual is not None:
+                        noted[what] = max(noted.get(what, 0.0), largest_difference(expected, actual))
+
+
+def _same_rows(expected: torch.Tensor | None, actual: torch.Tensor | None) -> torch.Tensor | None:
+    """Without what a mapped table has after its rows."""
+    if expected is None or actual is None or expected.dim() != 2 or expected.shape[0] <= actual.shape[0]:
+        return expected
+    return expected[: actual.shape[0]]
+
+
+def _touched(value: torch.Tensor | None, rows: torch.Tensor | None) -> torch.Tensor | None:
+    """The rows that the batch used: a fused step moves no others, a dense one may."""
+    return value if value is None or rows is None else value[rows[rows < value.shape[0]]]

@@ -1,0 +1,50 @@
+"""How two tensors differ, and how much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two runs part.
+
+    Args:
+        where: which value.
+        message: how they differ.
+    """
+
+    where: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}"
+
+
+def compare_tensors(
+    where: str, expected: torch.Tensor, actual: torch.Tensor, rtol: float, atol: float
+) -> Difference | None:
+    """None where shape and dtype are equal and the values close."""
+    if expected.shape != actual.shape:
+        return Difference(where, f"shape {tuple(actual.shape)} instead of {tuple(expected.shape)}")
+    if expected.dtype != actual.dtype:
+        return Difference(where, f"dtype {actual.dtype} instead of {expected.dtype}")
+    if torch.allclose(expected, actual, rtol=rtol, atol=atol, equal_nan=True):
+        return None
+    return Difference(where, f"largest difference {largest_difference(expected, actual):.3g}")
+
+
+def largest_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
+    """0 for empty tensors; inf where one has a NaN or the shapes differ."""
+    expected, actual = expected.detach(), actual.detach()
+    if expected.shape != actual.shape:
+        return float("inf")
+    if expected.numel() == 0:
+        return 0.0
+    difference = (expected.double() - actual.double()).abs().nan_to_num(nan=float("inf"))
+    both_nan = expected.isnan() & actual.isnan() if expected.is_floating_point() else None
+    if both_nan is not None:
+        difference = difference.masked_fill(both_nan, 0.0)
+    return float(difference.max())

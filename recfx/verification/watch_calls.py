@@ -1,0 +1,96 @@
+"""Hooks that note what the collections of a model do in one step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedTensor
+
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.converted_collection import ConvertedCollection, weight_name
+from recfx.nodes import SelectFeatures
+from recfx.verification.run import Run
+
+
+@contextlib.contextmanager
+def counted_calls(model: nn.Module, originals: Mapping[str, nn.Module], run: Run) -> Iterator[None]:
+    """Count the calls of collections, by what runs inside them: their ``forward`` may be called without their hooks."""
+    watched = {id(module): (path, module) for path, module in originals.items()}
+    watched |= {id(module): (path, module) for path, module in model.named_modules()}
+    own = {id(module) for module in model.modules()}
+    handles = []
+    for key, (path, module) in watched.items():
+        if isinstance(module, HashEmbeddingBagCollection):
+            module.fused_optimizers()  # one attached since makes the graph anew, which the hook must see
+            parts = [part for part in module.graph_module.modules() if isinstance(part, SelectFeatures)]
+            hook = partial(_note_call, run, path, key in own)
+        elif isinstance(module, EmbeddingBagCollection) and len(module.embedding_bags):
+            parts = [next(iter(module.embedding_bags.values()))]
+            features = len(module.embedding_bag_configs()[0].feature_names)
+            hook = partial(_note_bag_call, run, path, key in own, [0], features)
+        else:
+            continue
+        run.calls.setdefault(path, 0)
+        handles += [part.register_forward_pre_hook(hook, with_kwargs=True) for part in parts[:1]]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _note_call(run: Run, path: str, own: bool, part: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
+    run.calls[path] += 1
+    if not own:
+        run.originals.add(path)
+
+
+def _note_bag_call(
+    run: Run, path: str, own: bool, seen: list[int], features: int, bag: nn.Module, inputs: Any, named: dict[str, Any]
+) -> None:
+    """The standard forward calls a table once per feature, and names all three arguments.
+
+    The user's own code may call the table by itself; it hardly names them all.
+    """
+    if not inputs and len(named) == 3:
+        seen[0] += 1
+        if seen[0] % features == 0:
+            _note_call(run, path, own, bag, inputs, named)
+
+
+@contextlib.contextmanager
+def noted_lookups(model: nn.Module, run: Run) -> Iterator[None]:
+    """Note in ``run`` what every collection pools, and which rows standard ones read."""
+    handles: list[Any] = []
+    for path, module in model.named_modules():
+        if isinstance(module, EmbeddingBagCollection) or (
+            isinstance(module, ConvertedCollection) and not module.is_sharded
+        ):
+            handles.append(module.register_forward_hook(partial(_note_pooled, run, path)))
+        # A converted subclass is an instance of both.
+        if isinstance(module, EmbeddingBagCollection) and not isinstance(module, ConvertedCollection):
+            for table, bag in module.embedding_bags.items():
+                hook = partial(_note_rows, run, weight_name(path, table))
+                handles.append(bag.register_forward_pre_hook(hook, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _note_pooled(run: Run, path: str, module: nn.Module, inputs: Any, output: KeyedTensor) -> None:
+    for key, value in output.to_dict().items():
+        run.pooled[path, key] = value.detach().clone()
+
+
+def _note_rows(run: Run, name: str, bag: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
+    rows = (named["input"] if "input" in named else inputs[0]).detach().to(torch.int64)
+    seen = run.touched.get(name)
+    run.touched[name] = torch.unique(rows if seen is None else torch.cat([seen, rows]))
