@@ -12,7 +12,7 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
-from recfx.verification.verify import DIFFERENT
+from recfx.record.verify_report import DIFFERENT
 from tests.models.data import table
 
 TABLE = "ebc.embedding_bags.t.weight"
