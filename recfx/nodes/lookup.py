@@ -85,8 +85,9 @@ class Lookup(NodeModule):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Of the tables' rows; None where a parameter is missing."""
-        parameter = self.store.bags[self.tables[0].name]._parameters.get("weight")
+        """Of the tables' rows; None where a parameter is missing, or the table is not on this rank."""
+        bag = self.store.bags._modules.get(self.tables[0].name)  # the graph has all ranks' tables until they are cut
+        parameter = None if bag is None else bag._parameters.get("weight")
         return None if parameter is None else parameter.dtype
 
     @property
@@ -98,9 +99,12 @@ class Lookup(NodeModule):
     @property
     def kernel(self) -> str:
         """The backend whose kernel was chosen for the tables as they are; ``""`` where the next call chooses."""
-        choice, bags = self._choice, [self.store.bags[table.name] for table in self.tables]
+        choice = self._choice
+        if choice is None:
+            return ""
+        bags = [self.store.bags[table.name] for table in self.tables]
         weights: list[torch.Tensor] = [found for bag in bags if (found := bag._parameters.get("weight")) is not None]
-        return "" if choice is None or choice.stale(weights) else choice.backend
+        return "" if choice.stale(weights) else choice.backend
 
     def spec(self) -> LookupSpec:
         """What a backend has to know to say whether it can serve this lookup."""

@@ -10,7 +10,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
-from recfx.verification.verify import SKIPPED
+from recfx.record.verify_report import SKIPPED
 from tests.models.data import table
 
 

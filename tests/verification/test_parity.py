@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from recfx.tracing.sample import Sample
-from recfx.verification.parity import Difference, compare_forward
+from recfx.verification.compare_tensors import Difference
+from recfx.verification.parity import compare_forward
 
 GENERATOR = torch.Generator()
 
