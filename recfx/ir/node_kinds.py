@@ -17,7 +17,7 @@ import sympy
 import torch
 
 from recfx.ir.meta import BATCH, WORLD, mean_length
-from recfx.ir.tables import TableSpec, embedding_dims
+from recfx.ir.tables import TableSpec, embedding_dims, output_dtype
 
 
 class ValueType(Enum):
@@ -81,7 +81,7 @@ def size_of_ids(tables: tuple[TableSpec, ...]) -> Size:
 
 def size_of_pooled(tables: tuple[TableSpec, ...]) -> Size:
     """One row per sample of one rank's batch."""
-    return Size((BATCH, sympy.Integer(sum(embedding_dims(tables)))), torch.float32)
+    return Size((BATCH, sympy.Integer(sum(embedding_dims(tables)))), output_dtype(tables))
 
 
 def size_of_looked_up(tables: tuple[TableSpec, ...]) -> Size:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 if TYPE_CHECKING:
     from recfx.hashing import ResolvedHashConfig
@@ -23,6 +27,9 @@ class TableSpec:
         hashing: how raw ids become rows; ``None`` leaves the table static.
         weight_init_min: lower end of a new row's uniform initial weights.
         weight_init_max: upper end.
+        dtype: of its stored rows.
+        output_dtype: of its columns in the output, and on the wire. The standard collection's is float32 for rows of
+            any dtype.
         custom_init_fn: the table brings its own ``init_fn``; new rows keep what it filled in.
         shard_of: name of the table that this is a shard of; ``""`` for a whole table. ``name`` tells shards on one rank
             apart, ``num_embeddings`` and ``embedding_dim`` are the shard's, ``hashing`` is the table's.
@@ -40,6 +47,8 @@ class TableSpec:
     hashing: ResolvedHashConfig | None
     weight_init_min: float
     weight_init_max: float
+    dtype: torch.dtype = torch.float32
+    output_dtype: torch.dtype = torch.float32
     custom_init_fn: bool = False
     shard_of: str = ""
     shard_keys: tuple[str, ...] = ()
@@ -83,3 +92,9 @@ def embedding_names(tables: tuple[TableSpec, ...]) -> list[str]:
 def embedding_dims(tables: tuple[TableSpec, ...]) -> list[int]:
     """Columns of each output key of ``tables``, in order."""
     return [table.embedding_dim for table in tables for _ in table.embedding_names]
+
+
+def output_dtype(tables: Iterable[TableSpec]) -> torch.dtype:
+    """Of a tensor that has columns of all ``tables``; float32 where there are none."""
+    dtypes = {table.output_dtype for table in tables}
+    return functools.reduce(torch.promote_types, dtypes) if dtypes else torch.float32

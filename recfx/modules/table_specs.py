@@ -115,6 +115,7 @@ def describe_tables(
                 hashing=resolved,
                 weight_init_min=initial[0] if initial is not None else 0.0,
                 weight_init_max=initial[1] if initial is not None else 0.0,
+                dtype=bag.weight.dtype,
                 custom_init_fn=initial is None,
             )
         )

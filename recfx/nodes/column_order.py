@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -37,6 +38,7 @@ class ColumnOrder:
                     widths.append(columns.dim)
                 last = columns
             self._widths.append(widths)
+        self._dtype = functools.reduce(torch.promote_types, {each.dtype for each in wanted} or {torch.float32})
         self._pieces: list[tuple[int, int]] = []  # part, and stretch of it; or _NOBODY and a width
         for columns in wanted:
             if columns in inside:
@@ -63,15 +65,14 @@ class ColumnOrder:
             for part, widths in zip(parts, self._widths, strict=True)
         ]
         pieces = [
-            _zeros(parts, batch_size, piece, device) if part == _NOBODY else stretches[part][piece]
+            self._zeros(parts, batch_size, piece, device) if part == _NOBODY else stretches[part][piece]
             for part, piece in self._pieces
         ]
         if not pieces:
-            return _zeros(parts, batch_size, 0, device)
+            return self._zeros(parts, batch_size, 0, device)
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
-
-def _zeros(parts: Sequence[torch.Tensor], batch_size: int, width: int, device: torch.device) -> torch.Tensor:
-    if parts:
-        return parts[0].new_zeros(batch_size, width)
-    return torch.zeros(batch_size, width, dtype=torch.float32, device=device)
+    def _zeros(self, parts: Sequence[torch.Tensor], batch_size: int, width: int, device: torch.device) -> torch.Tensor:
+        if parts:
+            return parts[0].new_zeros(batch_size, width)
+        return torch.zeros(batch_size, width, dtype=self._dtype, device=device)

@@ -85,9 +85,12 @@ class Lookup(NodeModule):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Of the tables' rows; None where a parameter is missing, or the table is not on this rank."""
-        bag = self.store.bags._modules.get(self.tables[0].name)  # the graph has all ranks' tables until they are cut
-        parameter = None if bag is None else bag._parameters.get("weight")
+        """Of the tables' rows; None where a parameter is missing."""
+        table = self.tables[0]
+        bag = self.store.bags._modules.get(table.name)
+        if bag is None:  # another rank's: insert_dist has not run yet
+            return table.dtype
+        parameter = bag._parameters.get("weight")
         return None if parameter is None else parameter.dtype
 
     @property

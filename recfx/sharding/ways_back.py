@@ -1,7 +1,7 @@
 """The ways in which pooled rows travel back: who sends what, what arrives, and what it costs.
 
-``B`` is the batch size of a rank, the same on all; bytes are those of float32. Backwards are collectives as well; the
-modules of ``output_dist_start`` average gradients over ranks in them, as TorchRec's do.
+``B`` is the batch size of a rank, the same on all; bytes are those of the tables' outputs. Backwards are collectives
+as well; the modules of ``output_dist_start`` average gradients over ranks in them, as TorchRec's do.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import sympy
 import torch
 from torch import nn
 
-from recfx.ir.columns import Columns, total_dim
+from recfx.ir.columns import Columns, total_bytes, total_dim
 from recfx.ir.meta import BATCH, WORLD, Collective
 from recfx.ir.shard import Shard
 from recfx.ir.way_back import Hop, WayBack, World
 from recfx.nodes.output_dist import AllToAll, CrossHost, OwnBatch, ReduceScatter
 
-_FLOAT32 = 4
 _EVERYBODY: sympy.Expr = WORLD * BATCH
 _Parts = list[list[Columns]]
 
@@ -41,7 +40,7 @@ class AllToAllBack(WayBack):
         def start(groups: Any, parts: _Parts, device: torch.device) -> nn.Module:
             return AllToAll(groups.pooled, mine, parts, device, dims)
 
-        return (Hop(tuple(mine), _EVERYBODY, _all_to_all(mine, sum(dims), world.size), start),)
+        return (Hop(tuple(mine), _EVERYBODY, _all_to_all(mine, sum(map(total_bytes, sent)), world.size), start),)
 
     def arriving(self, shards: Sequence[Shard], world: World) -> list[Columns]:
         """Rank after rank."""
@@ -92,7 +91,7 @@ class TwoHops(WayBack):
 
         return (
             Hop(tuple(mine), _EVERYBODY, _reduce_scatter(mine, local_size, hosts), inside),
-            Hop(tuple(mine), hosts * BATCH, _all_to_all(mine, sum(dims), hosts), across),
+            Hop(tuple(mine), hosts * BATCH, _all_to_all(mine, sum(map(total_bytes, by_host)), hosts), across),
         )
 
     def arriving(self, shards: Sequence[Shard], world: World) -> list[Columns]:
@@ -146,13 +145,13 @@ def _once(shards: Sequence[Shard]) -> list[Columns]:
 # What is put on the wire
 
 
-def _all_to_all(sent: list[Columns], arriving_dim: int, ranks: int) -> tuple[Collective, ...]:
+def _all_to_all(sent: list[Columns], arriving_bytes: int, ranks: int) -> tuple[Collective, ...]:
     """Pooled rows of all ranks' samples, and back come the gradients of this rank's."""
     if ranks == 1:
         return ()
     return (
-        Collective("all_to_all", ranks * BATCH * total_dim(sent) * _FLOAT32),
-        Collective("all_to_all", BATCH * arriving_dim * _FLOAT32, backward=True),
+        Collective("all_to_all", ranks * BATCH * total_bytes(sent)),
+        Collective("all_to_all", BATCH * arriving_bytes, backward=True),
     )
 
 
@@ -160,7 +159,7 @@ def _reduce_scatter(sent: list[Columns], ranks: int, counterparts: int = 1) -> t
     """Parts of sums for the samples of ``ranks`` times ``counterparts`` ranks."""
     if ranks == 1 or not sent:
         return ()
-    own = counterparts * BATCH * total_dim(sent) * _FLOAT32
+    own = counterparts * BATCH * total_bytes(sent)
     return Collective("reduce_scatter", ranks * own), Collective("all_gather", own, backward=True)
 
 
@@ -168,4 +167,4 @@ def _own_batch(columns: list[Columns], ranks: int) -> tuple[Collective, ...]:
     """Nothing; but the gradients of this rank's samples go to everybody."""
     if ranks == 1:
         return ()
-    return (Collective("all_gather", BATCH * total_dim(columns) * _FLOAT32, backward=True),)
+    return (Collective("all_gather", BATCH * total_bytes(columns), backward=True),)

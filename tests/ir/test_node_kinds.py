@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
+from recfx.ir.columns import columns_of, total_bytes
 from recfx.ir.node_kinds import CUTS, NODE_KINDS, ValueType
+from recfx.ir.tables import TableSpec
 
 
 def test_the_cuts_are_in_the_order_of_the_stages() -> None:
@@ -23,3 +27,14 @@ def test_every_value_is_given_and_taken() -> None:
     given = {type_ for kind in NODE_KINDS.values() for type_ in kind.outputs}
     taken = {type_ for kind in NODE_KINDS.values() for each in kind.inputs for type_ in each.types}
     assert {ValueType.BATCH, *given} == {ValueType.KEYED_TENSOR, *taken} == set(ValueType)
+
+
+def test_sizes_follow_the_dtype_of_the_output() -> None:
+    def spec(name: str, output_dtype: torch.dtype) -> TableSpec:
+        return TableSpec(name, (name,), (name,), 10, 4, "SUM", None, 0.0, 0.0, output_dtype=output_dtype)
+
+    half, single = spec("half", torch.float16), spec("single", torch.float32)
+    assert NODE_KINDS["lookup"].size((half,)).dtype == torch.float16
+    assert NODE_KINDS["lookup"].size((half, single)).dtype == torch.float32
+    assert NODE_KINDS["lookup"].size(()).dtype == torch.float32
+    assert total_bytes(columns_of((half, single))) == 4 * 2 + 4 * 4
