@@ -1,13 +1,8 @@
 """What was, or would be, done to a model: the conversion report."""
 
-from recfx.inspect.report import (
-    REPORT_VERSION,
-    CollectionReport,
-    NodeReport,
-    PassReport,
-    Report,
-    Verification,
-)
+from recfx.inspect.collection_report import CollectionReport, NodeReport, PassReport
+from recfx.inspect.report import Report
+from recfx.inspect.report_data import REPORT_VERSION, Verification
 from recfx.inspect.sharding_report import ShardingReport, ShardReport
 from recfx.inspect.table_report import HashingReport, TableReport
 

@@ -7,14 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from recfx.diagnostics import Diagnostic
-from recfx.hashing import HashIndex
-from recfx.inspect.describe import graph_fields, hashing_report, table_report
-from recfx.inspect.facts import TableFacts, kernels_by_table
-from recfx.inspect.index_facts import IndexFacts
-from recfx.inspect.reasons import type_name
+from recfx.inspect.collection_report import CollectionReport
+from recfx.inspect.describe import with_graph, with_reasons
+from recfx.inspect.describe_tables import report_of_table_elsewhere, table_report
+from recfx.inspect.facts import path_of_table, table_facts
 from recfx.inspect.sharding_reasons import collection_sharding_reasons, pipelining_reasons, sharding_reasons
 from recfx.inspect.sharding_report import ShardingReport
 from recfx.inspect.table_report import TableReport
@@ -25,69 +23,56 @@ from recfx.sharding.optimizer_settings import Taken, optimizer_settings
 from recfx.sharding.plan import read_plan
 
 
-def describe_sharded(sharded: ShardedHashEmbeddingBagCollection, path: str, existed: bool) -> dict[str, Any]:
-    """The fields of a :class:`CollectionReport`; arguments as of ``describe_converted``. Communicates nothing."""
-    kernels, configs = kernels_by_table(sharded.graph_module), sharded.embedding_bag_configs()
+def describe_sharded(
+    found: CollectionReport, sharded: ShardedHashEmbeddingBagCollection, existed: bool
+) -> CollectionReport:
+    """What a sharded collection shows of itself on this rank; arguments as of ``describe_converted``.
+
+    Communicates nothing.
+    """
+    local = {table.name: sharded.sharding.local_of(table.name) for table in sharded.tables}
+    own = {name: shards[0].name for name, shards in local.items() if shards}  # they all have the same rows
+    facts = table_facts(sharded, own, found.path, existed)
     tables = []
-    for table, config in zip(sharded.sharding.tables, configs, strict=True):
-        here = sharded.sharding.local_of(table.table.name)
-        if not here:
-            tables.append(
-                _with_sharding(
-                    _elsewhere(table, sharded.dtypes[table.table.name]), table, sharded.sharding, path, sharded.taken
-                )
-            )
-            continue
-        name = here[0].name  # all shards of a table on one rank have the same rows
-        bag, index = sharded.embedding_bags[name], dict(sharded.hash_indexes.items()).get(name)
-        assert isinstance(bag, nn.EmbeddingBag)
-        assert index is None or isinstance(index, HashIndex)
-        facts = TableFacts(
-            module_path=_join(path, name),
-            spec=table.table,
-            config=config,
-            bag=bag,
-            weight=sharded.store.weight(name),
-            index=index,
-            index_facts=None if index is None else IndexFacts.of(index),
-            kernel=kernels[name],
-            optimizer=sharded.store.optimizers.get(name),
-            existed=existed,
+    for table in sharded.sharding.tables:
+        name = table.table.name
+        report = (
+            table_report(facts[name]) if name in facts else report_of_table_elsewhere(table.table, sharded.dtypes[name])
         )
-        tables.append(_with_sharding(table_report(facts), table, sharded.sharding, path, sharded.taken))
-    reasons = collection_sharding_reasons(sharded.tables, sharded.graph_module, path)
-    reasons += pipelining_reasons(sharded, path)
-    return {
-        "is_weighted": sharded.is_weighted(),
-        "device": next((table.device for table in tables if table.device), ""),
-        "tables": tuple(tables),
-        **graph_fields(sharded),
-        "reasons": reasons + tuple(reason for table in tables for reason in table.reasons),
-    }
+        tables.append(_with_sharding(report, table, sharded.sharding, found.path, sharded.taken))
+    described = replace(
+        found,
+        is_weighted=sharded.is_weighted(),
+        device=next((table.device for table in tables if table.device), ""),
+        tables=tuple(tables),
+    )
+    reasons = collection_sharding_reasons(sharded.tables, sharded.graph_module, found.path)
+    return with_reasons(with_graph(described, sharded), reasons + pipelining_reasons(sharded, found.path))
 
 
 def with_plan(
-    described: dict[str, Any],
+    described: CollectionReport,
     collection: HashEmbeddingBagCollection,
     plan: Mapping[str, Any],
     rank: int,
     world_size: int,
-    path: str,
-) -> dict[str, Any]:
-    """``describe_converted``'s fields, and what ``plan`` would do to the tables; the graph is that of one rank.
+) -> CollectionReport:
+    """Add what ``plan`` would do to the tables of a collection that ``describe_converted`` has described.
+
+    The graph is that of one rank.
 
     Raises:
         ConversionError: as ``read_plan``.
     """
+    path = described.path
     sharding = read_plan(collection.tables, plan, rank, world_size, path)
     taken = optimizer_settings(collection, sharding, None).taken
     tables = tuple(
         _with_sharding(report, table, sharding, path, taken)
-        for report, table in zip(described["tables"], sharding.tables, strict=True)
+        for report, table in zip(described.tables, sharding.tables, strict=True)
     )
-    added = collection_sharding_reasons(collection.tables, None, path)
-    reasons = tuple(reason for table in tables for reason in table.reasons)
-    return {**described, "tables": tables, "reasons": added + reasons}
+    reasons = collection_sharding_reasons(collection.tables, None, path)
+    return with_reasons(replace(described, tables=tables), reasons)
 
 
 def _with_sharding(
@@ -97,7 +82,7 @@ def _with_sharding(
     path: str,
     taken: Mapping[str, tuple[Taken, ...]],
 ) -> TableReport:
-    element_bytes, module_path = _element_bytes(report), _join(path, table.table.name)
+    element_bytes, module_path = _element_bytes(report), path_of_table(path, table.table.name)
     reasons = sharding_reasons(table, module_path, report.optimizer)
     reasons += tuple(
         Diagnostic(each.reason, module_path, each.message, each.what_to_do) for each in taken.get(table.table.name, ())
@@ -113,25 +98,3 @@ def _with_sharding(
 def _element_bytes(report: TableReport) -> int:
     dtype: torch.dtype = getattr(torch, report.dtype)
     return dtype.itemsize
-
-
-def _elsewhere(table: ShardedTable, dtype: torch.dtype) -> TableReport:
-    """A table that this rank has nothing of."""
-    spec = table.table
-    return TableReport(
-        name=spec.name,
-        features=spec.feature_names,
-        embedding_names=spec.embedding_names,
-        rows=spec.num_embeddings,
-        dim=spec.embedding_dim,
-        pooling=spec.pooling,
-        dtype=type_name(dtype),
-        device="",
-        bytes=0,
-        hashing=hashing_report(spec.hashing, None),
-        custom_init_fn=spec.custom_init_fn,
-    )
-
-
-def _join(path: str, table: str) -> str:
-    return f"{path}.embedding_bags.{table}" if path else f"embedding_bags.{table}"

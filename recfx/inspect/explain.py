@@ -15,11 +15,13 @@ from recfx.diagnostics import Diagnostic, Severity
 from recfx.discovery.classify import CONVERTIBLE, REFUSED, Finding
 from recfx.discovery.discover import Discovery, check_module, discover
 from recfx.hashing import HashConfig
-from recfx.inspect.describe import describe_converted, describe_other
+from recfx.inspect.collection_report import CollectionReport
+from recfx.inspect.describe import describe_converted, describe_other, with_reasons
 from recfx.inspect.describe_sharded import describe_sharded
 from recfx.inspect.planned import PlannedSharding, already_sharded
 from recfx.inspect.records import Records
-from recfx.inspect.report import REPORT_VERSION, CollectionReport, Report, Verification
+from recfx.inspect.report import Report
+from recfx.inspect.report_data import REPORT_VERSION, Verification
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.whole_graph import WholeGraph
 from recfx.record.conversion import Found
@@ -106,34 +108,38 @@ def _dry_run(discovery: Discovery) -> dict[int, nn.Module]:
 
 
 def _collection(
-    finding: Finding, collection: nn.Module, found: Found | None, planned: PlannedSharding | None
+    finding: Finding, collection: nn.Module, record: Found | None, planned: PlannedSharding | None
 ) -> CollectionReport:
-    existed = finding.status == CONVERTIBLE or (found is not None and found.kind != HashEmbeddingBagCollection.__name__)
-    if isinstance(collection, HashEmbeddingBagCollection):
-        described = describe_converted(collection, finding.path, existed)
-        if planned is not None:
-            planned.describe(described, collection, finding.paths)
-    elif isinstance(collection, ShardedHashEmbeddingBagCollection):
-        described = describe_sharded(collection, finding.path, existed)
-        if planned is not None:
-            described["reasons"] = (*described["reasons"], already_sharded(finding.path))
-    else:
-        described = describe_other(finding.module)
-    how = finding.found if found is None or finding.found != "walked" else found.found
-    source = finding.source if found is None or finding.found != "walked" else found.source
-    described["reasons"] = _collection_reasons(finding, how) + described.get("reasons", ())
-    return CollectionReport(
+    """The report of one collection.
+
+    Args:
+        finding: as it was found now.
+        collection: itself, or what it would become.
+        record: as it was found when it was converted, if it was.
+        planned: what the user asks about.
+    """
+    known = record is not None and finding.found == "walked"
+    how, source = (record.found, record.source) if record is not None and known else (finding.found, finding.source)
+    found = CollectionReport(
         paths=tuple(finding.paths),
-        kind=type(finding.module).__name__ if found is None else found.kind,
+        kind=type(finding.module).__name__ if record is None else record.kind,
         status=finding.status,
-        reason="" if finding.why is None else finding.why.code,
-        message="" if finding.why is None else finding.why.message,
-        what_to_do="" if finding.why is None else finding.why.what_to_do,
+        why=finding.why,
         found=how,
         file="" if source is None else source.file,
         line=0 if source is None else source.line,
-        **described,
+        reasons=_collection_reasons(finding, how),
     )
+    existed = finding.status == CONVERTIBLE or (
+        record is not None and record.kind != HashEmbeddingBagCollection.__name__
+    )
+    if isinstance(collection, HashEmbeddingBagCollection):
+        described = describe_converted(found, collection, existed)
+        return with_reasons(described) if planned is None else planned.describe(described, collection)
+    if isinstance(collection, ShardedHashEmbeddingBagCollection):
+        described = describe_sharded(found, collection, existed)
+        return described if planned is None else already_sharded(described)
+    return describe_other(found, finding.module)
 
 
 def _collection_reasons(finding: Finding, found: str) -> tuple[Diagnostic, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -13,7 +14,7 @@ from recfx.hashing import HashIndex
 from recfx.inspect.index_facts import IndexFacts
 from recfx.ir.tables import TableSpec
 from recfx.lowering.registry import select_backend
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.converted_collection import ConvertedCollection
 from recfx.nodes import Lookup
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import NotFused, fused_optimizer_of
@@ -63,39 +64,47 @@ class TableFacts:
     existed: bool
 
 
-def table_facts(collection: HashEmbeddingBagCollection, path: str, existed: bool) -> list[TableFacts]:
-    """The tables of ``collection``, in order; changes nothing.
+def table_facts(
+    collection: ConvertedCollection, parts: Mapping[str, str], path: str, existed: bool
+) -> dict[str, TableFacts]:
+    """The tables of ``collection`` that this rank has something of, by name; changes nothing.
 
     Args:
-        collection: a converted collection.
+        collection: a converted collection, sharded or not.
+        parts: what the collection calls this rank's part of each table, by name of the table.
         path: its fully qualified name in the model.
         existed: whether its tables were there before recfx.
     """
-    kernels, indexes = kernels_by_table(collection.graph_module), dict(collection.hash_indexes.items())
-    facts = []
+    kernels, indexes = _kernels_by_table(collection.graph_module), dict(collection.hash_indexes.items())
+    facts = {}
     for spec, config in zip(collection.tables, collection.embedding_bag_configs(), strict=True):
-        bag = collection.embedding_bags[spec.name]
+        if spec.name not in parts:
+            continue
+        name = parts[spec.name]
+        bag, index = collection.embedding_bags[name], indexes.get(name)
         assert isinstance(bag, nn.EmbeddingBag)
-        index = indexes.get(spec.name)
         assert index is None or isinstance(index, HashIndex)
-        facts.append(
-            TableFacts(
-                module_path=f"{path}.embedding_bags.{spec.name}" if path else f"embedding_bags.{spec.name}",
-                spec=spec,
-                config=config,
-                bag=bag,
-                weight=collection.weight(spec.name),
-                index=index,
-                index_facts=None if index is None else IndexFacts.of(index),
-                kernel=kernels[spec.name],
-                optimizer=_optimizer(collection, spec.name, collection.weight(spec.name)),
-                existed=existed,
-            )
+        facts[spec.name] = TableFacts(
+            module_path=path_of_table(path, name),
+            spec=spec,
+            config=config,
+            bag=bag,
+            weight=collection.weight(name),
+            index=index,
+            index_facts=None if index is None else IndexFacts.of(index),
+            kernel=kernels[name],
+            optimizer=_optimizer(collection, name),
+            existed=existed,
         )
     return facts
 
 
-def kernels_by_table(graph_module: nn.Module) -> dict[str, Kernel]:
+def path_of_table(collection: str, table: str) -> str:
+    """Fully qualified name of a table's ``nn.EmbeddingBag``."""
+    return f"{collection}.embedding_bags.{table}" if collection else f"embedding_bags.{table}"
+
+
+def _kernels_by_table(graph_module: nn.Module) -> dict[str, Kernel]:
     """The kernel that each table's lookup takes as the tables are now: they may have moved since it was lowered."""
     kernels: dict[str, Kernel] = {}
     for module in graph_module.children():
@@ -110,13 +119,10 @@ def kernels_by_table(graph_module: nn.Module) -> dict[str, Kernel]:
     return kernels
 
 
-def _optimizer(
-    collection: HashEmbeddingBagCollection, table: str, weight: nn.Parameter
-) -> FusedOptimizer | NotFused | None:
+def _optimizer(collection: ConvertedCollection, table: str) -> FusedOptimizer | NotFused | None:
     fused = collection.store.optimizers.get(table)
-    if fused is not None:
+    weight = collection.weight(table)
+    if fused is not None or collection.is_sharded or not getattr(weight, "_in_backward_optimizers", None):
         return fused
-    if not getattr(weight, "_in_backward_optimizers", None):
-        return None
     # Attached after the conversion: the next forward takes it over.
     return collection.not_fused.get(table) or fused_optimizer_of(weight)

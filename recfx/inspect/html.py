@@ -7,8 +7,9 @@ from html import escape
 
 from recfx.diagnostics import Diagnostic
 from recfx.inspect import wording
+from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.index_columns import INDEX_COLUMNS, has_index, index_row
-from recfx.inspect.report import CollectionReport, Report
+from recfx.inspect.report_data import ReportData
 from recfx.inspect.sharding_columns import SHARDING_COLUMNS, sharding_row, sharding_title
 from recfx.inspect.table_report import TableReport
 
@@ -31,7 +32,7 @@ _FORECAST_COLUMNS = ("usable", "room", "batches until full", "suggested rows")
 _NODE_COLUMNS = ("node", "kind", "shape", "bytes", "type", "device", "kernel", "made by")
 
 
-def render_html(report: Report) -> str:
+def render_html(report: ReportData) -> str:
     """The whole page."""
     title = wording.headline(report)
     parts = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -10,6 +11,8 @@ from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding
 
 from recfx.diagnostics import Diagnostic, Severity
 from recfx.errors import ConversionError
+from recfx.inspect.collection_report import CollectionReport
+from recfx.inspect.describe import with_reasons
 from recfx.inspect.describe_sharded import with_plan
 from recfx.modules.collection import HashEmbeddingBagCollection
 
@@ -42,21 +45,21 @@ class PlannedSharding:
     def _tables(self) -> list[ParameterSharding]:
         return [table for tables in self.per_collection.values() for table in tables.values()]
 
-    def describe(self, described: dict[str, Any], collection: HashEmbeddingBagCollection, paths: list[str]) -> None:
-        """Add to the fields of one collection what the plan does to it, or why it cannot."""
-        planned = next((path for path in paths if path in self.per_collection), None)
+    def describe(self, described: CollectionReport, collection: HashEmbeddingBagCollection) -> CollectionReport:
+        """Add what the plan does to a collection that ``describe_converted`` has described, or why it cannot."""
+        planned = next((path for path in described.paths if path in self.per_collection), None)
         try:
             if planned is None:
                 raise ConversionError(
                     "the plan says nothing of this collection.",
                     reason="plan_missing_collection",
-                    module_path=paths[0],
+                    module_path=described.path,
                     what_to_do="make the plan from this model.",
                 )
-            tables = self.per_collection[planned]
-            described.update(with_plan(described, collection, tables, self.rank, self.world_size, paths[0]))
+            return with_plan(described, collection, self.per_collection[planned], self.rank, self.world_size)
         except ConversionError as error:
-            described["reasons"] = (*described["reasons"], error.diagnostic)
+            described = with_reasons(described)
+            return replace(described, reasons=(*described.reasons, error.diagnostic))
 
     def unknown(self, paths: set[str]) -> list[Diagnostic]:
         """What the plan names beside the collections at ``paths``."""
@@ -73,10 +76,11 @@ class PlannedSharding:
         ]
 
 
-def already_sharded(path: str) -> Diagnostic:
-    """A plan for what has one."""
+def already_sharded(described: CollectionReport) -> CollectionReport:
+    """Add that the collection has a plan, and the one given is for another."""
     message = "the collection is sharded already: what is said of it is its own plan, not the one given."
-    return Diagnostic("already_sharded", path, message, "explain without plan=.", Severity.ERROR)
+    reason = Diagnostic("already_sharded", described.path, message, "explain without plan=.", Severity.ERROR)
+    return replace(described, reasons=(*described.reasons, reason))
 
 
 def _last_rank(table: ParameterSharding) -> int:

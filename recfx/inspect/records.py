@@ -8,7 +8,7 @@ from functools import cached_property
 from torch import nn
 
 from recfx.discovery.classify import Finding
-from recfx.inspect.report import Verification
+from recfx.inspect.report_data import Verification
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.whole_graph import WholeGraph
 from recfx.record.conversion import Conversion, Found, conversion_of

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import sympy
 
 from recfx.diagnostics import Diagnostic
+from recfx.inspect.collection_report import CollectionReport
+from recfx.inspect.report_data import ReportData
 from recfx.inspect.table_report import HashingReport
 
 _REASON = {
@@ -19,6 +22,7 @@ _REASON = {
 }
 _DECLINED = {"by": "by", "reason": "code", "message": "message", "node": "node"}
 _ROLLBACK = {"module_path": "path", "reason": "code", "message": "message"}
+_WHY = ("reason", "message", "what_to_do")  # of a collection: they are keys of the collection, not of an object inside
 
 # How a diagnostic is written in each field of the report that holds some: key -> attribute.
 _KEYS = {
@@ -28,6 +32,11 @@ _KEYS = {
     "kernels_passed_over": _DECLINED,
     "rollbacks": _ROLLBACK,
 }
+
+
+def render_json(report: ReportData) -> str:
+    """The whole report, indented."""
+    return json.dumps(plain(report), indent=2)
 
 
 def plain(value: Any, field: str = "") -> Any:
@@ -40,7 +49,10 @@ def plain(value: Any, field: str = "") -> Any:
     if isinstance(value, Diagnostic):
         return {key: getattr(value, attribute) for key, attribute in _KEYS[field].items()}
     if is_dataclass(value):
-        found = {each.name: plain(getattr(value, each.name), each.name) for each in fields(value)}
+        names = [each.name for each in fields(value)]
+        if isinstance(value, CollectionReport):
+            names[names.index("why") : names.index("why") + 1] = _WHY
+        found = {name: plain(getattr(value, name), name) for name in names}
         return found | {"counters": dict(value.counters)} if isinstance(value, HashingReport) else found
     if isinstance(value, tuple):
         return [plain(item, field) for item in value]

@@ -14,8 +14,9 @@ from rich.text import Text
 
 from recfx.diagnostics import Diagnostic
 from recfx.inspect import wording
+from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.index_columns import INDEX_COLUMNS, has_index, index_row
-from recfx.inspect.report import CollectionReport, Report
+from recfx.inspect.report_data import ReportData
 from recfx.inspect.sharding_columns import SHARDING_COLUMNS, sharding_row, sharding_title
 from recfx.inspect.table_report import TableReport
 
@@ -29,8 +30,8 @@ _MOST_GROUPS = 12
 _LONGEST_PLACE = 26
 
 
-def render_text(report: Report) -> str:
-    """The whole report; see :class:`Report`."""
+def render_text(report: ReportData) -> str:
+    """The whole report; see :class:`ReportData`."""
     parts: list[RenderableType] = [
         Text(wording.headline(report)),
         Text(wording.versions(report)),

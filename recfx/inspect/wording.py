@@ -7,13 +7,14 @@ from pathlib import Path
 
 import sympy
 
-from recfx.inspect.report import CollectionReport, Report
+from recfx.inspect.collection_report import CollectionReport
+from recfx.inspect.report_data import ReportData
 from recfx.inspect.table_report import HashingReport, TableReport
 
 _MOST_TERMS = 4
 
 
-def headline(report: Report) -> str:
+def headline(report: ReportData) -> str:
     """One line: ``2 collections: 1 converted, 1 refused. NOT OK``."""
     counts = Counter(collection.status for collection in report.collections)
     total = len(report.collections)
@@ -22,7 +23,7 @@ def headline(report: Report) -> str:
     return f"{found}{': ' if parts else ''}{parts}. {'OK' if report.ok else 'NOT OK'}"
 
 
-def versions(report: Report) -> str:
+def versions(report: ReportData) -> str:
     """What it ran under."""
     return f"recfx {report.recfx_version}, torch {report.torch_version}, torchrec {report.torchrec_version}"
 

@@ -1,0 +1,47 @@
+"""The report as data: frozen, complete, versioned. Text, JSON and HTML are made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recfx.diagnostics import Diagnostic
+from recfx.inspect.collection_report import CollectionReport
+
+REPORT_VERSION = "1"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What the conversion compared: ``ok`` is None where it was not run, and ``text`` says why."""
+
+    ok: bool | None
+    text: str
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """Everything that a :class:`recfx.inspect.report.Report` shows.
+
+    Args:
+        version: of this schema; changes when a field changes its meaning or goes.
+        recfx_version: that made the report.
+        torch_version: that it ran under.
+        torchrec_version: that it ran under.
+        ok: False if any reason is an error: a collection is refused, there is none, or verification failed.
+        collections: every one, converted or not, in the order of the model.
+        reasons: everything worth knowing, errors first.
+        rollbacks: modules that the trace could not enter.
+        verification: what ``convert`` compared.
+        notes: those of ``reasons`` that the conversion itself wrote down.
+    """
+
+    version: str
+    recfx_version: str
+    torch_version: str
+    torchrec_version: str
+    ok: bool
+    collections: tuple[CollectionReport, ...]
+    reasons: tuple[Diagnostic, ...]
+    rollbacks: tuple[Diagnostic, ...]
+    verification: Verification
+    notes: tuple[Diagnostic, ...] = ()
