@@ -21,9 +21,9 @@ def passes(backend: str = "auto", sharding: CollectionSharding | None = None) ->
     """
     return (
         ExpandCollection(),
+        InsertDist(sharding),
         InsertHash(),
         ElideHash(),
-        InsertDist(sharding),
         BatchLookups(),
         Lower(backend=backend),
     )

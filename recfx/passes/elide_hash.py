@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from recfx.diagnostics import Diagnostic
-from recfx.ir.typed_access import node_module
+from recfx.ir.typed_access import find_module, node_module
 from recfx.nodes import HashIds, Lookup, MeanDivide
 from recfx.passes._nodes import nodes_of_kind, remove_node, replace_inputs
 from recfx.passes.base import PassResult
@@ -30,7 +30,7 @@ class ElideHash:
         for node in nodes_of_kind(graph_module, "hash_ids"):
             module = node_module(graph_module, node, HashIds)
             kept = tuple(table.name for table in module.tables if table.has_index)
-            for name in kept:
+            for name in dict.fromkeys(table.table_name for table in module.tables if table.has_index):
                 message = f"ids of table {name!r} are raw: rows beyond dense_rows need its index."
                 declined.append(Diagnostic("has_index", module.collection, message, by=self.name, node=node.name))
             if len(kept) == len(module.hashed):
@@ -47,11 +47,11 @@ class ElideHash:
         still_hashed = set(hashed)
         restored: dict[fx.Node, fx.Node] = {}
         for node in nodes_of_kind(graph_module, "mean_divide"):
-            divide = node_module(graph_module, node, MeanDivide)
-            if any(table in still_hashed for table in divide.divided):
-                continue
-            pooled = node.all_input_nodes[0]
-            node_module(graph_module, pooled, Lookup).pooling = "MEAN"
+            divide, pooled = node_module(graph_module, node, MeanDivide), node.all_input_nodes[0]
+            lookup = find_module(graph_module, pooled)
+            if not isinstance(lookup, Lookup) or any(table in still_hashed for table in divide.divided):
+                continue  # pooled rows that have arrived: their sums are those of several ranks
+            lookup.pooling = "MEAN"
             restored[node] = pooled
         replace_inputs(restored)
         for node in restored:

@@ -1,10 +1,10 @@
 """insert_dist: explicit communication, as the sharding plan says.
 
 Between ``select_features`` and the lookups: ids to the ranks of the shards that they read (``bucketize`` where rows
-are cut, ``input_dist_start``, ``input_dist_wait``), and hashing where the shards' indexes are. Behind the lookups, now
-those of this rank's shards: pooled rows back to the ranks of the samples (``output_dist_start``,
-``output_dist_wait``), once a way in which they travel. Lookups pool sums; ``mean_divide`` comes last, by the lengths
-of this rank's own batch. What an ``output_dist`` must know of the ``input_dist`` goes along an edge, the dist context.
+are cut, ``input_dist_start``, ``input_dist_wait``). Behind the lookups, now those of this rank's shards: pooled rows
+back to the ranks of the samples (``output_dist_start``, ``output_dist_wait``), once for each way in which they travel.
+Lookups pool sums; ``mean_divide`` comes last, by the lengths of this rank's own batch. What an ``output_dist`` must
+know of the ``input_dist`` goes along an edge, the dist context.
 
 All ranks make the same collectives in the same order, also those that own no shard of some tables.
 """
@@ -29,7 +29,6 @@ from recfx.kernels.bucketize import Routes
 from recfx.nodes import (
     AssembleKeyedTensor,
     Bucketize,
-    HashIds,
     InputDistStart,
     InputDistWait,
     Lookup,
@@ -76,7 +75,7 @@ class _Way:
 
 
 class _Rewrite:
-    """Replaces everything between the ``select_features`` and the ``keyed_tensor`` of one collection."""
+    """Replaces what ``expand_collection`` has put behind the ``select_features`` of one collection."""
 
     def __init__(
         self,
@@ -101,9 +100,8 @@ class _Rewrite:
         old = _between(self.graph_module, self.select, self.output)
         with self.graph_module.graph.inserting_before(self.output):
             ids, context = self.distribute_ids()
-            rows = self.hash_ids(ids)
             ways = [_Way(way, self.sharding) for way in self.sharding.ways_back]
-            started = [self.look_up(way, rows, context) for way in ways]
+            started = [self.look_up(way, ids, context) for way in ways]
             pooled, parts = [], []
             for way, node in zip(ways, started, strict=True):
                 arrived, columns = self.collect(way, node, context)
@@ -117,7 +115,7 @@ class _Rewrite:
             self.graph_module.graph.erase_node(ids)
         for node in [self.output, *old]:
             remove_node(self.graph_module, node)
-        renumber(self.graph_module, ("hash_ids", "lookup", "mean_divide", "keyed_tensor"))
+        renumber(self.graph_module, ("lookup", "keyed_tensor"))
 
     # Ids
 
@@ -177,16 +175,9 @@ class _Rewrite:
             pieces=pieces,
         )
 
-    def hash_ids(self, rows: fx.Node) -> fx.Node:
-        hashed = tuple(table.name for table in self.local if table.has_index)
-        if not hashed:
-            return rows
-        module = HashIds(self.selected.collection, self.local, hashed, self.store, sharded=True)
-        return self.add("hash_ids", module, (rows,), self.local, (self.arriving_ids,))
-
     # Pooled rows
 
-    def look_up(self, way: _Way, rows: fx.Node, context: fx.Node) -> fx.Node:
+    def look_up(self, way: _Way, ids: fx.Node, context: fx.Node) -> fx.Node:
         """The lookups of the shards that travel one way, and what sends their rows off."""
         keys = KeyOrder.of(embedding_names(self.local))
         lookups, parts = [], []
@@ -195,7 +186,7 @@ class _Rewrite:
                 continue
             module = Lookup(self.selected.collection, (shard.spec,), "SUM", keys, self.selected.is_weighted, self.store)
             size = self.everybody, sympy.Integer(total_dim(shard.output_columns))
-            lookups.append(self.add("lookup", module, (rows,), (shard.spec,), size))
+            lookups.append(self.add("lookup", module, (ids,), (shard.spec,), size))
             parts.append(shard.output_columns)
         return self.send(way, way.hops[0], lookups, parts, context)
 

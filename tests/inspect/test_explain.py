@@ -38,9 +38,9 @@ def test_dlrm_before_conversion() -> None:
     assert (found.is_weighted, found.device) == (False, "cpu")
     assert [one.name for one in found.passes] == [
         "expand_collection",
+        "insert_dist",
         "insert_hash",
         "elide_hash",
-        "insert_dist",
         "batch_lookups",
         "lower",
     ]

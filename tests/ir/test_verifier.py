@@ -130,7 +130,7 @@ def test_an_item_that_is_not_there(source: str) -> None:
 
 def expanded() -> tuple[fx.GraphModule, dict[str, fx.Node]]:
     graph_module = collection(INDEXED, INDEXED).unexpanded_graph()
-    run_passes(graph_module, passes()[:2])
+    run_passes(graph_module, passes()[:3])
     verify_graph(graph_module, after="nothing")
     return graph_module, {node.name: node for node in graph_module.graph.nodes}
 

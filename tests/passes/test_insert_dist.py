@@ -14,10 +14,13 @@ from torchrec.distributed.types import ShardingEnv
 import recfx
 from recfx.ir import format_graph
 from recfx.ir.meta import BATCH, WORLD, mean_length, node_meta
+from recfx.ir.typed_access import node_module
+from recfx.nodes import HashIds, Lookup
 from recfx.nodes.dist_groups import DistGroups
 from recfx.nodes.resources import Resources
 from recfx.passes import passes, run_passes
 from recfx.passes._nodes import nodes_of_kind
+from recfx.sharding.local_tables import make_local_tables
 from recfx.sharding.plan import read_plan
 from tests.sharding.cases import Case, Table, plan_of
 
@@ -32,9 +35,12 @@ def fake_group() -> Iterator[None]:
 
 
 def graph_of(
-    tables: tuple[Table, ...], hashing: recfx.HashConfig | None = None, local_size: int = 0
+    tables: tuple[Table, ...],
+    hashing: recfx.HashConfig | None = None,
+    local_size: int = 0,
+    after: str = "insert_dist",
 ) -> tuple[fx.GraphModule, list[str]]:
-    """The graph of rank 1 after a pass, and what that pass declined."""
+    """The graph of rank 1 after a pass, and the messages of what that pass declined."""
     case = Case(tables, hashing=hashing, local_size=local_size)
     standard = EmbeddingBagCollection(tables=[table.config() for table in tables])
     converted = recfx.convert(standard, hashing=hashing)
@@ -44,10 +50,10 @@ def graph_of(
     groups = DistGroups.of(env, sharding.local_size)
     pipeline = passes("auto", sharding)
     names = [rewrite.name for rewrite in pipeline]
-    graph_module = converted.unexpanded_graph(Resources(converted._store, groups))
-    # Lookups of whole tables stand in for those of shards, which no pass up to insert_dist looks at.
-    records = run_passes(graph_module, pipeline[: names.index("insert_dist") + 1])
-    return graph_module, [declined.code for declined in records[-1].declined]
+    store = make_local_tables(converted, sharding, groups.pooled, None, None).store
+    graph_module = converted.unexpanded_graph(Resources(store, groups))
+    records = run_passes(graph_module, pipeline[: names.index(after) + 1])
+    return graph_module, [declined.message for declined in records[-1].declined]
 
 
 def test_types_that_travel_alike_share_the_way_back() -> None:
@@ -70,12 +76,12 @@ def test_types_that_travel_alike_share_the_way_back() -> None:
         "ebc_input_dist_wait = input_dist_wait(ebc_ids_in_flight, ebc_dist_context_in_flight)\n"
         "ebc_ids = ebc_input_dist_wait[0]\n"
         "ebc_dist_context = ebc_input_dist_wait[1]\n"
-        "ebc_lookup = lookup(ebc_ids) {tables=[a], pooling=SUM, dtype=float32}\n"
-        "ebc_lookup_1 = lookup(ebc_ids) {tables=[b], pooling=SUM, dtype=float32}\n"
+        "ebc_lookup = lookup(ebc_ids) {tables=[a], pooling=SUM, dtype=float32, optimizer=sgd}\n"
+        "ebc_lookup_1 = lookup(ebc_ids) {tables=[b], pooling=SUM, dtype=float32, optimizer=sgd}\n"
         "ebc_output_dist_start = output_dist_start(ebc_lookup, ebc_lookup_1, ebc_dist_context) {operation=all_to_all}\n"
-        "ebc_lookup_2 = lookup(ebc_ids) {tables=[c], pooling=SUM, dtype=float32}\n"
+        "ebc_lookup_2 = lookup(ebc_ids) {tables=[c], pooling=SUM, dtype=float32, optimizer=sgd}\n"
         "ebc_output_dist_start_1 = output_dist_start(ebc_lookup_2, ebc_dist_context) {operation=reduce_scatter}\n"
-        "ebc_lookup_3 = lookup(ebc_ids) {tables=[d], pooling=SUM, dtype=float32}\n"
+        "ebc_lookup_3 = lookup(ebc_ids) {tables=[d], pooling=SUM, dtype=float32, optimizer=sgd}\n"
         "ebc_output_dist_start_2 = output_dist_start(ebc_lookup_3, ebc_dist_context) {operation=own_batch}\n"
         "ebc_output_dist_wait = output_dist_wait(ebc_output_dist_start)\n"
         "ebc_output_dist_wait_1 = output_dist_wait(ebc_output_dist_start_1)\n"
@@ -113,18 +119,51 @@ def test_rows_cut_inside_hosts_take_two_hops() -> None:
     ]
 
 
-def test_ids_are_hashed_where_they_have_arrived() -> None:
-    graph_module, _ = graph_of(
-        (Table("a", 64, 8, ("f0",), "MEAN", ("row_wise",)),), recfx.HashConfig(dense_rows=0, buckets=8)
-    )
-    (hash_ids,) = nodes_of_kind(graph_module, "hash_ids")
+HASHED = recfx.HashConfig(dense_rows=0, buckets=8)
+
+
+def test_only_communication_is_inserted() -> None:
+    graph_module, _ = graph_of((Table("a", 64, 8, ("f0",), "MEAN", ("row_wise",)),), HASHED)
     (lookup,) = nodes_of_kind(graph_module, "lookup")
+    assert lookup.all_input_nodes[0].name == "ebc_ids"
+    assert not nodes_of_kind(graph_module, "hash_ids")
+
+
+def test_ids_are_hashed_where_they_have_arrived() -> None:
+    tables = Table("a", 64, 8, ("f0",), "MEAN", ("row_wise",)), Table("b", 8, 8, ("f1",), "SUM", ("table_wise", 1))
+    graph_module, _ = graph_of(tables, HASHED, after="insert_hash")
+    (hash_ids,) = nodes_of_kind(graph_module, "hash_ids")
+    lookups = nodes_of_kind(graph_module, "lookup")
     assert hash_ids.all_input_nodes[0].name == "ebc_ids"
-    assert lookup.all_input_nodes == [hash_ids]
+    assert [lookup.all_input_nodes for lookup in lookups] == [[hash_ids], [hash_ids]]
+    module = node_module(graph_module, hash_ids, HashIds)
+    # In the order in which the ids arrive: what travels as whole rows comes before what is summed.
+    assert [(table.name, table.num_embeddings) for table in module.tables] == [("b", 8), ("a", 16)]
+    assert module.hashed == ("b", "a")
     meta = node_meta(hash_ids)
     assert meta is not None
     # A quarter of the rows: a quarter of everybody's ids, if they are asked for evenly.
-    assert meta.shape[0].equals(WORLD * BATCH * mean_length("f0") / 4)
+    assert meta.shape[0].equals(WORLD * BATCH * (mean_length("f0") / 4 + mean_length("f1")))
+
+
+def test_a_rank_without_shards_hashes_nothing() -> None:
+    graph_module, _ = graph_of((Table("a", 64, 8, ("f0",), "SUM", ("table_wise", 3)),), HASHED, after="insert_hash")
+    assert not nodes_of_kind(graph_module, "hash_ids")
+
+
+def test_a_table_with_several_shards_here_is_declined_once() -> None:
+    _, declined = graph_of((Table("a", 64, 8, ("f0",), "SUM", ("column_wise", 1, 1)),), HASHED, after="elide_hash")
+    assert declined == ["ids of table 'a' are raw: rows beyond dense_rows need its index."]
+
+
+def test_means_of_adopted_tables_are_divided_where_their_sums_have_arrived() -> None:
+    graph_module, _ = graph_of(
+        (Table("a", 8, 8, ("f0",), "MEAN", ("row_wise",)),), recfx.HashConfig(), after="elide_hash"
+    )
+    assert not nodes_of_kind(graph_module, "hash_ids")
+    (lookup,), (divide,) = nodes_of_kind(graph_module, "lookup"), nodes_of_kind(graph_module, "mean_divide")
+    assert node_module(graph_module, lookup, Lookup).pooling == "SUM"
+    assert [node.name for node in divide.all_input_nodes] == ["ebc_output_dist_wait", "ebc_select_features"]
 
 
 def test_without_a_plan_nothing_changes() -> None:

@@ -31,7 +31,7 @@ def test_the_lookup_of_a_hashed_mean_table_runs_as_sum() -> None:
 def test_static_tables_are_declined_by_name() -> None:
     converted: HashEmbeddingBagCollection = collection(HashConfig(dense_rows=8), HashConfig(dense_rows=8))
     object.__setattr__(converted.tables[1], "hashing", None)
-    records = run_passes(converted.unexpanded_graph(), passes()[:2])
+    records = run_passes(converted.unexpanded_graph(), passes()[:3])
     (declined,) = records[-1].declined
     assert (declined.by, declined.code, declined.node) == ("insert_hash", "static_table", "ebc_select_features")
     assert "'ads'" in declined.message

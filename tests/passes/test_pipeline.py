@@ -13,7 +13,7 @@ from tests.passes.small_collection import INDEXED, collection
 
 def test_the_order_is_one_literal_list_and_names_are_file_names() -> None:
     names = [rewrite.name for rewrite in recfx.passes()]
-    assert names == ["expand_collection", "insert_hash", "elide_hash", "insert_dist", "batch_lookups", "lower"]
+    assert names == ["expand_collection", "insert_dist", "insert_hash", "elide_hash", "batch_lookups", "lower"]
     for rewrite in recfx.passes():
         assert type(rewrite).__module__ == f"recfx.passes.{rewrite.name}"
 
@@ -25,8 +25,7 @@ def test_the_callback_sees_the_graph_after_each_pass() -> None:
         converted.unexpanded_graph(), recfx.passes(), lambda name, graph: seen.append((name, len(graph.graph.nodes)))
     )
     assert [name for name, _ in seen] == [rewrite.name for rewrite in recfx.passes()]
-    assert seen[0][1] == 6
-    assert seen[1][1] == 8
+    assert [nodes for _, nodes in seen[:3]] == [6, 6, 8]
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,6 @@ class CallNothing:
 def test_a_broken_pass_is_named_with_the_node(broken: recfx.passes, node: str, rule: str) -> None:
     converted = collection(INDEXED, INDEXED)
     with pytest.raises(GraphVerificationError, match=rule) as caught:
-        run_passes(converted.unexpanded_graph(), (*recfx.passes()[:2], broken))
+        run_passes(converted.unexpanded_graph(), (*recfx.passes()[:3], broken))
     assert f"after pass {broken.name}" in str(caught.value)
     assert node in str(caught.value)
