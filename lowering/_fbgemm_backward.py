@@ -16,7 +16,8 @@ from torch.autograd.function import once_differentiable
 
 from recfx.kernels.embedding_bag import row_gradients
 from recfx.lowering._fbgemm_layout import POOLING, Layout, distances
-from recfx.lowering._fbgemm_step import FLOAT32, FusedStep, TrainedBatch
+from recfx.lowering._fbgemm_rules import FLOAT32
+from recfx.lowering._fbgemm_step import FusedStep, TrainedBatch
 from recfx.lowering._step_once import StepOnce, Triggers, leaf_gradients, leave_for_step, leaves
 
 

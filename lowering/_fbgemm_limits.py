@@ -5,13 +5,11 @@ from __future__ import annotations
 import torch
 
 from recfx.diagnostics import Diagnostic
+from recfx.lowering._fbgemm_rules import FBGEMM_RULES
 from recfx.lowering.registry import LookupSpec
 
 _ROWS = 2**31 - 1  # of one table: the backward's row numbers are int32. Tables together may have more
-# Its float32 kernel computes addresses in a table as uint32 (seen with fbgemm-gpu-cpu 1.8.0): beyond, they wrap around.
-_ROWWISE_ELEMENTS = 2**32 // 4
 _COLUMNS = 2**31 - 1  # of all features together: int32 as well
-_FUSED = ("sgd", "adagrad", "rowwise_adagrad")
 
 
 def decline(by: str, spec: LookupSpec) -> Diagnostic | None:
@@ -44,12 +42,12 @@ def decline(by: str, spec: LookupSpec) -> Diagnostic | None:
     for optimizer in spec.optimizers:
         if optimizer is None:
             continue
-        if optimizer.kind == "rowwise_adagrad" and torch.float32 in dtypes and largest > _ROWWISE_ELEMENTS:
-            return refuse(
-                "table_too_large", "FBGEMM's row-wise Adagrad writes to other rows where a table is larger than 4 GiB."
-            )
-        if optimizer.kind not in _FUSED:
-            return refuse("optimizer", f"FBGEMM has no {optimizer.kind} on the CPU.")
+        kernel, name = FBGEMM_RULES.get(optimizer.rule), optimizer.rule.name
+        if kernel is None:
+            return refuse("optimizer", f"FBGEMM has no {name} on the CPU.")
+        most = kernel.most_float32_elements
+        if most is not None and torch.float32 in dtypes and largest > most:
+            return refuse("table_too_large", kernel.if_larger)
         if optimizer.group.get("weight_decay", 0):
-            return refuse("weight_decay", f"FBGEMM's CPU {optimizer.kind} has no weight decay like torch.optim's.")
+            return refuse("weight_decay", f"FBGEMM's CPU {name} has no weight decay like torch.optim's.")
     return None

@@ -1,4 +1,4 @@
-"""The fused optimizer step of the targets for the CPU: FBGEMM's exact SGD, Adagrad and row-wise Adagrad."""
+"""The fused optimizer step of the targets for the CPU: FBGEMM's, where it has the optimizer's rule."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 from recfx.errors import ConversionError
 from recfx.lowering._fbgemm_layout import Layout, Part, distances
-
-FLOAT32 = 0  # fbgemm_gpu.split_embedding_configs.SparseType.FP32.as_int()
+from recfx.lowering._fbgemm_rules import FBGEMM_RULES, FbgemmRule, StateArguments
+from recfx.optim.rules.rule import STEP
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class FusedStep:
         self._step_counts = torch.empty(0)
         self._step_views: list[torch.Tensor] = []
 
+    @property
+    def _kernel(self) -> FbgemmRule:
+        """Tables of one lookup have the same rule."""
+        return FBGEMM_RULES[self.optimizers[0].rule]
+
     def run(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
         """Update every trained table.
 
@@ -55,9 +60,8 @@ class FusedStep:
         """
         self._prepare(batch.weights)
         trained = [weight.requires_grad for weight in batch.weights]
-        # FBGEMM's CPU Adagrad addresses its state by the weights' offsets, so the two must be laid out alike: one call
-        # a table. So must frozen tables, and learning rates that have come apart since conversion.
-        one_call = self.optimizers[0].kind != "adagrad" and all(trained)
+        # Frozen tables, and learning rates that have come apart since conversion, need one call per table as well.
+        one_call = self._kernel.tables_in_one_call and all(trained)
         rates = self._learning_rates()
         if one_call and len({(id(rate), eps) for rate, eps in rates}) == 1:
             offsets = self.layout.weight_offsets(batch.weights)
@@ -67,7 +71,7 @@ class FusedStep:
             for table, weight in enumerate(batch.weights):
                 if trained[table]:
                     part = self.layout.part(table)
-                    state = self.optimizers[table].state.get("sum", self.layout.base)
+                    state = self.optimizers[table].state.get(self._kernel.state, self.layout.base)
                     where = (weight.detach().view(-1), part.at_start), (state.view(-1), part.at_start)
                     self._step(batch, part, grad_output, *where, rates[table])
         self._count(trained)
@@ -96,13 +100,13 @@ class FusedStep:
 
     def _prepare(self, weights: list[torch.Tensor]) -> None:
         """Make sure that every state is what the kernels address it as; only when a state has moved."""
-        states = [optimizer.state.get("sum") for optimizer in self.optimizers]
+        states = [optimizer.state.get(self._kernel.state) for optimizer in self.optimizers]
         addresses = tuple(-1 if state is None else state.data_ptr() for state in states)
         if addresses == self._addresses:
             return
         for optimizer, weight in zip(self.optimizers, weights, strict=True):
             optimizer.prepare(weight)
-        states = [optimizer.state.get("sum") for optimizer in self.optimizers]
+        states = [optimizer.state.get(self._kernel.state) for optimizer in self.optimizers]
         self._addresses = tuple(-1 if state is None else state.data_ptr() for state in states)
         if states[0] is not None:
             self._state_offsets = distances(self._state_base, self._addresses, self.layout.whole.table_of_feature)
@@ -137,8 +141,6 @@ class FusedStep:
         """One kernel call for the tables of ``part``; weights and states are (base, offsets)."""
         batch_size = grad_output.shape[0]
         first, last = part.features
-        kind = self.optimizers[part.tables[0]].kind
-        learning_rate, eps = rate
         arguments: list[Any] = [
             grad_output,
             weights[0],
@@ -154,25 +156,19 @@ class FusedStep:
             batch.scale,
             False,  # stochastic rounding
         ]
-        if kind == "sgd":
-            torch.ops.fbgemm.split_embedding_backward_codegen_sgd_cpu(*arguments, learning_rate, FLOAT32)
-            return
-        arguments += [states[0], part.placements, states[1], learning_rate, eps]
-        if kind == "adagrad":
-            torch.ops.fbgemm.split_embedding_backward_codegen_adagrad_cpu(*arguments, FLOAT32)
-        else:
-            torch.ops.fbgemm.split_embedding_backward_codegen_rowwise_adagrad_cpu(*arguments, 0.0, 0, 0.0, FLOAT32)
+        base, offsets = states
+        self._kernel.step(arguments, StateArguments(base, part.placements, offsets, *rate))
 
     def _count(self, trained: list[bool]) -> None:
         """Count the batch in every ``step``: they are views of one tensor, so that it is one addition."""
-        if self.optimizers[0].kind == "sgd":
+        if not self.optimizers[0].rule.counts_steps:
             return
-        steps = [optimizer.state["step"] for optimizer in self.optimizers]
+        steps = [optimizer.state[STEP] for optimizer in self.optimizers]
         if len(steps) != len(self._step_views) or any(a is not b for a, b in zip(steps, self._step_views, strict=True)):
             self._step_counts = torch.stack([step.detach().to("cpu", torch.float32) for step in steps])
             self._step_views = list(self._step_counts.unbind())
             for optimizer, view in zip(self.optimizers, self._step_views, strict=True):
-                optimizer.state["step"] = view
+                optimizer.state[STEP] = view
         if all(trained):
             self._step_counts.add_(1)
         else:

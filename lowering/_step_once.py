@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from recfx.kernels.fused_optimizer import fused_step
+from recfx.optim.fused_optimizer import FusedOptimizer
 
 
 class GradientPart(Protocol):
@@ -184,7 +184,7 @@ def step_by_weight(parts: Sequence[tuple[GradientPart, tuple[int, ...]]]) -> Non
     Args:
         parts: with the tables of each that are to be stepped.
     """
-    weights: dict[int, tuple[torch.Tensor, Any]] = {}
+    weights: dict[int, tuple[torch.Tensor, FusedOptimizer]] = {}
     gradients: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for part, tables in parts:
         for table in tables:
@@ -196,4 +196,4 @@ def step_by_weight(parts: Sequence[tuple[GradientPart, tuple[int, ...]]]) -> Non
         optimizer.prepare(weight)
         rows = torch.cat([rows for rows, _ in gradients[key]])
         by_row = torch.cat([by_row for _, by_row in gradients[key]])
-        fused_step(optimizer.kind, weight.data, rows, by_row, optimizer.group, optimizer.state)
+        optimizer.step(weight.data, rows, by_row)

@@ -13,7 +13,7 @@ from recfx.diagnostics import Diagnostic
 from recfx.lowering import _fbgemm_limits
 from recfx.lowering._fbgemm_backward import LookedUp, TrainableLookup
 from recfx.lowering._fbgemm_layout import Layout
-from recfx.lowering._fbgemm_step import FLOAT32
+from recfx.lowering._fbgemm_rules import FLOAT32
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 
 

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from recfx.checkpoint.sharded_names import sharded_parameters
 from recfx.modules.collection import unsharded_collections
 from recfx.modules.converted_collection import weight_name
+from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.in_backward import KINDS
+from recfx.optim.rules import rule_of_class
+from recfx.optim.rules.rule import Rule
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class BackwardOptimizer:
 
     Args:
         name: of the parameter in the model; ``#1`` and so on follow where several optimizers hang on it.
-        kind: which rule it is.
+        rule: which it is; None where its class is none that a rule stands for.
         parameter: what it steps.
         group: its settings; the optimizer's own dict.
         state: its state; the optimizer's own dict. Empty before the first step.
@@ -30,12 +32,17 @@ class BackwardOptimizer:
     """
 
     name: str
-    kind: str
+    rule: Rule | None
     parameter: nn.Parameter
     group: dict[str, Any]
     state: dict[str, Any]
     fused: FusedOptimizer | None
     optimizer_class: type = object
+
+    @property
+    def kind(self) -> str:
+        """What a checkpoint calls it: the name of its rule, or of its class."""
+        return self.optimizer_class.__name__ if self.rule is None else self.rule.name
 
     def settings(self) -> dict[str, Any]:
         """The settings without the parameters."""
@@ -62,16 +69,15 @@ def optimizers_in_backward(model: nn.Module) -> list[BackwardOptimizer]:
             weight = collection.weight(table)
             fused_parameters.add(id(weight))
             name = weight_name(path, table)
-            found.append(BackwardOptimizer(name, fused.kind, weight, fused.group, fused.state, fused))
+            found.append(BackwardOptimizer(name, fused.rule, weight, fused.group, fused.state, fused))
     for name, parameter in model.named_parameters():
         if id(parameter) in fused_parameters:
             continue
-        attached: list[Any] = getattr(parameter, "_in_backward_optimizers", [])
-        for number, optimizer in enumerate(attached):
-            kind = KINDS.get(type(optimizer), type(optimizer).__name__)
+        for number, optimizer in enumerate(attached_optimizers(parameter)):
+            rule = rule_of_class(type(optimizer))
             group, state = {}, {}
             if isinstance(optimizer, torch.optim.Optimizer):
                 group, state = optimizer.param_groups[0], optimizer.state[parameter]
             full_name = f"{name}#{number}" if number else name
-            found.append(BackwardOptimizer(full_name, kind, parameter, group, state, None, type(optimizer)))
+            found.append(BackwardOptimizer(full_name, rule, parameter, group, state, None, type(optimizer)))
     return found

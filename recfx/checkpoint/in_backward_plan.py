@@ -15,7 +15,7 @@ from recfx.checkpoint.names import IN_BACKWARD, mismatch
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.settings import check_settings_fit, check_state_fits, is_number
 from recfx.hashing.row_move import RowMove
-from recfx.optim.fused_optimizer import STATES
+from recfx.optim.rules.rule import STEP, Rule
 
 ATTACH_AS_SAVED = "attach the optimizers as they were attached when saving, or load with in_backward=False."
 
@@ -54,28 +54,27 @@ class BackwardPlan:
                 self.tensors, saved["values"], optimizer.parameter, optimizer.optimizer_class, settings, optimizer.name
             )
             return
-        self._check_keys()
+        self._check_keys(optimizer.fused.rule)
         if bool(saved["settings"].get("weight_decay", 0)) != bool(optimizer.group.get("weight_decay", 0)):
             raise self._mismatch("one of the saved optimizer and this one has a weight_decay, the other has not.")
         rows = optimizer.parameter.shape[0] if self.move is None else self.move.saved_rows
         dim = optimizer.parameter.shape[1]
-        if "blocks" in saved:
-            if optimizer.kind != "rowwise_adagrad" or saved["blocks"][-1][1] != dim:
-                raise self._mismatch(f"its state was saved in blocks of columns {saved['blocks']}.")
-            rows *= len(saved["blocks"])
-        shape = (rows, 1 if optimizer.kind == "rowwise_adagrad" else dim)
-        for key in STATES[optimizer.kind] if self.tensors else ():
+        if "blocks" in saved and (not optimizer.fused.rule.has_row_state or saved["blocks"][-1][1] != dim):
+            raise self._mismatch(f"its state was saved in blocks of columns {saved['blocks']}.")
+        for each in optimizer.fused.rule.states if self.tensors else ():
+            blocks = len(saved.get("blocks", [()])) if each.per_row else 1
+            key, shape = each.name, each.shape(rows * blocks, dim)
             if key not in self.tensors or self.tensors[key].shape != shape:
                 found = tuple(self.tensors[key].shape) if key in self.tensors else "missing"
                 raise self._mismatch(f"its state {key!r} is {found}, the table needs {shape}.")
 
-    def _check_keys(self) -> None:
+    def _check_keys(self, rule: Rule) -> None:
         """What kernels read: tensors of numbers, and a count of steps."""
         values = self.saved["values"]
-        for key in STATES[self.optimizer.kind]:
+        for key in (each.name for each in rule.states):
             if key in values or (key in self.tensors and not self.tensors[key].dtype.is_floating_point):
                 raise self._mismatch(f"its saved state {key!r} is no tensor of floats.")
-        if not is_number(self.tensors.get("step", values.get("step", 0))):
+        if not is_number(self.tensors.get(STEP, values.get(STEP, 0))):
             raise self._mismatch("its saved 'step' is no number.")
 
     def prepare(self) -> None:
@@ -107,13 +106,14 @@ class BackwardPlan:
     def _forget(self, state: dict[str, Any], key: str) -> None:
         """The saved optimizer had not made a step yet."""
         if self.optimizer.fused is not None and isinstance(state[key], Tensor):
-            state[key].fill_(self.optimizer.fused.start if key in STATES[self.optimizer.kind] else 0)
+            state[key].fill_(self.optimizer.fused.start(key))
         else:
             del state[key]
 
     def _load(self, state: dict[str, Any], key: str, name: str, described: Tensor, folder: SavedFolder) -> None:
         current, fused = state.get(key), self.optimizer.fused
-        blocks = self.saved.get("blocks") if described.dim() > 0 else None
+        own = None if self.optimizer.rule is None else self.optimizer.rule.state_named(key)
+        blocks = self.saved.get("blocks") if own is not None and own.per_row else None
         shape = described.shape if blocks is None else torch.Size((described.shape[0] // len(blocks), 1))
         if not isinstance(current, Tensor) or (fused is None and current.shape != shape):
             saved = _read(folder, name, described, blocks)
@@ -127,14 +127,14 @@ class BackwardPlan:
             else:
                 assert self.move is not None
                 assert fused is not None
-                self.move.apply(saved, current.fill_(fused.start))
+                self.move.apply(saved, current.fill_(fused.start(key)))
 
     def _mismatch(self, message: str) -> Exception:
         return mismatch(message, module_path=self.optimizer.name, what_to_do=ATTACH_AS_SAVED)
 
 
 def _read(folder: SavedFolder, name: str, described: Tensor, blocks: Sequence[tuple[int, int]] | None) -> Tensor:
-    """A saved tensor; of row-wise Adagrad's, saved a block of columns, the blocks' mean, weighted by their columns."""
+    """A saved tensor; of one number per row and block of columns, the blocks' mean, weighted by their columns."""
     (saved,) = storage.read(folder, {name: described}).values()
     if blocks is None:
         return saved

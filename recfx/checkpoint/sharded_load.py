@@ -25,7 +25,7 @@ from recfx.hashing.row_move import RowMove, row_aligned_names
 from recfx.hashing.slicing import slice_state
 from recfx.ir.shard import Shard
 from recfx.modules.fit_table import check_weight, saved_shape
-from recfx.optim.fused_optimizer import STATES
+from recfx.optim.rules.rule import STEP, StateTensor
 from recfx.sharding.fit_shards import fit_slices, fit_whole_index
 from recfx.sharding.state import COUNTS, whole_index
 
@@ -173,25 +173,25 @@ class ShardedBackwardPlan(BackwardPlan):
         store = self.table.module.store
         for shard in self.table.local():
             fused = store.optimizers[shard.name]
-            for key in STATES[fused.kind]:
-                target = fused.state[key].detach()
-                if self.move is not None or key not in self.tensors:
-                    target.fill_(fused.start)
-                if key in self.tensors:
-                    self._read_state(folder, key, shard, target)
-            if fused.kind != "sgd":
-                fused.state["step"].fill_(self._step(folder))
+            for state in fused.rule.states:
+                target = fused.state[state.name].detach()
+                if self.move is not None or state.name not in self.tensors:
+                    target.fill_(fused.start(state.name))
+                if state.name in self.tensors:
+                    self._read_state(folder, state, shard, target)
+            if fused.rule.counts_steps:
+                fused.state[STEP].fill_(self._step(folder))
         self.load_settings()
 
     def _step(self, folder: SavedFolder) -> float:
-        if "step" in self.tensors:
-            name = f"{IN_BACKWARD}{self.optimizer.name}.step"
-            return float(storage.read(folder, {name: self.tensors["step"]})[name])
-        return float(self.saved["values"].get("step") or 0.0)
+        if STEP in self.tensors:
+            name = f"{IN_BACKWARD}{self.optimizer.name}.{STEP}"
+            return float(storage.read(folder, {name: self.tensors[STEP]})[name])
+        return float(self.saved["values"].get(STEP) or 0.0)
 
-    def _read_state(self, folder: SavedFolder, key: str, shard: Shard, target: Tensor) -> None:
-        name, described = f"{IN_BACKWARD}{self.optimizer.name}.{key}", self.tensors[key]
-        if self.optimizer.kind != "rowwise_adagrad":
+    def _read_state(self, folder: SavedFolder, state: StateTensor, shard: Shard, target: Tensor) -> None:
+        name, described = f"{IN_BACKWARD}{self.optimizer.name}.{state.name}", self.tensors[state.name]
+        if not state.per_row:
             return read_rows(folder, name, described, shard, self.move, target, shard.columns[0])
         dim = self.table.table.table.embedding_dim
         blocks = [tuple(block) for block in self.saved.get("blocks") or [(0, dim)]]
@@ -214,7 +214,7 @@ def describe_table(table: NamedTable) -> BackwardOptimizer:
     """The fused optimizer of a sharded table, as that of the whole table; its state is elsewhere."""
     fused, spec = table.module.fused[table.name], table.table.table
     weight = nn.Parameter(torch.empty(spec.num_embeddings, spec.embedding_dim, device="meta"))
-    return BackwardOptimizer(table.weight, fused.kind, weight, fused.group, {}, fused)
+    return BackwardOptimizer(table.weight, fused.rule, weight, fused.group, {}, fused)
 
 
 def read_rows(

@@ -14,7 +14,7 @@ from recfx.checkpoint.parts import Parts
 from recfx.checkpoint.sharded_names import NamedTable, sharded_tables
 from recfx.hashing.identity import IDENTITY, identity
 from recfx.hashing.slicing import join_states
-from recfx.optim.fused_optimizer import STATES
+from recfx.optim.rules.rule import STEP
 from recfx.sharding.state import COUNTS
 
 
@@ -58,12 +58,12 @@ def tables_in_backward(model: nn.Module) -> dict[str, dict[str, Any]]:
         if fused is None or not table.first:
             continue
         entry: dict[str, Any] = {
-            "kind": fused.kind,
+            "kind": fused.rule.name,
             "settings": {key: value for key, value in fused.group.items() if key != "params"},
             "values": {},
-            "tensors": [] if fused.kind == "sgd" else [*STATES[fused.kind], "step"],
+            "tensors": list(fused.rule.tensor_names),
         }
-        if fused.kind == "rowwise_adagrad" and len(table.table.column_blocks) > 1:
+        if fused.rule.has_row_state and len(table.table.column_blocks) > 1:
             entry["blocks"] = list(table.table.column_blocks)
         found[table.weight] = entry
     return found
@@ -107,17 +107,17 @@ def _index(table: NamedTable, tensors: dict[str, Tensor | Parts], counts: dict[s
 
 def _optimizer(table: NamedTable, tensors: dict[str, Tensor | Parts]) -> None:
     store, spec = table.module.store, table.table.table
-    kind = table.module.fused[table.name].kind
-    for name in STATES[kind]:
+    rule = table.module.fused[table.name].rule
+    for each in rule.states:
 
-        def tensor_of(local: str, name: str = name) -> Tensor:
+        def tensor_of(local: str, name: str = each.name) -> Tensor:
             state: Tensor = store.optimizers[local].state[name]
             return state.view(state.shape[0], math.prod(state.shape[1:]))
 
         rows = spec.num_embeddings
-        blocks = table.table.column_blocks if kind == "rowwise_adagrad" else ()
+        blocks = table.table.column_blocks if each.per_row else ()
         size = (len(blocks) * rows, 1) if blocks else (rows, spec.embedding_dim)
-        tensors[f"{IN_BACKWARD}{table.weight}.{name}"] = _parts(table, size, tensor_of, blocks)
-    if kind != "sgd" and table.is_first_shard_here():
-        step = store.optimizers[table.table.saved[0].name].state["step"]
-        tensors[f"{IN_BACKWARD}{table.weight}.step"] = torch.as_tensor(step).detach().reshape(())
+        tensors[f"{IN_BACKWARD}{table.weight}.{each.name}"] = _parts(table, size, tensor_of, blocks)
+    if rule.counts_steps and table.is_first_shard_here():
+        step = store.optimizers[table.table.saved[0].name].state[STEP]
+        tensors[f"{IN_BACKWARD}{table.weight}.{STEP}"] = torch.as_tensor(step).detach().reshape(())

@@ -10,6 +10,7 @@ from recfx.inspect import capacity
 from recfx.inspect.facts import TableFacts
 from recfx.inspect.index_facts import IndexFacts
 from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.rules import class_names
 
 MUCH_SHARED = 0.01  # of the sightings in training
 
@@ -31,7 +32,7 @@ def evict_needs_fused_optimizer(table: TableFacts, index: IndexFacts) -> Diagnos
         table.module_path,
         "the table evicts ids, but no fused optimizer steps it: training will raise, because what another optimizer "
         "holds for a row would go over to the row's next id.",
-        "attach SGD, Adagrad, RowWiseAdagrad or Adam to the table's parameter with torchrec's "
+        f"attach {class_names()} to the table's parameter with torchrec's "
         "apply_optimizer_in_backward; after the conversion will do.",
         Severity.WARNING,
     )

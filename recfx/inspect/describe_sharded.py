@@ -18,6 +18,7 @@ from recfx.inspect.sharding_report import ShardingReport
 from recfx.inspect.table_report import TableReport
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.optimizer_settings import Taken, optimizer_settings
 from recfx.sharding.plan import read_plan
@@ -39,7 +40,8 @@ def describe_sharded(
         report = (
             table_report(facts[name]) if name in facts else report_of_table_elsewhere(table.table, sharded.dtypes[name])
         )
-        tables.append(_with_sharding(report, table, sharded.sharding, found.path, sharded.taken))
+        optimizer = sharded.store.optimizers.get(own.get(name, ""))
+        tables.append(_with_sharding(report, table, optimizer, sharded.sharding, found.path, sharded.taken))
     described = replace(
         found,
         is_weighted=sharded.is_weighted(),
@@ -66,9 +68,9 @@ def with_plan(
     """
     path = described.path
     sharding = read_plan(collection.tables, plan, rank, world_size, path)
-    taken = optimizer_settings(collection, sharding, None).taken
+    taken, fused = optimizer_settings(collection, sharding, None).taken, collection.fused_optimizers()
     tables = tuple(
-        _with_sharding(report, table, sharding, path, taken)
+        _with_sharding(report, table, fused.get(table.table.name), sharding, path, taken)
         for report, table in zip(described.tables, sharding.tables, strict=True)
     )
     reasons = collection_sharding_reasons(collection.tables, None, path)
@@ -78,12 +80,13 @@ def with_plan(
 def _with_sharding(
     report: TableReport,
     table: ShardedTable,
+    optimizer: FusedOptimizer | None,
     sharding: CollectionSharding,
     path: str,
     taken: Mapping[str, tuple[Taken, ...]],
 ) -> TableReport:
     element_bytes, module_path = _element_bytes(report), path_of_table(path, table.table.name)
-    reasons = sharding_reasons(table, module_path, report.optimizer)
+    reasons = sharding_reasons(table, module_path, optimizer)
     reasons += tuple(
         Diagnostic(each.reason, module_path, each.message, each.what_to_do) for each in taken.get(table.table.name, ())
     )

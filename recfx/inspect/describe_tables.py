@@ -128,7 +128,7 @@ def _with_counts(found: HashingReport, index: IndexFacts) -> HashingReport:
 
 def _optimizer(facts: TableFacts) -> str:
     if isinstance(facts.optimizer, FusedOptimizer):
-        return f"fused {facts.optimizer.kind}"
+        return f"fused {facts.optimizer.rule.name}"
     if isinstance(facts.optimizer, NotFused):
         return f"in backward, not fused: {facts.optimizer.reason}"
     return "none: gradients to weight.grad" if facts.weight.requires_grad else "none: frozen"

@@ -24,6 +24,7 @@ from recfx.inspect.report import Report
 from recfx.inspect.report_data import REPORT_VERSION, Verification
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.whole_graph import WholeGraph
+from recfx.optim.attached import attached_optimizers
 from recfx.record.conversion import Found
 from recfx.record.wrappers import unwrap
 from recfx.replacement.replace_collections import replace_collections
@@ -179,7 +180,7 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
     states = [
         (optimizer.state, weight)
         for weight in model.parameters()
-        for optimizer in getattr(weight, "_in_backward_optimizers", [])
+        for optimizer in attached_optimizers(weight)
         if weight not in getattr(optimizer, "state", {weight})
     ]
     try:

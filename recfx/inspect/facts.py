@@ -16,6 +16,7 @@ from recfx.ir.tables import TableSpec
 from recfx.lowering.registry import select_backend
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.nodes import Lookup
+from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import NotFused, fused_optimizer_of
 
@@ -122,7 +123,7 @@ def _kernels_by_table(graph_module: nn.Module) -> dict[str, Kernel]:
 def _optimizer(collection: ConvertedCollection, table: str) -> FusedOptimizer | NotFused | None:
     fused = collection.store.optimizers.get(table)
     weight = collection.weight(table)
-    if fused is not None or collection.is_sharded or not getattr(weight, "_in_backward_optimizers", None):
+    if fused is not None or collection.is_sharded or not attached_optimizers(weight):
         return fused
     # Attached after the conversion: the next forward takes it over.
     return collection.not_fused.get(table) or fused_optimizer_of(weight)

@@ -54,11 +54,10 @@ def only_touched_rows(table: TableFacts) -> Diagnostic | None:
     found = table.optimizer
     if not isinstance(found, FusedOptimizer):
         return None
-    weight_decay = found.group.get("weight_decay", 0)
-    if found.kind != "adam" and not weight_decay:
+    unlike_dense = found.rule.unlike_dense(found.group)
+    if not unlike_dense:
         return None
-    why = "Adam" if found.kind == "adam" else f"{found.kind} with weight_decay={weight_decay:g}"
-    message = f"fused {why} moves only the rows that a batch reads; the dense torch optimizer moves every row."
+    message = f"fused {unlike_dense} moves only the rows that a batch reads; the dense torch optimizer moves every row."
     return Diagnostic("only_touched_rows", table.module_path, message, "nothing, unless you rely on the dense rule.")
 
 

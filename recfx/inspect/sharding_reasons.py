@@ -10,23 +10,24 @@ from recfx.diagnostics import Diagnostic, Severity
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
 from recfx.nodes import SelectFeatures
+from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 
 UNEVEN = 1.25  # the largest piece, in mean pieces
 
 
-def sharding_reasons(table: ShardedTable, path: str, optimizer: str) -> tuple[Diagnostic, ...]:
+def sharding_reasons(table: ShardedTable, path: str, optimizer: FusedOptimizer | None) -> tuple[Diagnostic, ...]:
     """Every rule's answer for one table.
 
     Args:
         table: with its shards.
         path: of its ``nn.EmbeddingBag``.
-        optimizer: as :attr:`TableReport.optimizer` says it.
+        optimizer: its fused one.
     """
     return tuple(reason for rule in _RULES if (reason := rule(table, path, optimizer)) is not None)
 
 
-def ranks_without_rows(table: ShardedTable, path: str, _: str) -> Diagnostic | None:
+def ranks_without_rows(table: ShardedTable, path: str, _: FusedOptimizer | None) -> Diagnostic | None:
     """Fewer rows, or buckets of rows, than pieces."""
     pieces = table.row_pieces
     empty = [shard.rank for shard in pieces if shard.is_empty]
@@ -46,7 +47,7 @@ def ranks_without_rows(table: ShardedTable, path: str, _: str) -> Diagnostic | N
     return Diagnostic("ranks_without_rows", path, message, advice, Severity.WARNING)
 
 
-def uneven_cuts(table: ShardedTable, path: str, _: str) -> Diagnostic | None:
+def uneven_cuts(table: ShardedTable, path: str, _: FusedOptimizer | None) -> Diagnostic | None:
     """Some rank has far more rows than others."""
     sizes = [shard.num_rows for shard in table.row_pieces]
     if not sizes or min(sizes) == 0 or max(sizes) * len(sizes) < UNEVEN * sum(sizes):
@@ -58,7 +59,7 @@ def uneven_cuts(table: ShardedTable, path: str, _: str) -> Diagnostic | None:
     return Diagnostic("uneven_cuts", path, message, f"{advice}.")
 
 
-def cuts_at_bucket_borders(table: ShardedTable, path: str, _: str) -> Diagnostic | None:
+def cuts_at_bucket_borders(table: ShardedTable, path: str, _: FusedOptimizer | None) -> Diagnostic | None:
     """The plan cut inside a bucket, or the table has got other rows since."""
     borders, planned = table.row_borders(), list(table.planned_borders)
     if not table.table.has_index or not borders or borders == planned:
@@ -68,20 +69,16 @@ def cuts_at_bucket_borders(table: ShardedTable, path: str, _: str) -> Diagnostic
     return Diagnostic("cuts_at_bucket_borders", path, message, "nothing: an id and its row stay together that way.")
 
 
-def optimizer_state_per_column_block(table: ShardedTable, path: str, optimizer: str) -> Diagnostic | None:
-    """Row-wise Adagrad has one number a row, of the columns that are in one place."""
+def optimizer_state_per_column_block(
+    table: ShardedTable, path: str, optimizer: FusedOptimizer | None
+) -> Diagnostic | None:
+    """The optimizer has a number per row, of the columns that are in one place."""
     blocks = len(table.column_blocks)
-    if blocks < 2 or optimizer != "fused rowwise_adagrad":
-        return None
-    message = (
-        f"row-wise Adagrad keeps one number a row in each of the {blocks} column blocks, the mean over the block's "
-        "columns: as TorchRec's does, and not what the whole table would train."
-    )
-    advice = "use Adagrad, or cut no columns, where training must not depend on the plan."
-    return Diagnostic("optimizer_state_per_column_block", path, message, advice)
+    changed = None if blocks < 2 or optimizer is None else optimizer.rule.when_columns_are_cut(blocks)
+    return None if changed is None else Diagnostic("optimizer_state_per_column_block", path, *changed)
 
 
-def ids_on_every_rank(table: ShardedTable, path: str, _: str) -> Diagnostic | None:
+def ids_on_every_rank(table: ShardedTable, path: str, _: FusedOptimizer | None) -> Diagnostic | None:
     """Replicas are kept equal by giving all of them the same ids."""
     if not table.is_replicated:
         return None
@@ -122,7 +119,7 @@ def _few(items: list[int] | list[str], most: int = 4) -> str:
     return shown + (f" and {len(items) - most} more" if len(items) > most else "")
 
 
-_RULES: tuple[Callable[[ShardedTable, str, str], Diagnostic | None], ...] = (
+_RULES: tuple[Callable[[ShardedTable, str, FusedOptimizer | None], Diagnostic | None], ...] = (
     ranks_without_rows,
     uneven_cuts,
     cuts_at_bucket_borders,

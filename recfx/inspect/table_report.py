@@ -81,7 +81,7 @@ class TableReport:
         hashing: None in a collection that was not converted.
         kernel: the backend that serves its lookup; ``""`` in a collection that was not converted.
         kernels_passed_over: the backends that come before it, and why they were not taken.
-        optimizer: what steps it: ``"none: gradients to weight.grad"``, ``"fused <kind>"``, or
+        optimizer: what steps it: ``"none: gradients to weight.grad"``, ``"fused <rule>"``, or
             ``"in backward, not fused: <reason>"``.
         custom_init_fn: whether it brings an ``init_fn`` of its own, which new rows take their values from.
         reasons: those of the report's reasons that are about this table.

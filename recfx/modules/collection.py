@@ -207,7 +207,8 @@ class HashEmbeddingBagCollection(ConvertedCollection, EmbeddingBagCollectionInte
         for name, optimizer in self.fused_optimizers().items():
             weight, key = self._store.weight(name), weight_name("", name)
             optimizer.prepare(weight)
-            parameters[key], starts[key] = weight, optimizer.start
+            parameters[key] = weight
+            starts[key] = {f"{name}.{saved_as}": value for saved_as, value in optimizer.starts().items()}
             state[weight] = {f"{name}.{momentum}": tensor for momentum, tensor in optimizer.named_state().items()}
             optimizer.group.setdefault("params", [weight])  # copies have none: it would be the original's
             groups.append(optimizer.group)

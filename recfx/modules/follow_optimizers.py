@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from recfx.nodes import TableStore
+from recfx.optim.attached import attached_to_each
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import NotFused, attach_unfused, fused_optimizers, hooks_on_step, positions_with_hooks
 
@@ -64,8 +65,7 @@ class OptimizerFollower:
             weights: list[Any] = [bag._parameters["weight"] for bag in bags._modules.values() if bag is not None]
         except KeyError:  # pruned, say: which one, and what to do
             weights = [self._store.weight(table) for table in bags]
-        attached = [weight.__dict__.get("_in_backward_optimizers", ()) for weight in weights]
-        found = [id(optimizer) for optimizers in attached for optimizer in optimizers]
+        found = [id(optimizer) for optimizers in attached_to_each(weights) for optimizer in optimizers]
         if found or self._store.optimizers or self._aside:
             found += map(id, weights)
             found += [-1 - position for position in positions_with_hooks(weights)]

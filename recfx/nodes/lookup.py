@@ -97,7 +97,7 @@ class Lookup(NodeModule):
     def optimizer(self) -> str:
         """What updates the rows inside of the backward; ``""`` where gradients are given."""
         found = self.store.optimizers.get(self.tables[0].name)
-        return "" if found is None else found.kind
+        return "" if found is None else found.rule.name
 
     @property
     def kernel(self) -> str:

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from recfx.errors import ConversionError
 from recfx.ir.tables import TableSpec
 from recfx.nodes.table_store import TableStore
+from recfx.optim.rules import class_names
 
 _on_a_copy: ContextVar[bool] = ContextVar("on_a_copy", default=False)
 
@@ -71,6 +72,6 @@ def check_fused(collection: str, evicting: list[TableSpec], store: TableStore) -
                 "it holds for a row would go over to the row's next id.",
                 reason="evict_needs_fused_optimizer",
                 module_path=collection,
-                what_to_do="call torch.distributed.optim._apply_optimizer_in_backward with SGD, Adagrad, "
-                "RowWiseAdagrad or Adam on the table's parameter; for a whole graph, before it is traced.",
+                what_to_do=f"call torch.distributed.optim._apply_optimizer_in_backward with {class_names()} on the "
+                "table's parameter; for a whole graph, before it is traced.",
             )

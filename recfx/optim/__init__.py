@@ -1,1 +1,1 @@
-"""Fused optimizers: from the optimizers that users attach to the step inside the backward."""
+"""Fused optimizers: from those that users attach to the step inside the backward; ``rules/`` has one file per rule."""

@@ -8,30 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from recfx.errors import ConversionError
-
-# State tensors of each kind, one row a row of the table.
-STATES: dict[str, tuple[str, ...]] = {
-    "sgd": (),
-    "adagrad": ("sum",),
-    "rowwise_adagrad": ("sum",),
-    "adam": ("exp_avg", "exp_avg_sq"),
-}
-# What is saved of each, by FBGEMM's name. Adam alone reads its count of steps.
-SAVED_STATES: dict[str, dict[str, str]] = {
-    "sgd": {},
-    "adagrad": {"momentum1": "sum"},
-    "rowwise_adagrad": {"momentum1": "sum"},
-    "adam": {"momentum1": "exp_avg", "momentum2": "exp_avg_sq", "step": "step"},
-}
-
-
-# Arguments of torch.optim's that make another rule of each kind, if they are not zero or False.
-_WITHOUT_FUSED_FORM = ("momentum", "maximize", "lr_decay", "amsgrad", "decoupled_weight_decay", "nesterov")
+from recfx.kernels.fused_optimizer import step_touched_rows
+from recfx.optim.rules.rule import STEP, WITHOUT_FUSED_FORM, Rule
 
 
 @dataclass
@@ -39,15 +23,14 @@ class FusedOptimizer:
     """The optimizer of one table, run in the lookup's backward.
 
     Args:
-        kind: ``"sgd"``, ``"adagrad"``, ``"rowwise_adagrad"`` or ``"adam"``.
+        rule: what it is: the maths of a step, the states that it keeps and their names.
         group: the optimizer's parameter group; read at every step, so ``group["lr"]`` may change.
-        state: the optimizer's state for the table: ``sum`` (Adagrad ``[rows, dim]``, row-wise ``[rows, 1]``),
-            ``exp_avg`` and ``exp_avg_sq`` (Adam), ``step``.
+        state: the optimizer's state for the table, under ``torch.optim``'s names: the rule's states, ``step``.
         given: the settings that somebody chose; all others in ``group`` are defaults of the optimizer's class. None:
             all were chosen.
     """
 
-    kind: str
+    rule: Rule
     group: dict[str, Any]
     state: dict[str, Any] = field(default_factory=dict)
     given: frozenset[str] | None = None
@@ -57,11 +40,11 @@ class FusedOptimizer:
         # Shards of one table share theirs, and so do the shards' copies.
         group = memo.setdefault(id(self.group), {key: value for key, value in self.group.items() if key != "params"})
         state = {key: value.detach().clone() if torch.is_tensor(value) else value for key, value in self.state.items()}
-        return FusedOptimizer(self.kind, group, state, self.given)
+        return FusedOptimizer(self.rule, group, state, self.given)
 
     def __getstate__(self) -> dict[str, Any]:
         group = {key: value for key, value in self.group.items() if key != "params"}
-        return {"kind": self.kind, "group": group, "state": dict(self.state), "given": self.given}
+        return {"rule": self.rule, "group": group, "state": dict(self.state), "given": self.given}
 
     def is_form_of(self, optimizer: object) -> bool:
         """Whether this updates in the place of ``optimizer``; that of a copy does so for none."""
@@ -70,32 +53,47 @@ class FusedOptimizer:
     def changed_setting(self) -> str:
         """A setting that has been given a value which no fused update carries out, since it was attached; or ``""``."""
         group = self.group
-        return next((f"{name}={group[name]!r}" for name in _WITHOUT_FUSED_FORM if group.get(name)), "")
+        return next((f"{name}={group[name]!r}" for name in WITHOUT_FUSED_FORM if group.get(name)), "")
 
     def settings(self) -> tuple[Any, ...]:
         """What must be equal for two tables to be updated by one kernel call."""
         group = self.group
-        return self.kind, float(group["lr"]), group.get("eps"), group.get("betas"), group.get("weight_decay", 0)
+        values = (group.get(setting.name, setting.default) for setting in self.rule.settings)
+        return self.rule.name, *(float(value) if isinstance(value, torch.Tensor) else value for value in values)
 
     @property
     def differs_from_dense_rule(self) -> bool:
         """Whether the dense rule would move rows that a batch did not use (decay, Adam's moments), unlike this one."""
-        return self.kind == "adam" or bool(self.group.get("weight_decay", 0))
+        return bool(self.rule.unlike_dense(self.group))
 
-    @property
-    def start(self) -> float:
-        """What a row's state is before its first step."""
-        return float(self.group.get("initial_accumulator_value", 0.0))
+    def start(self, name: str) -> float:
+        """What the state ``name`` of a row is before its first step."""
+        return self.rule.start(name, self.group)
+
+    def starts(self) -> dict[str, float]:
+        """What each state of a row is before its first step, by the names that it is saved under."""
+        return {saved_as: self.start(name) for saved_as, name in self.rule.saved_states.items()}
 
     def named_state(self) -> dict[str, torch.Tensor]:
         """Views of the state under FBGEMM's names: ``momentum1`` (rows, or rows x dim), ``momentum2``, ``step`` (1)."""
-        state = {name: self.state[theirs] for name, theirs in SAVED_STATES[self.kind].items()}
-        return {name: tensor.view(-1) if name in self.one_dimensional else tensor for name, tensor in state.items()}
+        state = {saved_as: self.state[name] for saved_as, name in self.rule.saved_states.items()}
+        one_dimensional = self.rule.one_dimensional
+        return {name: tensor.view(-1) if name in one_dimensional else tensor for name, tensor in state.items()}
 
-    @property
-    def one_dimensional(self) -> tuple[str, ...]:
-        """Which of the saved states have one dimension."""
-        return ("momentum1", "step") if self.kind == "rowwise_adagrad" else ("step",)
+    def step(self, weight: torch.Tensor, rows: torch.Tensor, gradient: torch.Tensor) -> None:
+        """One step of the touched rows, in place, by the rule's own maths; the state was prepared.
+
+        Args:
+            weight: ``[table rows, dim]``.
+            rows: ``[n]`` int64, repeats allowed.
+            gradient: ``[n, dim]`` float32; gradients of a repeated row are summed.
+        """
+        rule, state, step = self.rule, self.state, 0.0
+        if rule.counts_steps:
+            state[STEP] += 1
+            step = float(state[STEP])
+        update = partial(rule.update, step=step, group=self.group)
+        step_touched_rows(update, weight, rows, gradient, {each.name: state[each.name] for each in rule.states})
 
     def prepare(self, weight: torch.Tensor) -> None:
         """Make the state that ``weight`` needs, where it is missing or kernels could not read it.
@@ -105,15 +103,16 @@ class FusedOptimizer:
         """
         if self._is_ready(weight):
             return
-        self.state.setdefault("step", torch.tensor(0.0, dtype=torch.float32, device="cpu"))
-        for name in STATES[self.kind]:
-            shape = (weight.shape[0], 1 if self.kind == "rowwise_adagrad" else weight.shape[1])
+        if self.rule.counts_steps:
+            self.state.setdefault(STEP, torch.tensor(0.0, dtype=torch.float32, device="cpu"))
+        for each in self.rule.states:
+            name, shape = each.name, each.shape(*weight.shape)
             tensor = self.state.get(name)
             if tensor is None or (tensor.is_meta and not weight.is_meta):
-                self.state[name] = torch.full(shape, self.start, dtype=torch.float32, device=weight.device)
+                self.state[name] = torch.full(shape, self.start(name), dtype=torch.float32, device=weight.device)
             elif tensor.numel() != math.prod(shape):
                 raise ConversionError(
-                    f"the {self.kind} state {name!r} has shape {tuple(tensor.shape)}, the table needs {shape}.",
+                    f"the {self.rule.name} state {name!r} has shape {tuple(tensor.shape)}, the table needs {shape}.",
                     reason="optimizer_state_shape",
                     what_to_do="attach the optimizer again after changing the table's rows.",
                 )
@@ -123,17 +122,15 @@ class FusedOptimizer:
 
     def reset_rows(self, rows: torch.Tensor) -> None:
         """Forget what is held for ``rows``: they belong to new ids."""
-        for name in STATES[self.kind]:
-            tensor = self.state.get(name)
+        for each in self.rule.states:
+            tensor = self.state.get(each.name)
             if tensor is not None and not tensor.is_meta:
-                tensor.index_fill_(0, rows.to(tensor.device), self.start)
+                tensor.index_fill_(0, rows.to(tensor.device), self.start(each.name))
 
     def _is_ready(self, weight: torch.Tensor) -> bool:
         """Whether every state is what kernels address it as: contiguous float32 rows beside the weight."""
-        if self.kind == "sgd":
-            return True
-        for name in STATES[self.kind]:
-            tensor = self.state.get(name)
+        for each in self.rule.states:
+            tensor = self.state.get(each.name)
             if (
                 tensor is None
                 or tensor.dtype != torch.float32
@@ -142,7 +139,7 @@ class FusedOptimizer:
                 or not tensor.is_contiguous()
             ):
                 return False
-        return "step" in self.state
+        return not self.rule.counts_steps or STEP in self.state
 
 
 class AttachedOptimizer(FusedOptimizer):
@@ -151,18 +148,18 @@ class AttachedOptimizer(FusedOptimizer):
     Settings and state are read from that optimizer each time: its ``load_state_dict`` puts other objects in place.
 
     Args:
-        kind: as above.
+        rule: as above.
         optimizer: of one parameter.
         weight: that parameter.
         given: as above.
     """
 
     def __init__(
-        self, kind: str, optimizer: torch.optim.Optimizer, weight: torch.Tensor, given: frozenset[str]
+        self, rule: Rule, optimizer: torch.optim.Optimizer, weight: torch.Tensor, given: frozenset[str]
     ) -> None:
         self._optimizer, self._weight = optimizer, weight
         self._theirs = self._ours = optimizer.state[weight]
-        self.kind, self.given = kind, given
+        self.rule, self.given = rule, given
 
     @property
     def group(self) -> dict[str, Any]:
@@ -191,4 +188,4 @@ class AttachedOptimizer(FusedOptimizer):
 
     def __reduce__(self) -> Any:
         group = {key: value for key, value in self.group.items() if key != "params"}
-        return FusedOptimizer, (self.kind, group, dict(self.state), self.given)
+        return FusedOptimizer, (self.rule, group, dict(self.state), self.given)

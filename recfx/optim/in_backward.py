@@ -6,52 +6,17 @@ import inspect
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed import optim as distributed_optim
-from torchrec.optim import rowwise_adagrad
-from torchrec.optim.optimizers import SGD as TorchRecSGD
-from torchrec.optim.optimizers import Adagrad as TorchRecAdagrad
-from torchrec.optim.optimizers import Adam as TorchRecAdam
 
 from recfx.errors import ConversionError
+from recfx.optim.attached import attached_classes, attached_optimizers, attached_to_each, run_in_backward
 from recfx.optim.fused_optimizer import AttachedOptimizer, FusedOptimizer
-
-# Optimizer class -> kind. torchrec's SGD, Adagrad and Adam are placeholders that only fused kernels carry out.
-KINDS: dict[type, str] = {
-    torch.optim.SGD: "sgd",
-    TorchRecSGD: "sgd",
-    torch.optim.Adagrad: "adagrad",
-    TorchRecAdagrad: "adagrad",
-    rowwise_adagrad.RowWiseAdagrad: "rowwise_adagrad",
-    torch.optim.Adam: "adam",
-    TorchRecAdam: "adam",
-}
-
-# Arguments that a fused update carries out, per kind. Any other argument must stand at the value below.
-SUPPORTED: dict[str, frozenset[str]] = {
-    "sgd": frozenset({"lr", "weight_decay"}),
-    "adagrad": frozenset({"lr", "eps", "weight_decay", "initial_accumulator_value"}),
-    "rowwise_adagrad": frozenset({"lr", "eps", "weight_decay", "initial_accumulator_value"}),
-    "adam": frozenset({"lr", "betas", "eps", "weight_decay"}),
-}
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "momentum": (0, 0.0),
-    "dampening": (0, 0.0),
-    "nesterov": (False,),
-    "maximize": (False,),
-    "lr_decay": (0, 0.0),
-    "amsgrad": (False,),
-    "decoupled_weight_decay": (False,),
-    # These choose among implementations of the same rule.
-    "foreach": (None, True, False),
-    "fused": (None, True, False),
-    "capturable": (False, True),
-    "differentiable": (False,),
-}
-_PLACEHOLDER_DEFAULTS = {"lr": 0.01, "eps": 1e-8, "betas": (0.9, 0.999), "weight_decay": 0.0}
+from recfx.optim.rules import RULES, rule_of_class
+from recfx.optim.rules.rule import COMMON_SETTINGS, NEUTRAL
 
 
 def hooks_on_step(weight: torch.Tensor) -> str:
@@ -61,7 +26,7 @@ def hooks_on_step(weight: torch.Tensor) -> str:
     """
     if any(hooks_of(weight) for hooks_of in _HOOKS):
         return "a gradient hook is registered on its weight"
-    if _watches_steps(weight):
+    if any(map(_watches_steps, attached_optimizers(weight))):
         return "its optimizer has a step hook, or a step() that was put in place of its class's"
     return ""
 
@@ -69,20 +34,18 @@ def hooks_on_step(weight: torch.Tensor) -> str:
 _HOOKS = operator.attrgetter("_backward_hooks"), operator.attrgetter("_post_accumulate_grad_hooks")
 
 
-def _watches_steps(weight: torch.Tensor) -> bool:
-    for optimizer in weight.__dict__.get("_in_backward_optimizers", ()):
-        found = optimizer.__dict__
-        if found.get("_optimizer_step_pre_hooks") or found.get("_optimizer_step_post_hooks"):
-            return True
-        # Learning-rate schedulers put a step there that only notes that it was called.
-        if "step" in found and not hasattr(found["step"], "_wrapped_by_lr_sched"):
-            return True
-    return False
+def _watches_steps(optimizer: Any) -> bool:
+    found = optimizer.__dict__
+    if found.get("_optimizer_step_pre_hooks") or found.get("_optimizer_step_post_hooks"):
+        return True
+    # Learning-rate schedulers put a step there that only notes that it was called.
+    return "step" in found and not hasattr(found["step"], "_wrapped_by_lr_sched")
 
 
 def positions_with_hooks(weights: Sequence[torch.Tensor]) -> list[int]:
     """Which of ``weights`` have ``hooks_on_step``. Every forward asks this, of thousands of tables in some models."""
-    if not any(any(map(hooks_of, weights)) for hooks_of in _HOOKS) and not any(map(_watches_steps, weights)):
+    attached = chain.from_iterable(attached_to_each(weights))
+    if not any(any(map(hooks_of, weights)) for hooks_of in _HOOKS) and not any(map(_watches_steps, attached)):
         return []
     return [position for position, weight in enumerate(weights) if hooks_on_step(weight)]
 
@@ -103,26 +66,28 @@ def fused_optimizer_of(weight: nn.Parameter) -> FusedOptimizer | NotFused | None
         None without one; :class:`NotFused` where it has no fused form. ``reason`` is ``unsupported_optimizer_argument``
         where the optimizer is known but an argument is not: ignoring it would train another model.
     """
-    optimizers = getattr(weight, "_in_backward_optimizers", None)
+    optimizers = attached_optimizers(weight)
     if not optimizers:
         return None
     if len(optimizers) > 1:
         return NotFused("several_optimizers", f"{len(optimizers)} optimizers run in its backward.", "attach one.")
     (optimizer,) = optimizers
-    kind = KINDS.get(type(optimizer))
-    if kind is None:
+    rule = rule_of_class(type(optimizer))
+    if rule is None:
+        known = sorted({each.__name__ for other in RULES for each in other.classes})
         return NotFused(
             "optimizer_not_fused",
             f"{type(optimizer).__name__} has no fused form; it runs on the whole table after the backward, as before.",
-            f"use one of {sorted({known.__name__ for known in KINDS})} to have it fused.",
+            f"use one of {known} to have it fused.",
         )
     if hasattr(optimizer, "param_groups"):
         group = optimizer.param_groups[0]
     else:  # torchrec.optim's placeholders hold nothing but their arguments; FBGEMM's defaults apply
-        group = {**_PLACEHOLDER_DEFAULTS, **optimizer._kwargs}
+        defaults = {setting.name: setting.default for setting in (*COMMON_SETTINGS, *rule.settings)}
+        group = {**defaults, **optimizer._kwargs}
     arguments = inspect.signature(type(optimizer)).parameters  # schedulers write other things into the group
     for name, value in group.items():
-        if name in SUPPORTED[kind] or (name not in NEUTRAL and name not in arguments):
+        if name in rule.supported or (name not in NEUTRAL and name not in arguments):
             continue
         if name != "params" and (isinstance(value, torch.Tensor) or value not in NEUTRAL.get(name, ())):
             return NotFused(
@@ -132,9 +97,9 @@ def fused_optimizer_of(weight: nn.Parameter) -> FusedOptimizer | NotFused | None
             )
     given = _given(optimizer, group)
     return (
-        AttachedOptimizer(kind, optimizer, weight, given)
+        AttachedOptimizer(rule, optimizer, weight, given)
         if hasattr(optimizer, "param_groups")
-        else FusedOptimizer(kind, group, given=given)
+        else FusedOptimizer(rule, group, given=given)
     )
 
 
@@ -144,7 +109,7 @@ def _given(optimizer: Any, group: Mapping[str, Any]) -> frozenset[str]:
         return frozenset(optimizer._kwargs)
     passed: set[str] = set()
     for weight in group["params"]:
-        for settings in getattr(weight, "_optimizer_kwargs", ()):
+        for _, settings in attached_classes(weight):
             passed.update("lr" if name == "learning_rate" else name for name in settings)  # TorchRec renames it
     changed = {name for name, value in group.items() if name not in optimizer.defaults}
     changed |= {name for name, value in optimizer.defaults.items() if not _is(group.get(name), value)}
@@ -157,35 +122,12 @@ def _is(value: Any, default: Any) -> bool:
     return bool(value == default)
 
 
-_CLASSES: dict[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
-    "rowwise_adagrad": rowwise_adagrad.RowWiseAdagrad,
-    "adam": torch.optim.Adam,
-}
-
-
-def run_in_backward(optimizer_class: type, weight: nn.Parameter, settings: dict[str, Any]) -> None:
-    """Hang an optimizer on ``weight`` that steps in its backward; torch's own function, which is not public yet.
-
-    That finds the weight's ``AccumulateGrad`` node by a view, which has none while the weight is frozen, or without
-    autograd.
-    """
-    trained = weight.requires_grad
-    with torch.inference_mode(False), torch.enable_grad():
-        weight.requires_grad_()
-        try:
-            distributed_optim._apply_optimizer_in_backward(optimizer_class, [weight], settings)  # type: ignore[attr-defined]
-        finally:
-            weight.requires_grad_(trained)
-
-
 def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
     """Hang the dense form of a fused optimizer on ``weight``, with its settings and state, unless it has one already.
 
     Copies of a parameter lose their optimizer in backward; without it a plain model would quietly stop training.
     """
-    attached = getattr(weight, "_in_backward_optimizers", None)
+    attached = attached_optimizers(weight)
     if attached:
         if not fused.is_form_of(attached[0]):  # another one, attached since
             return
@@ -193,9 +135,9 @@ def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
         if state is not None and state is not fused.state:  # another dtype: the fused state is a copy
             state.update({name: _like(value, state.get(name)) for name, value in fused.state.items()})
         return
-    settings = {key: fused.group[key] for key in SUPPORTED[fused.kind] if key in fused.group}
-    run_in_backward(_CLASSES[fused.kind], weight, settings)
-    (optimizer,) = weight._in_backward_optimizers  # type: ignore[attr-defined]
+    settings = {key: fused.group[key] for key in fused.rule.supported if key in fused.group}
+    run_in_backward(fused.rule.dense_class, weight, settings)
+    (optimizer,) = attached_optimizers(weight)
     if fused.state:
         optimizer.state[weight] = fused.state
 

@@ -20,7 +20,7 @@ class FusedKeyedOptimizer(KeyedOptimizer):
         state: of each parameter: ``<table>.momentum1`` and so on, one row a row of the table.
         groups: the optimizers' settings.
         moves: of the tables whose weights were loaded from fewer rows, by parameter name.
-        starts: what a row's state is before its first step, by parameter name.
+        starts: what each state of a row is before its first step, by parameter name and name of the state.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class FusedKeyedOptimizer(KeyedOptimizer):
         state: Mapping[Any, Any],
         groups: list[dict[str, Any]],
         moves: Mapping[str, RowMove],
-        starts: Mapping[str, float],
+        starts: Mapping[str, Mapping[str, float]],
     ) -> None:
         super().__init__(parameters, state, groups)
         self._moves, self._starts = moves, starts
@@ -55,11 +55,12 @@ class FusedKeyedOptimizer(KeyedOptimizer):
         for name, parameter in self.params.items():
             if name in saved and parameter in self.state:
                 saved[name] = {
-                    key: self._fit(name, value, self.state[parameter].get(key)) for key, value in saved[name].items()
+                    key: self._fit(name, key, value, self.state[parameter].get(key))
+                    for key, value in saved[name].items()
                 }
         super().load_state_dict({**state_dict, "state": saved})
 
-    def _fit(self, name: str, saved: Any, current: Any) -> Any:
+    def _fit(self, name: str, key: str, saved: Any, current: Any) -> Any:
         if not isinstance(saved, torch.Tensor) or not isinstance(current, torch.Tensor):
             return saved
         if saved.shape == current.shape:
@@ -72,4 +73,4 @@ class FusedKeyedOptimizer(KeyedOptimizer):
                 module_path=name,
                 what_to_do="load the model's state of the same moment first, and the optimizer's before training on.",
             )
-        return move.apply(saved, torch.full_like(current, self._starts[name]))
+        return move.apply(saved, torch.full_like(current, self._starts[name][key]))

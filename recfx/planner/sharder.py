@@ -20,7 +20,7 @@ from torchrec.distributed.types import (
 
 from recfx.errors import ConversionError
 from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.sharding.fused_params import fused_optimizer_from_params
+from recfx.optim.fused_params import fused_optimizer_from_params
 from recfx.sharding.plan import KERNELS
 from recfx.sharding.shard_collection import shard_collection
 from recfx.sharding.types import SHARDING_TYPES, type_named, type_names
@@ -86,7 +86,7 @@ class HashEmbeddingBagCollectionSharder(ConvertedCollectionSharder):
     """Sharder of converted collections, for TorchRec's planners and ``DistributedModelParallel``.
 
     Args:
-        fused_params: TorchRec's dict, see :func:`recfx.sharding.fused_params.fused_optimizer_from_params`; used where
+        fused_params: TorchRec's dict, see :func:`recfx.optim.fused_params.fused_optimizer_from_params`; used where
             a table has no optimizer in backward. None or empty: no fused optimizer.
         host_env: its process group carries the ids where the model's own group cannot (hccl, nccl): one of gloo.
         module_type: class of the collections; TorchRec looks sharders up by it, and a converted subclass has its own.

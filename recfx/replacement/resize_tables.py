@@ -10,6 +10,7 @@ from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
 from recfx.errors import ConversionError
+from recfx.optim.attached import attached_optimizers
 
 
 class TableResizing:
@@ -46,7 +47,7 @@ class TableResizing:
                 module_path=path,
                 what_to_do="convert first, then wrap the model in DistributedDataParallel.",
             )
-        optimizers = getattr(weight, "_in_backward_optimizers", []) or self._holding_state_for(weight)
+        optimizers = list(attached_optimizers(weight)) or self._holding_state_for(weight)
         if optimizers:
             raise ConversionError(
                 f"table {table!r} is to have {rows} rows instead of {weight.shape[0]}, but its "

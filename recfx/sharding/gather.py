@@ -17,7 +17,8 @@ from recfx.hashing.slicing import join_states
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
 from recfx.nodes.dist_groups import sent_on
-from recfx.optim.fused_optimizer import STATES, FusedOptimizer
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.rules.rule import STEP
 from recfx.sharding.ranks_agree import on_all_ranks
 from recfx.sharding.state import whole_index
 
@@ -45,8 +46,8 @@ class WholeTable:
 def gather_tables(module: ShardedHashEmbeddingBagCollection) -> dict[str, WholeTable]:
     """Every table of the collection, by name, on every rank. Collective; as much memory as all tables take.
 
-    Row-wise Adagrad under column cuts has a state a column block: the table's is their mean, weighted by their columns,
-    which is what it would be uncut after the same gradients.
+    A state of one number per row, such as row-wise Adagrad's, has one per column block under column cuts: the table's
+    is their mean, weighted by their columns, which is what it would be uncut after the same gradients.
 
     Raises:
         CheckpointError: what was loaded in place into some rank's index is no valid state; on all ranks.
@@ -123,13 +124,13 @@ class _Gatherer:
     def _optimizer(self, table: ShardedTable, fused: FusedOptimizer) -> FusedOptimizer:
         dim = table.table.embedding_dim
         state: dict[str, Any] = {}
-        if fused.kind != "sgd":
-            step = self._send(table.saved[0], partial(self._state, "step"), (1,), torch.float32)
-            state["step"] = step[0].clone()
-        for name in STATES[fused.kind]:
-            columns = 1 if fused.kind == "rowwise_adagrad" else dim
-            state[name] = self._join(table, columns, partial(self._state, name), torch.float32)
-        return FusedOptimizer(fused.kind, {key: value for key, value in fused.group.items() if key != "params"}, state)
+        if fused.rule.counts_steps:
+            step = self._send(table.saved[0], partial(self._state, STEP), (1,), torch.float32)
+            state[STEP] = step[0].clone()
+        for each in fused.rule.states:
+            columns = 1 if each.per_row else dim
+            state[each.name] = self._join(table, columns, partial(self._state, each.name), torch.float32)
+        return FusedOptimizer(fused.rule, {key: value for key, value in fused.group.items() if key != "params"}, state)
 
     def _index_tensor(self, name: str, local: str) -> Tensor:
         tensor: Tensor = getattr(self.store.index(local), name)

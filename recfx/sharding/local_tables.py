@@ -20,7 +20,8 @@ from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.table_holder import hold
 from recfx.nodes import TableStore
 from recfx.nodes.dist_groups import replicate
-from recfx.optim.fused_optimizer import SAVED_STATES, FusedOptimizer
+from recfx.optim.attached import set_attached
+from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.sharding.optimizer_settings import Taken, optimizer_settings
 
 
@@ -31,7 +32,7 @@ class LocalTables(NamedTuple):
         bags: the shards' weights.
         indexes: the shards' indexes.
         store: both, and the shards' fused optimizers.
-        fused: kind and settings of every table's fused optimizer; its shards have the same ``group``, not the state.
+        fused: rule and settings of every table's fused optimizer; its shards have the same ``group``, not the state.
         dtypes: of the tables' weights.
         taken: what nobody spelled out about the tables' optimizers.
     """
@@ -93,13 +94,13 @@ def make_local_tables(
         if shard.table.name in fused:
             settings, old = fused[shard.table.name], states.get(shard.table.name)
             state = {} if old is None else {name: _state_part(value, shard) for name, value in old.state.items()}
-            optimizer = store.optimizers[shard.name] = FusedOptimizer(settings.kind, settings.group, state)
+            optimizer = store.optimizers[shard.name] = FusedOptimizer(settings.rule, settings.group, state)
             if sharded.is_replicated:
                 optimizer.prepare(store.weight(shard.name))
-                for name in SAVED_STATES[optimizer.kind].values():
+                for name in optimizer.rule.saved_states.values():
                     replicate(optimizer.state[name], group)
             # How TorchRec's in_backward_optimizer_filter knows it.
-            store.weight(shard.name)._in_backward_optimizers = [EmptyFusedOptimizer()]  # type: ignore[attr-defined]
+            set_attached(store.weight(shard.name), [EmptyFusedOptimizer()])
     hold(bags)
     dtypes = {table.name: module.weight(table.name).dtype for table in module.tables}
     return LocalTables(bags, indexes, store, fused, dtypes, settings_of.taken)

@@ -15,7 +15,8 @@ from recfx.hashing.row_move import RowMove
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.modules.converted_collection import weight_name
 from recfx.nodes import TableStore
-from recfx.optim.fused_optimizer import SAVED_STATES, FusedOptimizer
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.rules.rule import STEP
 from recfx.sharding.optimizer_state import SavedState
 from recfx.sharding.pieces import Piece, single_piece, stacked_pieces, weight_pieces
 
@@ -30,7 +31,7 @@ class ShardedFusedOptimizer(KeyedOptimizer):
     Args:
         sharding: of the collection.
         store: this rank's shards.
-        fused: kind and settings of each table's optimizer.
+        fused: rule and settings of each table's optimizer.
         group: of all ranks.
         moves: of the tables whose weights were loaded from fewer rows, by table.
     """
@@ -83,14 +84,14 @@ class ShardedFusedOptimizer(KeyedOptimizer):
     def post_load_state_dict(self) -> None:
         """Several shards of a table on one rank count the same steps."""
         for table, fused in self._fused.items():
-            if fused.kind == "adam":
+            if fused.rule.saves_step:
                 first, *others = self._steps(table) or [None]
                 for step in others:
                     if first is not None and step is not None:
                         step.copy_(first)
 
     def _steps(self, table: str) -> list[Tensor | None]:
-        return [self._store.optimizers[shard.name].state["step"] for shard in self._sharding.local_of(table)]
+        return [self._store.optimizers[shard.name].state[STEP] for shard in self._sharding.local_of(table)]
 
     def _parameter(self, table: str) -> Tensor:
         """What stands for the table in TorchRec's dicts: its first shard here, or a tensor without rows."""
@@ -103,17 +104,17 @@ class ShardedFusedOptimizer(KeyedOptimizer):
 
     def _states(self, table: str) -> dict[str, SavedState]:
         sharded, fused = self._sharding.named(table), self._fused[table]
-        return {f"{table}.{name}": self._saved_state(sharded, fused, name) for name in SAVED_STATES[fused.kind]}
+        return {f"{table}.{name}": self._saved_state(sharded, fused, name) for name in fused.rule.saved_states}
 
     def _saved_state(self, table: ShardedTable, fused: FusedOptimizer, name: str) -> SavedState:
         rank = self._group.rank()
-        if name == "step":
+        if name == STEP:
             pieces = single_piece(table, rank)
         else:
-            pieces = stacked_pieces(table) if name in fused.one_dimensional else weight_pieces(table)
+            pieces = stacked_pieces(table) if name in fused.rule.one_dimensional else weight_pieces(table)
         return SavedState(
             f"{table.table.name}.{name}", table, pieces, partial(self._tensor, name), self._group,
-            self._moves.get(table.table.name), fused.start,
+            self._moves.get(table.table.name), fused,
         )  # fmt: skip
 
     def _tensor(self, name: str, piece: Piece) -> Tensor:

@@ -9,9 +9,7 @@ from typing import Any
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.sharding.fused_params import KINDS, fused_optimizer_from_params
-
-_TYPES = {kind: name for name, kind in KINDS.items() if "EXACT" in name.name or kind == "adam"}
+from recfx.optim.fused_params import fused_optimizer_from_params, settings_from_params
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """Kind and settings of the tables with a fused optimizer, and the choices behind them; both by table name."""
+    """Rule and settings of the tables with a fused optimizer, and the choices behind them; both by table name."""
 
     fused: dict[str, FusedOptimizer]
     taken: dict[str, tuple[Taken, ...]]
@@ -94,7 +92,8 @@ def _fused(
         return None, ()
     settings = fused_optimizer_from_params({})
     message = (
-        f"it is on kernel 'fused' and no optimizer was named for it: it trains by SGD with lr={settings.group['lr']} "
+        f"it is on kernel 'fused' and no optimizer was named for it: it trains by {settings.rule.label} with "
+        f"lr={settings.group['lr']} "
         "in backward, which is TorchRec's default, and no other optimizer sees it."
     )
     advice = "attach one with apply_optimizer_in_backward before sharding, or give the sharders fused_params."
@@ -106,20 +105,20 @@ def _completed(own: FusedOptimizer, fused_params: Mapping[str, Any] | None) -> t
     settings = _without_parameter(own)
     if own.given is None:
         return settings, ()
-    defaults = fused_optimizer_from_params({**(fused_params or {}), "optimizer": _TYPES[own.kind]})
     changed = []
-    for name, value in defaults.group.items():
+    for name, value in settings_from_params(own.rule, fused_params or {}).items():
         if name not in own.given and settings.group.get(name) != value:
             changed.append(f"{name}={value} (the class has {settings.group.get(name)})")
             settings.group[name] = value
     taken = []
     if changed:
-        message = f"its {own.kind} was attached without {', '.join(changed)}: what TorchRec's sharded tables take."
+        message = f"its {own.rule.name} was attached without {', '.join(changed)}: what TorchRec's sharded tables take."
         taken.append(Taken("default_optimizer_setting", message, "name the setting where you attach the optimizer."))
     if "weight_decay" in own.given and settings.group.get("weight_decay"):
         message = (
-            f"weight_decay={settings.group['weight_decay']} of its {own.kind} is added to the gradients of touched "
-            "rows, as the optimizer's class says; TorchRec's sharded tables ignore it, or take it off the weights."
+            f"weight_decay={settings.group['weight_decay']} of its {own.rule.name} is added to the gradients of "
+            "touched rows, as the optimizer's class says; TorchRec's sharded tables ignore it, or take it off the "
+            "weights."
         )
         taken.append(Taken("weight_decay_unlike_torchrec", message, "nothing if that is meant; else leave it out."))
     return settings, tuple(taken)
@@ -128,7 +127,7 @@ def _completed(own: FusedOptimizer, fused_params: Mapping[str, Any] | None) -> t
 def _left_out(own: FusedOptimizer | None, fused_params: Mapping[str, Any] | None) -> tuple[Taken, ...]:
     if own is None and not fused_params:
         return ()
-    what = f"its {own.kind} in backward" if own is not None else "fused_params"
+    what = f"its {own.rule.name} in backward" if own is not None else "fused_params"
     message = f"{what} is not carried out: on kernel 'dense' it has ordinary gradients, as in TorchRec."
     advice = "step it with the model's ordinary optimizer, or pass sharders=recfx.sharders() to have it fused here too."
     return (Taken("dense_kernel_not_fused", message, advice),)
@@ -136,4 +135,4 @@ def _left_out(own: FusedOptimizer | None, fused_params: Mapping[str, Any] | None
 
 def _without_parameter(own: FusedOptimizer) -> FusedOptimizer:
     group = {key: value for key, value in own.group.items() if key != "params"}
-    return FusedOptimizer(own.kind, group, given=own.given)
+    return FusedOptimizer(own.rule, group, given=own.given)

@@ -12,6 +12,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from recfx.errors import CheckpointError
 from recfx.hashing.row_move import RowMove
 from recfx.ir.shards import ShardedTable
+from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.sharding.pieces import Piece, Pieces, make_sharded_tensor, own_pieces, parts_of, whole_size
 
 
@@ -25,7 +26,7 @@ class SavedState:
         tensor_of: what the kernels use for one of this rank's pieces.
         group: of all ranks.
         move: where the table's rows are, if its weight was loaded from fewer.
-        start: what a row's state is before its first step.
+        fused: rule and settings of the optimizer.
     """
 
     def __init__(
@@ -36,10 +37,10 @@ class SavedState:
         tensor_of: Callable[[Piece], Tensor],
         group: dist.ProcessGroup,
         move: RowMove | None,
-        start: float,
+        fused: FusedOptimizer,
     ) -> None:
         self._name, self._table, self._pieces, self._tensor_of = name, table, pieces, tensor_of
-        self._group, self._move, self._start = group, move, start
+        self._group, self._move, self._fused = group, move, fused
 
     def state_dict(self) -> Tensor:
         """A ``ShardedTensor`` of views; a plain tensor where the table is replicated."""
@@ -85,7 +86,8 @@ class SavedState:
             raise self._error(
                 "shape_mismatch",
                 f"the saved state has {saved.numel()} numbers, here there are {wanted[0]}: one a row and column block.",
-                "row-wise Adagrad cannot go from one number of column blocks to another; load without the optimizer.",
+                f"{self._fused.rule.label} cannot go from one number of column blocks to another; load "
+                "without the optimizer.",
             )
         if (
             self._move is None
@@ -97,7 +99,8 @@ class SavedState:
                 f"the saved optimizer state is {tuple(saved.shape)}, the table needs {wanted}.",
                 "load the model's state of the same moment first, and the optimizer's before training on.",
             )
-        return self._move.apply(saved, torch.full(wanted, self._start, dtype=saved.dtype, device=saved.device))
+        start = self._fused.starts()[self._name.rpartition(".")[2]]
+        return self._move.apply(saved, torch.full(wanted, start, dtype=saved.dtype, device=saved.device))
 
     def _error(self, reason: str, message: str, what_to_do: str) -> CheckpointError:
         return CheckpointError(message, reason=reason, module_path=self._name, what_to_do=what_to_do)

@@ -17,7 +17,7 @@ from recfx.modules.converted_collection import weight_name
 from recfx.modules.copy_modules import copy_with_tensors
 from recfx.modules.whole_graph import WholeGraph
 from recfx.nodes.training_checks import on_a_copy
-from recfx.optim.in_backward import run_in_backward
+from recfx.optim.attached import attached_optimizers, run_in_backward
 from recfx.record.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, REFUSED_SAMPLE, SKIPPED, Check, VerifyReport
 from recfx.tracing.randomness import fixed_randomness
 from recfx.tracing.sample import Sample
@@ -177,7 +177,7 @@ class Comparison:
             for table in collection.tables:
                 name = weight_name(path, table.name)
                 weight = model.get_parameter(name)
-                if table.evicts and name not in self.fused and weight.requires_grad and not _has_optimizer(weight):
+                if table.evicts and name not in self.fused and weight.requires_grad and not attached_optimizers(weight):
                     run_in_backward(torch.optim.SGD, weight, {"lr": LEARNING_RATE})
 
     def _advice(self, subject: nn.Module, call: Sample, training: bool) -> str:
@@ -224,7 +224,3 @@ def _refused_or_failed(mode: str, batch: str, error: Exception) -> Check:
         return Check(mode, batch, "run", REFUSED_SAMPLE, DIFFERENT, float("inf"), str(error))
     message = f"raises {type(error).__name__}: {error}"
     return Check(mode, batch, "run", "converted", DIFFERENT, float("inf"), message)
-
-
-def _has_optimizer(weight: nn.Parameter) -> bool:
-    return bool(getattr(weight, "_in_backward_optimizers", []))

@@ -10,7 +10,7 @@ from torch import nn
 from recfx.modules.collection import unsharded_collections
 from recfx.modules.converted_collection import weight_name
 from recfx.modules.copy_modules import copy_modules, copy_with_tensors
-from recfx.optim.in_backward import run_in_backward
+from recfx.optim.attached import attached_classes, attached_optimizers, run_in_backward
 from recfx.verification.mapped_collection import MappedCollection
 
 
@@ -39,13 +39,13 @@ def attach_optimizers(source: nn.Module, duplicate: nn.Module, skip: set[str]) -
     parameters: dict[str, Any] = dict(duplicate.named_parameters())
     parameter: Any
     for name, parameter in source.named_parameters():
-        optimizers = getattr(parameter, "_in_backward_optimizers", [])
+        optimizers = attached_optimizers(parameter)
         if not optimizers or name in skip:
             continue
         target = parameters[name]
-        for kind, settings in zip(parameter._optimizer_classes, parameter._optimizer_kwargs, strict=True):
-            run_in_backward(kind, target, dict(settings))
-        for ours, theirs in zip(target._in_backward_optimizers, optimizers, strict=True):
+        for optimizer_class, settings in attached_classes(parameter):
+            run_in_backward(optimizer_class, target, dict(settings))
+        for ours, theirs in zip(attached_optimizers(target), optimizers, strict=True):
             _copy_optimizer(theirs, ours, parameter, target)
 
 
@@ -57,7 +57,7 @@ def copy_fused_state(hashed: nn.Module, reference: nn.Module) -> None:
     for path, collection in unsharded_collections(hashed).items():
         for table, fused in collection.fused_optimizers().items():
             weight: Any = reference.get_parameter(weight_name(path, table))
-            for optimizer in getattr(weight, "_in_backward_optimizers", []):
+            for optimizer in attached_optimizers(weight):
                 if fused.state and hasattr(optimizer, "state"):
                     optimizer.state[weight] = {key: _fitted(value, weight) for key, value in fused.state.items()}
 

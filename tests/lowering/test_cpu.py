@@ -17,10 +17,12 @@ from recfx.kernels import library
 from recfx.kernels.pooled_lookup import IndexView
 from recfx.lowering import FindingKernel, LookupBatch, LookupSpec, cpu, fbgemm, reference, select_backend
 from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.rules import RULES
 
 ROWS, DIMS = (60, 40, 50), (8, 20, 5)
 HASHED = (0, 2)  # table 1 is adopted
 BATCH = 6
+RULE = {rule.name: rule for rule in RULES}
 SETTINGS = {
     "sgd": {"lr": 0.1},
     "adagrad": {"lr": 0.1, "eps": 1e-3},
@@ -264,7 +266,7 @@ def test_gradients(weighted: bool, never: tuple[int, ...], training: bool) -> No
 @pytest.mark.parametrize("never", [(), (121, 123)])
 def test_three_fused_steps(kind: str, weighted: bool, never: tuple[int, ...]) -> None:
     built = case({"training": True, "never": never}, weighted=weighted)
-    mine, other = ([FusedOptimizer(kind, dict(SETTINGS[kind])) for _ in ROWS] for _ in range(2))
+    mine, other = ([FusedOptimizer(RULE[kind], dict(SETTINGS[kind])) for _ in ROWS] for _ in range(2))
     ours = kernel(built.ours, mine, weighted)
     scale = built.ids.per_sample_weights
     for step in range(3):

@@ -15,10 +15,12 @@ from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
 from recfx.lowering import LookupBatch, LookupSpec, cpu, fbgemm, reference, select_backend
 from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.rules import RULES
 
 ROWS, DIMS = (30, 20, 10), (8, 12, 4)
 FEATURES = (("a", "b"), ("c",), ("d",))
 TARGETS = {"cpu": cpu, "fbgemm": fbgemm, "reference": reference}
+RULE = {rule.name: rule for rule in RULES}
 SETTINGS = {
     "sgd": {"lr": 0.1},
     "adagrad": {"lr": 0.1, "eps": 1e-3},
@@ -127,7 +129,7 @@ def test_three_fused_steps_are_the_dense_rule_on_touched_rows(
 ) -> None:
     ours = weights(torch.float32)
     theirs = [nn.Parameter(weight.detach().clone()) for weight in ours]
-    optimizers = [FusedOptimizer(kind, dict(SETTINGS[kind])) for _ in ours]
+    optimizers = [FusedOptimizer(RULE[kind], dict(SETTINGS[kind])) for _ in ours]
     spec = LookupSpec(tables(pooling), pooling, weighted, ours, optimizers)
     assert TARGETS[target].decline(spec) is None
     kernel = TARGETS[target].build(spec)
@@ -158,7 +160,7 @@ def test_three_fused_steps_are_the_dense_rule_on_touched_rows(
 def test_learning_rates_that_come_apart_are_each_followed(target: str) -> None:
     ours = weights(torch.float32)
     before = [weight.detach().clone() for weight in ours]
-    optimizers = [FusedOptimizer("sgd", {"lr": 0.1}) for _ in ours]
+    optimizers = [FusedOptimizer(RULE["sgd"], {"lr": 0.1}) for _ in ours]
     kernel = TARGETS[target].build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers))
     data = batch(6, 4, False)
     optimizers[1].group["lr"] = 0.0
@@ -177,7 +179,7 @@ def test_a_frozen_table_does_not_move(target: str, kind: str | None) -> None:
     ours = weights(torch.float32)
     ours[1].requires_grad_(False)
     before = [weight.detach().clone() for weight in ours]
-    optimizers = [None if kind is None else FusedOptimizer(kind, dict(SETTINGS[kind])) for _ in ours]
+    optimizers = [None if kind is None else FusedOptimizer(RULE[kind], dict(SETTINGS[kind])) for _ in ours]
     kernel = TARGETS[target].build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers))
     kernel(ours, batch(6, 4, False)).sum().backward()
     assert ours[1].grad is None
@@ -193,10 +195,8 @@ def test_repeated_runs_give_identical_bits(target: str) -> None:
     runs = []
     for _ in range(2):
         ours = [nn.Parameter(weight.detach().clone()) for weight in start]
-        spec = LookupSpec(tables("SUM"), "SUM", False, ours, [FusedOptimizer("adagrad", {"lr": 0.1, "eps": 1e-8})] * 3)
-        spec = LookupSpec(
-            spec.tables, "SUM", False, ours, [FusedOptimizer("adagrad", {"lr": 0.1, "eps": 1e-8}) for _ in ours]
-        )
+        optimizers = [FusedOptimizer(RULE["adagrad"], {"lr": 0.1, "eps": 1e-8}) for _ in ours]
+        spec = LookupSpec(tables("SUM"), "SUM", False, ours, optimizers)
         output = TARGETS[target].build(spec)(ours, data)
         output.backward(torch.linspace(-1, 1, output.numel()).view(output.shape))
         runs.append([output.detach(), *(weight.detach() for weight in ours)])
@@ -232,8 +232,8 @@ def test_fbgemm_declines_what_it_cannot_read(change: object, reason: str) -> Non
 
 def test_fbgemm_declines_optimizers_that_it_has_not() -> None:
     for optimizer, reason in (
-        (FusedOptimizer("adam", dict(SETTINGS["adam"])), "optimizer"),
-        (FusedOptimizer("sgd", {"lr": 0.1, "weight_decay": 0.1}), "weight_decay"),
+        (FusedOptimizer(RULE["adam"], dict(SETTINGS["adam"])), "optimizer"),
+        (FusedOptimizer(RULE["sgd"], {"lr": 0.1, "weight_decay": 0.1}), "weight_decay"),
     ):
         declined = fbgemm.decline(LookupSpec(tables("SUM"), "SUM", False, weights(torch.float32), [optimizer] * 3))
         assert declined is not None
@@ -243,7 +243,7 @@ def test_fbgemm_declines_optimizers_that_it_has_not() -> None:
 def test_a_state_that_is_replaced_between_steps_is_followed() -> None:
     """``load_state_dict`` of an optimizer puts other tensors in place of those that the kernel has addressed."""
     ours = weights(torch.float32)
-    optimizers = [FusedOptimizer("rowwise_adagrad", dict(SETTINGS["rowwise_adagrad"])) for _ in ours]
+    optimizers = [FusedOptimizer(RULE["rowwise_adagrad"], dict(SETTINGS["rowwise_adagrad"])) for _ in ours]
     kernel = fbgemm.build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers))
     data = batch(6, 4, False)
     kernel(ours, data).sum().backward()
@@ -262,7 +262,7 @@ def test_a_state_that_is_replaced_between_steps_is_followed() -> None:
 
 def test_weight_decay_that_is_switched_on_later_is_an_error() -> None:
     ours = weights(torch.float32)
-    optimizers = [FusedOptimizer("sgd", {"lr": 0.1, "weight_decay": 0}) for _ in ours]
+    optimizers = [FusedOptimizer(RULE["sgd"], {"lr": 0.1, "weight_decay": 0}) for _ in ours]
     output = fbgemm.build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers))(ours, batch(6, 4, False))
     optimizers[1].group["weight_decay"] = 0.1
     before = [weight.detach().clone() for weight in ours]
@@ -279,7 +279,7 @@ def test_tables_without_rows_are_declined(backend: ModuleType) -> None:
         for name, rows in (("empty", 0), ("t", 3))
     )
     weights = [nn.Parameter(torch.ones(0, 4)), nn.Parameter(torch.ones(3, 4))]
-    optimizers = [FusedOptimizer("sgd", {"lr": 1.0}) for _ in specs]
+    optimizers = [FusedOptimizer(RULE["sgd"], {"lr": 1.0}) for _ in specs]
     declined = backend.decline(LookupSpec(specs, "SUM", False, weights, optimizers))
     assert declined is not None
     assert declined.code == "empty_table"

@@ -15,6 +15,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 import recfx
 from recfx.lowering import LookupSpec, _fbgemm_limits
 from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.rules import RULES
 
 HASHINGS = {"adopted": recfx.HashConfig(), "static": None, "hashed": recfx.HashConfig(dense_rows=0)}
 each_hashing = pytest.mark.parametrize("hashing", HASHINGS.values(), ids=HASHINGS.keys())
@@ -240,10 +241,8 @@ def spec_of(rows: int, dim: int, dtype: torch.dtype, optimizer: str | None) -> L
     """Of a table whose memory nobody touches."""
     weight = torch.empty(rows, dim, dtype=dtype)
     tables = recfx.convert(standard()).tables[:1]
-    fused: Any = None if optimizer is None else FusedOptimizer.__new__(FusedOptimizer)
-    if fused is not None:
-        fused.kind, fused.group = optimizer, {"lr": 0.1}
-    return LookupSpec(tables, "SUM", False, [weight], [fused])
+    fused = [FusedOptimizer(rule, {"lr": 0.1}) for rule in RULES if rule.name == optimizer] or [None]
+    return LookupSpec(tables, "SUM", False, [weight], fused)
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,24 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMo
 
 import recfx
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.sharding.fused_params import fused_optimizer_from_params
+from recfx.optim.fused_params import fused_optimizer_from_params
+from recfx.optim.rules.adagrad import ADAGRAD
+from recfx.optim.rules.adam import ADAM
+from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD
+from recfx.optim.rules.rule import Rule
+from recfx.optim.rules.sgd import SGD
 
 
 @pytest.mark.parametrize(
-    ("params", "kind", "group"),
+    ("params", "rule", "group"),
     [
-        ({}, "sgd", {"lr": 0.01, "weight_decay": 0.0}),
-        ({"optimizer": EmbOptimType.SGD, "learning_rate": 1}, "sgd", {"lr": 1.0, "weight_decay": 0.0}),
-        ({"optimizer": EmbOptimType.EXACT_SGD, "weight_decay": 0.5}, "sgd", {"lr": 0.01, "weight_decay": 0.5}),
-        ({"optimizer": EmbOptimType.EXACT_ADAGRAD}, "adagrad", {"lr": 0.01, "eps": 1e-8, "weight_decay": 0.0}),
+        ({}, SGD, {"lr": 0.01, "weight_decay": 0.0}),
+        ({"optimizer": EmbOptimType.SGD, "learning_rate": 1}, SGD, {"lr": 1.0, "weight_decay": 0.0}),
+        ({"optimizer": EmbOptimType.EXACT_SGD, "weight_decay": 0.5}, SGD, {"lr": 0.01, "weight_decay": 0.5}),
+        ({"optimizer": EmbOptimType.EXACT_ADAGRAD}, ADAGRAD, {"lr": 0.01, "eps": 1e-8, "weight_decay": 0.0}),
         (
             {"optimizer": EmbOptimType.ROWWISE_ADAGRAD, "eps": 0.1, "learning_rate": torch.tensor(0.5)},
-            "rowwise_adagrad",
+            ROWWISE_ADAGRAD,
             {"lr": 0.5, "eps": 0.1, "weight_decay": 0.0},
         ),
         (
@@ -33,20 +38,20 @@ from recfx.sharding.fused_params import fused_optimizer_from_params
                 "weight_decay": 0.25,
                 "weight_decay_mode": WeightDecayMode.L2,
             },
-            "rowwise_adagrad",
+            ROWWISE_ADAGRAD,
             {"lr": 0.01, "eps": 1e-8, "weight_decay": 0.25},
         ),
         (
             {"optimizer": EmbOptimType.ADAM, "beta1": 0.5},
-            "adam",
+            ADAM,
             {"lr": 0.01, "eps": 1e-8, "betas": (0.5, 0.999), "weight_decay": 0.0},
         ),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=lambda value: value.name if isinstance(value, Rule) else "",
 )
-def test_optimizers(params: dict[str, Any], kind: str, group: dict[str, Any]) -> None:
+def test_optimizers(params: dict[str, Any], rule: Rule, group: dict[str, Any]) -> None:
     before = dict(params)
-    assert fused_optimizer_from_params(params) == FusedOptimizer(kind, group)
+    assert fused_optimizer_from_params(params) == FusedOptimizer(rule, group)
     assert params == before
 
 

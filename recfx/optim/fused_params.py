@@ -12,27 +12,11 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMo
 
 from recfx.errors import ConversionError
 from recfx.optim.fused_optimizer import FusedOptimizer
-
-KINDS: Mapping[EmbOptimType, str] = {
-    EmbOptimType.SGD: "sgd",
-    EmbOptimType.EXACT_SGD: "sgd",
-    EmbOptimType.EXACT_ADAGRAD: "adagrad",
-    EmbOptimType.ROWWISE_ADAGRAD: "rowwise_adagrad",
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD: "rowwise_adagrad",
-    EmbOptimType.ADAM: "adam",
-}
-
-# What FBGEMM's SplitTableBatchedEmbeddingBagsCodegen takes for a setting that is not given.
-DEFAULTS: Mapping[str, float] = {
-    "learning_rate": 0.01,
-    "eps": 1e-8,
-    "beta1": 0.9,
-    "beta2": 0.999,
-    "weight_decay": 0.0,
-}
+from recfx.optim.rules import RULES, known_settings, rule_of_type
+from recfx.optim.rules.rule import WEIGHT_DECAY, Rule, Setting
 
 # Entries that change nothing at these values; None is always one of them.
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "momentum": (0, 0.0),  # FBGEMM's default is 0.9, for LARS-SGD alone; who writes it down wants momentum
     "eta": (0.001,),  # LARS-SGD's
     "gradient_clipping": (False,),
@@ -51,14 +35,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "prefetch_pipeline": (False,),
 }
 
-# What each rule reads; eps and betas of a rule that has none are as meaningless as they are for FBGEMM.
-_READS: Mapping[str, tuple[str, ...]] = {
-    "sgd": ("lr", "weight_decay"),
-    "adagrad": ("lr", "eps", "weight_decay"),
-    "rowwise_adagrad": ("lr", "eps", "weight_decay"),
-    "adam": ("lr", "eps", "betas", "weight_decay"),
-}
-
 
 def fused_optimizer_from_params(params: Mapping[str, Any]) -> FusedOptimizer:
     """The optimizer of one table; every call makes one with a group of its own.
@@ -73,27 +49,46 @@ def fused_optimizer_from_params(params: Mapping[str, Any]) -> FusedOptimizer:
     Raises:
         ConversionError: ``unsupported_fused_param``.
     """
-    given = {name: value for name, value in params.items() if value is not None}
-    optimizer = given.pop("optimizer", EmbOptimType.EXACT_SGD)
-    kind = KINDS.get(optimizer) if isinstance(optimizer, EmbOptimType) else None
-    if kind is None:
-        raise _unsupported("optimizer", optimizer, f"use one of {', '.join(f'EmbOptimType.{k.name}' for k in KINDS)}.")
-    values = {name: _number(name, given.pop(name, default)) for name, default in DEFAULTS.items()}
-    if values["weight_decay"]:
-        _check_weight_decay(kind, values["weight_decay"], given.get("weight_decay_mode"))
+    optimizer = EmbOptimType.EXACT_SGD if params.get("optimizer") is None else params["optimizer"]
+    rule = rule_of_type(optimizer)
+    if rule is None:
+        known = ", ".join(f"EmbOptimType.{each.name}" for other in RULES for each in other.fused_types)
+        raise _unsupported("optimizer", optimizer, f"use one of {known}.")
+    return FusedOptimizer(rule, settings_from_params(rule, params))
+
+
+def settings_from_params(rule: Rule, params: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``rule`` reads of ``params``, and TorchRec's defaults for what is not given; ``optimizer`` is not looked at.
+
+    A setting that the rule does not read is as meaningless as it is for FBGEMM.
+
+    Args:
+        rule: whose settings they are.
+        params: as those of :func:`fused_optimizer_from_params`.
+
+    Raises:
+        ConversionError: ``unsupported_fused_param``.
+    """
+    given = {name: value for name, value in params.items() if value is not None and name != "optimizer"}
+    values = {setting.name: _value(setting, given) for setting in known_settings()}
+    if values[WEIGHT_DECAY.name]:
+        _check_weight_decay(rule, values[WEIGHT_DECAY.name], given.get("weight_decay_mode"))
     for name, value in given.items():
-        if name not in NEUTRAL:
-            known = ", ".join(("optimizer", *DEFAULTS))
+        if name not in _NEUTRAL:
+            known = ", ".join(("optimizer", *(each for setting in known_settings() for each in setting.fused_params)))
             raise _unsupported(name, value, f"leave it out; known are {known}.")
-        if value not in NEUTRAL[name]:
+        if value not in _NEUTRAL[name]:
             raise _unsupported(name, value, f"leave {name} out.")
-    group = {
-        "lr": values["learning_rate"],
-        "eps": values["eps"],
-        "betas": (values["beta1"], values["beta2"]),
-        "weight_decay": values["weight_decay"],
-    }
-    return FusedOptimizer(kind, {name: group[name] for name in _READS[kind]})
+    return {setting.name: values[setting.name] for setting in rule.settings}
+
+
+def _value(setting: Setting, given: dict[str, Any]) -> Any:
+    """Of ``setting``, whose names leave ``given``."""
+    if len(setting.fused_params) != 1:  # one name per element
+        defaults = zip(setting.fused_params, setting.default, strict=True)
+        return tuple(_number(name, given.pop(name, default)) for name, default in defaults)
+    (name,) = setting.fused_params
+    return _number(name, given.pop(name, setting.default))
 
 
 def _number(name: str, value: Any) -> float:
@@ -107,14 +102,9 @@ def _number(name: str, value: Any) -> float:
     return number
 
 
-def _check_weight_decay(kind: str, weight_decay: float, mode: Any) -> None:
-    if kind == "adam":
-        raise _unsupported(
-            "weight_decay",
-            weight_decay,
-            "FBGEMM's Adam takes it off the weights (AdamW), ours adds it to the gradient: leave it out, or attach "
-            "torch.optim.Adam(weight_decay=...) with apply_optimizer_in_backward if that is the rule you mean.",
-        )
+def _check_weight_decay(rule: Rule, weight_decay: float, mode: Any) -> None:
+    if rule.decay_in_fused_params:
+        raise _unsupported("weight_decay", weight_decay, rule.decay_in_fused_params)
     if mode is WeightDecayMode.NONE:
         raise _unsupported(
             "weight_decay_mode", mode, "use WeightDecayMode.L2, or no weight_decay: FBGEMM would ignore it."

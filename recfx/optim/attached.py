@@ -1,0 +1,51 @@
+"""The optimizers that ``apply_optimizer_in_backward`` hung on a parameter: the attributes that torch sets, and no more.
+
+Torch keeps them on the parameter itself, in ``_in_backward_optimizers``, beside the classes and the arguments that they
+were made of. Only this file knows these names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import optim as distributed_optim
+
+_OPTIMIZERS, _CLASSES, _ARGUMENTS = "_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs"
+
+
+def attached_optimizers(weight: torch.Tensor) -> Sequence[Any]:
+    """The optimizers in backward of ``weight``, in the order in which they were attached; empty without one."""
+    return weight.__dict__.get(_OPTIMIZERS) or ()
+
+
+def attached_to_each(weights: Iterable[torch.Tensor]) -> list[Sequence[Any]]:
+    """The optimizers in backward of each of ``weights``: every forward asks this, in some models of thousands."""
+    return [weight.__dict__.get(_OPTIMIZERS) or () for weight in weights]
+
+
+def attached_classes(weight: torch.Tensor) -> list[tuple[type, Mapping[str, Any]]]:
+    """What the optimizers in backward of ``weight`` were made of: their classes, and the arguments of these."""
+    return list(zip(weight.__dict__.get(_CLASSES) or (), weight.__dict__.get(_ARGUMENTS) or (), strict=True))
+
+
+def set_attached(weight: torch.Tensor, optimizers: Sequence[Any]) -> None:
+    """Hang ``optimizers`` on ``weight`` in the place of those that are there; none of them steps by itself."""
+    weight.__dict__[_OPTIMIZERS] = list(optimizers)
+
+
+def run_in_backward(optimizer_class: type, weight: nn.Parameter, settings: dict[str, Any]) -> None:
+    """Hang an optimizer on ``weight`` that steps in its backward; torch's own function, which is not public yet.
+
+    That finds the weight's ``AccumulateGrad`` node by a view, which has none while the weight is frozen, or without
+    autograd.
+    """
+    trained = weight.requires_grad
+    with torch.inference_mode(False), torch.enable_grad():
+        weight.requires_grad_()
+        try:
+            distributed_optim._apply_optimizer_in_backward(optimizer_class, [weight], settings)  # type: ignore[attr-defined]
+        finally:
+            weight.requires_grad_(trained)

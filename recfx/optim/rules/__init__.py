@@ -1,0 +1,62 @@
+"""The rules of fused optimizers: one file per rule, and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+
+from recfx.optim.rules.adagrad import ADAGRAD
+from recfx.optim.rules.adam import ADAM
+from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD
+from recfx.optim.rules.rule import COMMON_SETTINGS, Rule, Setting
+from recfx.optim.rules.sgd import SGD
+
+RULES: list[Rule] = [SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM]
+
+
+@contextmanager
+def registered(rule: Rule) -> Iterator[Rule]:
+    """Have one more rule inside a ``with`` block: what its optimizer classes are attached to is fused by it.
+
+    Args:
+        rule: whose name and classes no other rule has.
+
+    Raises:
+        ValueError: another rule has the name, or one of the classes or of TorchRec's types.
+    """
+    for other in RULES:
+        if other.name == rule.name or {*other.classes, *other.fused_types} & {*rule.classes, *rule.fused_types}:
+            raise ValueError(f"rule {rule.name!r} stands for what rule {other.name!r} stands for already.")
+    RULES.append(rule)
+    try:
+        yield rule
+    finally:
+        RULES.remove(rule)
+
+
+def rule_of_class(optimizer: type) -> Rule | None:
+    """The rule that an optimizer class stands for, itself and not a class that it is derived from; or None."""
+    return next((rule for rule in RULES if optimizer in rule.classes), None)
+
+
+def rule_of_type(optimizer: object) -> Rule | None:
+    """The rule that ``optimizer`` in TorchRec's ``fused_params`` stands for, or None."""
+    if not isinstance(optimizer, EmbOptimType):
+        return None
+    return next((rule for rule in RULES if optimizer in rule.fused_types), None)
+
+
+def known_settings() -> tuple[Setting, ...]:
+    """Every setting that some rule reads."""
+    return tuple(dict.fromkeys([*COMMON_SETTINGS, *(setting for rule in RULES for setting in rule.settings)]))
+
+
+def class_names() -> str:
+    """The optimizer classes to attach, for messages: ``SGD, Adagrad, RowWiseAdagrad or Adam``."""
+    *names, last = [rule.dense_class.__name__ for rule in RULES]
+    return f"{', '.join(names)} or {last}"
+
+
+__all__ = ["RULES", "class_names", "known_settings", "registered", "rule_of_class", "rule_of_type"]

@@ -1,0 +1,42 @@
+"""Adagrad, with a sum of squares for every element."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.optim.optimizers import Adagrad as TorchRecAdagrad
+
+from recfx.optim.rules.rule import EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor, decayed
+
+
+class Adagrad(Rule):
+    """``sum += gradient ** 2; weight -= lr * gradient / (sqrt(sum) + eps)``."""
+
+    def update(
+        self,
+        values: torch.Tensor,
+        gradient: torch.Tensor,
+        state: dict[str, torch.Tensor],
+        step: float,
+        group: Mapping[str, Any],
+    ) -> torch.Tensor:
+        """As ``torch.optim.Adagrad``."""
+        gradient = decayed(values, gradient, group)
+        total = state["sum"].add_(gradient.square())
+        return values - float(group["lr"]) * gradient / (total.sqrt() + group["eps"])
+
+
+ADAGRAD = Adagrad(
+    name="adagrad",
+    label="Adagrad",
+    dense_class=torch.optim.Adagrad,
+    placeholders=(TorchRecAdagrad,),
+    fused_types=(EmbOptimType.EXACT_ADAGRAD,),
+    settings=(LEARNING_RATE, EPS, WEIGHT_DECAY),
+    start_setting="initial_accumulator_value",
+    states=(StateTensor("sum", "momentum1"),),
+    counts_steps=True,
+)

@@ -1,0 +1,51 @@
+"""Adam; its bias correction reads the table's count of steps, not the row's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.optim.optimizers import Adam as TorchRecAdam
+
+from recfx.optim.rules.rule import BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor, decayed
+
+
+class Adam(Rule):
+    """Two moving averages for every element, which stand still while no batch touches the row."""
+
+    def update(
+        self,
+        values: torch.Tensor,
+        gradient: torch.Tensor,
+        state: dict[str, torch.Tensor],
+        step: float,
+        group: Mapping[str, Any],
+    ) -> torch.Tensor:
+        """As ``torch.optim.Adam``."""
+        gradient = decayed(values, gradient, group)
+        first_beta, second_beta = group["betas"]
+        first = state["exp_avg"].lerp_(gradient, 1 - first_beta)
+        second = state["exp_avg_sq"].mul_(second_beta).addcmul_(gradient, gradient, value=1 - second_beta)
+        denominator = second.sqrt() / (1 - second_beta**step) ** 0.5 + group["eps"]
+        return values - float(group["lr"]) / (1 - first_beta**step) * first / denominator
+
+    def unlike_dense(self, group: Mapping[str, Any]) -> str:
+        """Always: dense averages go on moving a row that no batch touches."""
+        return self.label
+
+
+ADAM = Adam(
+    name="adam",
+    label="Adam",
+    dense_class=torch.optim.Adam,
+    placeholders=(TorchRecAdam,),
+    fused_types=(EmbOptimType.ADAM,),
+    settings=(LEARNING_RATE, EPS, BETAS, WEIGHT_DECAY),
+    states=(StateTensor("exp_avg", "momentum1"), StateTensor("exp_avg_sq", "momentum2")),
+    counts_steps=True,
+    saves_step=True,
+    decay_in_fused_params="FBGEMM's Adam takes it off the weights (AdamW), ours adds it to the gradient: leave it out, "
+    "or attach torch.optim.Adam(weight_decay=...) with apply_optimizer_in_backward if that is the rule you mean.",
+)

@@ -1,0 +1,49 @@
+"""Row-wise Adagrad: one sum for every row, of the mean of its squared gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.optim import rowwise_adagrad
+
+from recfx.optim.rules.rule import EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor, decayed
+
+
+class RowWiseAdagrad(Rule):
+    """``sum += mean(gradient ** 2); weight -= lr * gradient / (sqrt(sum) + eps)``, row by row."""
+
+    def update(
+        self,
+        values: torch.Tensor,
+        gradient: torch.Tensor,
+        state: dict[str, torch.Tensor],
+        step: float,
+        group: Mapping[str, Any],
+    ) -> torch.Tensor:
+        """As ``torchrec.optim.RowWiseAdagrad``."""
+        gradient = decayed(values, gradient, group)
+        total = state["sum"].add_(gradient.square().mean(dim=1, keepdim=True))
+        return values - float(group["lr"]) * gradient / (total.sqrt() + group["eps"])
+
+    def when_columns_are_cut(self, blocks: int) -> tuple[str, str]:
+        """Each block has a sum of its own."""
+        message = (
+            f"row-wise Adagrad keeps one number a row in each of the {blocks} column blocks, the mean over the block's "
+            "columns: as TorchRec's does, and not what the whole table would train."
+        )
+        return message, "use Adagrad, or cut no columns, where training must not depend on the plan."
+
+
+ROWWISE_ADAGRAD = RowWiseAdagrad(
+    name="rowwise_adagrad",
+    label="row-wise Adagrad",
+    dense_class=rowwise_adagrad.RowWiseAdagrad,
+    fused_types=(EmbOptimType.ROWWISE_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD),
+    settings=(LEARNING_RATE, EPS, WEIGHT_DECAY),
+    start_setting="initial_accumulator_value",
+    states=(StateTensor("sum", "momentum1", per_row=True),),
+    counts_steps=True,
+)

@@ -1,0 +1,37 @@
+"""SGD without momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.optim.optimizers import SGD as TorchRecSGD
+
+from recfx.optim.rules.rule import LEARNING_RATE, WEIGHT_DECAY, Rule, decayed
+
+
+class Sgd(Rule):
+    """``weight -= lr * gradient``."""
+
+    def update(
+        self,
+        values: torch.Tensor,
+        gradient: torch.Tensor,
+        state: dict[str, torch.Tensor],
+        step: float,
+        group: Mapping[str, Any],
+    ) -> torch.Tensor:
+        """As ``torch.optim.SGD``."""
+        return values - float(group["lr"]) * decayed(values, gradient, group)
+
+
+SGD = Sgd(
+    name="sgd",
+    label="SGD",
+    dense_class=torch.optim.SGD,
+    placeholders=(TorchRecSGD,),
+    fused_types=(EmbOptimType.SGD, EmbOptimType.EXACT_SGD),
+    settings=(LEARNING_RATE, WEIGHT_DECAY),
+)

@@ -1,0 +1,165 @@
+"""A rule that is one file and one line trains, saves and loads everywhere: unsharded, hashed and sharded."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+import recfx
+from recfx.optim.attached import attached_optimizers
+from recfx.optim.rules import registered
+from tests.sharding.cases import OPTIMIZERS, Case
+from tests.sharding.ranks import ranks
+from tests.sharding.stateful import LRU, assert_same, case_of, make, train, whole_state
+from tests.toys.sign_sgd import SIGN_SGD, SignSGD
+
+ROWS, DIM = 16, 4
+SETTINGS = {"lr": 0.5, "floor": 0.25}
+RAW = recfx.HashConfig(dense_rows=0, rows=ROWS, buckets=1)
+
+
+@pytest.fixture
+def _toy() -> Iterator[None]:
+    with registered(SIGN_SGD):
+        yield
+
+
+def collection() -> EmbeddingBagCollection:
+    torch.manual_seed(0)
+    table = EmbeddingBagConfig(name="t", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f", "g"])
+    made = EmbeddingBagCollection([table])
+    _apply_optimizer_in_backward(SignSGD, made.parameters(), dict(SETTINGS))
+    return made
+
+
+def batch(step: int, ids: torch.Tensor) -> KeyedJaggedTensor:
+    """Some of ``ids``, some of them twice."""
+    generator = torch.Generator().manual_seed(step)
+    lengths = torch.randint(0, 4, (10,), generator=generator)
+    chosen = torch.randint(0, ids.numel(), (int(lengths.sum()),), generator=generator)
+    return KeyedJaggedTensor(["f", "g"], ids[chosen], lengths=lengths)
+
+
+def steps(model: nn.Module, ids: torch.Tensor, first: int = 0, last: int = 3) -> None:
+    for step in range(first, last):
+        values = model(batch(step, ids)).values()
+        (values - torch.linspace(-1, 2, values.numel()).view_as(values)).square().sum().backward()
+
+
+def dense_state(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weight of a standard collection, and what its optimizer has seen."""
+    (weight,) = model.parameters()
+    (optimizer,) = attached_optimizers(weight)
+    return weight.detach(), optimizer.state[weight]["seen"]
+
+
+def fused_state(model: recfx.HashEmbeddingBagCollection) -> tuple[torch.Tensor, torch.Tensor]:
+    saved = model.fused_optimizer.state_dict()["state"]
+    return model.weight("t").detach(), saved["embedding_bags.t.weight"]["t.momentum1"]
+
+
+@pytest.mark.usefixtures("_toy")
+@pytest.mark.parametrize("hashing", [None, recfx.HashConfig(), RAW], ids=["static", "adopted", "hashed"])
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_three_steps_are_the_dense_rule(hashing: recfx.HashConfig | None, backend: str) -> None:
+    dense = collection()
+    converted: Any = recfx.convert(collection(), hashing=hashing, backend=backend)
+    ids, rows = torch.arange(ROWS), torch.arange(ROWS)
+    if hashing is RAW:
+        ids = torch.arange(ROWS) * 2**57 - 3
+        rows = converted.index("t").find_or_insert(ids)
+        next(dense.parameters()).data.copy_(converted.weight("t").detach())
+    steps(dense, rows)
+    steps(converted, ids)
+    assert converted.weight("t").grad is None
+    for found, expected in zip(fused_state(converted), dense_state(dense), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("_toy")
+def test_the_report_names_it_and_the_kernels_that_it_has_not() -> None:
+    (found,) = recfx.explain(recfx.convert(collection())).collections
+    (table,) = found.tables
+    assert table.optimizer == "fused sign_sgd"
+    (fallback,) = [reason for reason in table.reasons if reason.code == "kernel_fallback"]
+    assert "FBGEMM has no sign_sgd on the CPU" in fallback.message
+
+
+@pytest.mark.usefixtures("_toy")
+def test_verified_and_back() -> None:
+    dense, ids = collection(), torch.arange(ROWS)
+    converted = recfx.convert(dense)
+    assert recfx.verify(dense, converted, (batch(0, ids),)).ok
+    steps(converted, ids)
+    back = recfx.unconvert(copy.deepcopy(converted))
+    assert [type(each) for each in attached_optimizers(next(back.parameters()))] == [SignSGD]
+    steps(converted, ids, 3, 5)
+    steps(back, ids, 3, 5)
+    for found, expected in zip(dense_state(back), fused_state(converted), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("_toy")
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    ids = torch.arange(ROWS)
+    trained, loaded, keyed = (recfx.convert(collection()) for _ in range(3))
+    steps(trained, ids)
+    recfx.save_checkpoint(trained, tmp_path / "checkpoint")
+    recfx.load_checkpoint(loaded, tmp_path / "checkpoint")
+    keyed.load_state_dict(trained.state_dict())
+    keyed.fused_optimizer.load_state_dict(trained.fused_optimizer.state_dict())
+    pickled = pickle.loads(pickle.dumps(trained))
+    for each in (trained, loaded, keyed, pickled):
+        steps(each, ids, 3, 5)
+        for found, expected in zip(fused_state(each), fused_state(trained), strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_without_the_line_it_is_not_fused() -> None:
+    (found,) = recfx.explain(recfx.convert(collection())).collections
+    assert found.tables[0].optimizer == "in backward, not fused: optimizer_not_fused"
+
+
+def test_no_two_rules_stand_for_one_class() -> None:
+    with registered(SIGN_SGD), pytest.raises(ValueError, match="sign_sgd"), registered(SIGN_SGD):
+        pass
+
+
+def train_and_reload(rank: int, world_size: int, case: Case) -> list[dict[str, torch.Tensor]]:
+    """The state after three steps; after two more; and after those of a model that loaded the state of three."""
+    with registered(SIGN_SGD), mock.patch.dict(OPTIMIZERS, sign_sgd=(SignSGD, dict(SETTINGS))):
+        model, loaded = (make(case, world_size, seed) for seed in (0, 5))
+        train(model, case, rank, world_size, 0, 3)
+        states = [whole_state(model)]
+        sparse: Any = model.get_submodule("sparse")
+        other: Any = loaded.get_submodule("sparse")
+        other.load_state_dict(copy.deepcopy(sparse.state_dict()))
+        other.fused_optimizer.load_state_dict(copy.deepcopy(sparse.fused_optimizer.state_dict()))
+        for each in (model, loaded):
+            train(each, case, rank, world_size, 3, 5)
+            states.append(whole_state(each))
+        return states
+
+
+@pytest.mark.parametrize("hashing", [None, LRU], ids=["static", "hashed"])
+def test_sharded(hashing: recfx.HashConfig | None) -> None:
+    case = case_of("mixed", hashing, "sign_sgd")
+    answers = ranks(2).run(train_and_reload, case)
+    with registered(SIGN_SGD), mock.patch.dict(OPTIMIZERS, sign_sgd=(SignSGD, dict(SETTINGS))):
+        whole = make(case, 0)
+        train(whole, case, 0, 0, 0, 3)
+        expected = whole_state(whole)
+    assert any(name.endswith("a.momentum1") for name in expected)
+    for after_three, after_five, reloaded in answers:
+        assert_same(after_three, expected, exact=False)
+        assert_same(reloaded, after_five)
