@@ -85,6 +85,10 @@ class Model(nn.Module):
         return (self.over(pooled).tanh() ** 2).mean(), pooled.detach()
 
 
+# Types that TorchRec makes no plans of, and the type whose plan they read.
+PLANNED_AS = {"table_column_wise": "column_wise", "one_rank": "table_wise"}
+
+
 def plan_of(case: Case, module: nn.Module, world_size: int) -> dict[str, ParameterSharding]:
     """TorchRec's own plan for the case."""
     makers: dict[str, Callable[..., Any]] = {
@@ -104,7 +108,7 @@ def plan_of(case: Case, module: nn.Module, world_size: int) -> dict[str, Paramet
     per_table = {}
     for table in case.tables:
         kind, *on = table.sharding
-        per_table[table.name] = makers["column_wise" if kind == "table_column_wise" else kind](*on)
+        per_table[table.name] = makers[PLANNED_AS.get(kind, kind)](*on)
     plan = dict(
         stock.construct_module_sharding_plan(
             module,
@@ -117,8 +121,8 @@ def plan_of(case: Case, module: nn.Module, world_size: int) -> dict[str, Paramet
     )
     for table in case.tables:
         plan[table.name].compute_kernel = case.kernel
-        if table.sharding[0] == "table_column_wise":
-            plan[table.name].sharding_type = "table_column_wise"
+        if table.sharding[0] in PLANNED_AS:
+            plan[table.name].sharding_type = table.sharding[0]
     return plan
 
 

@@ -1,0 +1,32 @@
+"""A toy sharding type: ``table_wise`` under another name, with a way back of its own. This file is all of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recfx.ir.shard import Shard
+from recfx.ir.sharding_type import Cut, ShardingType, TablePlan
+from recfx.sharding.ways_back import AllToAllBack
+
+
+@dataclass(frozen=True)
+class OneRankBack(AllToAllBack):
+    """As whole tables travel, in an all-to-all of its own."""
+
+    name = "one_rank"
+    place = 10
+    wording = "toy all-to-all"
+
+
+@dataclass(frozen=True)
+class OneRank(ShardingType):
+    """The whole table on the first rank that the plan names."""
+
+    name = "one_rank"
+    is_planned = False
+
+    def cut(self, plan: TablePlan) -> Cut:
+        """One shard."""
+        (rank,) = plan.parameter.ranks or [0]
+        rows, columns = (0, plan.table.num_embeddings), (0, plan.table.embedding_dim)
+        return Cut([Shard(plan.table, rank, rows, columns)], OneRankBack())
