@@ -84,7 +84,7 @@ def _parts(table: NamedTable, size: tuple[int, ...], tensor_of: Any, blocks: Seq
     for shard in table.own_saved_shards():
         row, column = shard.rows[0], shard.columns[0]
         if blocks:
-            row, column = blocks.index(shard.columns) * table.table.table.num_embeddings + row, 0
+            row, column = table.table.stacked_row(shard), 0
         parts.put((row, column), tensor_of(shard.name))
     return parts
 

@@ -15,6 +15,7 @@ from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import with_reasons
 from recfx.inspect.describe_sharded import with_plan
 from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.sharding.placement import rank_of
 
 
 class PlannedSharding:
@@ -87,7 +88,6 @@ def _last_rank(table: ParameterSharding) -> int:
     ranks = list(table.ranks or [])
     if isinstance(table.sharding_spec, EnumerableShardingSpec):
         for shard in table.sharding_spec.shards:
-            rank = getattr(shard.placement, "rank", None)
-            found = rank() if callable(rank) else None
-            ranks += [] if found is None else [int(found)]
+            rank = rank_of(shard)
+            ranks += [] if rank is None else [rank]
     return max(ranks, default=0)

@@ -65,6 +65,10 @@ class ShardedTable:
         pieces = self.row_pieces
         return [*(shard.rows[0] for shard in pieces), pieces[-1].rows[1]] if pieces else []
 
+    def stacked_row(self, shard: Shard) -> int:
+        """Where a shard begins in what has one number per row and column block, one block after the other."""
+        return self.column_blocks.index(shard.columns) * self.table.num_embeddings + shard.rows[0]
+
     def slices(self, shards: Sequence[Shard], rank: int | None = None) -> list[Shard]:
         """A shard for each slice of the rows, by row: what column blocks have in common (an index) is saved once.
 

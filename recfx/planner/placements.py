@@ -10,6 +10,7 @@ from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 
 from recfx.errors import ConversionError
+from recfx.sharding.placement import rank_of
 
 PRIVATE = "privateuseone"
 
@@ -67,7 +68,7 @@ def _on_device(parameter: ParameterSharding, device: str, local_world_size: int 
 
 
 def _placement(shard: ShardMetadata, device: str, local_world_size: int | None, path: str) -> str:
-    rank = shard.placement.rank()  # type: ignore[union-attr]
+    rank = rank_of(shard)
     if rank is None:
         raise ConversionError(
             f"a shard is placed on {shard.placement}, which names no rank.",

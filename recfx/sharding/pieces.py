@@ -8,7 +8,7 @@ loads all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,7 @@ from recfx.errors import CheckpointError
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
 from recfx.kernels.index_buffers import COUNTERS
+from recfx.sharding.placement import rank_of
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,7 @@ def weight_pieces(table: ShardedTable) -> Pieces:
 
 def stacked_pieces(table: ShardedTable) -> Pieces:
     """Of one number a row and column block, ``[blocks * rows]``: the blocks one after the other, as TorchRec has it."""
-    blocks, rows = table.column_blocks, table.table.num_embeddings
-    return tuple(
-        Piece((blocks.index(shard.columns) * rows + shard.rows[0],), (shard.num_rows,), shard.rank, shard)
-        for shard in table.filled
-    )
+    return tuple(Piece((table.stacked_row(shard),), (shard.num_rows,), shard.rank, shard) for shard in table.filled)
 
 
 def row_pieces(table: ShardedTable, rank: int) -> Pieces:
@@ -137,7 +134,7 @@ def parts_of(saved: ShardedTensor, pieces: Pieces, group: dist.ProcessGroup, nam
         CheckpointError: ``other_plan``.
     """
     found = {
-        (tuple(shard.shard_offsets), tuple(shard.shard_sizes), _rank_of(shard))
+        (tuple(shard.shard_offsets), tuple(shard.shard_sizes), rank_of(shard))
         for shard in saved.metadata().shards_metadata
         if math.prod(shard.shard_sizes) > 0
     }
@@ -155,10 +152,5 @@ def parts_of(saved: ShardedTensor, pieces: Pieces, group: dist.ProcessGroup, nam
     return {piece: tensors[piece.offsets] for piece in own_pieces(pieces, group.rank())}
 
 
-def _rank_of(shard: ShardMetadata) -> int:
-    rank: int | None = shard.placement.rank() if shard.placement is not None else None
-    return -1 if rank is None else rank
-
-
-def _listed(cuts: set[tuple[tuple[int, ...], tuple[int, ...], int]]) -> str:
+def _listed(cuts: Collection[tuple[tuple[int, ...], tuple[int, ...], int | None]]) -> str:
     return ", ".join(str(each) for each in sorted(cuts, key=str)[:4]) + (", ..." if len(cuts) > 4 else "")

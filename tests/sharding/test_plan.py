@@ -247,6 +247,20 @@ def test_hosts_of_different_sizes() -> None:
     assert "[2, 4] ranks" in str(caught.value)
 
 
+def test_the_order_in_which_a_plan_lists_its_pieces_does_not_matter() -> None:
+    converted = recfx.convert(Model()).part["ebc"]
+    pieces = [(16 - 4 * (rank + 1), 0, 4, 8, f"rank:{rank}/cpu") for rank in range(WORLD)]
+    plan = {**right_plan(Model()), "a": ParameterSharding("row_wise", "fused", [0, 1, 2, 3], shards(*pieces))}
+    table = read_plan(converted.tables, plan, 0, WORLD).named("a")
+    assert [(shard.rows, shard.rank) for shard in table.shards] == [
+        ((0, 4), 3),
+        ((4, 8), 2),
+        ((8, 12), 1),
+        ((12, 16), 0),
+    ]
+    assert table.row_borders() == list(table.planned_borders) == [0, 4, 8, 12, 16]
+
+
 def test_cuts_of_an_indexed_table_are_at_bucket_borders() -> None:
     converted = recfx.convert(Model(), hashing=recfx.HashConfig(dense_rows=0, buckets=3)).part["ebc"]
     sharding = read_plan(converted.tables, right_plan(Model()), 0, WORLD, "ebc")

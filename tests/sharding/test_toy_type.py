@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +97,16 @@ def test_messages_name_it_and_planners_leave_it_out() -> None:
     assert {table.sharding_type for table in plan.plan[""].values()} <= {each.name for each in SHARDING_TYPES}
     assert "'diagonal'" in error.message
     assert error.message.endswith("'grid_shard', 'one_rank').")
+
+
+def test_no_other_file_asks_for_a_type_by_name() -> None:
+    package = Path(recfx.__file__).parent
+    names = {each.name for each in SHARDING_TYPES}
+    found = [
+        f"{path.relative_to(package)}:{node.lineno}: {node.value}"
+        for path in package.rglob("*.py")
+        if path.parent != package / "sharding" / "types" and path != package / "sharding" / "ways_back.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in names
+    ]
+    assert found == []

@@ -9,6 +9,7 @@ from torchrec.distributed.types import EnumerableShardingSpec, ShardMetadata
 
 from recfx.errors import ConversionError
 from recfx.ir.sharding_type import TablePlan
+from recfx.sharding.placement import rank_of
 from recfx.sharding.plan_errors import table_error
 
 
@@ -77,12 +78,10 @@ def wrong(plan: TablePlan, reason: str, what: str) -> ConversionError:
 
 
 def _rank_of(plan: TablePlan, shard: ShardMetadata) -> int:
-    placement = shard.placement
-    rank = getattr(placement, "rank", None)
-    found = rank() if callable(rank) else None
-    if found is None:
-        raise wrong(plan, "plan_invalid", f"places a shard on {placement!s}, which names no rank.")
-    return int(found)
+    rank = rank_of(shard)
+    if rank is None:
+        raise wrong(plan, "plan_invalid", f"places a shard on {shard.placement!s}, which names no rank.")
+    return rank
 
 
 def _check_tiling(plan: TablePlan, ranges: list[tuple[int, int]], size: int, what: str) -> None:
