@@ -20,7 +20,7 @@ from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.sharding.optimizer_settings import Taken, optimizer_settings
+from recfx.sharding.optimizer_settings import optimizer_settings
 from recfx.sharding.plan import read_plan
 
 
@@ -83,13 +83,11 @@ def _with_sharding(
     optimizer: FusedOptimizer | None,
     sharding: CollectionSharding,
     path: str,
-    taken: Mapping[str, tuple[Taken, ...]],
+    taken: Mapping[str, tuple[Diagnostic, ...]],
 ) -> TableReport:
     element_bytes, module_path = _element_bytes(report), path_of_table(path, table.table.name)
     reasons = sharding_reasons(table, module_path, optimizer)
-    reasons += tuple(
-        Diagnostic(each.reason, module_path, each.message, each.what_to_do) for each in taken.get(table.table.name, ())
-    )
+    reasons += tuple(replace(each, path=module_path) for each in taken.get(table.table.name, ()))
     return replace(
         report,
         bytes=report.rows * report.dim * element_bytes,

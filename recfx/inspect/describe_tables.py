@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, BaseEmbeddingConfig
 
+from recfx.diagnostics import Diagnostic
 from recfx.hashing import ResolvedHashConfig
 from recfx.inspect import capacity
 from recfx.inspect.facts import TableFacts
@@ -17,7 +18,6 @@ from recfx.inspect.reasons import table_reasons, type_name
 from recfx.inspect.table_report import HashingReport, TableReport
 from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.in_backward import NotFused
 
 
 def table_report(facts: TableFacts) -> TableReport:
@@ -129,6 +129,6 @@ def _with_counts(found: HashingReport, index: IndexFacts) -> HashingReport:
 def _optimizer(facts: TableFacts) -> str:
     if isinstance(facts.optimizer, FusedOptimizer):
         return f"fused {facts.optimizer.rule.name}"
-    if isinstance(facts.optimizer, NotFused):
-        return f"in backward, not fused: {facts.optimizer.reason}"
+    if isinstance(facts.optimizer, Diagnostic):
+        return f"in backward, not fused: {facts.optimizer.code}"
     return "none: gradients to weight.grad" if facts.weight.requires_grad else "none: frozen"

@@ -18,7 +18,7 @@ from recfx.modules.converted_collection import ConvertedCollection
 from recfx.nodes import Lookup
 from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.in_backward import NotFused, fused_optimizer_of
+from recfx.optim.in_backward import fused_optimizer_of
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class TableFacts:
     index: HashIndex | None
     index_facts: IndexFacts | None
     kernel: Kernel
-    optimizer: FusedOptimizer | NotFused | None
+    optimizer: FusedOptimizer | Diagnostic | None
     existed: bool
 
 
@@ -94,7 +94,7 @@ def table_facts(
             index=index,
             index_facts=None if index is None else IndexFacts.of(index),
             kernel=kernels[name],
-            optimizer=_optimizer(collection, name),
+            optimizer=_optimizer(collection, name, path_of_table(path, name)),
             existed=existed,
         )
     return facts
@@ -120,10 +120,10 @@ def _kernels_by_table(graph_module: nn.Module) -> dict[str, Kernel]:
     return kernels
 
 
-def _optimizer(collection: ConvertedCollection, table: str) -> FusedOptimizer | NotFused | None:
+def _optimizer(collection: ConvertedCollection, table: str, path: str) -> FusedOptimizer | Diagnostic | None:
     fused = collection.store.optimizers.get(table)
     weight = collection.weight(table)
     if fused is not None or collection.is_sharded or not attached_optimizers(weight):
         return fused
     # Attached after the conversion: the next forward takes it over.
-    return collection.not_fused.get(table) or fused_optimizer_of(weight)
+    return collection.not_fused.get(table) or fused_optimizer_of(weight, path)

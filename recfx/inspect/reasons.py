@@ -14,7 +14,6 @@ from recfx.diagnostics import Diagnostic, Severity
 from recfx.inspect.capacity_reasons import index_reasons
 from recfx.inspect.facts import TableFacts
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.in_backward import NotFused
 
 
 def table_reasons(table: TableFacts) -> tuple[Diagnostic, ...]:
@@ -44,7 +43,7 @@ def kernel_fallback(table: TableFacts) -> Diagnostic | None:
 def optimizer_not_fused(table: TableFacts) -> Diagnostic | None:
     """An optimizer in backward that runs on the whole table."""
     found = table.optimizer
-    if not isinstance(found, NotFused):
+    if not isinstance(found, Diagnostic):
         return None
     return Diagnostic("optimizer_not_fused", table.module_path, found.message, found.what_to_do, Severity.WARNING)
 

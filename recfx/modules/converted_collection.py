@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import fx, nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
+from recfx.diagnostics import Diagnostic
 from recfx.hashing import HashConfig, HashIndex
 from recfx.hashing.row_move import RowMove
 from recfx.ir.meta import SourceLocation
@@ -18,7 +19,6 @@ from recfx.ir.tables import TableSpec
 from recfx.nodes import TableStore
 from recfx.nodes.base import opaque
 from recfx.nodes.fx_leaf import FxLeaf, tracer_of_call
-from recfx.optim.in_backward import NotFused
 from recfx.passes import PassRecord
 
 _Collection = TypeVar("_Collection", bound="ConvertedCollection")
@@ -50,7 +50,7 @@ class ConvertedCollection(FxLeaf):
     calls: int
     backend: str
     source: SourceLocation | None
-    not_fused: dict[str, NotFused]
+    not_fused: dict[str, Diagnostic]
     embedding_bags: nn.ModuleDict
     hash_indexes: nn.ModuleDict
     graph_module: fx.GraphModule

@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import nn
 
+from recfx.diagnostics import Diagnostic
 from recfx.nodes import TableStore
 from recfx.optim.attached import attached_to_each
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.in_backward import NotFused, attach_unfused, fused_optimizers, hooks_on_step, positions_with_hooks
+from recfx.optim.in_backward import attach_unfused, fused_optimizers, hooks_on_step, positions_with_hooks
 
 
 class OptimizerFollower:
@@ -27,7 +28,7 @@ class OptimizerFollower:
     def __init__(self, store: TableStore, collection: str) -> None:
         self._store, self._collection = store, collection
         self._aside: dict[str, tuple[weakref.ref[nn.Parameter], FusedOptimizer]] = {}
-        self.not_fused: dict[str, NotFused] = {}
+        self.not_fused: dict[str, Diagnostic] = {}
         self.take_over()
 
     def take_over(self) -> None:

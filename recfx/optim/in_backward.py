@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
+from recfx.diagnostics import Diagnostic, Severity
 from recfx.errors import ConversionError
 from recfx.optim.attached import attached_classes, attached_optimizers, attached_to_each, run_in_backward
 from recfx.optim.fused_optimizer import AttachedOptimizer, FusedOptimizer
@@ -50,33 +50,32 @@ def positions_with_hooks(weights: Sequence[torch.Tensor]) -> list[int]:
     return [position for position, weight in enumerate(weights) if hooks_on_step(weight)]
 
 
-@dataclass(frozen=True)
-class NotFused:
-    """Why a table's optimizer does not run in the lookup's backward."""
-
-    reason: str
-    message: str
-    what_to_do: str
-
-
-def fused_optimizer_of(weight: nn.Parameter) -> FusedOptimizer | NotFused | None:
+def fused_optimizer_of(weight: nn.Parameter, path: str) -> FusedOptimizer | Diagnostic | None:
     """The fused form of the optimizer in backward that hangs on ``weight``.
 
+    Args:
+        weight: of a table.
+        path: fully qualified name of the table's ``nn.EmbeddingBag``, for diagnostics.
+
     Returns:
-        None without one; :class:`NotFused` where it has no fused form. ``reason`` is ``unsupported_optimizer_argument``
-        where the optimizer is known but an argument is not: ignoring it would train another model.
+        None without one; why it does not run in the lookup's backward where it has no fused form. The code is
+        ``unsupported_optimizer_argument`` where the optimizer is known but an argument is not: ignoring it would train
+        another model.
     """
     optimizers = attached_optimizers(weight)
     if not optimizers:
         return None
     if len(optimizers) > 1:
-        return NotFused("several_optimizers", f"{len(optimizers)} optimizers run in its backward.", "attach one.")
+        return _not_fused(
+            "several_optimizers", path, f"{len(optimizers)} optimizers run in its backward.", "attach one."
+        )
     (optimizer,) = optimizers
     rule = rule_of_class(type(optimizer))
     if rule is None:
         known = sorted({each.__name__ for other in RULES for each in other.classes})
-        return NotFused(
+        return _not_fused(
             "optimizer_not_fused",
+            path,
             f"{type(optimizer).__name__} has no fused form; it runs on the whole table after the backward, as before.",
             f"use one of {known} to have it fused.",
         )
@@ -90,8 +89,9 @@ def fused_optimizer_of(weight: nn.Parameter) -> FusedOptimizer | NotFused | None
         if name in rule.supported or (name not in NEUTRAL and name not in arguments):
             continue
         if name != "params" and (isinstance(value, torch.Tensor) or value not in NEUTRAL.get(name, ())):
-            return NotFused(
+            return _not_fused(
                 "unsupported_optimizer_argument",
+                path,
                 f"{type(optimizer).__name__}({name}={value!r}) has no fused form.",
                 f"leave {name} at its default, or step this table with an ordinary optimizer instead.",
             )
@@ -101,6 +101,10 @@ def fused_optimizer_of(weight: nn.Parameter) -> FusedOptimizer | NotFused | None
         if hasattr(optimizer, "param_groups")
         else FusedOptimizer(rule, group, given=given)
     )
+
+
+def _not_fused(code: str, path: str, message: str, what_to_do: str) -> Diagnostic:
+    return Diagnostic(code, path, message, what_to_do, Severity.WARNING)
 
 
 def _given(optimizer: Any, group: Mapping[str, Any]) -> frozenset[str]:
@@ -148,7 +152,7 @@ def _like(value: Any, old: Any) -> Any:
     return value
 
 
-def fused_optimizers(bags: nn.ModuleDict, collection: str) -> tuple[dict[str, FusedOptimizer], dict[str, NotFused]]:
+def fused_optimizers(bags: nn.ModuleDict, collection: str) -> tuple[dict[str, FusedOptimizer], dict[str, Diagnostic]]:
     """The optimizers in backward of these tables: those with a fused form, and why the others have none.
 
     Args:
@@ -161,21 +165,23 @@ def fused_optimizers(bags: nn.ModuleDict, collection: str) -> tuple[dict[str, Fu
     optimizers, not_fused = {}, {}
     for name, bag in bags.items():
         weight: Any = bag.weight
-        found = fused_optimizer_of(weight)
+        path = f"{collection}.embedding_bags.{name}" if collection else f"embedding_bags.{name}"
+        found = fused_optimizer_of(weight, path)
         if isinstance(found, FusedOptimizer) and (hooks := hooks_on_step(weight)):
-            not_fused[name] = NotFused(
+            not_fused[name] = _not_fused(
                 "optimizer_not_fused",
+                path,
                 f"{hooks}: a fused optimizer has neither a gradient of the weight nor a step() to call, so it runs on "
                 "the whole table after the backward, as before.",
                 "remove the hook to have it fused; a hook on the collection's output sees the pooled gradient.",
             )
         elif isinstance(found, FusedOptimizer):
             optimizers[name] = found
-        elif isinstance(found, NotFused):
-            if found.reason == "unsupported_optimizer_argument":
+        elif found is not None:
+            if found.code == "unsupported_optimizer_argument":
                 raise ConversionError(
                     f"table {name!r}: {found.message}",
-                    reason=found.reason,
+                    reason=found.code,
                     module_path=collection,
                     what_to_do=found.what_to_do,
                 )

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.optim.fused import EmptyFusedOptimizer
 
+from recfx.diagnostics import Diagnostic
 from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
 from recfx.hashing.slicing import slice_state
@@ -22,7 +23,7 @@ from recfx.nodes import TableStore
 from recfx.nodes.dist_groups import replicate
 from recfx.optim.attached import set_attached
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.sharding.optimizer_settings import Taken, optimizer_settings
+from recfx.sharding.optimizer_settings import optimizer_settings
 
 
 class LocalTables(NamedTuple):
@@ -42,7 +43,7 @@ class LocalTables(NamedTuple):
     store: TableStore
     fused: dict[str, FusedOptimizer]
     dtypes: dict[str, torch.dtype]
-    taken: dict[str, tuple[Taken, ...]]
+    taken: dict[str, tuple[Diagnostic, ...]]
 
 
 def make_local_tables(
@@ -150,7 +151,7 @@ def _check_optimizers(module: HashEmbeddingBagCollection) -> None:
     for table, why in module.not_fused.items():
         raise ConversionError(
             f"the optimizer in backward of table {table!r} cannot be sharded: {why.message}",
-            reason=why.reason,
+            reason=why.code,
             module_path=module.collection,
             what_to_do=why.what_to_do,
         )

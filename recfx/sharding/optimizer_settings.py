@@ -6,19 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from recfx.diagnostics import Diagnostic
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.converted_collection import weight_name
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import fused_optimizer_from_params, settings_from_params
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A choice that nobody spelled out, for the report: reason code, what was taken, and what to do about it."""
-
-    reason: str
-    message: str
-    what_to_do: str
 
 
 @dataclass(frozen=True)
@@ -26,7 +19,7 @@ class OptimizerSettings:
     """Rule and settings of the tables with a fused optimizer, and the choices behind them; both by table name."""
 
     fused: dict[str, FusedOptimizer]
-    taken: dict[str, tuple[Taken, ...]]
+    taken: dict[str, tuple[Diagnostic, ...]]
 
 
 def optimizer_settings(
@@ -59,11 +52,11 @@ def optimizer_settings(
     found, attached = OptimizerSettings({}, {}), module.fused_optimizers()
     for sharded in sharding.tables:
         name = sharded.table.name
-        own = attached.get(name)
+        own, path = attached.get(name), weight_name(module.collection, name).removesuffix(".weight")
         if sharded.compute_kernel == "fused":
-            chosen = _fused(module, sharded, own, fused_params)
+            chosen = _fused(module, sharded, own, fused_params, path)
         elif dense_as_torchrec and not sharded.table.evicts:
-            chosen = (None, _left_out(own, fused_params))
+            chosen = (None, _left_out(own, fused_params, path))
         elif own is not None:
             chosen = (_without_parameter(own), ())
         elif fused_params and sharded.is_replicated:  # TorchRec's planner knows these with dense kernels alone
@@ -83,9 +76,10 @@ def _fused(
     sharded: ShardedTable,
     own: FusedOptimizer | None,
     fused_params: Mapping[str, Any] | None,
-) -> tuple[FusedOptimizer | None, tuple[Taken, ...]]:
+    path: str,
+) -> tuple[FusedOptimizer | None, tuple[Diagnostic, ...]]:
     if own is not None:
-        return _completed(own, fused_params)
+        return _completed(own, fused_params, path)
     if fused_params:
         return fused_optimizer_from_params(fused_params), ()
     if not module.weight(sharded.table.name).requires_grad:
@@ -97,10 +91,12 @@ def _fused(
         "in backward, which is TorchRec's default, and no other optimizer sees it."
     )
     advice = "attach one with apply_optimizer_in_backward before sharding, or give the sharders fused_params."
-    return settings, (Taken("default_fused_optimizer", message, advice),)
+    return settings, (Diagnostic("default_fused_optimizer", path, message, advice),)
 
 
-def _completed(own: FusedOptimizer, fused_params: Mapping[str, Any] | None) -> tuple[FusedOptimizer, tuple[Taken, ...]]:
+def _completed(
+    own: FusedOptimizer, fused_params: Mapping[str, Any] | None, path: str
+) -> tuple[FusedOptimizer, tuple[Diagnostic, ...]]:
     """The optimizer in backward; what was not given is as FBGEMM has it, not as its class."""
     settings = _without_parameter(own)
     if own.given is None:
@@ -113,24 +109,26 @@ def _completed(own: FusedOptimizer, fused_params: Mapping[str, Any] | None) -> t
     taken = []
     if changed:
         message = f"its {own.rule.name} was attached without {', '.join(changed)}: what TorchRec's sharded tables take."
-        taken.append(Taken("default_optimizer_setting", message, "name the setting where you attach the optimizer."))
+        advice = "name the setting where you attach the optimizer."
+        taken.append(Diagnostic("default_optimizer_setting", path, message, advice))
     if "weight_decay" in own.given and settings.group.get("weight_decay"):
         message = (
             f"weight_decay={settings.group['weight_decay']} of its {own.rule.name} is added to the gradients of "
             "touched rows, as the optimizer's class says; TorchRec's sharded tables ignore it, or take it off the "
             "weights."
         )
-        taken.append(Taken("weight_decay_unlike_torchrec", message, "nothing if that is meant; else leave it out."))
+        advice = "nothing if that is meant; else leave it out."
+        taken.append(Diagnostic("weight_decay_unlike_torchrec", path, message, advice))
     return settings, tuple(taken)
 
 
-def _left_out(own: FusedOptimizer | None, fused_params: Mapping[str, Any] | None) -> tuple[Taken, ...]:
+def _left_out(own: FusedOptimizer | None, fused_params: Mapping[str, Any] | None, path: str) -> tuple[Diagnostic, ...]:
     if own is None and not fused_params:
         return ()
     what = f"its {own.rule.name} in backward" if own is not None else "fused_params"
     message = f"{what} is not carried out: on kernel 'dense' it has ordinary gradients, as in TorchRec."
     advice = "step it with the model's ordinary optimizer, or pass sharders=recfx.sharders() to have it fused here too."
-    return (Taken("dense_kernel_not_fused", message, advice),)
+    return (Diagnostic("dense_kernel_not_fused", path, message, advice),)
 
 
 def _without_parameter(own: FusedOptimizer) -> FusedOptimizer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from recfx.diagnostics import Diagnostic
 from recfx.ir.shard import Shard
 from recfx.ir.shards import CollectionSharding
 from recfx.modules.collection import HashEmbeddingBagCollection
@@ -12,7 +13,6 @@ from recfx.modules.converted_collection import ConvertedCollection
 from recfx.nodes.dist_groups import DistGroups
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.sharding.local_tables import LocalTables
-from recfx.sharding.optimizer_settings import Taken
 
 
 class ShardedTables(ConvertedCollection):
@@ -32,7 +32,7 @@ class ShardedTables(ConvertedCollection):
     groups: DistGroups
     fused: dict[str, FusedOptimizer]
     dtypes: dict[str, torch.dtype]
-    taken: dict[str, tuple[Taken, ...]]
+    taken: dict[str, tuple[Diagnostic, ...]]
 
     def take_tables(
         self,

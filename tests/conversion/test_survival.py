@@ -709,7 +709,7 @@ def test_an_optimizer_without_a_fused_form_trains_as_before() -> None:
     for name, wanted in plain.state_dict().items():
         torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
     assert converted.not_fused.keys() == {"t1", "t2", "t3"}
-    assert all(reason.reason == "optimizer_not_fused" for reason in converted.not_fused.values())
+    assert all(each.code == "optimizer_not_fused" for each in converted.not_fused.values())
 
 
 def test_one_table_fused_and_one_not() -> None:

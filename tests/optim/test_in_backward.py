@@ -324,7 +324,7 @@ def test_a_gradient_hook_from_before_the_conversion_keeps_the_table_dense(hook: 
         attach(one, torch.optim.Adagrad)
         HOOKS[hook](next(one.parameters()), gradients)
     converted = recfx.convert(model)
-    assert converted.not_fused["t"].reason == "optimizer_not_fused"
+    assert converted.not_fused["t"].code == "optimizer_not_fused"
     assert "hook" in converted.not_fused["t"].message
     for _ in range(3):
         for one in (plain, converted):

@@ -159,7 +159,7 @@ def test_hooks_on_the_step_run(optimizer: str, hook: str, late: bool) -> None:
         train(one, 3)
     assert_same(plain, converted)
     ebc: Any = converted.ebc
-    assert (not ebc.fused_optimizers(), ebc.not_fused["t"].reason) == (True, "optimizer_not_fused")
+    assert (not ebc.fused_optimizers(), ebc.not_fused["t"].code) == (True, "optimizer_not_fused")
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad", "adam"])
