@@ -8,37 +8,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.structure import LAYERS
 
-# From top to bottom: a package imports from those after it only.
-LAYERS = [
-    "__init__",
-    "__main__",
-    "compat",
-    "conversion",
-    "verification",
-    "inspect",
-    "checkpoint",
-    "pipeline",
-    "planner",
-    "replacement",
-    "discovery",
-    "tracing",
-    "sharding",
-    "modules",
-    "references",
-    "record",
-    "passes",
-    "nodes",
-    "lowering",
-    "optim",
-    "ir",
-    "hashing",
-    "errors",
-    "diagnostics",
-    "version",
-    "kernels",
-]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def _modules() -> dict[str, Path]:

@@ -1,0 +1,46 @@
+"""The last steps of ``convert``: the result as one graph, or put into the model that the user has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from recfx.conversion.whole_graph import make_whole_graph
+from recfx.discovery.classify import Finding
+from recfx.modules.converted_collection import ConvertedCollection
+from recfx.modules.copy_modules import replace_in_place
+from recfx.modules.whole_graph import WholeGraph
+from recfx.optim.fused_view import attach_fused_optimizer
+from recfx.record.conversion import attach_conversion, conversion_of
+from recfx.record.wrappers import unwrap
+from recfx.replacement.replace_collections import carry_references
+from recfx.sharding.collection import sharded_collections
+from recfx.sharding.data_parallel import leave_to_collections
+from recfx.tracing.sample import Sample
+
+
+def as_whole_graph(converted: nn.Module, call: Sample | None) -> nn.Module:
+    """The converted model as a train and an eval graph over its modules."""
+    assert call is not None
+    if isinstance(converted, (WholeGraph, ConvertedCollection)):
+        return converted  # the collection is a graph already
+    graph = make_whole_graph(unwrap(converted), call)
+    leave_to_collections(graph)
+    if sharded_collections(graph):
+        attach_fused_optimizer(graph)
+    return graph
+
+
+def patch(
+    model: nn.Module, converted: nn.Module, replacements: Mapping[int, nn.Module], findings: list[Finding]
+) -> nn.Module:
+    """Put the replacements into ``model``, and return it; a model that is a collection itself is not patched."""
+    if id(model) in replacements:
+        return converted
+    for finding in findings:
+        if id(finding.module) in replacements:  # hooks and attributes were made to lead to the copy's modules
+            carry_references(finding.module, replacements[id(finding.module)])
+    replace_in_place(model, replacements)
+    attach_conversion(model, conversion_of(converted))
+    return model

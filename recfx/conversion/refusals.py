@@ -1,0 +1,86 @@
+"""What ``convert`` refuses to do, before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from recfx.discovery.classify import CONVERTED, EMBEDDING_COLLECTION, KEPT, REFUSED
+from recfx.discovery.discover import Discovery
+from recfx.errors import ConversionError
+from recfx.hashing import HashConfig
+from recfx.modules.converted_collection import ConvertedCollection
+from recfx.replacement.replace_collections import Hashing, config_for
+
+DEFAULT_HASHING = HashConfig()
+"""What ``hashing=`` is if the user does not give it: an equal config that the user gives is a request."""
+
+
+def refuse_unsupported(discovery: Discovery, on_unsupported: str) -> None:
+    """A collection that cannot be converted is an error unless the user wants it kept; so is a model without any."""
+    refused = discovery.of(REFUSED)
+    if refused and on_unsupported == "error":
+        first = refused[0]
+        others = f" ({len(refused) - 1} more cannot be converted either)" if len(refused) > 1 else ""
+        assert first.why is not None
+        raise ConversionError.of(replace(first.why, message=first.why.message + others))
+    if not discovery.findings:
+        raise ConversionError(
+            "there is no EmbeddingBagCollection in the model.",
+            reason="no_collection",
+            what_to_do="pass the model that holds the torchrec.EmbeddingBagCollection, before it is scripted, "
+            "traced or exported.",
+        )
+
+
+def refuse_raw_ids_of_kept(discovery: Discovery, replacements: Mapping[int, nn.Module]) -> None:
+    """Raw ids for the whole model would also reach the collections that stay as they are, which take them for rows."""
+    collections = [each for each in replacements.values() if isinstance(each, ConvertedCollection)]
+    raw = [table for collection in collections for table in collection.tables_with_index()]
+    for finding in discovery.of(KEPT):
+        if raw and finding.reason == EMBEDDING_COLLECTION:
+            configs: list[Any] = getattr(finding.module, "embedding_configs", list)()
+            names = ", ".join(repr(config.name) for config in configs) or "its tables"
+            raise ConversionError(
+                f"hashing= gives the whole model raw ids, but {type(finding.module).__name__} is not converted: its "
+                f"tables ({names}) would take them for rows.",
+                reason="raw_ids_of_kept_tables",
+                module_path=finding.path,
+                what_to_do=f"name the tables, hashing={{{raw[0]!r}: HashConfig(...)}}; or, where the kept tables get "
+                "row numbers all the same, pass on_unsupported='keep'.",
+            )
+
+
+def refuse_other_request(discovery: Discovery, hashing: Hashing, backend: str) -> None:
+    """Converting twice is a no-op; asking for something else the second time is an error."""
+    for finding in discovery.of(CONVERTED):
+        converted: Any = finding.module  # sharded ones remember the request too
+        other = [
+            table
+            for table, requested in converted.requested.items()
+            if hashing is not DEFAULT_HASHING and config_for(table, hashing) != requested
+        ]
+        if other or backend not in ("auto", converted.backend):
+            what = f"another hashing of table {other[0]!r}" if other else f"backend {backend!r}"
+            raise ConversionError(
+                f"the collection is converted already, and {what} is asked for.",
+                reason="already_converted",
+                module_path=finding.path,
+                what_to_do="call recfx.unconvert first, then convert as you want it.",
+            )
+
+
+def refuse_sharded(discovery: Discovery) -> None:
+    """A rank has its shards alone: another plan cannot be made of them."""
+    for finding in discovery.of(CONVERTED):
+        if isinstance(finding.module, ConvertedCollection) and finding.module.is_sharded:
+            raise ConversionError(
+                "the collection is sharded already.",
+                reason="already_sharded",
+                module_path=finding.path,
+                what_to_do="leave plan= and env= out; for another plan build the model anew, convert it with that "
+                "plan, and load the state of this one.",
+            )

@@ -1,0 +1,45 @@
+"""``convert`` with a plan or an environment: sharded collections in place of the converted ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+
+from recfx.modules.collection import unsharded_collections
+from recfx.modules.copy_modules import copy_modules, replace_in_place
+from recfx.optim.fused_view import attach_fused_optimizer
+from recfx.planner.shard_model import shard_collections
+from recfx.record.conversion import attach_conversion, conversion_of
+from recfx.sharding.data_parallel import leave_to_collections
+
+
+def shard_model(
+    converted: nn.Module,
+    plan: ShardingPlan | None,
+    env: ShardingEnv | None,
+    device: torch.device | str | None,
+    inplace: bool,
+) -> nn.Module:
+    """The collections on all ranks; the rest of the model as it is."""
+    conversion = conversion_of(converted)  # hangs on a root that may be a collection itself
+    sharded = shard_collections(converted, plan, env, device)
+    if inplace and id(converted) not in sharded:
+        replace_in_place(converted, sharded)
+        model = converted
+    else:
+        model, _ = copy_modules(converted, sharded)
+    attach_conversion(model, conversion)
+    leave_to_collections(model)
+    attach_fused_optimizer(model)
+    return model
+
+
+def sharded_replacements(
+    replacements: Mapping[int, nn.Module], before: nn.Module, after: nn.Module
+) -> dict[int, nn.Module]:
+    """The sharded collection that takes the place of each original, by ``id`` of that."""
+    path_of = {id(collection): path for path, collection in unsharded_collections(before).items()}
+    return {original: after.get_submodule(path_of[id(collection)]) for original, collection in replacements.items()}

@@ -1,0 +1,33 @@
+"""The packages of the project, in the order in which they may import each other."""
+
+from __future__ import annotations
+
+# From top to bottom: a package imports from those after it only.
+LAYERS = [
+    "__init__",
+    "__main__",
+    "compat",
+    "conversion",
+    "verification",
+    "inspect",
+    "checkpoint",
+    "pipeline",
+    "planner",
+    "replacement",
+    "discovery",
+    "tracing",
+    "sharding",
+    "modules",
+    "references",
+    "record",
+    "passes",
+    "nodes",
+    "lowering",
+    "optim",
+    "ir",
+    "hashing",
+    "errors",
+    "diagnostics",
+    "version",
+    "kernels",
+]
