@@ -26,6 +26,7 @@ LAYERS = [
     "optim",
     "ir",
     "hashing",
+    "hooks",
     "errors",
     "diagnostics",
     "version",

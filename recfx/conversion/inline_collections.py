@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from recfx.hooks import has_forward_hooks
 from recfx.modules.converted_collection import ConvertedCollection
 
 
@@ -16,7 +17,7 @@ def inline_collections(graph_module: fx.GraphModule) -> None:
         collection = graph_module.get_submodule(str(node.target))
         if not isinstance(collection, ConvertedCollection):
             continue
-        if collection._forward_hooks or collection._forward_pre_hooks:
+        if has_forward_hooks(collection):
             continue
         with graph.inserting_before(node):
             output = _copy_nodes(graph, node, collection.graph_module.graph)

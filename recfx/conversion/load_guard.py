@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from recfx.hooks import load_hooks
 from recfx.modules.converted_collection import ConvertedCollection, converted_collections
 
 # The key among a module's hooks, where torch's own are numbers: put in once, found again in copies and pickles.
@@ -28,13 +29,13 @@ def guard_loading(model: nn.Module) -> None:
         module = model.get_submodule(path)
         if not isinstance(module, ConvertedCollection):  # checks its own tables anyway
             # A partial, not a hook "with module": that one knows its module by a weak reference, which copies break.
-            module._load_state_dict_pre_hooks[_KEY] = functools.partial(_check_indexes, module)
+            load_hooks(module)[_KEY] = functools.partial(_check_indexes, module)
 
 
 def release_loading(model: nn.Module) -> None:
     """Take the hooks off again."""
     for module in model.modules():
-        module._load_state_dict_pre_hooks.pop(_KEY, None)
+        load_hooks(module).pop(_KEY, None)
 
 
 def _check_indexes(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
@@ -77,9 +78,9 @@ def _rewritten(module: nn.Module, path: str) -> bool:
 
 
 def _hooks_after_guard(module: nn.Module) -> bool:
-    keys = list(module._load_state_dict_pre_hooks)
+    keys = list(load_hooks(module))
     return _KEY in keys and keys[-1] != _KEY
 
 
 def _other_hooks(module: nn.Module) -> list[Callable[..., Any]]:
-    return [hook for key, hook in module._load_state_dict_pre_hooks.items() if key != _KEY]
+    return [hook for key, hook in load_hooks(module).items() if key != _KEY]

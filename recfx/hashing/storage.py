@@ -16,6 +16,7 @@ from recfx.errors import CheckpointError
 from recfx.hashing import state
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, identity
+from recfx.hooks import load_hooks
 from recfx.kernels import forks
 from recfx.kernels.index_buffers import IndexBuffers, IndexPolicy, is_taken
 
@@ -280,7 +281,7 @@ class IndexStorage(nn.Module):
         A state without any index is that of a plain table: it makes this index empty, unless the collection around it
         says otherwise (``state.ABSENT``).
         """
-        for hook in self._load_state_dict_pre_hooks.values():
+        for hook in load_hooks(self).values():
             hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         saved = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
         if_absent = saved.pop(state.ABSENT, None)

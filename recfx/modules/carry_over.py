@@ -4,26 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
-# What nn.Module keeps per instance for hooks; a replaced module would lose them.
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_is_full_backward_hook",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
+from recfx.hooks import MODULE_HOOKS
 
 
 def carry_hooks(source: nn.Module, replacement: nn.Module) -> None:
     """Give ``replacement`` the hooks of ``source``."""
-    for name in _HOOKS:
+    for name in MODULE_HOOKS:
         value = source.__dict__.get(name)
         replacement.__dict__[name] = value.copy() if isinstance(value, dict) else value
 
@@ -31,7 +17,7 @@ def carry_hooks(source: nn.Module, replacement: nn.Module) -> None:
 def carry_over(source: nn.Module, replacement: nn.Module, skip: frozenset[str] = frozenset()) -> None:
     """Give ``replacement`` what the user or a subclass hung on ``source``, except hooks."""
     for name, value in source.__dict__.items():
-        if name not in _HOOKS and name not in replacement.__dict__ and name not in skip:
+        if name not in MODULE_HOOKS and name not in replacement.__dict__ and name not in skip:
             replacement.__dict__[name] = value
     for registry in ("_parameters", "_buffers", "_modules"):
         ours = replacement.__dict__[registry]

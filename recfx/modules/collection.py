@@ -16,6 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
+from recfx.hooks import load_hooks, without_load_hooks
 from recfx.ir.meta import SourceLocation
 from recfx.ir.tables import TableSpec
 from recfx.modules.converted_collection import ConvertedCollection, collections_of, weight_name
@@ -254,19 +255,15 @@ class HashEmbeddingBagCollection(ConvertedCollection, EmbeddingBagCollectionInte
         Raises:
             CheckpointError: an index is damaged or another's. Nothing of this collection has changed then.
         """
-        hooks: dict[int, Callable[..., Any]] = self.__dict__["_load_state_dict_pre_hooks"]
-        for hook in hooks.values():  # before the keys are read: they may rename them
+        for hook in load_hooks(self).values():  # before the keys are read: they may rename them
             hook(state_dict, prefix, *args)
         fitted, moves = fit_state(self, state_dict, prefix)
         fitted.update(fit_weights(self, state_dict, prefix, moves))
         state_dict.update(fitted)
         for table in self.hash_indexes:
             self.index(table).expect_load()
-        self.__dict__["_load_state_dict_pre_hooks"] = {}  # they have run
-        try:
+        with without_load_hooks(self):
             super()._load_from_state_dict(state_dict, prefix, *args)
-        finally:
-            self.__dict__["_load_state_dict_pre_hooks"] = hooks
         self.note_row_moves(moves)
 
     def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:

@@ -13,8 +13,9 @@ from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.parameter import UninitializedBuffer
 
+from recfx.hooks import holds_hooks
 from recfx.references.find_references import References, Rewiring, empty_copy, is_shared, rebound_method, set_attribute
-from recfx.references.object_kinds import HOOK_SUFFIXES, REGISTRIES, Edge, attributes
+from recfx.references.object_kinds import REGISTRIES, Edge, attributes
 
 
 def copy_modules(
@@ -82,7 +83,7 @@ def copy_with_tensors(root: nn.Module) -> nn.Module:
 def rebind_hooks(module: nn.Module, copies: Mapping[int, Any]) -> None:
     """Let hooks that are methods of a copied object run on its copy. The hooks stay where their handles expect them."""
     for key, value in module.__dict__.items():
-        if key.endswith(HOOK_SUFFIXES) and isinstance(value, dict):
+        if holds_hooks(key) and isinstance(value, dict):
             for number, hook in value.items():
                 value[number] = _rebound(hook, copies)
 
@@ -147,7 +148,7 @@ def _copy_registry(key: str, value: Any, copies: Mapping[int, nn.Module]) -> Any
         return {name: None if child is None else copies[id(child)] for name, child in value.items()}
     if key == "_compiled_call_impl":
         return None  # Module.compile() bound it to the original; see `compiled_in_place`
-    is_hooks = key.endswith(HOOK_SUFFIXES) and isinstance(value, dict)
+    is_hooks = holds_hooks(key) and isinstance(value, dict)
     return value.copy() if key in REGISTRIES or is_hooks else value
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from recfx.errors import CheckpointError
 from recfx.hashing import state
 from recfx.hashing.row_move import RowMove, saved_names
+from recfx.hooks import load_hooks
 from recfx.modules.converted_collection import ConvertedCollection, weight_name
 from recfx.modules.fit_table import first_rows, fit_index, without_index, without_weight
 
@@ -48,7 +49,7 @@ def fit_state(
         if not state.has_index(found):
             what = without_index(has_weight=has_weight, holds_ids=index.holds_ids)
             fitted[f"{prefix}hash_indexes.{table.name}.{state.ABSENT}"] = what
-        if index._load_state_dict_pre_hooks and not hooked:
+        if load_hooks(index) and not hooked:
             continue
         if not state.has_index(found):
             move = first_rows(weight, rows, dim) if what == state.FORGET else None
@@ -92,4 +93,4 @@ def fit_weights(
 def _weight_may_be_renamed(collection: ConvertedCollection, table: str) -> bool:
     """Whether a user's hook may find the weight under another name."""
     bag = collection.embedding_bags[table]
-    return bool(bag._load_state_dict_pre_hooks or collection.embedding_bags._load_state_dict_pre_hooks)
+    return bool(load_hooks(bag) or load_hooks(collection.embedding_bags))

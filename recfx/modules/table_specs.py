@@ -18,6 +18,7 @@ from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
+from recfx.hooks import has_call_hooks
 from recfx.ir.tables import TableSpec
 
 
@@ -144,7 +145,7 @@ def _plain_bag(config: EmbeddingBagConfig, bag: nn.Module, collection: str) -> n
         problem = f"is a {type(bag).__name__} with a forward of its own"
     elif type(bag.__dict__["_parameters"].get("weight")) is not nn.Parameter:
         problem = "has a weight that is not a plain parameter (a parametrization, say)"
-    elif bag._forward_hooks or bag._forward_pre_hooks or bag._backward_hooks or bag._backward_pre_hooks:
+    elif has_call_hooks(bag):
         problem = "has forward or backward hooks, which a batched lookup would not run"
     elif bag.mode.upper() != config.pooling.name:
         problem = f"pools by {bag.mode}, but its config says {config.pooling.name}"

@@ -13,6 +13,7 @@ from torch.fx import _symbolic_trace
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.errors import ConversionError
+from recfx.hooks import has_forward_hooks
 
 
 class FxLeaf(nn.Module):
@@ -27,7 +28,9 @@ class FxLeaf(nn.Module):
             return super().__call__(*args, **kwargs)
 
         def entered(*args: Any, **kwargs: Any) -> Any:
-            if _has_hooks(self):  # they are part of the graph then, as those of every module that a tracer enters
+            if has_forward_hooks(
+                self
+            ):  # they are part of the graph then, as those of every module that a tracer enters
                 return self._call_impl(*args, **kwargs)
             return self.leaf_call(tracer, args, kwargs)
 
@@ -51,7 +54,7 @@ class FxLeaf(nn.Module):
         """The node that runs this module's ``forward`` in the tracer's graph."""
         path = tracer.path_of_module(self) or self.path_of_root()
         args, kwargs = _as_nodes(tracer, args, kwargs)
-        if _has_hooks(self):  # a call of the module would run them too
+        if has_forward_hooks(self):  # a call of the module would run them too
             module = tracer.create_proxy("get_attr", path, (), {})
             return tracer.create_proxy("call_method", "forward", (module, *args), kwargs)
         return tracer.create_proxy("call_module", path, args, kwargs)
@@ -78,10 +81,6 @@ def tracer_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
             tracer = getattr(getattr(owner, name), "tracer", None)
             return tracer if isinstance(tracer, fx.Tracer) else None
     return None
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _as_nodes(tracer: fx.Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:

@@ -20,8 +20,9 @@ import torch
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 
+from recfx.hooks import holds_hooks
+
 REGISTRIES = ("_parameters", "_buffers", "_modules")
-HOOK_SUFFIXES = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 
 Edge = tuple[str, Any]
 
@@ -62,7 +63,7 @@ def attributes(module: nn.Module) -> Iterator[Edge]:
     if isinstance(module, OptimizedModule):
         return
     for name, value in module.__dict__.items():
-        if name not in REGISTRIES and name != "_compiled_call_impl" and not name.endswith(HOOK_SUFFIXES):
+        if name not in REGISTRIES and name != "_compiled_call_impl" and not holds_hooks(name):
             yield name, value
     yield from slots(module)
 
