@@ -58,7 +58,8 @@ def test_load_hooks_are_away_only_inside() -> None:
             assert not hooks.load_hooks(module)
             raise KeyError
 
-    pytest.raises(KeyError, fail)
+    with pytest.raises(KeyError):
+        fail()
     assert hooks.load_hooks(module) is before
 
 
