@@ -36,7 +36,8 @@ class Ranks:
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")  # torch is imported once, not once per rank
+        context.set_forkserver_preload(["torch", "torchrec.distributed", "fbgemm_gpu"])
         self._directory = tempfile.TemporaryDirectory()
         store = os.path.join(self._directory.name, "store")
         pipes = [context.Pipe() for _ in range(world_size)]
