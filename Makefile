@@ -14,6 +14,13 @@ BENCH_FLAGS  ?=
 MUTANTS       ?=
 MUTANTS_FLAGS ?=
 
+# Processes that run tests, each with ranks of its own: as many as there are cores, at most four; JOBS=0: one.
+JOBS  ?= auto
+XDIST := -n $(JOBS) --maxprocesses=4 --dist=loadfile
+# Tests that take a few seconds for a whole package, and that most mistakes are noticed by.
+QUICK := $(addprefix tests/,test_structure.py test_reason_codes.py ir passes hashing optim tracing inspect verification) \
+         $(addprefix --ignore=tests/,hashing/test_index_properties.py hashing/test_slices.py inspect/test_command_line.py)
+
 STAND_IN      := .packaging/fbgemm-gpu
 INSTALL_cpu   := ./$(STAND_IN) -e '.[cpu,dev]'
 INSTALL_npu   := ./$(STAND_IN) -e '.[npu,dev]'
@@ -28,13 +35,13 @@ ifeq ($(INSTALL),)
 $(error HOST=$(HOST) is none of cpu, npu, cuda)
 endif
 
-.PHONY: help setup demo test mutants tsan bench lint format ascend clean
+.PHONY: help setup demo test check mutants tsan bench lint format ascend clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
-	@echo "Variables: PYTHON=$(PYTHON) (3.10 to 3.13), HOST=$(HOST) (cpu, npu, cuda), PYTEST_FLAGS, DEMO_FLAGS, BENCH_FLAGS, MUTANTS"
+	@echo "Variables: PYTHON=$(PYTHON) (3.10 to 3.13), HOST=$(HOST) (cpu, npu, cuda), JOBS, PYTEST_FLAGS, DEMO_FLAGS, BENCH_FLAGS, MUTANTS"
 
 setup: $(INSTALLED) $(LIBRARY_BUILT) ## create .venv, install, compile; the other targets do it by themselves
 
@@ -43,7 +50,11 @@ demo: setup ## train, convert, inspect and check a DLRM on raw ids
 
 test: setup ## the whole test suite, and a consistent environment
 	@$(BIN)/python -m pip check
-	@$(BIN)/python -m pytest -q $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest -q $(XDIST) $(PYTEST_FLAGS)
+
+check: setup lint ## lint, types and the quick tests: for every few minutes of work
+	@$(call say,"quick tests")
+	@$(BIN)/python -m pytest -q $(XDIST) $(QUICK) $(PYTEST_FLAGS)
 
 tsan: setup ## readers and writers of one index under the thread sanitizer (part of `make test`, too)
 	@CI=true $(BIN)/python -m pytest -q tests/kernels/test_thread_safety.py

@@ -62,3 +62,20 @@ def test_imports_point_down() -> None:
         if LAYERS.index(_layer(imported)) < LAYERS.index(_layer(name))
     ]
     assert not up, "\n".join(up)
+
+
+def test_no_test_imports_another_test() -> None:
+    """What several tests need lies in a file that is no test."""
+    importing = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [f"{node.module}.{alias.name}" for alias in node.names]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+        )
+        if name.startswith("tests.") and any(part.startswith("test_") for part in name.split(".")[1:3])
+    ]
+    assert not importing, "\n".join(importing)

@@ -48,9 +48,9 @@ def test_a_name_of_any_length_is_refused_at_once(tmp_path: Path) -> None:
         tensors["model." + "hash_indexes." * 12_000] = {"dtype": "uint8", "size": [0], "chunks": []}
 
     tensors_of(tmp_path, change)
-    begin = time.monotonic()
+    begin = time.process_time()
     error = refused(found, tmp_path)
-    assert time.monotonic() - begin < 10
+    assert time.process_time() - begin < 10
     assert error.reason == "checkpoint_mismatch"
     assert len(str(error)) < 2_000
 

@@ -1,4 +1,4 @@
-"""What is done once per model grows linearly with its tables. Work is counted, see tests/work.py, not timed."""
+"""What is done once per model grows linearly with its tables. Work is counted, see tests/support/work.py, not timed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.modules.collection import unsharded_collections
-from tests.work import CountedName, work_of
+from tests.support.work import CountedName, work_of
 
 TABLES = 25
 

@@ -16,7 +16,7 @@ from recfx.hashing.row_move import check_saved_index, fit_rows
 from recfx.hashing.slicing import join_states, row_cuts, slice_state
 from recfx.kernels import hash_index
 from recfx.kernels.pooled_lookup import find_and_pool
-from tests.hashing.test_index_properties import CROWD, IDS, assert_same_state, configurations, operators, state_of
+from tests.hashing.strategies import CROWD, IDS, assert_same_state, configurations, operators, state_of
 
 State = dict[str, torch.Tensor]
 

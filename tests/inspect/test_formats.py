@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from html.parser import HTMLParser
 
 import pytest
 from torch import nn
@@ -22,6 +21,7 @@ from recfx.inspect import (
 )
 from recfx.inspect.explain import explain
 from recfx.inspect.report_json import plain
+from tests.inspect.balanced import Balanced
 from tests.inspect.models import collection, dlrm, towers
 
 
@@ -119,29 +119,6 @@ def test_report_is_frozen(field: str) -> None:
     report = explain(collection())
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(report, field, None)
-
-
-class Balanced(HTMLParser):
-    """Checks that tags close in order, and collects the text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[str] = []
-        self.text: list[str] = []
-        self.attributes: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
-        self.attributes += [name for name, _ in attrs]
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
 
 
 def test_html_is_one_escaped_page() -> None:

@@ -144,9 +144,9 @@ def large() -> Report:
 
 
 def test_a_thousand_tables_are_summarised(large: Report) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     text = str(large)
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
     lines = text.splitlines()
     assert len(lines) < 60
     names = [line.split("|")[0].strip() for line in lines if line.count("|") == 9]
@@ -169,13 +169,13 @@ def test_a_thousand_tables_are_summarised(large: Report) -> None:
 def test_a_thousand_tables_take_no_time_to_explain() -> None:
     model = EmbeddingBagCollection(tables=[config(number) for number in range(1000)])
     converted = convert(model)
-    started = time.perf_counter()
+    started = time.process_time()
     report = explain(converted)
-    middle = time.perf_counter()
+    middle = time.process_time()
     report.to_json()
     report.to_html()
     assert middle - started < 2.0
-    assert time.perf_counter() - middle < 5.0
+    assert time.process_time() - middle < 5.0
 
 
 def test_many_collections_are_summarised() -> None:

@@ -13,8 +13,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
 from recfx.hashing import HashConfig
-from tests.lifecycle import OPTIMIZERS, pair
 from tests.models.data import table
+from tests.support.lifecycle import OPTIMIZERS, pair
 
 
 def admits(after: int, **options: Any) -> HashConfig:

@@ -16,8 +16,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import recfx
 from recfx.errors import ConversionError, InputError, TableFullError
 from recfx.hashing import HashConfig
-from tests.lifecycle import BATCH, OPTIMIZERS, Batch, Pair, pair
 from tests.models.data import table
+from tests.support.lifecycle import BATCH, OPTIMIZERS, Batch, Pair, pair
 
 LRU = HashConfig(dense_rows=0, on_full="evict")
 LFU = HashConfig(dense_rows=0, on_full="evict", evict="lfu", seed=3)

@@ -20,7 +20,7 @@ from recfx.kernels.index_buffers import is_uninitialized
 from recfx.kernels.row_initialization import initialization_key
 from recfx.kernels.row_initialization_reference import initial_rows
 from recfx.modules.collection import HashEmbeddingBagCollection
-from tests.interrupts import interrupt, places
+from tests.support.interrupts import interrupt, places
 
 LR, EPS, DIM, ROWS, FILL = 0.1, 1e-2, 3, 12, 0.25
 PLAIN = {"first": recfx.HashConfig(dense_rows=0), "second": recfx.HashConfig(dense_rows=0, seed=5)}

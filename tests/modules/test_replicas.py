@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import socket
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.support.ports import free_port
 
 
 def replica(rank: int, port: int, folder: str) -> None:

@@ -9,14 +9,14 @@ import sys
 import pytest
 
 from recfx.nodes.batch_checks import BatchChecks
-from tests.batch_fuzz import make_batch, run_sharded, run_unsharded
 from tests.sharding.ranks import ranks
+from tests.support.batch_fuzz import make_batch, run_sharded, run_unsharded
 
 # In processes of their own: what crashes one is found, and named.
 _RUN = """
 import sys, torch
 torch.set_num_threads(1)
-from tests.batch_fuzz import run_unsharded
+from tests.support.batch_fuzz import run_unsharded
 
 def note(seed):
     print(seed, file=sys.stderr, flush=True)

@@ -23,9 +23,9 @@ from tests.sharding.pipelined import (
     train,
     what_is_left,
 )
+from tests.sharding.pipelined_cases import CASES as STOCK_CASES
 from tests.sharding.ranks import ranks
-from tests.sharding.test_hashed import hashed_case
-from tests.sharding.test_stock_pipeline import CASES as STOCK_CASES
+from tests.sharding.typical_cases import hashed_case
 
 CASES = {
     **STOCK_CASES,

@@ -28,8 +28,8 @@ import recfx
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.planner.torchrec_entry import stock_defaults
 from recfx.sharding.types import type_names
-from tests.modules.test_replicas import free_port
 from tests.sharding.models import PATHS, Model, Subclass, collection
+from tests.support.ports import free_port
 
 RAW = recfx.HashConfig(dense_rows=0)
 

@@ -97,6 +97,11 @@ def plan_of(case: Case, module: nn.Module, world_size: int) -> dict[str, Paramet
         "column_wise": lambda *on: stock.column_wise(
             ranks=[rank % world_size for rank in on], compute_kernel=case.kernel
         ),
+        "column_sizes": lambda *sizes: stock.column_wise(
+            ranks=[position % world_size for position in range(len(sizes))],
+            size_per_rank=list(sizes),
+            compute_kernel=case.kernel,
+        ),
         "row_wise": lambda: stock.row_wise(compute_kernel=case.kernel),
         "table_row_wise": lambda host=0: stock.table_row_wise(host_index=host % (world_size // local_size)),
         "grid_shard": lambda *hosts: stock.grid_shard(

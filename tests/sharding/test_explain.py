@@ -17,7 +17,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 import recfx
 from recfx.inspect import Report, ShardingReport, ShardReport
-from tests.inspect.test_formats import Balanced
+from tests.inspect.balanced import Balanced
 from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
 

@@ -2,37 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-import recfx
-from tests.sharding.cases import Case, Table, check, train_sharded, train_whole
+from tests.sharding.cases import Case, check, train_sharded, train_whole
 from tests.sharding.ranks import ranks
-from tests.sharding.test_types import TYPES
-
-CONFIGS = {
-    "error": recfx.HashConfig(dense_rows=0, rows=64, buckets=5),
-    "partly_dense": recfx.HashConfig(dense_rows=7, rows=64, buckets=5),
-    "lru": recfx.HashConfig(dense_rows=0, rows=96, buckets=4, on_full="evict"),
-    "lfu_admit": recfx.HashConfig(
-        dense_rows=0, rows=96, buckets=3, on_full="evict", evict="lfu", admit_after=2, unseen="share"
-    ),
-    "share": recfx.HashConfig(dense_rows=0, rows=16, buckets=2, on_full="share", unseen="share"),
-    "adopted": recfx.HashConfig(),
-}
-
-
-def hashed_case(kind: str, config: str, **options: Any) -> Case:
-    dim = 256 if kind == "grid_shard" else 8
-    pooling = "SUM" if options.get("is_weighted") else "MEAN"
-    tables = (
-        Table("a", 11, dim, ("f0",), "SUM", TYPES[kind]),
-        Table("b", 13, dim, ("f1", "f0"), pooling, TYPES[kind]),
-    )
-    raw_ids = {"adopted": 0, "lru": 300, "lfu_admit": 150, "share": 300}.get(config, 25)
-    return Case(tables, hashing=CONFIGS[config], raw_ids=raw_ids, optimizer="adagrad", **options)
+from tests.sharding.typical_cases import CONFIGS, TYPES, hashed_case
 
 
 def check_hashed(case: Case, world_size: int, steps: int) -> None:

@@ -16,9 +16,9 @@ from recfx.kernels.row_initialization_reference import initial_rows
 from recfx.sharding import out_of_step
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.gather import gather_tables
-from tests.interrupts import interrupt, places
 from tests.sharding.cases import Case, Model, Table, build, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
+from tests.support.interrupts import interrupt, places
 
 ROWS, DIM, LR = 24, 8, 2.0
 OLD, GONE, BATCH = [101, -7, 2**40, 5, 6, 7], [101, -7, 2**40, 5], [201, 5, 203, 204, 205, 6]

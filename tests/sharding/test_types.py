@@ -4,27 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sharding.cases import Case, Table, check, train_sharded
+from tests.sharding.cases import check, train_sharded
 from tests.sharding.ranks import ranks
-
-TYPES = {
-    "data_parallel": ("data_parallel",),
-    "table_wise": ("table_wise", 1),
-    "column_wise": ("column_wise", 1, 0),
-    "table_column_wise": ("table_column_wise", 1, 1),
-    "row_wise": ("row_wise",),
-    "table_row_wise": ("table_row_wise", 1),
-    "grid_shard": ("grid_shard", 0, 1),
-}
-
-
-def one_type(kind: str, **options: object) -> Case:
-    dim = 256 if kind == "grid_shard" else 8
-    tables = (
-        Table("a", 11, dim, ("f0",), "SUM", TYPES[kind]),
-        Table("b", 5, dim, ("f1", "f0"), "SUM" if options.get("is_weighted") else "MEAN", TYPES[kind]),
-    )
-    return Case(tables, **options)  # type: ignore[arg-type]
+from tests.sharding.typical_cases import TYPES, one_type
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

@@ -15,8 +15,7 @@ from torch import fx
 from recfx.ir.meta import BATCH, Collective, mean_length, node_meta
 from tests.sharding.cases import Case, Table, batches, build, shard
 from tests.sharding.ranks import ranks
-from tests.sharding.test_mixed import random_case
-from tests.sharding.test_types import TYPES, one_type
+from tests.sharding.typical_cases import TYPES, one_type, random_case
 
 _OPERATIONS = {
     "all_to_all_single": ("all_to_all", 1),

@@ -16,7 +16,7 @@ from recfx.conversion.convert import convert
 from recfx.hashing import HashConfig
 from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.models.data import table
-from tests.per_id import Bags, Optimizer, Table
+from tests.support.per_id import Bags, Optimizer, Table
 
 ROWS = {"t1": 26, "t2": 16}
 FEATURES = {"t1": ["f1", "f2"], "t2": ["f3"]}

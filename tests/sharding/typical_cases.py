@@ -1,0 +1,83 @@
+"""Cases of every sharding type: adopted, hashed in every way, and mixed at random."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import recfx
+from tests.sharding.cases import Case, Table
+
+TYPES = {
+    "data_parallel": ("data_parallel",),
+    "table_wise": ("table_wise", 1),
+    "column_wise": ("column_wise", 1, 0),
+    "table_column_wise": ("table_column_wise", 1, 1),
+    "row_wise": ("row_wise",),
+    "table_row_wise": ("table_row_wise", 1),
+    "grid_shard": ("grid_shard", 0, 1),
+}
+
+
+def one_type(kind: str, **options: object) -> Case:
+    dim = 256 if kind == "grid_shard" else 8
+    tables = (
+        Table("a", 11, dim, ("f0",), "SUM", TYPES[kind]),
+        Table("b", 5, dim, ("f1", "f0"), "SUM" if options.get("is_weighted") else "MEAN", TYPES[kind]),
+    )
+    return Case(tables, **options)  # type: ignore[arg-type]
+
+
+CONFIGS = {
+    "error": recfx.HashConfig(dense_rows=0, rows=64, buckets=5),
+    "partly_dense": recfx.HashConfig(dense_rows=7, rows=64, buckets=5),
+    "lru": recfx.HashConfig(dense_rows=0, rows=96, buckets=4, on_full="evict"),
+    "lfu_admit": recfx.HashConfig(
+        dense_rows=0, rows=96, buckets=3, on_full="evict", evict="lfu", admit_after=2, unseen="share"
+    ),
+    "share": recfx.HashConfig(dense_rows=0, rows=16, buckets=2, on_full="share", unseen="share"),
+    "adopted": recfx.HashConfig(),
+}
+
+
+def hashed_case(kind: str, config: str, **options: Any) -> Case:
+    dim = 256 if kind == "grid_shard" else 8
+    pooling = "SUM" if options.get("is_weighted") else "MEAN"
+    tables = (
+        Table("a", 11, dim, ("f0",), "SUM", TYPES[kind]),
+        Table("b", 13, dim, ("f1", "f0"), pooling, TYPES[kind]),
+    )
+    raw_ids = {"adopted": 0, "lru": 300, "lfu_admit": 150, "share": 300}.get(config, 25)
+    return Case(tables, hashing=CONFIGS[config], raw_ids=raw_ids, optimizer="adagrad", **options)
+
+
+def random_case(number: int, world_size: int) -> Case:
+    """One of the plans; the number decides."""
+    draw = random.Random(number)
+    is_weighted = number % 4 == 3
+    kinds = ["data_parallel", "table_wise", "column_wise", "table_column_wise", "row_wise", "table_row_wise"]
+    tables = []
+    for position in range(draw.randint(3, 7)):
+        kind = "grid_shard" if draw.random() < 0.15 else draw.choice(kinds)
+        dim = 256 if kind == "grid_shard" else draw.choice([8, 16, 24])
+        on: tuple[int, ...] = ()
+        if kind == "table_wise":
+            on = (draw.randrange(world_size),)
+        elif kind in ("column_wise", "table_column_wise"):
+            on = (draw.randrange(world_size), draw.randrange(world_size))
+        elif kind == "table_row_wise":
+            on = (draw.randrange(2),)
+        elif kind == "grid_shard":
+            on = (draw.randrange(2), draw.randrange(2))
+        features = tuple(draw.sample([f"f{i}" for i in range(6)], draw.choice([1, 1, 2])))
+        pooling = "SUM" if is_weighted else draw.choice(["SUM", "MEAN"])
+        tables.append(Table(f"t{position}", draw.randint(1, 20), dim, features, pooling, (kind, *on)))
+    return Case(
+        tuple(tables),
+        optimizer=draw.choice(["sgd", "adagrad", "adam"]),
+        kernel=draw.choice(["fused", "fused", "dense"]),
+        is_weighted=is_weighted,
+        sizes=draw.choice([(3,), (4, 1), (2, 0, 3)]),
+        local_size=2 if world_size == 4 else 0,
+        seed=number,
+    )
