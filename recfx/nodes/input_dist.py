@@ -1,7 +1,7 @@
 """``input_dist_start`` and ``input_dist_wait``: ids travel to the ranks whose shards they read.
 
 One all-to-all for all tables of a collection, whatever their sharding types: each rank gets, one after the other, the
-features of its shards. A feature of several shards is sent once a shard, one of a data-parallel table to every rank.
+features of its shards. A feature is sent once for each shard that reads it, so a replicated table's goes to every rank.
 The sizes go first, and with them each rank's mark (see ``marks``).
 """
 

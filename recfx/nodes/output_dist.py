@@ -1,8 +1,9 @@
 """``output_dist_start`` and ``output_dist_wait``: pooled rows travel back to the ranks whose samples they are.
 
-Four kinds, one a class: ``AllToAll`` (table-wise and column-wise shards), ``ReduceScatter`` (row-wise: every rank holds
-a part of every sum), ``OwnBatch`` (data-parallel: every rank has pooled everybody's samples), and two of the first two
-in a row where rows are cut inside a host only. Backwards are collectives as well, and average over ranks as TorchRec's.
+One class per operation: ``AllToAll`` (a rank has whole rows of its columns), ``ReduceScatter`` (every rank holds a part
+of every sum), ``CrossHost`` (the second hop of rows that are cut inside hosts) and ``OwnBatch`` (every rank has pooled
+everybody's samples). Which of them a table's rows take is up to its sharding type. Backwards are collectives as well,
+and average gradients over ranks as TorchRec's do.
 """
 
 from __future__ import annotations
