@@ -11,30 +11,27 @@ import torch
 from torch import fx, nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingBagCollectionInterface
-from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
-from recfx.hooks import load_hooks, without_load_hooks
 from recfx.ir.meta import SourceLocation
 from recfx.ir.tables import TableSpec
-from recfx.modules.converted_collection import ConvertedCollection, collections_of, weight_name
-from recfx.modules.fit_state import fit_state, fit_weights
+from recfx.modules.converted_collection import collections_of
 from recfx.modules.follow_optimizers import OptimizerFollower
 from recfx.modules.subclasses import new_instance
 from recfx.modules.table_holder import all_held, hold
 from recfx.modules.table_specs import allocate_bags, check_bag, check_config, describe_tables, physical_configs
 from recfx.modules.unexpanded_graph import make_unexpanded_graph
+from recfx.modules.whole_tables import WholeTables
 from recfx.nodes import TableStore
 from recfx.nodes.resources import Resources
 from recfx.nodes.training_checks import refuse_fused_replicas
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
 from recfx.passes import passes, run_passes
 
 
-class HashEmbeddingBagCollection(ConvertedCollection, EmbeddingBagCollectionInterface):
+class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
     """Pooled embeddings of raw or dense ids; input and output as ``torchrec.EmbeddingBagCollection``.
 
     Owns ``graph_module``, a ``torch.fx.GraphModule`` of explicit nodes. Parameters are
@@ -50,8 +47,6 @@ class HashEmbeddingBagCollection(ConvertedCollection, EmbeddingBagCollectionInte
         ConversionError: a table or setting is not supported.
         ValueError: two tables have one name.
     """
-
-    is_sharded = False
 
     def __init__(
         self,
@@ -201,26 +196,6 @@ class HashEmbeddingBagCollection(ConvertedCollection, EmbeddingBagCollectionInte
         """What the collection was built for, as the standard collection says it."""
         return self._device
 
-    @property
-    def fused_optimizer(self) -> KeyedOptimizer:
-        """State and settings of the fused optimizers, under TorchRec's names (``<table>.momentum1``)."""
-        parameters, state, groups, starts = {}, {}, [], {}
-        for name, optimizer in self.fused_optimizers().items():
-            weight, key = self._store.weight(name), weight_name("", name)
-            optimizer.prepare(weight)
-            parameters[key] = weight
-            starts[key] = {f"{name}.{saved_as}": value for saved_as, value in optimizer.starts().items()}
-            state[weight] = {f"{name}.{momentum}": tensor for momentum, tensor in optimizer.named_state().items()}
-            optimizer.group.setdefault("params", [weight])  # copies have none: it would be the original's
-            groups.append(optimizer.group)
-        moves = {weight_name("", table): move for table, move in self._row_moves.items()}
-        return FusedKeyedOptimizer(parameters, state, groups, moves, starts)
-
-    @property
-    def process_group(self) -> None:
-        """None: every rank has the tables as a whole."""
-        return None
-
     def fused_optimizers(self) -> dict[str, FusedOptimizer]:
         """The optimizer of every table that is updated in the lookup's backward, by table name."""
         self._follow_optimizers()
@@ -248,27 +223,6 @@ class HashEmbeddingBagCollection(ConvertedCollection, EmbeddingBagCollectionInte
         if weights:
             self._device = weights[0].device
         return self
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Fewer rows than these fit: ids move to their bucket's rows, and their weights with them.
-
-        Raises:
-            CheckpointError: an index is damaged or another's. Nothing of this collection has changed then.
-        """
-        for hook in load_hooks(self).values():  # before the keys are read: they may rename them
-            hook(state_dict, prefix, *args)
-        fitted, moves = fit_state(self, state_dict, prefix)
-        fitted.update(fit_weights(self, state_dict, prefix, moves))
-        state_dict.update(fitted)
-        for table in self.hash_indexes:
-            self.index(table).expect_load()
-        with without_load_hooks(self):
-            super()._load_from_state_dict(state_dict, prefix, *args)
-        self.note_row_moves(moves)
-
-    def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
-        """Check whether the collection could load its part of a state; arguments and errors as the base class says."""
-        fit_state(self, saved, prefix)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         standard = getattr(type(self), "_standard", None)

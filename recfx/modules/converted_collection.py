@@ -170,6 +170,13 @@ def collections_by_prefix(model: nn.Module, kind: type[_Collection]) -> list[tup
     return [(f"{path}." * bool(path), module) for path, module in modules if isinstance(module, kind)]
 
 
+def index_of(module: nn.Module, table: str) -> HashIndex | None:
+    """The index of a table; None if ``module`` is no converted collection, or its table has none."""
+    if not isinstance(module, ConvertedCollection) or table not in module.hash_indexes:
+        return None
+    return module.index(table)
+
+
 def weight_name(collection: str, table: str) -> str:
     """Fully qualified name of a table's parameter, in the standard and the converted model alike."""
     return f"{collection + '.' if collection else ''}embedding_bags.{table}.weight"

@@ -15,7 +15,7 @@ from torchrec.distributed.types import ModuleSharder
 
 from recfx.errors import ConversionError
 from recfx.hashing.slicing import row_cuts
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.converted_collection import index_of
 from recfx.sharding.types import type_named, type_names
 
 
@@ -37,9 +37,8 @@ class IndexStorageEstimator(EmbeddingStorageEstimator):
 
 def index_bytes(module: nn.Module, table: str) -> int:
     """Bytes of host memory that the index of a table takes, 0 without one; known on the meta device too."""
-    if not isinstance(module, HashEmbeddingBagCollection) or table not in module.hash_indexes:
-        return 0
-    return sum(buffer.numel() * buffer.element_size() for buffer in module.index(table).buffers())
+    index = index_of(module, table)
+    return 0 if index is None else sum(buffer.numel() * buffer.element_size() for buffer in index.buffers())
 
 
 class OrderedEnumerator(EmbeddingEnumerator):
@@ -101,17 +100,14 @@ class OrderedEnumerator(EmbeddingEnumerator):
 
 def cut_between_buckets(option: ShardingOption) -> None:
     """Give the shards of a table with an index the rows that :func:`recfx.sharding.plan.read_plan` gives them."""
-    module = option.module[1]
-    if not isinstance(module, HashEmbeddingBagCollection) or option.name not in module.hash_indexes:
-        return
-    hashing = next(table.hashing for table in module.tables if table.name == option.name)
-    if hashing is None or not type_named(option.sharding_type).cuts_rows:
+    index = index_of(option.module[1], option.name)
+    if index is None or not type_named(option.sharding_type).cuts_rows:
         return
     blocks: dict[int, list[Shard]] = {}  # by first column
     for shard in option.shards:
         blocks.setdefault(shard.offset[1], []).append(shard)
     for shards in blocks.values():
-        borders = row_cuts(hashing, len(shards))
+        borders = row_cuts(index.config, len(shards))
         for shard, (begin, end) in zip(shards, pairwise(borders), strict=True):
             shard.offset[0], shard.size[0] = begin, end - begin
 
@@ -122,10 +118,9 @@ def has_empty_shard(option: ShardingOption) -> bool:
 
 
 def _no_option(option: ShardingOption) -> ConversionError:
-    module, filled = option.module[1], sum(shard.size[0] > 0 for shard in option.shards)
-    if isinstance(module, HashEmbeddingBagCollection) and option.name in module.hash_indexes:
-        buckets = next(table.hashing.buckets for table in module.tables if table.name == option.name and table.hashing)
-        what = f"its rows are cut between its buckets, of which there are {buckets}"
+    index, filled = index_of(option.module[1], option.name), sum(shard.size[0] > 0 for shard in option.shards)
+    if index is not None:
+        what = f"its rows are cut between its buckets, of which there are {index.config.buckets}"
         advice = "give it HashConfig(buckets=...), a multiple of the ranks that share it, allow table_wise, or pass "
         advice += "empty_ranks=True."
     else:

@@ -13,7 +13,12 @@ from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
-from recfx.modules.converted_collection import ConvertedCollection, collections_by_prefix, converted_collections
+from recfx.modules.converted_collection import (
+    ConvertedCollection,
+    collections_by_prefix,
+    converted_collections,
+    index_of,
+)
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
 from recfx.sharding.shard_collection import shard_collection
 from tests.sharding.ranks import ranks
@@ -70,6 +75,13 @@ def test_both_kinds_are_found_by_path_and_answer_alike() -> None:
             "tables": [["whole"], ["cut"]],
             "stores": [True, True],
         }
+
+
+def test_the_index_of_any_module() -> None:
+    collection = _collection("whole")
+    assert index_of(collection, "whole") is collection.index("whole")
+    assert index_of(collection, "other") is None
+    assert index_of(nn.Linear(1, 1), "whole") is None
 
 
 def test_the_store_is_read_only() -> None:

@@ -1,0 +1,66 @@
+"""The state of tables that a rank has as a whole: how they are loaded, and the optimizer that goes with them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from torchrec.optim.keyed import KeyedOptimizer
+
+from recfx.hooks import load_hooks, without_load_hooks
+from recfx.modules.converted_collection import ConvertedCollection, weight_name
+from recfx.modules.fit_state import fit_state, fit_weights
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
+
+
+class WholeTables(ConvertedCollection):
+    """The tables of an unsharded collection; base of ``HashEmbeddingBagCollection``."""
+
+    is_sharded = False
+
+    @property
+    def process_group(self) -> None:
+        """None: every rank has the tables as a whole."""
+        return None
+
+    @abstractmethod
+    def fused_optimizers(self) -> dict[str, FusedOptimizer]:
+        """The optimizer of every table that is updated in the lookup's backward, by table name."""
+
+    @property
+    def fused_optimizer(self) -> KeyedOptimizer:
+        """State and settings of the fused optimizers, under TorchRec's names (``<table>.momentum1``)."""
+        parameters, state, groups, starts = {}, {}, [], {}
+        for name, optimizer in self.fused_optimizers().items():
+            weight, key = self._store.weight(name), weight_name("", name)
+            optimizer.prepare(weight)
+            parameters[key] = weight
+            starts[key] = {f"{name}.{saved_as}": value for saved_as, value in optimizer.starts().items()}
+            state[weight] = {f"{name}.{momentum}": tensor for momentum, tensor in optimizer.named_state().items()}
+            optimizer.group.setdefault("params", [weight])  # copies have none: it would be the original's
+            groups.append(optimizer.group)
+        moves = {weight_name("", table): move for table, move in self._row_moves.items()}
+        return FusedKeyedOptimizer(parameters, state, groups, moves, starts)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Fewer rows than these fit: ids move to their bucket's rows, and their weights with them.
+
+        Raises:
+            CheckpointError: an index is damaged or another's. Nothing of this collection has changed then.
+        """
+        for hook in load_hooks(self).values():  # before the keys are read: they may rename them
+            hook(state_dict, prefix, *args)
+        fitted, moves = fit_state(self, state_dict, prefix)
+        fitted.update(fit_weights(self, state_dict, prefix, moves))
+        state_dict.update(fitted)
+        for table in self.hash_indexes:
+            self.index(table).expect_load()
+        with without_load_hooks(self):
+            super()._load_from_state_dict(state_dict, prefix, *args)
+        self.note_row_moves(moves)
+
+    def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
+        """Check whether the collection could load its part of a state; arguments and errors as the base class says."""
+        fit_state(self, saved, prefix)
