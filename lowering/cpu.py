@@ -19,7 +19,7 @@ from recfx.kernels.pooled_lookup import IndexView, find_and_pool, pool_again_, p
 from recfx.lowering import _fbgemm_limits, fbgemm
 from recfx.lowering._fbgemm_backward import LookedUp, TrainableLookup
 from recfx.lowering._fbgemm_layout import Layout
-from recfx.lowering.registry import IdsToRows, LookupBatch, LookupKernel, LookupSpec
+from recfx.lowering.registry import FindingKernel, IdsToRows, LookupBatch, LookupKernel, LookupSpec
 
 
 def decline(spec: LookupSpec) -> Diagnostic | None:
@@ -45,8 +45,21 @@ def _without_library() -> Diagnostic:
 
 
 def build(spec: LookupSpec) -> LookupKernel:
-    """The kernel; its ``from_ids`` is there for lookups whose ids go through indexes."""
+    """The kernel."""
     return CpuLookup(spec)
+
+
+def decline_finding(spec: LookupSpec) -> Diagnostic | None:
+    """None for sums: ids without a row would be missing in the lengths by which a mean is divided."""
+    if spec.pooling == "MEAN":
+        return Diagnostic("mean_from_ids", "", "a lookup from raw ids pools sums, not means.", by="cpu")
+    return None
+
+
+def build_finding(kernel: LookupKernel) -> FindingKernel:
+    """The same lookup from raw ids."""
+    assert isinstance(kernel, CpuLookup)
+    return kernel.from_ids
 
 
 class CpuLookup:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -86,18 +86,12 @@ class IdsToRows(Protocol):
         """Told after a lookup without ``insert`` how many ids of each table had no row of their own."""
 
 
-@runtime_checkable
-class FindingKernel(Protocol):
-    """A kernel that can also start from raw ids: finding and pooling are one pass."""
-
-    def __call__(self, weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
-        """``batch.values`` are rows."""
-
-    def from_ids(self, weights: list[torch.Tensor], batch: LookupBatch, ids_to_rows: IdsToRows) -> torch.Tensor:
-        """``batch.values`` are raw ids, or rows where ``find_views`` has None."""
-
-
 LookupKernel = Callable[[list[torch.Tensor], LookupBatch], torch.Tensor]
+"""Called with the tables' weights and a batch whose values are rows."""
+
+FindingKernel = Callable[[list[torch.Tensor], LookupBatch, IdsToRows], torch.Tensor]
+"""Finds rows and pools them in one pass: the batch's values are raw ids, or rows where ``find_views`` has None."""
+
 Fact = tuple[torch.device, torch.dtype, torch.Size, bool]
 
 
@@ -108,10 +102,13 @@ class Backend:
     Args:
         name: what the user writes in ``backend=``.
         module: where it is implemented: ``decline(spec) -> Diagnostic | None`` and ``build(spec) -> LookupKernel``.
+        finds_ids: whether it also has kernels that start from raw ids: ``decline_finding(spec) -> Diagnostic | None``
+            for a lookup that it serves, and ``build_finding(kernel) -> FindingKernel`` for what ``build`` has given.
     """
 
     name: str
     module: str
+    finds_ids: bool = False
 
     def decline(self, spec: LookupSpec) -> Diagnostic | None:
         """None where this backend can serve ``spec``."""
@@ -123,10 +120,23 @@ class Backend:
         kernel: LookupKernel = importlib.import_module(self.module).build(spec)
         return kernel
 
+    def decline_finding(self, spec: LookupSpec) -> Diagnostic | None:
+        """None where a kernel of this backend can find the rows of ``spec`` itself."""
+        if not self.finds_ids:
+            message = f"backend {self.name!r} has no kernel that finds rows."
+            return Diagnostic("no_finding_kernel", "", message, by=self.name)
+        declined: Diagnostic | None = importlib.import_module(self.module).decline_finding(spec)
+        return declined
+
+    def build_finding(self, kernel: LookupKernel) -> FindingKernel:
+        """The form of ``kernel`` that starts from raw ids; the two take fused steps together."""
+        finding: FindingKernel = importlib.import_module(self.module).build_finding(kernel)
+        return finding
+
 
 # In order of preference. ``cpu`` shares a lookup among threads, which FBGEMM's forward does not, and is as fast on one.
 BACKENDS: tuple[Backend, ...] = (
-    Backend("cpu", "recfx.lowering.cpu"),
+    Backend("cpu", "recfx.lowering.cpu", finds_ids=True),
     Backend("fbgemm", "recfx.lowering.fbgemm"),
     Backend("reference", "recfx.lowering.reference"),
 )
@@ -141,17 +151,16 @@ class Choice:
         kernel: what to call.
         declined: the backends that come before it, and why they were not taken.
         facts: device, dtype, shape and layout of every weight, for which it was chosen.
+        finding: what to call with raw ids; None where the backend has no kernel that finds rows.
+        finding_declined: why it has none.
     """
 
     backend: str
     kernel: LookupKernel
     declined: tuple[Diagnostic, ...]
     facts: list[Fact]
-
-    @property
-    def finds_ids(self) -> bool:
-        """Whether the kernel can start from raw ids: see :class:`FindingKernel`."""
-        return hasattr(self.kernel, "from_ids")
+    finding: FindingKernel | None = None
+    finding_declined: Diagnostic | None = None
 
     def stale(self, weights: list[torch.Tensor]) -> bool:
         """Whether a weight has moved to another device, or changed dtype, shape or layout since."""
@@ -187,7 +196,9 @@ def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
             continue
         refusal = candidate.decline(spec)
         if refusal is None:
-            return Choice(candidate.name, candidate.build(spec), tuple(declined), _facts(spec.weights))
+            kernel, no_finding = candidate.build(spec), candidate.decline_finding(spec)
+            finding = candidate.build_finding(kernel) if no_finding is None else None
+            return Choice(candidate.name, kernel, tuple(declined), _facts(spec.weights), finding, no_finding)
         declined.append(refusal)
     tables = ", ".join(table.name for table in spec.tables)
     raise ConversionError(

@@ -108,7 +108,7 @@ def path_of_table(collection: str, table: str) -> str:
 def _kernels_by_table(graph_module: nn.Module) -> dict[str, Kernel]:
     """The kernel that each table's lookup takes as the tables are now: they may have moved since it was lowered."""
     kernels: dict[str, Kernel] = {}
-    for module in graph_module.children():
+    for module in graph_module.modules():
         if not isinstance(module, Lookup):
             continue
         try:

@@ -30,7 +30,10 @@ class ValueType(Enum):
     CONTEXT_IN_FLIGHT = "a dist context in flight"
     ARRIVED_IDS = "a KJT of ids that have arrived"
     DIST_CONTEXT = "a dist context"
+    SNAPSHOT = "a snapshot of the indexes"
+    FOUND_ROWS = "rows found ahead"
     ROWS = "a KJT of rows"
+    BATCH_IN_FLIGHT = "a batch in flight"
     POOLED = "pooled rows of a lookup"
     POOLED_IN_FLIGHT = "pooled rows in flight"
     ARRIVED_POOLED = "pooled rows that have arrived"
@@ -55,10 +58,12 @@ class Input(NamedTuple):
     Args:
         types: what may come; one of them.
         repeats: there may be any number of such inputs in a row, also none.
+        optional: it may be missing.
     """
 
     types: tuple[ValueType, ...]
     repeats: bool = False
+    optional: bool = False
 
 
 class Size(NamedTuple):
@@ -77,6 +82,11 @@ def size_of_ids(tables: tuple[TableSpec, ...]) -> Size:
     """Ids of all features of ``tables``, for one rank's batch."""
     ids = BATCH * sympy.Add(*(mean_length(feature) for table in tables for feature in table.feature_names))
     return Size((ids,), torch.int64)
+
+
+def size_of_nothing(tables: tuple[TableSpec, ...]) -> Size:
+    """No tensor of its own."""
+    return Size((sympy.Integer(0),), torch.int64)
 
 
 def size_of_pooled(tables: tuple[TableSpec, ...]) -> Size:
@@ -101,11 +111,14 @@ class NodeKind:
         meaning: one sentence.
         inputs: what it takes, in order.
         outputs: what it gives. One is the node's value itself; of several, each is an item of the value.
+        first_alone: of several outputs, the first may also be the value itself, where the others are not needed.
         size: how big the value is, for the tables that the node works on, unless the pass that makes it knows better.
         stage: the part of a step that it belongs to.
         cut_before: whether a pipeline may do other things before it. Kinds with a cut are declared in the order in
             which they run.
-        printed: attributes of its module that change what runs; ``format_graph`` shows those that are set.
+        printed: attributes of its module, or of a part of it, that change what runs; ``format_graph`` shows those that
+            are set, under their last name.
+        once: what it does to its tables, by the name of the kind that does that alone; each is done to a table once.
     """
 
     name: str
@@ -116,8 +129,11 @@ class NodeKind:
     stage: Stage
     cut_before: bool = False
     printed: tuple[str, ...] = ()
+    first_alone: bool = False
+    once: tuple[str, ...] = ()
 
 
+_LOOKUP = ("tables", "pooling", "is_weighted", "dtype", "optimizer", "kernel")
 _IDS = Input((ValueType.IDS,))
 _HERE = (ValueType.IDS, ValueType.ARRIVED_IDS)
 _POOLED = (ValueType.POOLED, ValueType.ARRIVED_POOLED)
@@ -160,6 +176,15 @@ NODE_KINDS: dict[str, NodeKind] = {
             cut_before=True,
         ),
         NodeKind(
+            "snapshot_indexes",
+            "the indexes as they are now, for who finds rows on another thread",
+            inputs=(),
+            outputs=(ValueType.SNAPSHOT,),
+            size=size_of_nothing,
+            stage=Stage.INPUT_DIST,
+            cut_before=True,
+        ),
+        NodeKind(
             "input_dist_wait",
             "all-to-all of ids, waited for",
             inputs=(Input((ValueType.IDS_IN_FLIGHT,)), Input((ValueType.CONTEXT_IN_FLIGHT,))),
@@ -172,19 +197,53 @@ NODE_KINDS: dict[str, NodeKind] = {
             "hash_ids",
             "the tables' indexes: find or insert in training, find in eval",
             inputs=(Input(_HERE),),
-            outputs=(ValueType.ROWS,),
+            outputs=(ValueType.ROWS, ValueType.BATCH_IN_FLIGHT),
+            size=size_of_ids,
+            stage=Stage.HASH,
+            printed=("hashed",),
+            first_alone=True,
+            once=("hash_ids",),
+        ),
+        NodeKind(
+            "find_ids",
+            "the rows that ids have already; it reads only, and may run ahead of the batch's step",
+            inputs=(Input(_HERE), Input((ValueType.SNAPSHOT,))),
+            outputs=(ValueType.FOUND_ROWS,),
             size=size_of_ids,
             stage=Stage.HASH,
             printed=("hashed",),
         ),
         NodeKind(
+            "insert_ids",
+            "rows for the ids that have none yet, in the batch's turn",
+            inputs=(Input(_HERE), Input((ValueType.FOUND_ROWS,))),
+            outputs=(ValueType.ROWS, ValueType.BATCH_IN_FLIGHT),
+            size=size_of_ids,
+            stage=Stage.HASH,
+            cut_before=True,
+            printed=("hashed",),
+            first_alone=True,
+            once=("hash_ids",),
+        ),
+        NodeKind(
             "lookup",
             "one table-batched pooled lookup per group of tables",
-            inputs=(Input((*_HERE, ValueType.ROWS)),),
+            inputs=(Input((*_HERE, ValueType.ROWS)), Input((ValueType.BATCH_IN_FLIGHT,), optional=True)),
             outputs=(ValueType.POOLED,),
             size=size_of_looked_up,
             stage=Stage.LOOKUP,
-            printed=("tables", "pooling", "is_weighted", "dtype", "optimizer", "kernel"),
+            printed=_LOOKUP,
+            once=("lookup",),
+        ),
+        NodeKind(
+            "hash_lookup",
+            "hash_ids and lookup in one kernel, where a target has it",
+            inputs=(Input(_HERE),),
+            outputs=(ValueType.POOLED,),
+            size=size_of_looked_up,
+            stage=Stage.LOOKUP,
+            printed=("hash_ids.hashed", *(f"lookup.{name}" for name in _LOOKUP), "two_steps"),
+            once=("hash_ids", "lookup"),
         ),
         NodeKind(
             "output_dist_start",

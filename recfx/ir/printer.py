@@ -57,9 +57,15 @@ def _format_attributes(graph_module: fx.GraphModule, node: fx.Node) -> str:
     kind = None if meta is None else NODE_KINDS.get(meta.kind)
     if kind is None or module is None:
         return ""
-    found: dict[str, Any] = {name: getattr(module, name, None) for name in kind.printed}
+    found: dict[str, Any] = {path.split(".")[-1]: _attribute(module, path) for path in kind.printed}
     shown = [name if value is True else f"{name}={_format_value(value)}" for name, value in found.items() if value]
     return f" {{{', '.join(shown)}}}" if shown else ""
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return module
 
 
 def _format_value(value: object) -> str:

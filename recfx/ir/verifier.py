@@ -64,7 +64,7 @@ def _check_inputs(node: fx.Node, kind: NodeKind, fail: Fail) -> None:
             if found[position][1] not in (*wanted.types, None):
                 break
             position += 1
-        if position == begin and not wanted.repeats:
+        if position == begin and not (wanted.repeats or wanted.optional):
             names = " or ".join(each.value for each in wanted.types)
             if position == len(found):
                 fail(node, f"a {kind.name} needs {names} as input {position}, and has none")
@@ -92,7 +92,7 @@ def _type_of(value: fx.Node, fail: Fail) -> ValueType | None:
     kind = None if meta is None else NODE_KINDS.get(meta.kind)
     if kind is None:
         return None
-    if item is None and len(kind.outputs) > 1:
+    if item is None and len(kind.outputs) > 1 and not kind.first_alone:
         fail(value, f"a {kind.name} gives {len(kind.outputs)} values: take one of its items")
     if item is not None and (len(kind.outputs) == 1 or item not in range(len(kind.outputs))):
         fail(value, f"a {kind.name} has no item {item}")
@@ -109,18 +109,19 @@ def _check_module_exists(graph_module: fx.GraphModule, node: fx.Node, fail: Fail
 
 
 def _check_tables(graph_module: fx.GraphModule, fail: Fail) -> None:
-    """Every table is looked up exactly once per collection, and hashed at most once."""
+    """Every table is looked up once per call of the collection, and hashed once."""
     seen: dict[tuple[str, str, str], str] = {}
     for node in graph_module.graph.nodes:
         meta = node_meta(node)
-        if meta is None or meta.kind not in ("lookup", "hash_ids"):
+        if meta is None:
             continue
-        call = str(node.all_input_nodes[0].name) if meta.kind == "hash_ids" else _call_of(node)
-        for table in meta.tables:
-            key = (meta.kind, f"{meta.collection}/{call}", table)
-            if key in seen:
-                fail(node, f"table {table!r} already has a {meta.kind}, {seen[key]}")
-            seen[key] = node.name
+        for done in NODE_KINDS[meta.kind].once:
+            call = _call_of(node) if done == "lookup" else str(node.all_input_nodes[0].name)
+            for table in meta.tables:
+                key = (done, f"{meta.collection}/{call}", table)
+                if key in seen:
+                    fail(node, f"table {table!r} already has a {done}, {seen[key]}")
+                seen[key] = node.name
 
 
 def _call_of(lookup: fx.Node) -> str:

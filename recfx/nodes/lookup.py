@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -12,11 +11,17 @@ from recfx.errors import ConversionError, InputError
 from recfx.ir.key_order import KeyOrder
 from recfx.ir.tables import TableSpec
 from recfx.lowering import reference
-from recfx.lowering.registry import Choice, LookupBatch, LookupKernel, LookupSpec, select_backend
+from recfx.lowering.registry import (
+    Choice,
+    IdsToRows,
+    LookupBatch,
+    LookupKernel,
+    LookupSpec,
+    select_backend,
+)
 from recfx.nodes.bags import keep_ids, permute_features
 from recfx.nodes.base import NodeModule
 from recfx.nodes.in_flight import BatchInFlight
-from recfx.nodes.raw_ids import RawIds
 from recfx.nodes.removed_rows import guard_backward
 from recfx.nodes.table_store import TableStore
 from recfx.optim.in_backward import hooks_on_step, positions_with_hooks
@@ -67,9 +72,18 @@ class Lookup(NodeModule):
         Raises:
             ConversionError: the backend named by the user cannot serve this lookup, or ``table_shape_changed``.
         """
-        self._check_shapes()
-        self._choice = select_backend(self.spec(), self.backend, self.collection)
+        self._choice = self.select(self.backend)
         return self._choice
+
+    def select(self, backend: str) -> Choice:
+        """What ``choose_kernel`` would pick with this backend; nothing changes. Errors are the same."""
+        self._check_shapes()
+        return select_backend(self.spec(), backend, self.collection)
+
+    @property
+    def permutes_keys(self) -> bool:
+        """Whether its tables are not all of the KJT's, in its order."""
+        return self._positions is not None
 
     def _check_shapes(self) -> None:
         """Kernels trust the number of rows: a table that was replaced by another size must not reach them."""
@@ -119,18 +133,26 @@ class Lookup(NodeModule):
             optimizers=[self.store.optimizers.get(table.name) for table in self.tables],
         )
 
-    def forward(self, features: KeyedJaggedTensor | RawIds) -> torch.Tensor:
-        """``features``: rows of every table of the collection, as ``hash_ids`` gives them; or raw ids, see ``RawIds``.
+    def forward(self, features: KeyedJaggedTensor, in_flight: BatchInFlight | None = None) -> torch.Tensor:
+        """``features``: rows of every table of the collection, as ``hash_ids`` gives them.
+
+        Args:
+            features: the rows.
+            in_flight: the batch, where its rows must stay until its backwards have run.
 
         Returns:
             ``[B, sum D]`` float32.
         """
-        output = self._find_and_pool(features) if isinstance(features, RawIds) else self._pool_rows(features)
-        guard_backward(output, [self.store.index(name) for name in self._indexed], self.collection)
+        output = self._pool_rows(features)
+        if in_flight is not None:
+            in_flight.watch(output)
+        self._guard(output)
         return output
 
+    def _guard(self, output: torch.Tensor) -> None:
+        guard_backward(output, [self.store.index(name) for name in self._indexed], self.collection)
+
     def _pool_rows(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        in_flight: BatchInFlight | None = getattr(features, "batch_in_flight", None)
         device = self.store.weight(self.tables[0].name).device
         if features.values().is_meta and device.type != "meta":
             raise InputError(
@@ -144,17 +166,8 @@ class Lookup(NodeModule):
         if self._positions is not None:
             features = permute_features(features, self._positions, self._keys)
         if self._may_read_untrained and not features.values().is_meta and bool((features.values() < -1).any()):
-            output = self._pool_partly_trained(features)
-        else:
-            output = self._pool(features)
-        if in_flight is not None:
-            in_flight.watch(output)
-        return output
-
-    @property
-    def finds_ids(self) -> bool:
-        """Whether the kernel can find rows itself, and the ids come in the order of the lookup's tables."""
-        return self._choice is not None and self._choice.finds_ids and self._positions is None
+            return self._pool_partly_trained(features)
+        return self._pool(features)
 
     def _pool(self, features: KeyedJaggedTensor) -> torch.Tensor:
         weights, choice = self._kernel()
@@ -166,13 +179,27 @@ class Lookup(NodeModule):
         spec = self.spec()
         return reference.build(replace(spec, optimizers=[None] * len(spec.weights)))
 
-    def _find_and_pool(self, raw: RawIds) -> torch.Tensor:
+    @property
+    def has_finding_kernel(self) -> bool:
+        """Whether the kernel that was chosen finds rows itself."""
+        return self._choice is not None and self._choice.finding is not None
+
+    def pool_ids(self, features: KeyedJaggedTensor, ids_to_rows: IdsToRows) -> torch.Tensor | None:
+        """As ``forward``, from raw ids, in a kernel that finds their rows itself.
+
+        Args:
+            features: raw ids of every table of the collection.
+            ids_to_rows: the indexes behind this batch.
+
+        Returns:
+            ``[B, sum D]`` float32; None where there is no such kernel for the tables as they are, or it must not run.
+        """
         weights, choice = self._kernel()
-        if not self.finds_ids or _inside_torch_func():
-            return self._pool_rows(raw.hashed())
-        kernel: Any = choice.kernel
-        pooled: torch.Tensor = kernel.from_ids(weights, self._batch(raw.features), raw)
-        return pooled
+        if choice.finding is None or self.permutes_keys or _inside_torch_func():
+            return None
+        output = choice.finding(weights, self._batch(features), ids_to_rows)
+        self._guard(output)
+        return output
 
     def _kernel(self) -> tuple[list[torch.Tensor], Choice]:
         choice = self._choice

@@ -7,6 +7,7 @@ from recfx.passes.base import Pass, PassRecord, PassResult, run_passes
 from recfx.passes.batch_lookups import BatchLookups
 from recfx.passes.elide_hash import ElideHash
 from recfx.passes.expand_collection import ExpandCollection
+from recfx.passes.fuse_hash_lookup import FuseHashLookup
 from recfx.passes.insert_dist import InsertDist
 from recfx.passes.insert_hash import InsertHash
 from recfx.passes.lower import Lower
@@ -25,6 +26,7 @@ def passes(backend: str = "auto", sharding: CollectionSharding | None = None) ->
         InsertHash(),
         ElideHash(),
         BatchLookups(),
+        FuseHashLookup(backend=backend),
         Lower(backend=backend),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping
 
 import sympy
@@ -78,6 +79,25 @@ def add_node(
     )
 
 
+def add_item(graph_module: fx.GraphModule, pair: fx.Node, number: int, name: str) -> fx.Node:
+    """One of the values that a node gives, as a node of the name ``<collection fqn>_<name>``."""
+    name = node_name(meta_of(pair).collection, name)
+    return graph_module.graph.create_node("call_function", operator.getitem, (pair, number), {}, name=name)
+
+
+def rows_of(graph_module: fx.GraphModule, hashed: fx.Node, evicts: bool) -> tuple[fx.Node, ...]:
+    """What lookups take from a node that hashes; inserts its items where there are several.
+
+    Args:
+        graph_module: the graph; its insertion point is behind ``hashed``.
+        hashed: the node.
+        evicts: whether some of its tables evicts: batches in flight keep rows, and lookups say when they are over.
+    """
+    if not evicts:
+        return (hashed,)
+    return add_item(graph_module, hashed, 0, "rows"), add_item(graph_module, hashed, 1, "batch_in_flight")
+
+
 def keep_resources(graph_module: fx.GraphModule, leaf: UnexpandedCollection) -> None:
     """Keep what a collection brings along for the passes that come after its expansion.
 
@@ -114,9 +134,10 @@ def replace_inputs(replacements: Mapping[fx.Node, fx.Node], but: Collection[fx.N
 
 
 def remove_node(graph_module: fx.GraphModule, node: fx.Node) -> None:
-    """Erase a node that nothing uses, and the module it called."""
+    """Erase a node that nothing uses, and the module it called, if it called one."""
     graph_module.graph.erase_node(node)
-    graph_module.delete_submodule(str(node.target))
+    if node.op == "call_module":
+        graph_module.delete_submodule(str(node.target))
 
 
 def renumber(graph_module: fx.GraphModule, kinds: tuple[str, ...]) -> None:

@@ -53,10 +53,10 @@ class BatchLookups:
             for group in groups:
                 members = [_lookup(graph_module, pooled) for pooled in group]
                 tables = tuple(table for member in members for table in member.tables)
-                rows = _lookup_node(graph_module, group[0]).all_input_nodes[0]
+                rows = tuple(_lookup_node(graph_module, group[0]).all_input_nodes)
                 first = members[0]
                 lookup = Lookup(first.collection, tables, first.pooling, first.features, first.is_weighted, first.store)
-                pooled = add_node(graph_module, "lookup", lookup, (rows,), meta, tables, self.name)
+                pooled = add_node(graph_module, "lookup", lookup, rows, meta, tables, self.name)
                 merged.append(self._merge_divisions(graph_module, group, pooled, tables, first.features))
                 parts.append(columns_of(tables))
         module.take_parts(parts)

@@ -37,7 +37,7 @@ class ElideHash:
                 continue
             modified = True
             self._restore_means(graph_module, kept)
-            module.hashed = kept
+            module.indexes.hashed = kept
             if not kept:
                 node.replace_all_uses_with(node.all_input_nodes[0])
                 remove_node(graph_module, node)

@@ -17,7 +17,8 @@ from recfx.ir.columns import columns_of
 from recfx.ir.meta import node_meta
 from recfx.ir.typed_access import meta_of, node_module
 from recfx.nodes import HashIds, Lookup, MeanDivide, SelectFeatures
-from recfx.passes._nodes import add_node, nodes_of_kind, replace_inputs, resources_of
+from recfx.nodes.table_indexes import TableIndexes
+from recfx.passes._nodes import add_node, nodes_of_kind, replace_inputs, resources_of, rows_of
 from recfx.passes.base import PassResult
 
 
@@ -53,12 +54,13 @@ class InsertHash:
             return False
         meta = node_meta(ids) or meta_of(ids.all_input_nodes[0])  # or of what the ids are an item of
         store, sharded = resources_of(graph_module, meta.collection).store, any(table.shard_of for table in tables)
+        indexes = TableIndexes(meta.collection, tables, hashed, store, sharded)
         with graph_module.graph.inserting_before(lookups[0]):
-            hash_module = HashIds(meta.collection, tables, hashed, store, sharded)
-            hash_ids = add_node(graph_module, "hash_ids", hash_module, (ids,), meta, tables, self.name, meta.shape)
+            hash_ids = add_node(graph_module, "hash_ids", HashIds(indexes), (ids,), meta, tables, self.name, meta.shape)
+            rows = rows_of(graph_module, hash_ids, indexes.evicts)
         divided_lookups: dict[fx.Node, fx.Node] = {}
         for lookup, module in modules.items():
-            lookup.replace_input_with(ids, hash_ids)
+            lookup.args = rows
             (table,) = module.tables
             if table.pooling == "MEAN" and table.hashing is not None:
                 module.pooling = "SUM"

@@ -11,7 +11,7 @@ from torch import fx
 
 from recfx.ir.meta import annotate
 from recfx.ir.typed_access import find_module, meta_of, node_module
-from recfx.nodes import HashIds, Lookup
+from recfx.nodes import HashLookup, Lookup
 from recfx.passes._nodes import nodes_of_kind
 from recfx.passes.base import PassResult
 
@@ -34,22 +34,12 @@ class Lower:
             ConversionError: the named backend cannot serve a lookup.
         """
         declined = []
-        lookups = nodes_of_kind(graph_module, "lookup")
+        lookups = [node for kind in ("lookup", "hash_lookup") for node in nodes_of_kind(graph_module, kind)]
         for node in lookups:
-            module = node_module(graph_module, node, Lookup)
+            module = find_module(graph_module, node)
+            module = module.lookup if isinstance(module, HashLookup) else node_module(graph_module, node, Lookup)
             module.backend = self.backend
             choice = module.choose_kernel()
             declined += [replace(refusal, path=module.collection, node=node.name) for refusal in choice.declined]
             annotate(node, replace(meta_of(node), kernel=choice.backend))
-        for node in nodes_of_kind(graph_module, "hash_ids"):
-            self._fuse(graph_module, node)
         return PassResult(graph_module, modified=bool(lookups), declined=tuple(declined))
-
-    def _fuse(self, graph_module: fx.GraphModule, node: fx.Node) -> None:
-        """Where one lookup takes all that ``hash_ids`` gives, and can find rows itself, the two are one kernel."""
-        hash_ids = node_module(graph_module, node, HashIds)
-        users = [find_module(graph_module, user) for user in node.users]
-        lookups = [user for user in users if isinstance(user, Lookup) and user.finds_ids]
-        hash_ids.inside_lookup = len(users) == len(lookups) == 1
-        if hash_ids.inside_lookup:
-            annotate(node, replace(meta_of(node), kernel=lookups[0].choose_kernel().backend))

@@ -103,7 +103,7 @@ class StartedCall:
             with streams.on(streams.ids):
                 ids = self._sizes.wait()
             self._sizes = None
-            find_rows = module.finder_of_rows() if ours else None
+            find_rows = module.prefetcher(self._context) if ours else None
         except Exception as error:
             self.error = error
             return

@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from recfx.sharding.context import BatchContext
 from recfx.sharding.out_of_step import in_step
-from recfx.sharding.pipeline_stages import Segment
+from recfx.sharding.pipeline_stages import Stage
 
 
 class Sending(KJTListSplitsAwaitable[BatchContext]):
@@ -47,10 +47,10 @@ class _Arriving(KJTListAwaitable):
 
 
 class Result(LazyAwaitable[KeyedTensor]):
-    """The last segment of a graph, which runs when its result is asked for.
+    """The last stage of a graph, which runs when its result is asked for.
 
     Args:
-        segment: the last one; it has one output.
+        stage: the last one; it has one output.
         values: what it reads.
         group: the ranks that take part.
         collection: fully qualified name, for messages.
@@ -59,15 +59,15 @@ class Result(LazyAwaitable[KeyedTensor]):
         has_run: whether it has run.
     """
 
-    def __init__(self, segment: Segment, values: dict[str, Any], group: dist.ProcessGroup, collection: str) -> None:
+    def __init__(self, stage: Stage, values: dict[str, Any], group: dist.ProcessGroup, collection: str) -> None:
         super().__init__()
-        self._segment, self._values, self._group, self._collection = segment, values, group, collection
+        self._stage, self._values, self._group, self._collection = stage, values, group, collection
         self.has_run = False
 
     def _wait_impl(self) -> KeyedTensor:
         with in_step(self._group, self._collection):
-            self._segment.run(self._values)
+            self._stage.run(self._values)
         self.has_run = True
-        (result,) = self._segment.outputs
+        (result,) = self._stage.outputs
         keyed: KeyedTensor = self._values[result]
         return keyed

@@ -11,16 +11,15 @@ from torchrec.distributed.types import Awaitable, LazyAwaitable, ShardedModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recfx.errors import ConversionError
-from recfx.nodes import HashIds, InputDistStart, Lookup, OutputDistStart, marks
+from recfx.nodes import InputDistStart, Lookup, OutputDistStart, marks
 from recfx.nodes.dist_context import DistContext
 from recfx.nodes.input_dist import Outgoing
-from recfx.nodes.prefetched_rows import finder
 from recfx.optim.in_backward import positions_with_hooks
 from recfx.sharding.awaitables import Result, Sending
 from recfx.sharding.context import BatchContext
 from recfx.sharding.end_of_data import CallsUnderWay, calls_under_way
 from recfx.sharding.out_of_step import in_step, refuse_out_of_step
-from recfx.sharding.pipeline_stages import CutGraph, Segment
+from recfx.sharding.pipeline_stages import StagedGraph
 from recfx.sharding.sharded_tables import ShardedTables
 
 # What input_dist_start gives; the second inside TorchRec's pipelines, which start all collections' exchanges at once.
@@ -30,27 +29,23 @@ _STARTED = (Awaitable, KJTSplitsAllToAllMeta)
 class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTensor, BatchContext]):
     """The forward of a sharded collection, in steps; base of ``ShardedHashEmbeddingBagCollection``."""
 
-    _hash_ids: HashIds | None
-
     def _cut_into_steps(self) -> None:
         """Make the steps from the graph."""
         self._batches = 0  # of one of TorchRec's pipelines
-        self._cut = CutGraph(self.graph_module)
+        self._staged_graph = StagedGraph(self.graph_module)
         # What TorchRec's pipelines, and its introduction, look at.
         modules = list(self.graph_module.modules())
         self._input_dists = [module for module in modules if isinstance(module, InputDistStart)]
         self._lookups = [module for module in modules if isinstance(module, Lookup)]
         self._output_dists = [module for module in modules if isinstance(module, OutputDistStart)]
         self._has_uninitialized_input_dist = False
-        hashing = [module for module in modules if isinstance(module, HashIds)]
-        self.__dict__["_hash_ids"] = hashing[0] if hashing else None
 
     @property
-    def _segments(self) -> list[Segment]:
-        """Of this object's graph: a shell around the same tables has modules, and so modes, of its own."""
-        if self._cut.graph_module is not self.graph_module:
-            self._cut = CutGraph(self.graph_module)
-        return self._cut.segments
+    def _staged(self) -> StagedGraph:
+        """Of this object's graph: a copy around the same tables has modules, and so modes, of its own."""
+        if self._staged_graph.graph_module is not self.graph_module:
+            self._staged_graph = StagedGraph(self.graph_module)
+        return self._staged_graph
 
     def forward(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[KeyedTensor]:
         """As TorchRec's; under torch.compile the awaited ``KeyedTensor`` itself.
@@ -82,11 +77,11 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
         self._forget_row_moves()
         values = ctx.values
         values["features"] = features
-        select, send = self._segments[:2]
-        (selected,) = send.inputs
+        stages = self._staged.in_turn
+        (selected,) = stages.send.inputs
         try:
             self._refuse_gradient_hooks()  # which may be on some ranks only
-            select.run(values)
+            stages.select.run(values)
         except Exception as error:
             ctx.refused = error
         del values["features"]
@@ -101,7 +96,7 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
         return self._send(ctx, None)
 
     def _send(self, ctx: BatchContext, selected: KeyedJaggedTensor | None) -> Awaitable[Awaitable[KJTList]]:
-        values, send = ctx.values, self._segments[1]
+        values, send = ctx.values, self._staged.in_turn.send
         (name,) = send.inputs
         outgoing = {name: Outgoing(selected, ctx.says | (marks.REFUSED if ctx.refused is not None else 0))}
         with in_step(self.groups.pooled, self.collection):
@@ -139,16 +134,24 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
         wrong = ctx.refused or marks.verdict(ctx.marks, self.collection)
         if wrong is not None:
             raise wrong
-        values, segment = ctx.values, self._segments[2]
-        arriving = [name for name in segment.inputs if name not in values]
         with in_step(self.groups.pooled, self.collection):
-            values.update(zip(arriving, dist_input, strict=True))
-            segment.run(values)
-        return values
+            if ctx.stages is None:
+                ctx.stages = self._staged.in_turn
+                self._arrive(ctx, dist_input)
+            ctx.stages.compute.run(ctx.values)
+        return ctx.values
+
+    def _arrive(self, ctx: BatchContext, dist_input: KJTList) -> None:
+        """Run the stage that begins with the ids that have arrived."""
+        assert ctx.stages is not None
+        values, arrive = ctx.values, ctx.stages.arrive
+        values.update(zip([name for name in arrive.inputs if name not in values], dist_input, strict=True))
+        arrive.run(values)
 
     def output_dist(self, ctx: BatchContext, output: dict[str, Any]) -> LazyAwaitable[KeyedTensor]:
         """The rest of the graph, run when the result is needed."""
-        return Result(self._segments[-1], output, self.groups.pooled, self.collection)
+        stages = ctx.stages or self._staged.in_turn
+        return Result(stages.collect, output, self.groups.pooled, self.collection)
 
     @property
     def sent_by_pipeline(self) -> bool:
@@ -169,10 +172,17 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
         """
         refuse_out_of_step(self.groups.pooled, self.collection)
 
-    def finder_of_rows(self) -> Callable[[KJTList], None] | None:
-        """What looks up the rows of ids that have arrived, on any thread; None where that cannot be done ahead."""
-        find = None if self._hash_ids is None else finder(self._hash_ids)
-        if find is None:
+    def prefetcher(self, ctx: BatchContext) -> Callable[[KJTList], None] | None:
+        """What finds the rows of ids that have arrived; None where nothing can be found ahead of the batch's step.
+
+        To be called on the thread that owns the indexes; what it returns may run on any, once, before ``compute``.
+
+        Args:
+            ctx: the batch's.
+        """
+        prefetching = self._staged.prefetching
+        if not prefetching.is_of_use:
             return None
-        chosen = find
-        return lambda arrived: chosen(arrived[0])
+        ctx.stages = prefetching.stages
+        ctx.stages.snapshot.run(ctx.values)
+        return lambda arrived: self._arrive(ctx, arrived)

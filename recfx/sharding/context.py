@@ -9,6 +9,7 @@ import torch
 from torchrec.streamable import Multistreamable
 
 from recfx.nodes.dist_context import DistContext
+from recfx.sharding.pipeline_stages import Stages
 
 
 @dataclass
@@ -20,6 +21,7 @@ class BatchContext(Multistreamable):
         says: what this rank tells the others beside its ids, bits of ``marks``.
         refused: why this rank has no ids for this call.
         number: of the batch in one of TorchRec's pipelines, from 1.
+        stages: the form of the graph that this batch runs through; None until it is chosen.
         is_last: this rank's data ends with this batch, and the others were told.
     """
 
@@ -29,6 +31,7 @@ class BatchContext(Multistreamable):
     refused: Exception | None = None
     number: int = 0
     is_last: bool = False
+    stages: Stages | None = None
 
     @property
     def marks(self) -> list[int]:

@@ -1,31 +1,37 @@
-"""Cut a collection's graph into what comes before it sends ids, and what comes before, between and after its waits.
+"""A collection's graph in stages, between which a pipeline may do other things.
 
-Before ids are sent, a batch can still be refused; where the graph waits, a pipeline may do other things.
+Where it may be cut is declared with the node kinds: before ids are sent, a batch can still be refused; where the graph
+waits, something else can run; and finding rows, which only reads, is one stage before that in which they are inserted.
 
-The pieces share the graph's modules, and run one after the other; the values that go from one to a later one are named
+The stages share the graph's modules, and run one after the other; the values that go from one to a later one are named
 by the nodes that make them.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx
 
 from recfx.ir.meta import node_meta
 from recfx.ir.node_kinds import CUTS
+from recfx.ir.typed_access import node_module
+from recfx.ir.verifier import verify_graph
+from recfx.nodes import SnapshotIndexes
+from recfx.passes._nodes import nodes_of_kind
+from recfx.passes.split_hash_ids import SplitHashIds
 
 # Such a node, and all that need it, come after the cut of this number.
 _CUT_BEFORE = {kind: number for number, kind in enumerate(CUTS, start=1)}
 
 
-class Segment:
+class Stage:
     """A piece of a graph.
 
     Args:
         module: runs the nodes.
         inputs: names of the values that it takes, nodes of the whole graph.
-        outputs: names of the values that later pieces need.
+        outputs: names of the values that later stages need; a stage without any does nothing.
     """
 
     def __init__(self, module: fx.GraphModule, inputs: list[str], outputs: list[str]) -> None:
@@ -35,22 +41,82 @@ class Segment:
 
     def run(self, values: dict[str, Any]) -> None:
         """Take the inputs out of ``values`` by name, and put the outputs there."""
+        if not self.outputs:
+            return
         results = self.module(*[values[name] for name in self.inputs])
         values.update(zip(self.outputs, results, strict=True))
 
 
-class CutGraph:
-    """A graph and its segments. No module, and no container: copies of modules share it until they make their own."""
+class Stages(NamedTuple):
+    """A graph, cut before each kind of ``CUTS``.
+
+    Args:
+        select: a rank's own work.
+        send: ``input_dist_start``.
+        snapshot: what is noted before something runs on another thread.
+        arrive: ids that have arrived, and ``find_ids``; without that, everything up to the last ``output_dist_start``.
+        compute: from ``insert_ids`` to the last ``output_dist_start``.
+        collect: the rest.
+    """
+
+    select: Stage
+    send: Stage
+    snapshot: Stage
+    arrive: Stage
+    compute: Stage
+    collect: Stage
+
+
+class StagedGraph:
+    """A graph and its stages. No module, and no container: copies of modules share it until they make their own."""
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         self.graph_module = graph_module
-        self.segments = cut(graph_module)
+        self.in_turn = cut(graph_module)
+        self._prefetching: Prefetching | None = None
+
+    @property
+    def prefetching(self) -> Prefetching:
+        """The form of the graph that finds rows ahead; made when it is asked for."""
+        if self._prefetching is None:
+            self._prefetching = Prefetching(self.graph_module)
+        return self._prefetching
 
 
-def cut(graph_module: fx.GraphModule) -> list[Segment]:
-    """Four segments: a rank's own work, ``input_dist_start``, up to the last ``output_dist_start``, the rest."""
+class Prefetching:
+    """A graph with ``find_ids`` and ``insert_ids`` in place of what hashes at once.
+
+    Args:
+        graph_module: which stays as it is; the two share all other modules.
+
+    Attributes:
+        graph_module: the graph in this form.
+        stages: of this form.
+    """
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        graph = fx.Graph()
+        result = graph.graph_copy(graph_module.graph, {})
+        graph.output(result)
+        self.graph_module = fx.GraphModule(graph_module, graph)
+        rewrite = SplitHashIds()
+        rewrite.call(self.graph_module)
+        verify_graph(self.graph_module, after=rewrite.name)
+        self.graph_module.recompile()
+        self.stages = cut(self.graph_module)
+        nodes = nodes_of_kind(self.graph_module, "snapshot_indexes")
+        self._snapshots = [node_module(self.graph_module, node, SnapshotIndexes) for node in nodes]
+
+    @property
+    def is_of_use(self) -> bool:
+        """Whether rows may be found ahead now: there are indexes, and all of them allow it."""
+        return bool(self._snapshots) and all(each.is_of_use for each in self._snapshots)
+
+
+def cut(graph_module: fx.GraphModule) -> Stages:
+    """The stages of a graph."""
     number_of = _number_nodes(graph_module.graph)
-    return [_segment(graph_module, number_of, number) for number in range(len(CUTS) + 1)]
+    return Stages(*(_stage(graph_module, number_of, number) for number in range(len(CUTS) + 1)))
 
 
 def _number_nodes(graph: fx.Graph) -> dict[fx.Node, int]:
@@ -64,7 +130,7 @@ def _number_nodes(graph: fx.Graph) -> dict[fx.Node, int]:
     return number_of
 
 
-def _segment(graph_module: fx.GraphModule, number_of: dict[fx.Node, int], number: int) -> Segment:
+def _stage(graph_module: fx.GraphModule, number_of: dict[fx.Node, int], number: int) -> Stage:
     (result,) = next(node for node in graph_module.graph.nodes if node.op == "output").all_input_nodes
     members = [node for node, own in number_of.items() if own == number and node.op != "placeholder"]
     taken = dict.fromkeys(
@@ -82,4 +148,4 @@ def _segment(graph_module: fx.GraphModule, number_of: dict[fx.Node, int], number
     ]
     graph.output(tuple(copies[node] for node in given))
     names = [node.name for node in taken], [node.name for node in given]
-    return Segment(fx.GraphModule(graph_module, graph), *names)
+    return Stage(fx.GraphModule(graph_module, graph), *names)

@@ -42,6 +42,7 @@ def test_dlrm_before_conversion() -> None:
         "insert_hash",
         "elide_hash",
         "batch_lookups",
+        "fuse_hash_lookup",
         "lower",
     ]
     first, second = found.tables
@@ -107,8 +108,7 @@ def test_dlrm_after_conversion_with_an_index() -> None:
     nodes = [(node.kind, str(node.bytes), node.made_by, node.kernel) for node in found.nodes]
     assert nodes == [
         ("select_features", "8*B*(L_f0 + L_f1)", "expand_collection", ""),
-        ("hash_ids", "8*B*(L_f0 + L_f1)", "insert_hash", "cpu"),
-        ("lookup", "64*B", "batch_lookups", "cpu"),
+        ("hash_lookup", "64*B", "fuse_hash_lookup", "cpu"),
         ("mean_divide", "64*B", "batch_lookups", ""),
         ("keyed_tensor", "64*B", "batch_lookups", ""),
     ]

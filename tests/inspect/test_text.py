@@ -60,8 +60,7 @@ t1    |       2 |        4 |        2 |       0 |      0 |      0 |         |   
 node                 | shape             | bytes             | kernel | made by
 ---------------------+-------------------+-------------------+--------+------------------
 user_select_features | [B*(L_f0 + L_f1)] | 8*B*(L_f0 + L_f1) |        | expand_collection
-user_hash_ids        | [B*(L_f0 + L_f1)] | 8*B*(L_f0 + L_f1) | cpu    | insert_hash
-user_lookup          | [B, 16]           | 64*B              | cpu    | batch_lookups
+user_hash_lookup     | [B, 16]           | 64*B              | cpu    | fuse_hash_lookup
 user_keyed_tensor    | [B, 16]           | 64*B              |        | batch_lookups
 
 own: refused, 1 table, 3.1 KiB on cpu

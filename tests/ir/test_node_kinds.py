@@ -10,17 +10,17 @@ from recfx.ir.tables import TableSpec
 
 
 def test_the_cuts_are_in_the_order_of_the_stages() -> None:
-    assert CUTS == ("input_dist_start", "input_dist_wait", "output_dist_wait")
+    assert CUTS == ("input_dist_start", "snapshot_indexes", "input_dist_wait", "insert_ids", "output_dist_wait")
     stages = [NODE_KINDS[kind].stage.value for kind in CUTS]
     assert stages == sorted(stages)
 
 
 def test_no_value_goes_back_to_an_earlier_stage() -> None:
-    givers = {type_: kind for kind in NODE_KINDS.values() for type_ in kind.outputs}
-    for kind in NODE_KINDS.values():
-        for taken in kind.inputs:
-            for type_ in set(taken.types) - {ValueType.BATCH}:
-                assert givers[type_].stage.value <= kind.stage.value, (kind.name, type_)
+    for giver in NODE_KINDS.values():
+        for kind in NODE_KINDS.values():
+            taken = {type_ for each in kind.inputs for type_ in each.types}
+            if taken & set(giver.outputs):
+                assert giver.stage.value <= kind.stage.value, (giver.name, kind.name)
 
 
 def test_every_value_is_given_and_taken() -> None:
@@ -38,3 +38,8 @@ def test_sizes_follow_the_dtype_of_the_output() -> None:
     assert NODE_KINDS["lookup"].size((half, single)).dtype == torch.float32
     assert NODE_KINDS["lookup"].size(()).dtype == torch.float32
     assert total_bytes(columns_of((half, single))) == 4 * 2 + 4 * 4
+
+
+def test_what_is_done_to_a_table_once_is_named_after_the_kind_that_does_it_alone() -> None:
+    for kind in NODE_KINDS.values():
+        assert all(name in NODE_KINDS and name in NODE_KINDS[name].once for name in kind.once)

@@ -15,15 +15,21 @@ from tests.passes.small_collection import INDEXED, collection
 # By the design, input by input; ".1" is the second item of what a node gives. Ids come from the batch or from another
 # rank, pooled rows from a lookup or from another rank.
 HERE = ("select_features", "input_dist_wait.0")
-POOLED = ("lookup", "output_dist_wait")
+POOLED = ("lookup", "hash_lookup", "output_dist_wait")
+ROWS = ("hash_ids", "hash_ids.0", "insert_ids", "insert_ids.0")  # a batch in flight comes along where tables evict
+OPTIONAL = [("output_dist_start", 0), ("lookup", 1)]  # the first: a rank without tables takes part all the same
 TAKES: dict[str, tuple[tuple[str, ...], ...]] = {
     "collection": (("features",),),
     "select_features": (("features",),),
     "bucketize": (("select_features",),),
     "input_dist_start": (("select_features", "bucketize"),),
     "input_dist_wait": (("input_dist_start.0",), ("input_dist_start.1",)),
+    "snapshot_indexes": (),
     "hash_ids": (HERE,),
-    "lookup": ((*HERE, "hash_ids"),),
+    "find_ids": (HERE, ("snapshot_indexes",)),
+    "insert_ids": (HERE, ("find_ids",)),
+    "lookup": ((*HERE, *ROWS), ("hash_ids.1", "insert_ids.1")),
+    "hash_lookup": (HERE,),
     "output_dist_start": (POOLED, ("input_dist_wait.1",)),
     "output_dist_wait": (("output_dist_start",),),
     "mean_divide": (POOLED, ("select_features",)),
@@ -36,6 +42,8 @@ VALUES = [
         for name, kind in NODE_KINDS.items()
         for item in range(len(kind.outputs))
     ),
+    "hash_ids",
+    "insert_ids",
 ]
 INPUTS = [(kind, position) for kind, inputs in TAKES.items() for position in range(len(inputs))]
 
@@ -96,7 +104,7 @@ def test_what_may_not(kind: str, position: int, source: str) -> None:
     assert "cannot be fed by" in str(caught.value) or "and has none" in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", sorted({kind for kind, _ in INPUTS}))
+@pytest.mark.parametrize("kind", sorted(TAKES))
 def test_one_input_too_many(kind: str) -> None:
     with pytest.raises(GraphVerificationError, match=f"node a_{kind}_tested: a {kind} cannot be fed by "):
         Chain(kind, [*right_sources(kind), "output_dist_start"]).verify()
@@ -107,7 +115,7 @@ def test_an_input_that_is_missing(kind: str, position: int) -> None:
     sources = right_sources(kind)
     del sources[position]
     chain = Chain(kind, sources)
-    if (kind, position) == ("output_dist_start", 0):  # a rank without tables sends nothing, and takes part
+    if (kind, position) in OPTIONAL:
         chain.verify()
         return
     with pytest.raises(GraphVerificationError, match=f"after pass broken: node a_{kind}_tested: a {kind} "):
@@ -178,6 +186,17 @@ def test_a_module_that_is_not_there() -> None:
     graph_module, nodes = expanded()
     nodes["ebc_lookup"].target = "nowhere"
     with pytest.raises(GraphVerificationError, match=r"after pass broken: .*nowhere"):
+        verify_graph(graph_module, after="broken")
+
+
+def test_a_fused_node_counts_as_both() -> None:
+    graph_module = collection(INDEXED, INDEXED).graph_module
+    nodes = {node.name: node for node in graph_module.graph.nodes}
+    with graph_module.graph.inserting_after(nodes["ebc_hash_lookup"]):
+        again = graph_module.graph.node_copy(nodes["ebc_hash_lookup"])
+    output = nodes["ebc_keyed_tensor"]
+    output.args = (*output.args, again)
+    with pytest.raises(GraphVerificationError, match=f"node {again.name}: table 'users' already has a hash_ids"):
         verify_graph(graph_module, after="broken")
 
 

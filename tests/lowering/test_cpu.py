@@ -15,7 +15,7 @@ from recfx.hashing import HashConfig, HashIndex
 from recfx.ir import TableSpec
 from recfx.kernels import library
 from recfx.kernels.pooled_lookup import IndexView
-from recfx.lowering import FindingKernel, LookupBatch, LookupSpec, cpu, fbgemm, reference, select_backend
+from recfx.lowering import LookupBatch, LookupSpec, cpu, fbgemm, reference, select_backend
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
 
@@ -141,7 +141,7 @@ def kernel(weights: list[torch.Tensor], optimizers: list[FusedOptimizer | None],
     spec = LookupSpec(tables(), "SUM", weighted, weights, optimizers)
     assert cpu.decline(spec) is None
     built = cpu.build(spec)
-    assert isinstance(built, FindingKernel)
+    assert isinstance(built, cpu.CpuLookup)
     return built  # type: ignore[return-value]
 
 
@@ -172,7 +172,7 @@ def static_tables() -> tuple[TableSpec, ...]:
 def test_cpu_is_the_first_choice(described: Callable[[], tuple[TableSpec, ...]]) -> None:
     weights = case({"training": False}).ours
     choice = select_backend(LookupSpec(described(), "SUM", False, weights, [None] * 3), "auto", "")
-    assert (choice.backend, choice.declined, choice.finds_ids) == ("cpu", (), True)
+    assert (choice.backend, choice.declined, choice.finding is not None) == ("cpu", (), True)
 
 
 @pytest.fixture

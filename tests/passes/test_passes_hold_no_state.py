@@ -8,6 +8,7 @@ import pytest
 
 from recfx.ir import GraphVerificationError
 from recfx.ir.shards import CollectionSharding
+from recfx.nodes import Lookup
 from recfx.passes import passes, run_passes
 from tests.passes.small_collection import ADOPTED, INDEXED, collection
 
@@ -27,7 +28,7 @@ def test_one_list_of_passes_serves_several_collections() -> None:
     for converted in (collection(INDEXED, INDEXED), collection(ADOPTED, INDEXED)):
         graph_module = converted.unexpanded_graph()
         run_passes(graph_module, pipeline)
-        stores.append((graph_module.get_submodule("lookup").store, converted._store))
+        stores.append((next(m.store for m in graph_module.modules() if isinstance(m, Lookup)), converted._store))
     assert all(mine is own for mine, own in stores)
     assert stores[0][0] is not stores[1][0]
 

@@ -13,7 +13,15 @@ from tests.passes.small_collection import INDEXED, collection
 
 def test_the_order_is_one_literal_list_and_names_are_file_names() -> None:
     names = [rewrite.name for rewrite in recfx.passes()]
-    assert names == ["expand_collection", "insert_dist", "insert_hash", "elide_hash", "batch_lookups", "lower"]
+    assert names == [
+        "expand_collection",
+        "insert_dist",
+        "insert_hash",
+        "elide_hash",
+        "batch_lookups",
+        "fuse_hash_lookup",
+        "lower",
+    ]
     for rewrite in recfx.passes():
         assert type(rewrite).__module__ == f"recfx.passes.{rewrite.name}"
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import recfx
-from recfx.nodes.hash_ids import HashIds
 from recfx.nodes.input_dist import InputDistStart
+from recfx.nodes.insert_ids import InsertIds
 from tests.sharding.cases import Case, Model, batches, build, with_optimizer
 from tests.sharding.pipelined import (
     CPU,
@@ -123,7 +123,7 @@ def train_and_watch(rank: int, world_size: int, case: Case) -> dict[str, Any]:
         setattr(kind, method, noted)
         return lambda: setattr(kind, method, original)
 
-    undo = [note(InputDistStart, "forward", "send"), note(HashIds, "_insert_absent", "insert")]
+    undo = [note(InputDistStart, "forward", "send"), note(InsertIds, "insert_absent", "insert")]
     try:
         pipeline = recfx.TrainPipeline(model, dense_optimizer(case, model), "cpu")
         source = iter(batches_of_rank(case, rank, world_size, 4, "alone"))

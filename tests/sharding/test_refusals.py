@@ -92,7 +92,7 @@ def worker_fails(rank: int, world_size: int) -> list[str]:
     def fail(_: Any) -> None:
         raise ValueError("the index is on fire")
 
-    model.sparse.finder_of_rows = lambda: fail  # type: ignore[method-assign, union-attr, assignment]
+    model.sparse.prefetcher = lambda _: fail  # type: ignore[method-assign, union-attr, assignment]
     answers = []
     for _ in range(4):
         try:

@@ -1,0 +1,84 @@
+"""``hash_lookup``: ``hash_ids`` and the ``lookup`` behind it in one kernel, which finds rows while it pools them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.kernels.pooled_lookup import IndexView
+from recfx.nodes.base import NodeModule
+from recfx.nodes.hash_ids import HashIds, hash_batch
+from recfx.nodes.lookup import Lookup
+from recfx.nodes.table_indexes import TableIndexes, is_replay
+
+
+class HashLookup(NodeModule):
+    """Pool the rows of raw ids.
+
+    Where one kernel cannot do that, the node runs ``hash_ids`` and ``lookup`` one after the other, with the same result
+    to the last bit: where the tables have moved to a target without such a kernel; in training, where a table counts
+    every id (eviction, admission); in a forward that is run again for activation checkpointing; inside torch.func; and
+    where tables evict and a backward of eval mode may come.
+
+    Args:
+        hash_ids: what it does first.
+        lookup: what it does then; it reads the tables in the order of the KJT's keys.
+    """
+
+    def __init__(self, hash_ids: HashIds, lookup: Lookup) -> None:
+        super().__init__()
+        self.hash_ids = hash_ids
+        self.lookup = lookup
+
+    @property
+    def two_steps(self) -> str:
+        """When the node runs as two for sure: ``""``, ``"in_training"`` or ``"always"``; printed with it."""
+        if self.lookup.kernel and not self.lookup.has_finding_kernel:
+            return "always"
+        return "in_training" if self.hash_ids.indexes.counts_every_id else ""
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        """``features``: raw ids, keys in the collection's order. Returns ``[B, sum D]`` float32.
+
+        Raises:
+            as ``HashIds.forward`` and ``Lookup.forward``.
+        """
+        indexes, training = self.hash_ids.indexes, self.hash_ids.training
+        if self._must_hash_first(training):
+            hashed = self.hash_ids(features)
+            return self._pool(*(hashed if indexes.evicts else (hashed,)))
+        if not indexes.begin(features, training):
+            return self._pool(features)
+        pooled = self.lookup.pool_ids(features, _RowsOfBatch(indexes, features, training))
+        return self._pool(*hash_batch(indexes, features, training)) if pooled is None else pooled
+
+    def _must_hash_first(self, training: bool) -> bool:
+        """Whether finding rows is not all that is to be done: ids are counted, or rows must stay for a backward."""
+        if training:
+            return self.hash_ids.indexes.counts_every_id or is_replay()
+        return self.hash_ids.indexes.evicts and torch.is_grad_enabled()
+
+    def _pool(self, *hashed: object) -> torch.Tensor:
+        pooled: torch.Tensor = self.lookup(*hashed)
+        return pooled
+
+
+class _RowsOfBatch:
+    """The indexes behind one batch, as a kernel that finds rows asks for them (``IdsToRows`` in the registry)."""
+
+    def __init__(self, indexes: TableIndexes, features: KeyedJaggedTensor, training: bool) -> None:
+        self._indexes, self._features, self.training = indexes, features, training
+
+    def find_views(self) -> Sequence[IndexView | None]:
+        return self._indexes.find_views(self.training)
+
+    def insert(self, ids: torch.Tensor, rows: torch.Tensor, absent_per_table: list[int]) -> None:
+        self._indexes.insert_absent(self._features, ids, rows)
+
+    def answered(self, absent_per_table: list[int]) -> None:
+        if self.training:
+            self._indexes.count_resident(self._features)
+        else:
+            self._indexes.count_answered(self._features, absent_per_table)

@@ -1,0 +1,56 @@
+"""``insert_ids``: rows for the ids that ``find_ids`` has found none for; in the batch's own turn."""
+
+from __future__ import annotations
+
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.nodes.bags import with_values
+from recfx.nodes.base import NodeModule
+from recfx.nodes.find_ids import FoundRows
+from recfx.nodes.hash_ids import HashedBatch, HashIds, hash_batch
+from recfx.nodes.table_indexes import is_replay
+
+
+class InsertIds(NodeModule):
+    """Insert what is absent.
+
+    Args:
+        hash_ids: the node that this one is a part of; its mode is that of the node.
+    """
+
+    def __init__(self, hash_ids: HashIds) -> None:
+        super().__init__()
+        self.hash_ids = hash_ids
+
+    @property
+    def hashed(self) -> tuple[str, ...]:
+        """Names of the tables whose ids go through an index."""
+        return self.hash_ids.hashed
+
+    def forward(self, features: KeyedJaggedTensor, found: FoundRows | None) -> KeyedJaggedTensor | HashedBatch:
+        """What ``hash_ids`` gives for ``features``, and as it does.
+
+        What was found is not used where it is not right any more, in eval mode, where ids are counted one by one, and
+        in a forward that activation checkpointing runs again.
+
+        Raises:
+            as ``HashIds.forward``.
+        """
+        indexes, training = self.hash_ids.indexes, self.hash_ids.training
+        hashed: HashedBatch = features, None
+        if indexes.begin(features, training):
+            usable = training and not indexes.counts_every_id and not is_replay()
+            if found is not None and usable and found.are_right:
+                hashed = self.insert_absent(features, found), None
+            else:
+                hashed = hash_batch(indexes, features, training)
+        return hashed if indexes.evicts else hashed[0]
+
+    def insert_absent(self, features: KeyedJaggedTensor, found: FoundRows) -> KeyedJaggedTensor:
+        """The rows found, completed."""
+        rows = found.rows
+        if bool((rows == -1).any()):
+            self.hash_ids.indexes.insert_absent(features, found.ids, rows)
+        else:
+            self.hash_ids.indexes.count_resident(features)
+        return with_values(features, rows.to(features.values().device), features.weights_or_none())

@@ -1,0 +1,68 @@
+"""``snapshot_indexes``: the indexes as they are now, for who looks rows up on another thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recfx.hashing import HashIndex
+from recfx.kernels import library
+from recfx.kernels.index_buffers import IndexBuffers
+from recfx.nodes.base import NodeModule
+from recfx.nodes.hash_ids import HashIds
+
+
+class IndexSnapshot:
+    """Views of the indexes' tensors, and the state that they were in.
+
+    What is inserted later can be seen in them, and changes no row that was found; erasing, evicting and loading do.
+
+    Args:
+        indexes: by table name.
+    """
+
+    def __init__(self, indexes: dict[str, HashIndex]) -> None:
+        self.indexes = indexes
+        self.buffers: dict[str, IndexBuffers] = {name: index.index_buffers() for name, index in indexes.items()}
+        self._stamps = [_stamp(index) for index in indexes.values()]
+
+    @property
+    def holds(self) -> bool:
+        """No id has lost its row since, and nobody has loaded another state."""
+        return [_stamp(index) for index in self.indexes.values()] == self._stamps
+
+
+class SnapshotIndexes(NodeModule):
+    """Take a snapshot, on the thread that owns the indexes.
+
+    Args:
+        hash_ids: whose indexes; its mode is that of the node.
+    """
+
+    def __init__(self, hash_ids: HashIds) -> None:
+        super().__init__()
+        self.hash_ids = hash_ids
+
+    def forward(self) -> IndexSnapshot | None:
+        """None on meta."""
+        indexes = self.hash_ids.indexes
+        return None if indexes.on_meta else IndexSnapshot({name: indexes.index(name) for name in indexes.hashed})
+
+    @property
+    def is_of_use(self) -> bool:
+        """Whether rows may be found now, on any thread, for a batch that is hashed later.
+
+        Not in eval mode, which counts what it answers, and not where every id is counted, or where rows may go.
+        """
+        indexes = self.hash_ids.indexes
+        if indexes.counts_every_id or not self.hash_ids.training or not library.load():
+            return False  # the references of the operators are for one thread
+        return not any(indexes.index(name).slots.is_meta for name in indexes.hashed)
+
+
+def _stamp(index: HashIndex) -> tuple[Any, ...]:
+    # Operators that insert do not change these; erasing, loading, and moving do.
+    buffers = index._buffers
+    row_ids, row_state = buffers["row_ids"], buffers["row_state"]
+    assert row_ids is not None
+    assert row_state is not None
+    return index.removals, id(row_ids), row_ids._version, row_state._version

@@ -1,0 +1,265 @@
+"""What the nodes that hash share: the indexes of one collection's tables, and what is known of their batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.errors import InputError, TableFullError
+from recfx.hashing import HashIndex
+from recfx.ir.tables import TableSpec
+from recfx.kernels import hash_index
+from recfx.kernels.index_buffers import BATCHES, EVICTED, NEVER_USED
+from recfx.kernels.pooled_lookup import IndexView
+from recfx.nodes.answers import answer_replayed, answer_unseen
+from recfx.nodes.in_flight import BatchesInFlight, BatchInFlight, fingerprint
+from recfx.nodes.new_rows import GivenRows, NewRows
+from recfx.nodes.segments import Segment, find_rows
+from recfx.nodes.table_store import TableStore
+from recfx.nodes.training_checks import check_fused, refuse_replicas
+
+_NO_BACKWARD = -1  # torch's number of the running backward, when there is none
+
+
+class TableIndexes:
+    """The indexes of one collection's tables: finding, inserting and counting ids of one batch after the other.
+
+    It is no module: in which mode a batch is hashed is the node's to say.
+
+    Args:
+        collection: fully qualified name of the collection, for messages.
+        tables: every table of the collection, in the KJT's order.
+        hashed: names of those whose ids go through an index; the others pass.
+        store: where the indexes and weights are.
+        sharded: the ids come from ``input_dist``: no other rank gives rows of these shards, or all give the same.
+
+    Attributes:
+        counts_every_id: some table scores or counts all of them: each batch is hashed as a whole, in turn.
+        evicts: some table takes rows away from ids.
+        in_flight: the batches whose rows must stay.
+    """
+
+    def __init__(
+        self,
+        collection: str,
+        tables: tuple[TableSpec, ...],
+        hashed: tuple[str, ...],
+        store: TableStore,
+        sharded: bool = False,
+    ) -> None:
+        self.collection = collection
+        self.tables = tables
+        self.hashed = hashed
+        self._store = store
+        self._sharded = sharded
+        self._new_rows = NewRows(collection, tuple(table for table in tables if table.has_index), store)
+        self.in_flight = BatchesInFlight()
+        self._evicting = [table for table in tables if table.evicts]
+        self.evicts = bool(self._evicting)
+        self.counts_every_id = any(table.evicts or table.admits for table in tables)
+
+    @property
+    def hashed(self) -> tuple[str, ...]:
+        """Names of the tables whose ids go through an index."""
+        return self._hashed
+
+    @hashed.setter
+    def hashed(self, names: tuple[str, ...]) -> None:
+        self._hashed, self._is_hashed = names, frozenset(names)
+
+    def index(self, table: str) -> HashIndex:
+        """The index of a table that has one."""
+        return self._store.index(table)
+
+    @property
+    def on_meta(self) -> bool:
+        """Whether the indexes are on meta, and hold nothing."""
+        return bool(self._hashed) and self._store.index(self._hashed[0]).row_ids.is_meta
+
+    def begin(self, features: KeyedJaggedTensor, training: bool) -> bool:
+        """Before a batch is hashed: check the mode, and initialise the rows that an earlier batch has left.
+
+        Returns:
+            Whether there is anything to hash: not on meta.
+
+        Raises:
+            ConversionError: ``unsharded_hash_table``, ``evict_needs_fused_optimizer``.
+            InputError: ``init_fn_failed``.
+        """
+        if training:
+            if not self._sharded:
+                refuse_replicas(self.collection, self.hashed)
+            check_fused(self.collection, self._evicting, self._store)
+        if features.values().is_meta or self.on_meta:
+            return False
+        if any(self._store.index(name).has_uninitialized_rows for name in self.hashed):
+            self._new_rows.initialize_left()
+        return True
+
+    def segments(self, features: KeyedJaggedTensor) -> list[Segment]:
+        """Where the ids of each hashed table begin and end."""
+        borders, hashed = features.offset_per_key(), self._is_hashed
+        segments, key = [], 0
+        for table in self.tables:
+            first, key = key, key + len(table.embedding_names)
+            if table.name in hashed:
+                segments.append(Segment(table, borders[first], borders[key]))
+        return segments
+
+    def find_views(self, training: bool) -> list[IndexView | None]:
+        """The index of each table of the collection, None for tables without."""
+        return [
+            self._store.index(table.name).view(training) if table.name in self._is_hashed else None
+            for table in self.tables
+        ]
+
+    def _indexes(self, segments: list[Segment]) -> list[HashIndex]:
+        return [self._store.index(segment.table.name) for segment in segments]
+
+    # Training
+
+    def find_or_insert(
+        self, ids: torch.Tensor, segments: list[Segment], in_flight: BatchInFlight | None = None
+    ) -> torch.Tensor:
+        """The rows of a batch of training; new ones are initialised. For a full table, nothing has changed.
+
+        Raises:
+            TableFullError: a bucket has no row left.
+            InputError: ``init_fn_failed``.
+        """
+        indexes = self._indexes(segments)
+        with self._store.new_rows_lock:
+            inserted = hash_index.find_or_insert(
+                ids,
+                [segment.begin for segment in segments],
+                [segment.end for segment in segments],
+                [index.index_buffers() for index in indexes],
+                [index.policy for index in indexes],
+                [self.in_flight.of_table(segment.table.name) for segment in segments],
+            )
+            for index in indexes:
+                index.written()
+            report = inserted.report.tolist()
+            for index, (_, full_bucket) in zip(indexes, report, strict=True):
+                if full_bucket >= 0:
+                    error = index.full_error(full_bucket)
+                    raise TableFullError.of(replace(error.diagnostic, path=self.collection))
+            list_rows(in_flight, segments, inserted.rows)
+            counts = [count for count, _ in report]
+            are_renewed = inserted.states_before != NEVER_USED
+            given = zip(segments, inserted.new_rows.split(counts), are_renewed.split(counts), strict=True)
+            self._new_rows.initialize([GivenRows(segment.table, rows, renewed) for segment, rows, renewed in given])
+        return inserted.rows
+
+    def insert_absent(self, features: KeyedJaggedTensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """Give rows to the ids of a batch of training that have none, and fill them in; the rest is counted.
+
+        Args:
+            features: the batch.
+            ids: its ids, int64 ``[n]``, on the CPU.
+            rows: int64 ``[n]``, -1 where an id has none; completed in place.
+        """
+        segments = self.segments(features)
+        absent = torch.nonzero(rows < 0).squeeze(1)
+        edges = [edge for segment in segments for edge in (segment.begin, segment.end)]
+        borders = torch.searchsorted(absent, torch.tensor(edges, device="cpu")).tolist()
+        found = [
+            segment._replace(begin=begin, end=end)
+            for segment, begin, end in zip(segments, borders[::2], borders[1::2], strict=True)
+        ]
+        rows[absent] = self.find_or_insert(ids[absent], found)
+        resident = [
+            (segment.end - segment.begin) - (new.end - new.begin) for segment, new in zip(segments, found, strict=True)
+        ]
+        self._count_found(segments, resident, batches=0)  # find_or_insert has counted the batch
+
+    def count_resident(self, features: KeyedJaggedTensor) -> None:
+        """Count a batch of training all of whose ids had their rows already."""
+        segments = self.segments(features)
+        self._count_found(segments, [segment.end - segment.begin for segment in segments], batches=1)
+
+    def _count_found(self, segments: list[Segment], found: list[int], batches: int) -> None:
+        counts = [index.counts for index in self._indexes(segments)]
+        rest = [0] * (counts[0].numel() - 2) if counts else []
+        hash_index.add_counts(counts, [amount for count in found for amount in (batches, count, *rest)])
+
+    def start(self, ids: torch.Tensor, training: bool) -> BatchInFlight | None:
+        """The batch, for ``in_flight``; None where no table evicts."""
+        evicting = {table.name: self._store.index(table.name) for table in self._evicting}
+        if not evicting:
+            return None
+        for index in evicting.values():
+            index.refresh()  # what was loaded in place has another number of batches
+        numbers = {table: int(index.counts[BATCHES]) + 1 if training else 0 for table, index in evicting.items()}
+        indexes = list(evicting.values())
+        return BatchInFlight(numbers, fingerprint(ids), lambda: sum(int(index.counts[EVICTED]) for index in indexes))
+
+    # Eval, and forwards that are run again
+
+    def find(self, ids: torch.Tensor, segments: list[Segment], training: bool) -> torch.Tensor:
+        """Rows of all tables; what has none is answered as the policy says. Nothing is inserted.
+
+        Raises:
+            InputError: ``replayed_ids_absent``, ``replayed_ids_evicted``.
+        """
+        indexes = self._indexes(segments)
+        buffers = [index.index_buffers() for index in indexes]
+        rows, absent = find_rows(ids, segments, buffers, [index.policy for index in indexes])
+        counts = absent.tolist()
+        if training:
+            self._check_replay(ids, [segment.table for segment, count in zip(segments, counts, strict=True) if count])
+        answer = answer_replayed if training else answer_unseen
+        for segment, count in zip(segments, counts, strict=True):
+            if count > 0:
+                stretch = slice(segment.begin, segment.end)
+                rows[stretch] = answer(self._store.index(segment.table.name), ids[stretch], rows[stretch])
+        if not training:
+            self._count_answers(segments, counts)
+        return rows
+
+    def count_answered(self, features: KeyedJaggedTensor, absent_per_table: list[int]) -> None:
+        """Count what eval mode has answered, so many ids of each table of the collection without a row."""
+        absent = dict(zip([table.name for table in self.tables], absent_per_table, strict=True))
+        segments = self.segments(features)
+        self._count_answers(segments, [absent[segment.table.name] for segment in segments])
+
+    def _count_answers(self, segments: list[Segment], absent: list[int]) -> None:
+        indexes = self._indexes(segments)
+        amounts: list[int] = []
+        for segment, count in zip(segments, absent, strict=True):
+            amounts += [segment.end - segment.begin, count]
+        hash_index.add_counts([index.eval_counts for index in indexes], amounts)
+
+    def _check_replay(self, ids: torch.Tensor, missing: list[TableSpec]) -> None:
+        """A forward that activation checkpointing runs again must find the rows that it had the first time."""
+        for table in missing:
+            if table.hashing is not None and table.hashing.on_full == "error" and not table.admits:
+                raise InputError(
+                    f"a forward inside a backward meets ids of table {table.name!r} that have no row.",
+                    reason="replayed_ids_absent",
+                    module_path=self.collection,
+                    what_to_do="such a forward is taken for activation checkpointing, which meets no new id. Run "
+                    "forwards of new batches outside of backwards; erase no ids between a forward and its backward.",
+                )
+        evicting = [table.name for table in missing if table.evicts]
+        if evicting and not self.in_flight.holds_rows_of(ids):
+            raise InputError(
+                f"activation checkpointing runs a forward again, but ids of table {evicting[0]!r} may have lost their "
+                "rows to later batches meanwhile.",
+                reason="replayed_ids_evicted",
+                module_path=self.collection,
+                what_to_do="use torch.utils.checkpoint with use_reentrant=False, or leave the collection out of it.",
+            )
+
+
+def list_rows(in_flight: BatchInFlight | None, segments: list[Segment], rows: torch.Tensor) -> None:
+    """Note the rows of a batch in flight, if there is one."""
+    if in_flight is not None:
+        in_flight.rows = {segment.table.name: rows[segment.begin : segment.end] for segment in segments}
+
+
+def is_replay() -> bool:
+    """Activation checkpointing runs a forward again inside the backward: the same sightings, not new ones."""
+    return torch._C._current_graph_task_id() != _NO_BACKWARD

@@ -1,0 +1,104 @@
+"""``snapshot_indexes``, ``find_ids`` and ``insert_ids``: what is found ahead, and when it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torchrec import KeyedJaggedTensor
+
+from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recfx.nodes import FindIds, HashIds, InsertIds, SnapshotIndexes
+from recfx.nodes.find_ids import FoundRows
+
+
+def nodes(
+    **config: object,
+) -> tuple[HashEmbeddingBagCollection, HashIds, Callable[[list[int]], tuple[KeyedJaggedTensor, FoundRows]]]:
+    """A collection of one table, its ``hash_ids``, and what finds the rows of a batch."""
+    hashing = HashConfig(dense_rows=0, **config)  # type: ignore[arg-type]
+    table = HashEmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=4, feature_names=["f"], hashing=hashing)
+    converted = HashEmbeddingBagCollection([table])
+    (hash_ids,) = [module for module in converted.graph_module.modules() if isinstance(module, HashIds)]
+
+    def find(ids: list[int]) -> tuple[KeyedJaggedTensor, FoundRows]:
+        features = batch(ids)
+        return features, FindIds(hash_ids)(features, SnapshotIndexes(hash_ids)())
+
+    return converted, hash_ids, find
+
+
+def batch(ids: list[int]) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.tensor([len(ids)]))
+
+
+def test_finding_changes_and_counts_nothing() -> None:
+    converted, _, find = nodes()
+    converted(batch([5, 6]))
+    before = {name: value.clone() for name, value in converted.state_dict().items()}
+    _, found = find([6, 7, 5])
+    assert found.rows.tolist() == [1, -1, 0]
+    assert all(torch.equal(value, before[name]) for name, value in converted.state_dict().items())
+
+
+def test_what_was_inserted_meanwhile_changes_no_row_that_was_found() -> None:
+    converted, hash_ids, find = nodes()
+    converted(batch([5, 6]))
+    features, found = find([6, 7, 5])
+    converted(batch([9, 7]))
+    rows = InsertIds(hash_ids)(features, found)
+    assert rows.values().tolist() == [1, 3, 0]
+    assert converted.index("t").counters["batches"] == 3
+    assert converted.index("t").counters["ids_seen"] == 7
+
+
+@pytest.mark.parametrize("change", ["erase", "load", "eval"])
+def test_what_is_not_right_any_more_is_hashed_in_turn(change: str) -> None:
+    converted, hash_ids, find = nodes()
+    converted(batch([5, 6]))
+    saved = {name: value.clone() for name, value in converted.state_dict().items()}
+    converted(batch([7]))
+    features, found = find([7, 6])
+    insert = InsertIds(hash_ids)
+    if change == "erase":
+        converted.index("t").erase(torch.tensor([7]))
+        converted(batch([8]))  # takes the row
+        assert insert(features, found).values().tolist() == [3, 1]
+    elif change == "load":
+        converted.load_state_dict(saved)
+        converted(batch([8]))
+        assert insert(features, found).values().tolist() == [3, 1]
+    else:
+        converted.eval()
+        found.rows.fill_(-1)
+        assert insert(features, found).values().tolist() == [2, 1]
+        assert converted.index("t").counters["batches"] == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "training", "of_use"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"on_full": "share"}, True, True),
+        ({"on_full": "evict"}, True, False),
+        ({"admit_after": 2}, True, False),
+    ],
+)
+def test_when_finding_ahead_is_of_use(config: dict[str, object], training: bool, of_use: bool) -> None:
+    converted, hash_ids, _ = nodes(**config)
+    converted.train(training)
+    assert SnapshotIndexes(hash_ids).is_of_use is of_use
+
+
+def test_on_meta_nothing_is_found() -> None:
+    converted, hash_ids, _ = nodes()
+    features = batch([1, 2]).to(torch.device("meta"))
+    converted.to("meta")
+    assert not SnapshotIndexes(hash_ids).is_of_use
+    snapshot = SnapshotIndexes(hash_ids)()
+    assert snapshot is None
+    found = FindIds(hash_ids)(features, snapshot)
+    assert found is None
+    assert InsertIds(hash_ids)(features, found) is features

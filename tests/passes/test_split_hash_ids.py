@@ -1,0 +1,95 @@
+"""split_hash_ids: the graph of a pipeline, which finds rows in one node and inserts in another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+from torchrec import KeyedJaggedTensor
+
+from recfx import HashConfig, HashEmbeddingBagCollection
+from recfx.ir import format_graph, verify_graph
+from recfx.passes.split_hash_ids import SplitHashIds
+from recfx.sharding.pipeline_stages import Prefetching, cut
+from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
+
+
+def split(converted: HashEmbeddingBagCollection) -> fx.GraphModule:
+    return Prefetching(converted.graph_module).graph_module
+
+
+def test_a_fused_node_becomes_four() -> None:
+    converted = collection(INDEXED, INDEXED)
+    before = format_graph(converted.graph_module)
+    assert (
+        format_graph(split(converted))
+        == """\
+features = input
+ebc_select_features = select_features(features)
+ebc_snapshot_indexes = snapshot_indexes()
+ebc_find_ids = find_ids(ebc_select_features, ebc_snapshot_indexes) {hashed=[users, ads]}
+ebc_insert_ids = insert_ids(ebc_select_features, ebc_find_ids) {hashed=[users, ads]}
+ebc_lookup = lookup(ebc_insert_ids) {tables=[users, ads], pooling=SUM, dtype=float32, kernel=cpu}
+ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[users]}
+ebc_keyed_tensor = keyed_tensor(ebc_mean_divide)
+return ebc_keyed_tensor"""
+    )
+    assert format_graph(converted.graph_module) == before  # the collection's own graph stays as it is
+
+
+def test_a_node_that_was_not_fused_becomes_three() -> None:
+    text = format_graph(split(collection(ADOPTED, INDEXED)))
+    assert "ebc_insert_ids = insert_ids(ebc_select_features, ebc_find_ids) {hashed=[ads]}" in text
+    assert text.count("lookup(ebc_insert_ids)") == 2
+    assert "hash_ids" not in text
+
+
+@pytest.mark.parametrize("config", [HashConfig(dense_rows=0, on_full="evict"), HashConfig(dense_rows=0, admit_after=2)])
+def test_tables_that_count_every_id_are_declined(config: HashConfig) -> None:
+    graph_module, before, _, _ = after("lower", collection(INDEXED, config))
+    result = SplitHashIds().call(graph_module)
+    (declined,) = result.declined
+    assert (result.modified, declined.code, declined.node) == (False, "hashed_in_turn", "ebc_hash_lookup")
+    assert "['ads']" in declined.message
+    assert format_graph(graph_module) == before
+
+
+def test_without_an_index_there_is_nothing_to_split() -> None:
+    graph_module, _, _, _ = after("lower", collection(ADOPTED, ADOPTED))
+    result = SplitHashIds().call(graph_module)
+    assert (result.modified, result.declined) == (False, ())
+    assert not Prefetching(graph_module).is_of_use
+
+
+def test_the_stages_of_the_split_graph() -> None:
+    graph_module = split(collection(INDEXED, INDEXED))
+    verify_graph(graph_module, after="split_hash_ids")
+    stages = cut(graph_module)
+    made = {name: stage.outputs for name, stage in stages._asdict().items()}
+    assert made == {
+        "select": ["ebc_select_features"],
+        "send": [],
+        "snapshot": ["ebc_find_ids"],
+        "arrive": [],
+        "compute": ["ebc_keyed_tensor"],
+        "collect": [],
+    }
+
+
+def test_it_shares_indexes_and_counts_with_the_fused_graph() -> None:
+    converted, other = collection(INDEXED, INDEXED), collection(INDEXED, INDEXED)
+    other.load_state_dict(converted.state_dict())
+    form = split(converted)
+    keys = ["user", "friend", "ad"]
+    for ids in ([1, 2, 3, 4], [1, 5, 3, 3], [1, 5, 3, 3], [9, 9, 9, 9]):
+        batch = KeyedJaggedTensor(keys, torch.tensor(ids), lengths=torch.tensor([1, 1, 2]))
+        assert torch.equal(form(batch).values(), other(batch).values())
+        assert torch.equal(converted(batch).values(), other(batch).values())
+    for table in ("users", "ads"):
+        assert converted.index(table).counters["inserted"] == other.index(table).counters["inserted"]
+        assert converted.index(table).counters["batches"] == other.index(table).counters["batches"] == 8
+        assert converted.index(table).counters["ids_seen"] == other.index(table).counters["ids_seen"]
+    converted.eval()  # the mode is the collection's
+    unseen = KeyedJaggedTensor(keys, torch.tensor([70]), lengths=torch.tensor([1, 0, 0]))
+    assert form(unseen).values().abs().sum() == 0
+    assert converted.index("users").counters["inserted"] == other.index("users").counters["inserted"]
