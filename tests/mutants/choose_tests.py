@@ -9,6 +9,9 @@ from pathlib import Path
 
 BESIDE = {
     "passes": ["passes", "nodes", "ir"],
+    "passes/insert_dist.py": ["passes", "sharding/test_types.py", "sharding/test_hashed.py", "sharding/test_mixed.py"],
+    "passes/_ways_back.py": ["passes", "sharding/test_types.py", "sharding/test_mixed.py", "sharding/test_wire.py"],
+    "passes/_collectives.py": ["passes", "sharding/test_wire.py", "sharding/test_explain.py"],
     "nodes": ["nodes", "modules", "passes", "lowering"],
     "hashing": ["hashing", "modules", "kernels"],
     "sharding": ["sharding", "planner"],
@@ -18,7 +21,7 @@ BESIDE = {
     "optim": ["optim", "lowering", "sharding/test_optimizer_state.py", "sharding/test_optimizer_settings.py"],
     "pipeline": ["pipeline", "sharding/test_stock_pipeline.py"],
 }
-"""Folders and files below ``tests/`` for each package; other packages have the folder of their name."""
+"""Folders and files below ``tests/`` for packages and files; other packages have the folder of their name."""
 
 
 def package_of(path: Path) -> str:
@@ -37,7 +40,8 @@ def tests_for(path: Path) -> list[str]:
     """
     package = package_of(path)
     files: dict[Path, int] = {}
-    for order, place in enumerate(BESIDE.get(package, [package])):
+    places = BESIDE.get(f"{package}/{path.name}") or BESIDE.get(package, [package])
+    for order, place in enumerate(places):
         where = Path("tests", place)
         for file in [where] if where.suffix else sorted(where.rglob("test_*.py")):
             files.setdefault(file, order)

@@ -1,0 +1,64 @@
+"""A standard collection and its conversion, each with optimizers in backward, trained side by side."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.conversion.convert import convert
+from tests.models.data import collection, table
+
+RAW_ID = 2**60  # an id that only an index can read
+
+
+def in_backward(
+    kind: str, parameters: Iterator[nn.Parameter], **more: Any
+) -> tuple[type[torch.optim.Optimizer], list[nn.Parameter], dict[str, Any]]:
+    made: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+        "sgd": (torch.optim.SGD, {"lr": 0.1}),
+        "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-2}),
+        "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-2}),
+        "adam": (torch.optim.Adam, {"lr": 0.1, "eps": 1e-2}),
+        "adamw": (torch.optim.AdamW, {"lr": 0.1, "eps": 1e-2}),
+    }
+    optimizer, settings = made[kind]
+    return optimizer, list(parameters), settings | more
+
+
+def standard(kind: str) -> EmbeddingBagCollection:
+    return collection() if kind == "two_tables" else EmbeddingBagCollection(
+        tables=[table("t1", ["f1"], dim=4), table("t2", ["f2", "f1"], dim=6), table("t3", ["f3"], dim=4)]
+    )  # fmt: skip
+
+
+def fused_pair(kind: str, backend: str, tables: str, **more: Any) -> tuple[nn.Module, nn.Module]:
+    """A standard collection with the dense torch rule in backward, and its conversion."""
+    plain = standard(tables)
+    model = copy.deepcopy(plain)
+    for one in (plain, model):
+        # Each table its own call, as a model with several groups has it: optimizers are not shared in any case.
+        _apply_optimizer_in_backward(*in_backward(kind, one.parameters(), **more))
+    return plain, convert(model, backend=backend)
+
+
+def train(one: nn.Module, features: KeyedJaggedTensor) -> None:
+    values = one(features).values()
+    (values - torch.linspace(-1, 1, values.numel()).view_as(values)).square().sum().backward()
+
+
+fused_kinds = pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        *((kind, backend) for kind in ("sgd", "adagrad", "rowwise_adagrad") for backend in ("fbgemm", "reference")),
+    ],
+)

@@ -1,0 +1,257 @@
+"""Optimizers of a converted model: ordinary ones step on, fused ones follow the dense rules on touched rows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.conversion.convert import convert
+from tests.models.data import batch, collection, table
+from tests.models.handwritten import Tower
+from tests.optim.fused_pairs import fused_kinds, fused_pair, in_backward, train
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """The tables are tiny: threads would only wait for each other, long where the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+def test_an_optimizer_built_before_conversion_steps_on(optimizer: type[torch.optim.Optimizer], inplace: bool) -> None:
+    """Already with state; five steps beside the plain model."""
+    plain = Tower()
+    model = copy.deepcopy(plain)
+    optimizers = [optimizer(one.parameters(), lr=0.1) for one in (plain, model)]
+    converted = model
+    for step in range(5):
+        features = batch(6)
+        if step == 2:
+            converted = convert(model, inplace=inplace)
+        for one, stepper in zip((plain, converted), optimizers, strict=True):
+            stepper.zero_grad()
+            (one(features) - 1).square().mean().backward()
+            stepper.step()
+    for (name, wanted), (_, found) in zip(plain.named_parameters(), converted.named_parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@fused_kinds
+@pytest.mark.parametrize("tables", ["two_tables", "shared_features"])
+@pytest.mark.parametrize("more", [{}, {"initial_accumulator_value": 0.3}], ids=["plain", "accumulator"])
+def test_fused_optimizers_follow_the_dense_rule(kind: str, backend: str, tables: str, more: dict[str, Any]) -> None:
+    """Five steps of the same batches: touched rows and untouched ones."""
+    if kind == "sgd":
+        more = {}
+    plain, converted = fused_pair(kind, backend, tables, **more)
+    start = copy.deepcopy(plain.state_dict())
+    touched: dict[str, set[int]] = {}
+    for _ in range(5):
+        features = batch(6, rows=12)  # the other rows stay untouched
+        train(plain, features)
+        train(converted, features)
+        for config in plain.embedding_bag_configs():
+            for name in config.feature_names:
+                touched.setdefault(config.name, set()).update(features[name].values().tolist())
+    for name, wanted in plain.state_dict().items():
+        found = converted.state_dict()[name]
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+        untouched = [row for row in range(20) if row not in touched[name.split(".")[1]]]
+        assert torch.equal(found[untouched], start[name][untouched])
+        assert not torch.equal(found, start[name])
+    assert all(parameter.grad is None for parameter in converted.parameters())
+
+
+@pytest.mark.parametrize("more", [{}, {"weight_decay": 0.1}, {"betas": (0.5, 0.8)}], ids=["plain", "decay", "betas"])
+def test_fused_adam_follows_the_dense_rule_on_touched_rows(more: dict[str, Any]) -> None:
+    """After one step; later the dense rule moves rows that no id touched. With one batch for all steps none is left."""
+    plain, converted = fused_pair("adam", "auto", "shared_features", **more)
+    start = copy.deepcopy(plain.state_dict())
+    features = batch(6, rows=12)
+    touched = {
+        config.name: sorted({i for f in config.feature_names for i in features[f].values().tolist()})
+        for config in plain.embedding_bag_configs()
+    }
+    for _ in range(3):
+        train(plain, features)
+        train(converted, features)
+        for name, wanted in plain.state_dict().items():
+            found, rows = converted.state_dict()[name], touched[name.split(".")[1]]
+            torch.testing.assert_close(found[rows], wanted[rows], rtol=1e-5, atol=1e-6)
+            untouched = [row for row in range(20) if row not in rows]
+            assert torch.equal(found[untouched], start[name][untouched])
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad"])
+def test_fused_weight_decay_follows_the_dense_rule_on_touched_rows(kind: str) -> None:
+    plain, converted = fused_pair(kind, "auto", "two_tables", weight_decay=0.1)
+    features = batch(6, rows=12)
+    rows = sorted(set(features["f1"].values().tolist()))
+    start = plain.state_dict()["embedding_bags.t1.weight"].clone()
+    for _ in range(3):
+        train(plain, features)
+        train(converted, features)
+    wanted, found = (one.state_dict()["embedding_bags.t1.weight"] for one in (plain, converted))
+    torch.testing.assert_close(found[rows], wanted[rows], rtol=1e-5, atol=1e-6)
+    untouched = [row for row in range(20) if row not in rows]
+    assert torch.equal(found[untouched], start[untouched])
+
+
+@fused_kinds
+def test_fused_optimizers_of_half_precision_tables(kind: str, backend: str) -> None:
+    """Against the same tables in float32; each step rounds once."""
+    exact = collection()
+    half = copy.deepcopy(exact).half()
+    exact.load_state_dict({name: value.float() for name, value in half.state_dict().items()})
+    for one in (exact, half):
+        _apply_optimizer_in_backward(*in_backward(kind, one.parameters()))
+    converted = convert(half, backend=backend)
+    for _ in range(3):
+        features = batch(6)
+        train(exact, features)
+        train(converted, features)
+    for name, wanted in exact.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name].float(), wanted, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_a_weighted_collection_learns_both_tables_and_weights(kind: str, backend: str) -> None:
+    """The gradient of the batch's weights is that of the rows before the step."""
+    plain = EmbeddingBagCollection(
+        tables=[table("t1", ["f1", "f2"], dim=4), table("t2", ["f3"], dim=6)], is_weighted=True
+    )
+    model = copy.deepcopy(plain)
+    for one in (plain, model):
+        _apply_optimizer_in_backward(*in_backward(kind, one.parameters()))
+    converted = convert(model, backend=backend)
+    same = batch(6, weighted=True)
+    gradients = []
+    for one in (plain, converted):
+        weights = same.weights().clone().requires_grad_()
+        train(one, KeyedJaggedTensor(same.keys(), same.values(), weights, lengths=same.lengths()))
+        gradients.append(weights.grad)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
+    for name, wanted in plain.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+def test_training_goes_on_from_plain_to_fused_and_back(kind: str) -> None:
+    """The optimizer's state is one and the same: converted in the middle, and the original takes over at the end."""
+    plain = collection()
+    model = copy.deepcopy(plain)
+    for one in (plain, model):
+        _apply_optimizer_in_backward(*in_backward(kind, one.parameters()))
+    features = batch(6)
+    for _ in range(2):
+        train(plain, features)
+        train(model, features)
+    converted = convert(model)
+    for one in (converted, converted, model, model, converted):
+        train(plain, features)
+        train(one, features)
+    for name, wanted in plain.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+@fused_kinds
+def test_a_changed_learning_rate_is_felt(kind: str, backend: str) -> None:
+    """Of one table alone as well, though one kernel call may serve both."""
+    plain, converted = fused_pair(kind, backend, "two_tables")
+    for step in range(4):
+        for one in (plain, converted):
+            (first, _) = one.parameters()
+            if step == 1:
+                for parameter in one.parameters():
+                    parameter._in_backward_optimizers[0].param_groups[0]["lr"] = 0.02
+            if step == 2:
+                first._in_backward_optimizers[0].param_groups[0]["lr"] = 0.5
+            torch.manual_seed(step)
+            train(one, batch(6))
+    for name, wanted in plain.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimizer_without_a_fused_form_trains_as_before() -> None:
+    """AdamW moves untouched rows too."""
+    plain, converted = fused_pair("adamw", "auto", "shared_features")
+    for _ in range(3):
+        features = batch(6, rows=12)
+        train(plain, features)
+        train(converted, features)
+    for name, wanted in plain.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+    assert converted.not_fused.keys() == {"t1", "t2", "t3"}
+    assert all(each.code == "optimizer_not_fused" for each in converted.not_fused.values())
+
+
+def test_one_table_fused_and_one_not() -> None:
+    plain = collection()
+    model = copy.deepcopy(plain)
+    steppers = []
+    for one in (plain, model):
+        first, second = one.parameters()
+        _apply_optimizer_in_backward(*in_backward("adagrad", iter([first])))
+        steppers.append(torch.optim.SGD([second], lr=0.1))
+    converted = convert(model)
+    for _ in range(3):
+        features = batch(6)
+        for one, stepper in zip((plain, converted), steppers, strict=True):
+            stepper.zero_grad()
+            train(one, features)
+            stepper.step()
+    for name, wanted in plain.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+@fused_kinds
+def test_a_frozen_table_does_not_move(kind: str, backend: str) -> None:
+    plain, converted = fused_pair(kind, backend, "two_tables")
+    for one in (plain, converted):
+        next(iter(one.parameters())).requires_grad_(False)
+    start = converted.state_dict()["embedding_bags.t1.weight"].clone()
+    for _ in range(2):
+        features = batch(6)
+        train(plain, features)
+        train(converted, features)
+    assert torch.equal(converted.state_dict()["embedding_bags.t1.weight"], start)
+    torch.testing.assert_close(
+        converted.state_dict()["embedding_bags.t2.weight"], plain.state_dict()["embedding_bags.t2.weight"],
+        rtol=1e-5, atol=1e-6,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+def test_nothing_moves_without_a_backward(kind: str) -> None:
+    _, converted = fused_pair(kind, "auto", "two_tables")
+    before = copy.deepcopy(converted.state_dict())
+    with torch.no_grad():
+        converted(batch(5))
+    converted(batch(5))
+    with torch.inference_mode():
+        converted(batch(5))
+    assert all(torch.equal(converted.state_dict()[name], value) for name, value in before.items())
+
+
+def test_a_second_derivative_is_refused_as_by_the_standard_collection() -> None:
+    """A penalty on gradients must not be dropped without a word."""
+    for model in (Tower(), convert(Tower())):
+        loss = model(batch(5)).square().sum()
+        weight = model.ebc.embedding_bags["t1"].weight
+        (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
+        penalized = gradient.square().sum() + model.linear.bias.sum()
+        with pytest.raises(RuntimeError, match=r"once_differentiable|not implemented"):
+            penalized.backward()
