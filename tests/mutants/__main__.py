@@ -75,13 +75,14 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=24, help="how many mutants (default: 24)")
     parser.add_argument("--seed", type=int, default=0, help="which ones; each seed draws others (default: 0)")
     parser.add_argument("--minutes", type=float, default=8, help="time limit of the whole run (default: 8)")
-    parser.add_argument("--each", type=float, default=90, help="time limit of one mutant, in seconds (default: 90)")
+    parser.add_argument("--each", type=float, default=120, help="time limit of one mutant, in seconds (default: 120)")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
     known = equivalents()
     drawn = sample([file for name in arguments.what for file in files_of(name)], arguments.sample, arguments.seed)
     mutants = [each for each in drawn if (str(each.path), change_of(each)) not in known]
+    tests = {mutant.path: tests_for(mutant.path) for mutant in mutants}  # as they are now, like the copy
     print(f"{len(drawn)} mutants, {len(drawn) - len(mutants)} of them equivalent", flush=True)
     killed: Counter[Path] = Counter()
     survived: dict[Path, list[str]] = {}
@@ -98,7 +99,7 @@ def main() -> int:
                 break
             original = (copy / mutant.path).read_text()
             (copy / mutant.path).write_text(mutant.source)
-            outcome = run_tests(copy, tests_for(mutant.path), min(arguments.each, left))
+            outcome = run_tests(copy, tests[mutant.path], min(arguments.each, left))
             (copy / mutant.path).write_text(original)
             where = f"{mutant.path}:{mutant.line}"
             if outcome.killed_by is not None:

@@ -51,6 +51,6 @@ def tests_for(path: Path) -> list[str]:
     words = {file: set(re.findall(r"\w+", _text(file))) for file in files}
 
     def distance(file: Path) -> tuple[bool, int, int]:
-        return file.stem.removeprefix("test_") != path.stem.strip("_"), files[file], -len(names & words[file])
+        return file.stem.removeprefix("test_") != path.stem.strip("_"), -len(names & words[file]), files[file]
 
     return [str(file) for file in sorted(files, key=distance)]

@@ -113,6 +113,8 @@ def _listen(pipe: int) -> tuple[str | None, bool, bool]:
         failed = next((line.removeprefix("failed ") for line in lines if line.startswith("failed ")), None)
         if failed is not None:
             return failed, False, False
+        if "no tests" in lines:
+            raise SystemExit("pytest cannot run the tests of a mutant: were files moved since the run began?")
         if "end" in lines:
             return None, "late" not in lines, False
         if not new:
@@ -138,6 +140,8 @@ def _in_child(copy: Path, tests: Sequence[str], pipe: int, deadline: float) -> N
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile=recfx-ci"]
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             status = pytest.main([*options, *tests], plugins=[_Tell(pipe, deadline)])
+        if status == pytest.ExitCode.USAGE_ERROR:
+            os.write(pipe, b"no tests\n")
         if status in (0, 2, 5):  # 2: stopped by us
             os.write(pipe, b"end\n")
     finally:
