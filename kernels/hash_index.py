@@ -1,8 +1,8 @@
 """Operators of the hash index: which row of a table belongs to which raw 64-bit id.
 
-Each function calls the C++ operator of its name (``torch.ops.recfx.*``, ``csrc/hash_index.cpp``) and, where the library
-is not available, the reference of the same contract in ``hash_index_reference.py``. Everything is on the CPU. What an
-index is made of is said in ``index_buffers.py``.
+Each function calls the C++ operator of its name (``torch.ops.recfx.*``, ``csrc/hash_index.cpp``), which has to be
+loaded (``library.load()``). The references of the same contracts are in ``hash_index_reference.py``. Everything is on
+the CPU. What an index is made of is said in ``index_buffers.py``.
 
 Ids ``0 <= id < dense_rows`` are their own row and are in no index. Every other id belongs to one bucket and takes the
 lowest free row of it. An index holds all rows of its table, or a slice of them (see ``IndexPolicy``): its row numbers
@@ -19,9 +19,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import hash_index_reference as reference
 from . import library
 from .index_buffers import IndexBuffers, IndexPolicy, flat
+
+FINDS_ON_ANY_THREAD = True
+"""Whether ``find_tables`` may run on one thread while another inserts into the same indexes."""
 
 _LATER_THAN_ANY = 2**62  # number of a batch
 
@@ -75,9 +77,7 @@ def find(
     Returns:
         int64 ``[n]``.
     """
-    if library.load():
-        return torch.ops.recfx.find(ids, slots, side_row, dense_rows, lock, dense_begin)
-    return reference.find_reference(ids, slots, side_row, dense_rows, dense_begin)
+    return torch.ops.recfx.find(ids, slots, side_row, dense_rows, lock, dense_begin)
 
 
 def find_tables(
@@ -101,9 +101,7 @@ def find_tables(
         rows: int64 ``[n]``, -1 where a table does not hold the id.
         absent: int64 ``[tables]``, how many of those each table has.
     """
-    if library.load():
-        return torch.ops.recfx.find_tables(ids, begins, ends, slots, side_rows, locks, dense_rows, dense_begins)
-    return reference.find_tables_reference(ids, begins, ends, slots, side_rows, dense_rows, dense_begins)
+    return torch.ops.recfx.find_tables(ids, begins, ends, slots, side_rows, locks, dense_rows, dense_begins)
 
 
 def find_or_insert(
@@ -143,10 +141,8 @@ def find_or_insert(
         RuntimeError: an id belongs to another slice of its table; nothing has changed.
     """
     oldest, listed, oldest_listed = map(list, zip(*in_flight, strict=True)) if in_flight else ([], [], [])
-    if library.load():
-        arguments = (flat(buffers), flat(policies), oldest, listed, oldest_listed)
-        return Inserted(*torch.ops.recfx.find_or_insert(ids, begins, ends, *arguments))
-    return Inserted(*reference.find_or_insert_reference(ids, begins, ends, buffers, policies, oldest, listed))
+    arguments = (flat(buffers), flat(policies), oldest, listed, oldest_listed)
+    return Inserted(*torch.ops.recfx.find_or_insert(ids, begins, ends, *arguments))
 
 
 def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
@@ -156,10 +152,7 @@ def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
         counts: int64 ``[k]`` of each table.
         amounts: for each of these numbers, table by table.
     """
-    if library.load():
-        torch.ops.recfx.add_counts(counts, amounts)
-    else:
-        reference.add_counts_reference(counts, amounts)
+    torch.ops.recfx.add_counts(counts, amounts)
 
 
 def mark_initialized(
@@ -174,10 +167,7 @@ def mark_initialized(
         rows: int64 ``[n]``.
         begins, ends: where the rows of each table begin and end.
     """
-    if library.load():
-        torch.ops.recfx.mark_initialized(flat(buffers), flat(policies), rows, begins, ends)
-    else:
-        reference.mark_initialized_reference(buffers, rows, begins, ends)
+    torch.ops.recfx.mark_initialized(flat(buffers), flat(policies), rows, begins, ends)
 
 
 def erase(ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
@@ -186,9 +176,7 @@ def erase(ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
     Returns:
         int64 ``[n]``: the row that each id had, -1 where it had none (or appeared before in ``ids``).
     """
-    if library.load():
-        return torch.ops.recfx.erase(ids, list(buffers), list(policy))
-    return reference.erase_reference(ids, buffers, policy)
+    return torch.ops.recfx.erase(ids, list(buffers), list(policy))
 
 
 @library.when_loaded

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .buckets import bucket_of, home_rows, shared_rows
 from .free_rows import update_free_rows
+from .hash_index import InFlight, Inserted
 from .index_buffers import (
     BATCH_BITS,
     BATCHES,
@@ -39,19 +40,25 @@ from .index_buffers import (
 from .mix64 import mix64
 from .slot_table import erase_from_slots, find_in_slots, insert_into_slots
 
+FINDS_ON_ANY_THREAD = False
+"""These are for one thread."""
 
-def find_reference(ids: Tensor, slots: Tensor, side_row: Tensor, dense_rows: int, dense_begin: int = 0) -> Tensor:
+
+def find(
+    ids: Tensor, slots: Tensor, side_row: Tensor, dense_rows: int, lock: Tensor | None = None, dense_begin: int = 0
+) -> Tensor:
     """``find`` in ATen. Scriptable."""
     is_dense = (ids >= dense_begin) & (ids < dense_begin + dense_rows)
     return torch.where(is_dense, ids - dense_begin, find_in_slots(ids, slots, side_row))
 
 
-def find_tables_reference(
+def find_tables(
     ids: Tensor,
     begins: list[int],
     ends: list[int],
     slots: list[Tensor],
     side_rows: list[Tensor],
+    locks: list[Tensor],
     dense_rows: list[int],
     dense_begins: list[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -61,7 +68,7 @@ def find_tables_reference(
     for table in range(len(begins)):
         begin, end = begins[table], ends[table]
         first = 0 if dense_begins is None else dense_begins[table]
-        rows[begin:end] = find_reference(ids[begin:end], slots[table], side_rows[table], dense_rows[table], first)
+        rows[begin:end] = find(ids[begin:end], slots[table], side_rows[table], dense_rows[table], None, first)
         absent[table] = (rows[begin:end] < 0).sum()
     return rows, absent
 
@@ -102,23 +109,18 @@ class _Plan:
     unseen_answers: int = 0
 
 
-def find_or_insert_reference(
+def find_or_insert(
     ids: Tensor,
     begins: list[int],
     ends: list[int],
     buffers: list[IndexBuffers],
     policies: list[IndexPolicy],
-    oldest_in_flight: list[int],
-    rows_in_flight: list[Tensor] | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    in_flight: list[InFlight],
+) -> Inserted:
     """``find_or_insert``."""
-    if rows_in_flight is None:
-        rows_in_flight = [ids.new_empty(0)] * len(begins)
     plans = [
-        _plan(ids[begin:end], index, policy, oldest, rows)
-        for begin, end, index, policy, oldest, rows in zip(
-            begins, ends, buffers, policies, oldest_in_flight, rows_in_flight, strict=True
-        )
+        _plan(ids[begin:end], index, policy, held.oldest, held.rows)
+        for begin, end, index, policy, held in zip(begins, ends, buffers, policies, in_flight, strict=True)
     ]
     report = torch.tensor(
         [[sum(new.row >= 0 for new in plan.new_ids), plan.full_bucket] for plan in plans], dtype=torch.int64
@@ -126,7 +128,7 @@ def find_or_insert_reference(
     rows = ids.clone()
     if any(plan.full_bucket >= 0 for plan in plans):
         nothing = ids.new_empty(0)
-        return rows.fill_(-1), nothing, nothing.to(torch.uint8), nothing, report
+        return Inserted(rows.fill_(-1), nothing, nothing.to(torch.uint8), nothing, report)
     new_rows, states_before, ids_before = [], [], []
     changed = [_copy(index) for index in buffers]
     for begin, end, plan, index, policy in zip(begins, ends, plans, changed, policies, strict=True):
@@ -137,7 +139,7 @@ def find_or_insert_reference(
                 ids_before.append(plan.evicted.get(new.row, -1))
         _apply(plan, index, policy)
         rows[begin:end] = plan.rows
-    inserted = (
+    inserted = Inserted(
         rows,
         ids.new_tensor(new_rows),
         torch.tensor(states_before, dtype=torch.uint8),
@@ -161,7 +163,9 @@ def _without_lock(buffers: list[IndexBuffers]) -> list[Tensor]:
     return [tensor for index in buffers for name, tensor in index._asdict().items() if name != "lock"]
 
 
-def mark_initialized_reference(buffers: list[IndexBuffers], rows: Tensor, begins: list[int], ends: list[int]) -> None:
+def mark_initialized(
+    buffers: list[IndexBuffers], policies: list[IndexPolicy], rows: Tensor, begins: list[int], ends: list[int]
+) -> None:
     """``mark_initialized``."""
     changed = [_copy(index) for index in buffers]
     for index, begin, end in zip(changed, begins, ends, strict=True):
@@ -175,7 +179,7 @@ def mark_initialized_reference(buffers: list[IndexBuffers], rows: Tensor, begins
 def _plan(
     ids: Tensor, index: IndexBuffers, policy: IndexPolicy, oldest_in_flight: int, rows_in_flight: Tensor
 ) -> _Plan:
-    rows = find_reference(ids, index.slots, index.side_row, policy.own_dense_rows, policy.row_begin)
+    rows = find(ids, index.slots, index.side_row, policy.own_dense_rows, None, policy.row_begin)
     _refuse_foreign(ids[rows < 0], policy)
     candidates = _candidates(index, policy)
     by_id: dict[int, _NewId] = {}
@@ -354,13 +358,13 @@ def _update_free_places(index: IndexBuffers, policy: IndexPolicy, place: int) ->
     update_free_rows(index.free_places, in_use, changed, policy.own_dense_rows)
 
 
-def add_counts_reference(counts: list[Tensor], amounts: list[int]) -> None:
+def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
     """``add_counts``."""
     for each, amount in zip(counts, torch.tensor(amounts).split([each.numel() for each in counts]), strict=True):
         each += amount
 
 
-def erase_reference(ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
+def erase(ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
     """``erase``, one id after the other."""
     index = _copy(buffers)
     candidates = _candidates(index, policy)

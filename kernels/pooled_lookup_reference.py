@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .buckets import shared_rows
-from .hash_index_reference import find_reference
+from .hash_index_reference import find
 
 
 def pooled_lookup(
@@ -61,7 +61,7 @@ def find_and_pool(
         if slots[table].numel() > 0:
             own, first, dense = weights[table].size(0), row_begins[table], dense_rows[table]
             own_dense = max(0, min(dense - first, own))
-            found = find_reference(asked, slots[table], side_rows[table], own_dense, first)
+            found = find(asked, slots[table], side_rows[table], own_dense, None, first)
             absent[table] += (found < 0).sum()
             if share_buckets[table] > 0:
                 size = own if table_rows[table] == 0 else table_rows[table]

@@ -14,7 +14,7 @@ from types import ModuleType
 import torch
 
 from recfx.diagnostics import Diagnostic
-from recfx.kernels import bag_offsets, bucketize, library, row_initialization
+from recfx.kernels import bag_offsets, bucketize, hash_index, library, row_initialization
 from recfx.kernels.pooled_lookup import IndexView, find_and_pool, pool_again_, pooled_lookup
 from recfx.lowering import _fbgemm_limits, fbgemm
 from recfx.lowering._fbgemm_backward import LookedUp, TrainableLookup
@@ -30,7 +30,12 @@ def decline(spec: LookupSpec) -> Diagnostic | None:
     return declined
 
 
-_OPERATORS = {"bag_offsets": bag_offsets, "bucketize": bucketize, "row_initialization": row_initialization}
+_OPERATORS = {
+    "bag_offsets": bag_offsets,
+    "bucketize": bucketize,
+    "hash_index": hash_index,
+    "row_initialization": row_initialization,
+}
 
 
 def operators(family: str, device: torch.device) -> ModuleType | Diagnostic | None:

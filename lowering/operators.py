@@ -1,8 +1,8 @@
 """The registry of operators besides lookups: which target serves a family of them on a device.
 
-Checking a batch, routing ids and initialising rows are chosen as lookups are: the first target of ``BACKENDS`` that has
-the family for the device wins, unless the user names one that has it. A target says in ``operators(family, device)``
-what it has; one that says nothing has none of them.
+Checking a batch, routing ids, finding and inserting them, and initialising rows are chosen as lookups are: the first
+target of ``BACKENDS`` that has the family for the device wins, unless the user names one that has it. A target says in
+``operators(family, device)`` what it has; one that says nothing has none of them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class OperatorFamily:
 
 BAG_OFFSETS = OperatorFamily("bag_offsets", "checks a batch's lengths and ids, and says where its bags begin")
 BUCKETIZE = OperatorFamily("bucketize", "routes ids to the pieces of tables that are cut by rows")
+HASH_INDEX = OperatorFamily("hash_index", "finds ids in indexes, and inserts them")
 ROW_INITIALIZATION = OperatorFamily("row_initialization", "writes the initial weights of new rows")
 
-FAMILIES = (BAG_OFFSETS, BUCKETIZE, ROW_INITIALIZATION)
+FAMILIES = (BAG_OFFSETS, BUCKETIZE, HASH_INDEX, ROW_INITIALIZATION)
 
 
 @dataclass(frozen=True)

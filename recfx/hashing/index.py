@@ -10,7 +10,7 @@ from torch import Tensor
 from recfx.errors import ConversionError, IdTypeError, InputError, TableFullError
 from recfx.hashing.config import HashConfig, ResolvedHashConfig, as_integer
 from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage
-from recfx.kernels import buckets, hash_index
+from recfx.kernels import buckets, host
 from recfx.kernels.hash_index import InFlight
 from recfx.kernels.index_buffers import COUNTERS, FREED, NEVER_USED, TAKEN, IndexPolicy, is_taken
 from recfx.kernels.pooled_lookup import IndexView
@@ -124,7 +124,7 @@ class HashIndex(IndexStorage):
             return torch.empty_like(ids, dtype=torch.int64)
         cpu_ids, buffers, policy = ids.to("cpu", torch.int64), self.index_buffers(), self.policy
         slots, side_row, lock = buffers.slots, buffers.side_row, buffers.lock
-        rows = hash_index.find(cpu_ids, slots, side_row, policy.own_dense_rows, lock, policy.row_begin)
+        rows = host.hash_index().find(cpu_ids, slots, side_row, policy.own_dense_rows, lock, policy.row_begin)
         return rows.to(ids.device)
 
     def find_or_insert(self, ids: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class HashIndex(IndexStorage):
         self._refuse_foreign(cpu_ids)
         buffers = self.index_buffers()
         self.removals += 1  # before anything is removed: Ctrl-C may come right after
-        inserted = hash_index.find_or_insert(
+        inserted = host.hash_index().find_or_insert(
             cpu_ids, [0], [ids.numel()], [buffers], [self.policy], [InFlight.nothing()]
         )
         self.written()
@@ -184,7 +184,7 @@ class HashIndex(IndexStorage):
             self.eval_counts[0] += ids.numel()
             self.eval_counts[1] += absent.sum().to("cpu")
         else:
-            hash_index.add_counts([self.eval_counts], [ids.numel(), int(absent.sum())])
+            host.hash_index().add_counts([self.eval_counts], [ids.numel(), int(absent.sum())])
         return rows
 
     def erase(self, ids: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class HashIndex(IndexStorage):
             return torch.empty_like(ids, dtype=torch.int64)
         buffers = self.index_buffers()
         self.removals += 1  # before anything is removed: Ctrl-C may come right after
-        rows = hash_index.erase(ids.to("cpu", torch.int64), buffers, self.policy)
+        rows = host.hash_index().erase(ids.to("cpu", torch.int64), buffers, self.policy)
         self.written()
         self.removals -= not bool((rows >= 0).any())
         return rows.to(ids.device)

@@ -9,6 +9,7 @@ import torch
 from recfx.hashing import HashConfig
 from recfx.hashing.state import empty_buffers
 from recfx.kernels import hash_index, index_rebuild, library
+from recfx.kernels.host import HashIndexOperators
 from recfx.kernels.index_buffers import STATE, TAKEN, IndexBuffers, IndexPolicy
 
 NOTHING_IN_FLIGHT = 2**62
@@ -27,12 +28,15 @@ def copy_of(buffers: IndexBuffers) -> IndexBuffers:
 
 
 def insert(
-    ids: torch.Tensor, buffers: IndexBuffers, policy: IndexPolicy, oldest_in_flight: int = NOTHING_IN_FLIGHT
+    ids: torch.Tensor,
+    buffers: IndexBuffers,
+    policy: IndexPolicy,
+    oldest_in_flight: int = NOTHING_IN_FLIGHT,
+    operators: HashIndexOperators = hash_index,
 ) -> hash_index.Inserted:
     """One batch for one table."""
-    return hash_index.find_or_insert(
-        ids, [0], [ids.numel()], [buffers], [policy], [hash_index.InFlight.since(oldest_in_flight)]
-    )
+    in_flight = [hash_index.InFlight.since(oldest_in_flight)]
+    return operators.find_or_insert(ids, [0], [ids.numel()], [buffers], [policy], in_flight)
 
 
 def assert_same(left: IndexBuffers, right: IndexBuffers) -> None:

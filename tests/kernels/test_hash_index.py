@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.kernels import hash_index, host, library
+from recfx.kernels import hash_index, index_rebuild, index_rebuild_reference
 from recfx.kernels import hash_index_reference as reference
+from recfx.kernels.host import HashIndexOperators
 from recfx.kernels.index_buffers import IndexBuffers
 from tests.kernels.indexes import assert_same, assert_sound, copy_of, empty, insert
 
@@ -55,14 +55,14 @@ def test_operators_equal_references(
         ids = torch.tensor(id_list, dtype=torch.int64)
         if kind == "erase":
             got: tuple[torch.Tensor, ...] = (hash_index.erase(ids, ours, policy),)
-            expected: tuple[torch.Tensor, ...] = (reference.erase_reference(ids, theirs, policy),)
+            expected: tuple[torch.Tensor, ...] = (reference.erase(ids, theirs, policy),)
         elif kind == "find":
             got = (hash_index.find(ids, ours.slots, ours.side_row, dense_rows, ours.lock),)
-            expected = (reference.find_reference(ids, theirs.slots, theirs.side_row, dense_rows),)
+            expected = (reference.find(ids, theirs.slots, theirs.side_row, dense_rows),)
         else:
             oldest = int(ours.counts[0]) + 1 - batches_in_flight
             got = insert(ids, ours, policy, oldest)
-            expected = reference.find_or_insert_reference(ids, [0], [ids.numel()], [theirs], [policy], [oldest])
+            expected = insert(ids, theirs, policy, oldest, reference)
         for left, right in zip(got, expected, strict=True):
             assert left.dtype == right.dtype
             assert torch.equal(left, right)
@@ -81,14 +81,14 @@ def test_operators_and_references_take_turns(
     theirs = copy_of(ours)
     for turn, (kind, id_list) in enumerate(batches):
         ids = torch.tensor(id_list, dtype=torch.int64)
-        with mock.patch.object(library, "load", return_value=turn % 4 < 2):
-            for index in (ours, theirs):
-                if kind == "erase":
-                    hash_index.erase(ids, index, policy)
-                else:
-                    insert(ids, index, policy)
-                if index is theirs:
-                    host.index_rebuild().rebuild(theirs, policy)
+        operators, rebuilding = (hash_index, index_rebuild) if turn % 4 < 2 else (reference, index_rebuild_reference)
+        for index in (ours, theirs):
+            if kind == "erase":
+                operators.erase(ids, index, policy)
+            else:
+                insert(ids, index, policy, operators=operators)
+            if index is theirs:
+                rebuilding.rebuild(theirs, policy)
         assert_same(ours, theirs)
 
 
@@ -137,26 +137,25 @@ def test_who_goes_next_is_the_same_after_a_batch_that_was_too_large(evict: str) 
         ids = (torch.arange(12) * (step % 5 + 1) + 3 * step) % 97
         insert(torch.arange(51 + step % 3) + 1000 * step, ours, policy)
         left = insert(ids, ours, policy, step - 1)
-        right = reference.find_or_insert_reference(ids, [0], [12], [theirs], [policy], [step - 1])
+        right = insert(ids, theirs, policy, step - 1, reference)
         for one, other in zip(left, right, strict=True):
             assert torch.equal(one, other)
         assert_same(ours, theirs)
     assert int(ours.counts[3]) > 50
 
 
-@pytest.mark.parametrize("has_library", [True, False])
-def test_sightings_stop_at_the_highest_number(has_library: bool) -> None:
+@pytest.mark.parametrize("operators", [hash_index, reference])
+def test_sightings_stop_at_the_highest_number(operators: HashIndexOperators) -> None:
     buffers, policy = empty(3, on_full="evict", evict="lfu")
     insert(torch.tensor([5, 6, 7]), buffers, policy)
     most = 2**27 - 1
     buffers.row_scores.copy_(torch.tensor([most - 1, most, 2]) * 2**36 + 1)
-    with mock.patch.object(library, "load", return_value=has_library):
-        insert(torch.tensor([5, 6, 6, 5, 5, 7]), buffers, policy)
-        assert buffers.row_scores.tolist() == [most * 2**36 + 2, most * 2**36 + 2, 3 * 2**36 + 2]
-        before = copy_of(buffers)
-        assert int(insert(torch.tensor([5, 6, 6, 7, 8, 9]), buffers, policy).report[0, 1]) == 0
-        assert torch.equal(buffers.row_scores, before.row_scores)
-        assert insert(torch.tensor([8]), buffers, policy).ids_before.tolist() == [7]
+    insert(torch.tensor([5, 6, 6, 5, 5, 7]), buffers, policy, operators=operators)
+    assert buffers.row_scores.tolist() == [most * 2**36 + 2, most * 2**36 + 2, 3 * 2**36 + 2]
+    before = copy_of(buffers)
+    assert int(insert(torch.tensor([5, 6, 6, 7, 8, 9]), buffers, policy, operators=operators).report[0, 1]) == 0
+    assert torch.equal(buffers.row_scores, before.row_scores)
+    assert insert(torch.tensor([8]), buffers, policy, operators=operators).ids_before.tolist() == [7]
 
 
 @pytest.mark.parametrize("buckets", [1, 3])
@@ -172,16 +171,13 @@ def test_who_goes_next_in_a_table_of_many_rows(evict: str, buckets: int) -> None
         ids = (1200 * torch.rand(count if step % 15 != 14 else 1000) ** 2).long()
         in_flight = step % 7
         left = insert(ids, ours, policy, step + 1 - in_flight)
-        arguments = [0], [ids.numel()], [theirs], [policy], [step + 1 - in_flight]
-        right = reference.find_or_insert_reference(ids, *arguments)
+        right = insert(ids, theirs, policy, step + 1 - in_flight, reference)
         failed += int(left.report[0, 1] >= 0)
         for one, other in zip(left, right, strict=True):
             assert torch.equal(one, other), step
         if step % 5 == 0:
             erased = ids[:7]
-            assert torch.equal(
-                hash_index.erase(erased, ours, policy), reference.erase_reference(erased, theirs, policy)
-            )
+            assert torch.equal(hash_index.erase(erased, ours, policy), reference.erase(erased, theirs, policy))
         assert_same(ours, theirs)
     assert int(ours.counts[3]) > 300
     assert failed > 0
@@ -233,8 +229,9 @@ def test_find_tables_is_find_on_each_stretch(tables: list[tuple[list[int], list[
         built.append(buffers)
         dense.append(dense_rows)
     ids, slots, side_rows = torch.cat(pieces), [b.slots for b in built], [b.side_row for b in built]
-    rows, absent = hash_index.find_tables(ids, begins, ends, slots, side_rows, [b.lock for b in built], dense)
-    wanted_rows, wanted_absent = reference.find_tables_reference(ids, begins, ends, slots, side_rows, dense)
+    arguments = begins, ends, slots, side_rows, [b.lock for b in built], dense
+    rows, absent = hash_index.find_tables(ids, *arguments)
+    wanted_rows, wanted_absent = reference.find_tables(ids, *arguments)
     assert torch.equal(rows, wanted_rows)
     assert torch.equal(absent, wanted_absent)
     assert rows[: len(others)].tolist() == others
@@ -248,6 +245,6 @@ def test_add_counts() -> None:
     theirs = [counts.clone() for counts in ours]
     amounts = [1, 0, 2, 7, -1, 2**33]
     hash_index.add_counts(ours, amounts)
-    reference.add_counts_reference(theirs, amounts)
+    reference.add_counts(theirs, amounts)
     assert [counts.tolist() for counts in ours] == [[2, 2, 5], [2**40 + 7], [4, 6 + 2**33]]
     assert [counts.tolist() for counts in theirs] == [[2, 2, 5], [2**40 + 7], [4, 6 + 2**33]]

@@ -59,7 +59,7 @@ def test_scriptable() -> None:
     ids = torch.tensor([1, -1, 9, 10])
     assert use(ids, index.slots, index.side_row, index.lock).tolist() == [1, 3, 2, -1]
     assert train(ids, list(index), list(policy), NOTHING_IN_FLIGHT).tolist() == [1, 3, 2, 4]
-    scripted = torch.jit.script(reference.find_reference)
+    scripted = torch.jit.script(reference.find)
     assert scripted(ids, index.slots, index.side_row, 2).tolist() == [1, 3, 2, 4]
     assert torch.jit.script(buckets.shared_rows)(torch.tensor([5]), 8, 2, 2, 0).numel() == 1
 

@@ -58,8 +58,13 @@ def test_several_tables_are_each_of_them_alone(batches: list[list[tuple[int, int
         ids = torch.cat([*pieces, torch.tensor([-77])])
         before = [copy_of(buffers) for buffers, _ in together]
         got = run(ids, begins, ends, together)
-        again = reference.find_or_insert_reference(
-            ids, begins, ends, before, [policy for _, policy in together], [NOTHING_IN_FLIGHT] * len(together)
+        again = reference.find_or_insert(
+            ids,
+            begins,
+            ends,
+            before,
+            [policy for _, policy in together],
+            [hash_index.InFlight.nothing()] * len(together),
         )
         for left, right in zip(got, again, strict=True):
             assert torch.equal(left, right)
