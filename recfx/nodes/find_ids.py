@@ -19,7 +19,7 @@ class FoundRows:
     """Rows of one batch.
 
     Args:
-        ids: int64 ``[n]``, on the CPU.
+        ids: int64 ``[n]``, on the indexes' device.
         rows: int64 ``[n]``, -1 where an index holds none.
         snapshot: of the indexes that were asked.
     """
@@ -55,8 +55,9 @@ class FindIds(NodeModule):
         if snapshot is None or features.values().is_meta:
             return None
         segments = self.hash_ids.indexes.segments(features)
-        ids = features.values().to("cpu", torch.int64)
+        ids = features.values().to(self.hash_ids.indexes.device, torch.int64)
         names = [segment.table.name for segment in segments]
         policies = [snapshot.indexes[name].policy for name in names]
-        rows, _ = find_rows(ids, segments, [snapshot.buffers[name] for name in names], policies)
+        operators = self.hash_ids.indexes.operators
+        rows, _ = find_rows(operators, ids, segments, [snapshot.buffers[name] for name in names], policies)
         return FoundRows(ids, rows, snapshot)

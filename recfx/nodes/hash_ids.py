@@ -70,7 +70,7 @@ class HashIds(NodeModule):
 def hash_batch(indexes: TableIndexes, features: KeyedJaggedTensor, training: bool) -> HashedBatch:
     """All of a batch, here and now; after ``indexes.begin``. Errors are those of ``HashIds.forward``."""
     segments = indexes.segments(features)
-    ids = features.values().to("cpu", torch.int64)
+    ids = features.values().to(indexes.device, torch.int64)
     in_flight = None
     try:
         if training and not is_replay():

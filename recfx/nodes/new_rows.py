@@ -15,10 +15,9 @@ import torch
 
 from recfx.errors import InputError
 from recfx.ir.tables import TableSpec
-from recfx.kernels import hash_index
 from recfx.kernels.index_buffers import NEW, is_uninitialized
 from recfx.kernels.row_initialization import initialization_key
-from recfx.lowering.operators import ROW_INITIALIZATION, OperatorsByDevice
+from recfx.lowering.operators import HASH_INDEX, ROW_INITIALIZATION, OperatorsByDevice
 from recfx.nodes.table_store import TableStore
 
 
@@ -50,7 +49,7 @@ class NewRows:
         self._tables = tuple(table for table in tables if table.name in store.indexes)
         self._collection, self._store = collection, store
         self._keys: dict[tuple[str, int], int] = {}
-        self._operators = OperatorsByDevice(ROW_INITIALIZATION)
+        self._operators, self._index_operators = OperatorsByDevice(ROW_INITIALIZATION), OperatorsByDevice(HASH_INDEX)
         self._attach()
 
     def _attach(self) -> None:
@@ -105,7 +104,7 @@ class NewRows:
             return
         indexes = [self._store.index(each.table.name) for each in given]
         ends = list(accumulate(each.rows.numel() for each in given))
-        hash_index.mark_initialized(
+        self._index_operators.on(indexes[0].row_ids.device).mark_initialized(
             [index.buffers_as_they_are() for index in indexes],
             [index.policy for index in indexes],
             torch.cat([each.rows for each in given]),
@@ -149,7 +148,7 @@ class NewRows:
         """The ids of rows that cannot be filled lose them again."""
         index, rows = self._store.index(given.table.name), given.rows[given.are_renewed]
         index.removals += 1
-        hash_index.erase(index.row_ids[rows], index.buffers_as_they_are(), index.policy)
+        self._index_operators.on(rows.device).erase(index.row_ids[rows], index.buffers_as_they_are(), index.policy)
         index.written()
         failed = InputError(
             f"init_fn of table {given.table.name!r} cannot fill {rows.numel()} rows ({type(error).__name__}: {error}).",

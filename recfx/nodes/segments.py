@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from recfx.ir.tables import TableSpec
-from recfx.kernels import hash_index
+from recfx.kernels.host import HashIndexOperators
 from recfx.kernels.index_buffers import IndexBuffers, IndexPolicy
 
 
@@ -21,12 +21,17 @@ class Segment(NamedTuple):
 
 
 def find_rows(
-    ids: torch.Tensor, segments: Sequence[Segment], buffers: Sequence[IndexBuffers], policies: Sequence[IndexPolicy]
+    operators: HashIndexOperators,
+    ids: torch.Tensor,
+    segments: Sequence[Segment],
+    buffers: Sequence[IndexBuffers],
+    policies: Sequence[IndexPolicy],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows of a batch's ids; reads only.
 
     Args:
-        ids: int64 ``[n]``, on the CPU.
+        operators: of the target that has the indexes.
+        ids: int64 ``[n]``, on the indexes' device.
         segments: one a table.
         buffers: of each table's index.
         policies: of each table's index.
@@ -35,7 +40,7 @@ def find_rows(
         rows: int64 ``[n]``, -1 where a table does not hold the id.
         absent: int64 ``[tables]``, how many of those each table has.
     """
-    return hash_index.find_tables(
+    return operators.find_tables(
         ids,
         [segment.begin for segment in segments],
         [segment.end for segment in segments],

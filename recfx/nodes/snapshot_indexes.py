@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from recfx.hashing import HashIndex
-from recfx.kernels import library
 from recfx.kernels.index_buffers import IndexBuffers
 from recfx.nodes.base import NodeModule
 from recfx.nodes.hash_ids import HashIds
@@ -54,8 +53,8 @@ class SnapshotIndexes(NodeModule):
         Not in eval mode, which counts what it answers, and not where every id is counted, or where rows may go.
         """
         indexes = self.hash_ids.indexes
-        if indexes.counts_every_id or not self.hash_ids.training or not library.load():
-            return False  # the references of the operators are for one thread
+        if indexes.counts_every_id or not self.hash_ids.training or not indexes.operators.FINDS_ON_ANY_THREAD:
+            return False
         return not any(indexes.index(name).slots.is_meta for name in indexes.hashed)
 
 

@@ -10,9 +10,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recfx.errors import InputError, TableFullError
 from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
-from recfx.kernels import hash_index
+from recfx.kernels.host import HashIndexOperators
 from recfx.kernels.index_buffers import BATCHES, EVICTED, NEVER_USED
 from recfx.kernels.pooled_lookup import IndexView
+from recfx.lowering.operators import HASH_INDEX, OperatorsByDevice
 from recfx.nodes.answers import answer_replayed, answer_unseen
 from recfx.nodes.in_flight import BatchesInFlight, BatchInFlight, fingerprint
 from recfx.nodes.new_rows import GivenRows, NewRows
@@ -54,6 +55,7 @@ class TableIndexes:
         self.hashed = hashed
         self._store = store
         self._sharded = sharded
+        self._operators = OperatorsByDevice(HASH_INDEX)
         self._new_rows = NewRows(collection, tuple(table for table in tables if table.has_index), store)
         self.in_flight = BatchesInFlight()
         self._evicting = [table for table in tables if table.evicts]
@@ -72,6 +74,17 @@ class TableIndexes:
     def index(self, table: str) -> HashIndex:
         """The index of a table that has one."""
         return self._store.index(table)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the indexes are, and where ids have to be to be found in them."""
+        return self._store.index(self._hashed[0]).row_ids.device if self._hashed else torch.device("cpu")
+
+    @property
+    def operators(self) -> HashIndexOperators:
+        """The target's operators that find and insert ids."""
+        found: HashIndexOperators = self._operators.on(self.device)
+        return found
 
     @property
     def on_meta(self) -> bool:
@@ -131,7 +144,7 @@ class TableIndexes:
         """
         indexes = self._indexes(segments)
         with self._store.new_rows_lock:
-            inserted = hash_index.find_or_insert(
+            inserted = self.operators.find_or_insert(
                 ids,
                 [segment.begin for segment in segments],
                 [segment.end for segment in segments],
@@ -183,7 +196,7 @@ class TableIndexes:
     def _count_found(self, segments: list[Segment], found: list[int], batches: int) -> None:
         counts = [index.counts for index in self._indexes(segments)]
         rest = [0] * (counts[0].numel() - 2) if counts else []
-        hash_index.add_counts(counts, [amount for count in found for amount in (batches, count, *rest)])
+        self.operators.add_counts(counts, [amount for count in found for amount in (batches, count, *rest)])
 
     def start(self, ids: torch.Tensor, training: bool) -> BatchInFlight | None:
         """The batch, for ``in_flight``; None where no table evicts."""
@@ -206,7 +219,7 @@ class TableIndexes:
         """
         indexes = self._indexes(segments)
         buffers = [index.index_buffers() for index in indexes]
-        rows, absent = find_rows(ids, segments, buffers, [index.policy for index in indexes])
+        rows, absent = find_rows(self.operators, ids, segments, buffers, [index.policy for index in indexes])
         counts = absent.tolist()
         if training:
             self._check_replay(ids, [segment.table for segment, count in zip(segments, counts, strict=True) if count])
@@ -230,7 +243,7 @@ class TableIndexes:
         amounts: list[int] = []
         for segment, count in zip(segments, absent, strict=True):
             amounts += [segment.end - segment.begin, count]
-        hash_index.add_counts([index.eval_counts for index in indexes], amounts)
+        self.operators.add_counts([index.eval_counts for index in indexes], amounts)
 
     def _check_replay(self, ids: torch.Tensor, missing: list[TableSpec]) -> None:
         """A forward that activation checkpointing runs again must find the rows that it had the first time."""
