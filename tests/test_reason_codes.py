@@ -1,10 +1,16 @@
-"""Refusals that no other test names: error type, reason code, place, and that nothing is half changed."""
+"""Every reason code is named by some test; and refusals that no other test names.
+
+Of these: error type, reason code, place, and that nothing is half changed.
+"""
 
 from __future__ import annotations
 
+import ast
 import copy
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -138,6 +144,7 @@ def test_two_optimizers_in_backward_run_as_before() -> None:
     converted = recfx.convert(model)
     (reason,) = [reason for reason in recfx.explain(converted).reasons if reason.code == "optimizer_not_fused"]
     assert "2 optimizers" in reason.message
+    assert converted.part.ebc.not_fused["t"].code == "several_optimizers"
     for one in (converted, plain):
         one(batch(1, 2)).sum().backward()
     torch.testing.assert_close(converted.state_dict(), plain.state_dict(), rtol=1e-5, atol=1e-6)
@@ -193,3 +200,57 @@ def test_a_collection_that_is_kept_after_all_keeps_its_rows() -> None:
     for table in ("a", "b"):
         name = f"bad.embedding_bags.{table}.weight"
         assert torch.equal(converted.state_dict()[name], before[name])
+
+
+ROOT = Path(__file__).resolve().parents[1]
+# What takes a code as its first argument. Errors take it as ``reason=``.
+TAKE_A_CODE = {"Diagnostic", "refuse", "refused", "kept", "_refuse", "_not_fused"}
+
+
+def codes_of(source: str) -> Iterator[str]:
+    """The reason codes that the code gives, as literals or by a constant of its file."""
+    tree = ast.parse(source)
+    constants = {
+        str(target.id): node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call):
+            continue
+        given = [keyword.value for keyword in call.keywords if keyword.arg in ("reason", "code")]
+        if (getattr(call.func, "attr", "") or getattr(call.func, "id", "")) in TAKE_A_CODE:
+            given += call.args[:1]
+        for part in (part for value in given for part in ast.walk(value)):
+            part = constants.get(part.id, part) if isinstance(part, ast.Name) else part
+            if isinstance(part, ast.Constant) and isinstance(part.value, str) and re.fullmatch("[a-z_]+", part.value):
+                yield part.value
+
+
+def test_every_code_is_named_by_a_test() -> None:
+    found = {
+        code
+        for folder in ("recfx", "lowering", "kernels")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for code in codes_of(path.read_text())
+    }
+    tested = "\n".join(path.read_text() for path in sorted((ROOT / "tests").rglob("*.py")))
+    assert len(found) > 150
+    assert not sorted(code for code in found if not re.search(rf"[\"'\[(]{code}\b", tested))
+
+
+@pytest.mark.parametrize(
+    ("source", "codes"),
+    [
+        ('ConversionError("m", reason="a_code")', ["a_code"]),
+        ('ConversionError("m", reason="one" if x else "other")', ["one", "other"]),
+        ('CODE = "a_code"\nDiagnostic(CODE, path, "m")', ["a_code"]),
+        ('Diagnostic("a_code", path, "message")', ["a_code"]),
+        ('replace(found, code="a_code", path="p")', ["a_code"]),
+        ('print("a_code")', []),
+    ],
+)
+def test_where_codes_are_given(source: str, codes: list[str]) -> None:
+    assert list(codes_of(source)) == codes

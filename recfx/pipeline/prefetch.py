@@ -6,10 +6,12 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
+from recfx.diagnostics import Diagnostic
 from recfx.modules.collection import unsharded_collections
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.prefetched_call import KnownCall, StartedCall, sharded_modules
@@ -19,20 +21,19 @@ from recfx.sharding.out_of_step import in_step
 _log = logging.getLogger("recfx")
 
 
-class PipelinedCollection(NamedTuple):
+@dataclass(frozen=True)
+class PipelinedCollection:
     """What a pipeline does with one collection.
 
     Args:
         path: in the model.
-        pipelined: its ids are sent ahead.
-        reason: why not, or what else is not done ahead: a code, ``""`` if there is nothing to say.
-        message: the same in words.
+        pipelined: whether its ids are sent ahead.
+        why: they are not, or what else is not done ahead; None if there is nothing to say.
     """
 
     path: str
     pipelined: bool
-    reason: str = ""
-    message: str = ""
+    why: Diagnostic | None = None
 
 
 class CallsAhead:
@@ -47,7 +48,7 @@ class CallsAhead:
         self._model, self._streams, self._worker = model, streams, Worker()
         self._modules = sharded_modules(model)
         self._known: list[KnownCall] | None = None
-        self._not_ahead: dict[str, tuple[str, str]] = {}
+        self._not_ahead: dict[str, Diagnostic] = {}
 
     def start(self, batch: Any, is_last: bool) -> list[StartedCall] | None:
         """Start the calls of a batch; None while the model has not run yet. Collective, as all of these.
@@ -108,24 +109,24 @@ class CallsAhead:
         found = [self._of_sharded(path, module) for path, module in self._modules.items()]
         for path in unsharded_collections(self._model):
             why = "it is on this rank as a whole: there are no ids to send."
-            found.append(PipelinedCollection(path, False, "not_sharded", why))
+            found.append(PipelinedCollection(path, False, Diagnostic("not_sharded", path, why)))
         return found
 
     def _learn(self, made: list[tuple[str, KnownCall | None]]) -> None:
         called = {path for path, _ in made}
         for path in self._modules:
             if path not in called:
-                self._keep_out(path, "not_called", "the model did not call it with its first batch.")
+                self._keep_out(Diagnostic("not_called", path, "the model did not call it with its first batch."))
         for path, call in made:
             if call is None:
                 why = "the model computes its input; only parts of the batch, as they are, are known ahead."
-                self._keep_out(path, "input_not_in_batch", why)
+                self._keep_out(Diagnostic("input_not_in_batch", path, why))
         self._known = [call for path, call in made if call is not None and path not in self._not_ahead]
 
-    def _keep_out(self, path: str, reason: str, message: str) -> None:
-        self._not_ahead[path] = reason, message
-        _log.warning("collection %r is not pipelined [%s]: %s", path, reason, message)
-        self._known = [call for call in self._known or () if call.name != path]
+    def _keep_out(self, why: Diagnostic) -> None:
+        self._not_ahead[why.path] = why
+        _log.warning("collection %r is not pipelined [%s]: %s", why.path, why.code, why.message)
+        self._known = [call for call in self._known or () if call.name != why.path]
 
     def _taking(self, path: str, original: Callable[..., Any], waiting: deque[StartedCall]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -134,20 +135,22 @@ class CallsAhead:
             if waiting and waiting[0].is_for(args, kwargs):
                 return waiting.popleft().finish(self._streams)
             if path not in self._not_ahead:
-                self._keep_out(path, "input_changed", "the model's calls of it were others than with the first batch.")
+                why = "the model's calls of it were others than with the first batch."
+                self._keep_out(Diagnostic("input_changed", path, why))
             return original(*args, **kwargs)
 
         return forward
 
     def _of_sharded(self, path: str, module: Any) -> PipelinedCollection:
         if path in self._not_ahead:
-            return PipelinedCollection(path, False, *self._not_ahead[path])
+            return PipelinedCollection(path, False, self._not_ahead[path])
         if self._known is None:
-            return PipelinedCollection(path, False, "no_batch_yet", "calls are learned from the first batch.")
+            why = "calls are learned from the first batch."
+            return PipelinedCollection(path, False, Diagnostic("no_batch_yet", path, why))
         in_turn = module.hashed_in_turn() if isinstance(module, ShardedHashEmbeddingBagCollection) else []
         if in_turn:
             why = f"its ids are sent ahead but hashed in turn: tables {in_turn} count every id, or evict."
-            return PipelinedCollection(path, True, "hashed_in_turn", why)
+            return PipelinedCollection(path, True, Diagnostic("hashed_in_turn", path, why))
         return PipelinedCollection(path, True)
 
 

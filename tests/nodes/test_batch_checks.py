@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -283,3 +284,12 @@ def test_the_last_rows_of_a_huge_table_are_trained(rows: int, dim: int, dtype: t
     model = recfx.convert(plain)
     model(KeyedJaggedTensor(["f"], ids[1:], lengths=torch.tensor([1, 1]))).values().sum().backward()
     torch.testing.assert_close(weight[ids, 0].float(), torch.tensor([1.0, 0.5, 0.5]))
+
+
+@pytest.mark.parametrize(("features", "reason"), [(2, "too_many_columns"), (1, None)])
+def test_fbgemm_is_declined_for_outputs_that_it_cannot_number(features: int, reason: str | None) -> None:
+    spec = spec_of(1, 1, torch.float32, None)
+    names = tuple(f"f{number}" for number in range(features))
+    table = replace(spec.tables[0], embedding_dim=2**30, feature_names=names)
+    declined = _fbgemm_limits.decline("cpu", replace(spec, tables=(table,)))
+    assert (None if declined is None else declined.code) == reason

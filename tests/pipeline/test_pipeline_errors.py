@@ -228,14 +228,27 @@ class Turning(Model):
         return super().forward(features.permute([0, 1, 2]) if self.calls > 2 else features)
 
 
+class Late(Model):
+    """Its collection is called from the second batch on."""
+
+    calls = 0
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.calls += 1
+        if self.calls > 1:
+            return super().forward(features)
+        pooled = torch.ones(1, next(self.over.parameters()).shape[1])
+        return (self.over(pooled).tanh() ** 2).mean(), pooled
+
+
 def another_model(rank: int, world_size: int, pipeline: str, kind: type[nn.Module], reason: str) -> dict[str, Any]:
     model, driver, mine = made(FITS, rank, world_size, pipeline)
     model.__class__ = kind
     answer = run(model, driver, iter(mine))
     if pipeline == "recfx":
-        ((path, pipelined, why, message),) = driver.report()
-        assert (path, pipelined, why) == ("sparse", False, reason)
-        assert message
+        (found,) = driver.report()
+        assert (found.path, found.pipelined, found.why.code, found.why.path) == ("sparse", False, reason, "sparse")
+        assert found.why.message
     return answer
 
 
@@ -257,6 +270,7 @@ def another_model(rank: int, world_size: int, pipeline: str, kind: type[nn.Modul
         (a_backward_that_fails, ()),
         (another_model, (Computed, "input_not_in_batch")),
         (another_model, (Turning, "input_changed")),
+        (another_model, (Late, "not_called")),
     ],
 )
 def test_it_is_as_without_a_pipeline(scenario: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

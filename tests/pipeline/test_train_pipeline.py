@@ -70,7 +70,9 @@ def test_a_model_without_sharded_collections_runs_as_well(converted: bool) -> No
         outputs = [driver.progress(source) for _ in range(4)]
         left.append([*outputs, *(p.detach() for p in model.parameters())])
     assert all(torch.equal(mine, other) for mine, other in zip(*left, strict=True))
-    assert [(each.path, each.reason) for each in driver.report()] == ([("sparse", "not_sharded")] if converted else [])
+    assert [(each.path, each.why and each.why.code) for each in driver.report()] == (
+        [("sparse", "not_sharded")] if converted else []
+    )
 
 
 # What is done between steps
@@ -136,7 +138,10 @@ def train_and_watch(rank: int, world_size: int, case: Case) -> dict[str, Any]:
     finally:
         for each in undo:
             each()
-    return {"events": " ".join(events), "report": [(r.path, r.pipelined, r.reason) for each in report for r in each]}
+    return {
+        "events": " ".join(events),
+        "report": [(r.path, r.pipelined, r.why.code if r.why else "") for each in report for r in each],
+    }
 
 
 def test_ids_are_sent_and_rows_found_ahead() -> None:

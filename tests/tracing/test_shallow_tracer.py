@@ -224,3 +224,37 @@ def test_a_sample_without_a_batch_size_cannot_be_resized() -> None:
     assert without is not None
     assert without.args[0].shape == (3, 3)
     assert without.args[1] == 4
+
+
+class Noisy(nn.Module):
+    """Draws a number that a trace would keep for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = collection()
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        pooled: torch.Tensor = self.ebc(features).values() * torch.rand(1)
+        return pooled
+
+
+class AroundNoisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.noisy = Noisy()
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.noisy(features) + 1
+
+
+def test_a_module_whose_graph_differs_stays_a_call() -> None:
+    model = AroundNoisy()
+    traced = recfx.trace(model, (batch(),))
+    (found,) = traced.meta["recfx_rollbacks"]
+    assert (found.path, found.code) == ("noisy", "graph_differs")
+    assert [str(node.target) for node in traced.graph.nodes if node.op == "call_module"] == ["noisy"]
+    for seed in range(2):
+        torch.manual_seed(seed)
+        wanted = model(batch())
+        torch.manual_seed(seed)
+        assert torch.equal(traced(batch()), wanted)
