@@ -81,7 +81,7 @@ class TableFullError(RecfxError, RuntimeError):
 
 
 class OutOfStepError(RecfxError, RuntimeError):
-    """Ranks are not at the same place of a step, or one of them failed in the middle of it. Nothing more was sent."""
+    """Ranks are not at the same place in a step, or one of them failed in the middle of it. Nothing more was sent."""
 
 
 class CheckpointError(RecfxError, RuntimeError):

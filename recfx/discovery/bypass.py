@@ -1,4 +1,6 @@
-"""Collections that a model also holds where a conversion cannot replace them: it would go on with the original.
+"""Collections that the model also reaches where a conversion cannot replace them.
+
+The converted model would go on using the original there.
 
 Plain attributes that lead to a collection, or to a module around one, are made to lead to the converted one
 (``recfx.modules.copy_modules``). What is left is refused here: generators and the like, and what code reads by
@@ -26,9 +28,9 @@ _ADVICE = (
 
 
 def find_bypassed(model: nn.Module, findings: list[Finding]) -> None:
-    """Refuse the convertible collections that the model would go on using as they are.
+    """Refuse the convertible collections whose originals the model would go on using.
 
-    Where code merely reads what leads to a collection, calls may clear it: it becomes ``suspected`` alone.
+    Where code merely reads what leads to a collection, counting calls may clear it: it becomes only ``suspected``.
     """
     convertible = {id(finding.module): finding for finding in findings if finding.status == CONVERTIBLE}
     if not convertible:
@@ -48,7 +50,7 @@ def find_bypassed(model: nn.Module, findings: list[Finding]) -> None:
 
 
 def way_around(model: nn.Module, originals: Iterable[nn.Module]) -> str:
-    """By what ``model`` reaches one of ``originals``, which are no modules of it; ``""`` if that cannot be told."""
+    """How ``model`` reaches one of ``originals``, which are not modules of it; ``""`` if that is not known."""
     targets = {id(module): module for module in originals}
     for module in model.modules():
         targets.pop(id(module), None)

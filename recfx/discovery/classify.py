@@ -1,4 +1,4 @@
-"""What a module is to the conversion: one rule a kind of collection, each with its reason code and what to do.
+"""What the conversion does with a module: one rule per kind of collection, with a reason code and what to do.
 
 Classes are told apart by identity, never by name (except inside a ScriptModule, where nothing else is left).
 """
@@ -31,7 +31,7 @@ from recfx.modules.converted_collection import ConvertedCollection
 from recfx.sharding.collection import sharded_collections
 
 CONVERTIBLE, CONVERTED, KEPT, REFUSED = "convertible", "converted", "kept", "refused"
-EMBEDDING_COLLECTION = "embedding_collection"  # kept, for its output is not pooled
+EMBEDDING_COLLECTION = "embedding_collection"  # kept, because its output is not pooled
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Finding:
         module: the collection.
         paths: every fully qualified name it has; the first is the one used in names.
         status: ``convertible``, ``converted`` (already), ``kept`` or ``refused``.
-        why: it is kept or refused; None where it is not.
+        why: the reason why it is kept or refused; None if it is neither.
         found: ``traced``, ``walked`` or ``never called``.
         source: the line that calls it, or the class that holds it.
         calls: how often one forward calls it, as far as the trace sees.
@@ -74,7 +74,7 @@ class Finding:
 
 
 def classify(module: nn.Module, path: str) -> Finding | None:
-    """What ``module`` is, if it is a collection or holds one that cannot be reached."""
+    """The finding for ``module`` if it is a collection, or holds one that cannot be reached; otherwise None."""
 
     def refused(reason: str, message: str, what_to_do: str) -> Finding:
         return Finding(module, [path], REFUSED, Diagnostic(reason, path, message, what_to_do, Severity.ERROR))

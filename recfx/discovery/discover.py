@@ -39,7 +39,7 @@ class Discovery:
 
 
 def check_module(model: object, name: str = "model") -> None:
-    """Refuse what is no module.
+    """Refuse a model that is not a module.
 
     Args:
         model: what was passed.

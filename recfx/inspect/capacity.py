@@ -1,4 +1,4 @@
-"""Whether an index has rows enough, from what it has counted: forecasts, and how many rows would do.
+"""Whether an index has enough rows, judged by what it has counted: forecasts, and how many rows would be enough.
 
 Counted is all training since the index was built; a state brings the counts that were saved with it. What is said of
 a batch is the mean over all of them. A rank that holds a slice of a table forecasts for its slice, and takes the others
@@ -18,11 +18,14 @@ CHURN = 0.1  # share of sightings that took somebody else's row
 
 
 def suggested_rows(index: IndexFacts) -> int | None:
-    """Physical rows that the table should have, with the buckets that it has; never fewer than now. None: no more.
+    """How many physical rows the table should have, with its present buckets; None if it has enough.
 
-    ``on_full="error"``, and ``"share"`` as long as nothing is shared: so that the ids held now, and as many again as
-    came at the mean pace, take 70 % of the usable rows: room for twice the batches so far, or more. ``"share"``: the
-    ids without a row are not counted, their sightings are; see ``_ids_sharing``. ``"evict"``: twice the rows.
+    Never fewer than it has now.
+
+    - ``on_full="error"``, and ``"share"`` as long as nothing is shared: enough for the ids held now, and as many again
+      as came at the mean pace, to take 70 % of the usable rows. That is room for twice the batches so far, or more.
+    - ``on_full="share"`` otherwise: the ids without a row are not counted, but their sightings are; see ``_ids_sharing``.
+    - ``on_full="evict"``: twice the rows.
     """
     config, taken = index.config, index.occupancy.taken
     if not index.buckets:
@@ -71,7 +74,7 @@ def churns(index: IndexFacts) -> bool:
 
 
 def batches_kept(index: IndexFacts) -> float:
-    """For how many batches an id keeps its row, on average: rows by evictions a batch.
+    """For how many batches an id keeps its row, on average: its rows, divided by the evictions per batch.
 
     J. D. C. Little, "A proof for the queuing formula L = lambda W", Operations Research 9 (1961), 383-387.
     """
@@ -84,7 +87,7 @@ def _rows_for(ids: int, index: IndexFacts) -> int:
 
 
 def _ids_sharing(index: IndexFacts) -> int:
-    """About how many ids share rows: as many times the ids held as their sightings are those of the ids held.
+    """About how many ids share rows: their sightings, in proportion to the ids held and the sightings of those.
 
     A lower estimate, because rare ids come later than common ones; doubled at least, and at most one id a sighting.
     """

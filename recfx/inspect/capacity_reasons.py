@@ -1,4 +1,4 @@
-"""What is worth saying of an index: that it fills, shares, evicts, forgets. One small rule each."""
+"""What is worth saying about an index: that it fills, shares, evicts or forgets. One small rule for each."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _forecast(index: IndexFacts) -> str:
 
 
 def _more_rows(index: IndexFacts) -> str:
-    """Which config, and what becomes of the rows trained so far."""
+    """Which config to use, and what happens to the rows trained so far."""
     config = _config(index, capacity.suggested_rows(index) or index.config.rows)
     return f"build the table with {config}; the state saved now loads into it, rows move with their ids"
 

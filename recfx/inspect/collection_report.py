@@ -42,7 +42,7 @@ class CollectionReport:
         paths: every fully qualified name it has; ``""`` is the root.
         kind: name of its class before conversion.
         status: ``"converted"``, ``"convertible"`` (before conversion), ``"kept"`` or ``"refused"``.
-        why: it is kept or refused; None where it is not.
+        why: the reason why it is kept or refused; None if it is neither.
         found: ``"traced"`` (a call of it was seen), ``"walked"`` (nobody looked, or the trace could not), or
             ``"never called"``.
         file: where the user's code calls it, or the class that holds it; ``""`` if unknown.

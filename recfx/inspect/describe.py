@@ -1,4 +1,4 @@
-"""From collections to their part of the report."""
+"""Fills the report of a collection that is not sharded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recfx.modules.converted_collection import ConvertedCollection
 def describe_converted(
     found: CollectionReport, collection: HashEmbeddingBagCollection, existed: bool
 ) -> CollectionReport:
-    """What a converted collection shows of itself; its tables' reasons are not among its own yet: see ``with_reasons``.
+    """Add what a converted collection shows of itself, but not yet what there is to say about it: see ``with_reasons``.
 
     Args:
         found: what discovery knows of it.
@@ -39,7 +39,7 @@ def describe_converted(
 
 
 def describe_other(found: CollectionReport, collection: nn.Module) -> CollectionReport:
-    """What a collection that was not converted shows of itself, which may be nothing."""
+    """Add what a collection that was not converted shows of itself, which may be nothing."""
     if isinstance(collection, EmbeddingBagCollectionInterface):
         read, holder = "embedding_bag_configs", "embedding_bags"
     elif isinstance(collection, EmbeddingCollectionInterface):

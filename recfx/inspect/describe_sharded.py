@@ -1,4 +1,4 @@
-"""The report of a sharded collection, as this rank sees it; and of what a plan would make of a converted one."""
+"""Fills the report of a sharded collection as this rank sees it, or as it would be under a plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from recfx.sharding.plan import read_plan
 def describe_sharded(
     found: CollectionReport, sharded: ShardedHashEmbeddingBagCollection, existed: bool
 ) -> CollectionReport:
-    """What a sharded collection shows of itself on this rank; arguments as of ``describe_converted``.
+    """Add what a sharded collection shows of itself on this rank; the arguments are those of ``describe_converted``.
 
     Communicates nothing.
     """

@@ -1,4 +1,4 @@
-"""From what is known of a table to its part of the report."""
+"""Fills the report of a table from what is known about it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 
 
 def table_report(facts: TableFacts) -> TableReport:
-    """One table of a converted collection, or what this rank has of one."""
+    """A table of a converted collection, or this rank's part of one."""
     spec, weight = facts.spec, facts.weight
     return TableReport(
         name=spec.name,
@@ -86,7 +86,7 @@ def report_of_other_table(config: BaseEmbeddingConfig, modules: Any) -> TableRep
 
 
 def hashing_report(config: ResolvedHashConfig | None, index: IndexFacts | None) -> HashingReport:
-    """How ids become rows; ``index``: what one with data shows of itself."""
+    """How ids become rows; ``index`` is what an index with data shows of itself."""
     if config is None:
         return HashingReport("static")
     if not config.has_index:
@@ -106,7 +106,7 @@ def hashing_report(config: ResolvedHashConfig | None, index: IndexFacts | None) 
 
 
 def _with_counts(found: HashingReport, index: IndexFacts) -> HashingReport:
-    """With the fields that an index with data fills."""
+    """Add the fields that only an index with data fills."""
     occupancy = index.occupancy
     return replace(
         found,

@@ -1,4 +1,4 @@
-"""Everything known of one table of a converted collection: what the report and its reasons are made of."""
+"""Everything that is known about one table of a converted collection: the report and its reasons are made from it."""
 
 from __future__ import annotations
 

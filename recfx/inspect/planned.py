@@ -1,4 +1,4 @@
-"""A plan that a model is explained with: for which ranks it is, and what of it fits no collection."""
+"""A plan that a model is explained with: which ranks it is for, and which parts of it fit no collection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recfx.sharding.placement import rank_of
 
 
 class PlannedSharding:
-    """What is to be said of a plan.
+    """What there is to say about a plan.
 
     Seen by this rank of the default process group; without one by rank 0 of as many as the plan names.
 
@@ -63,7 +63,7 @@ class PlannedSharding:
             return replace(described, reasons=(*described.reasons, error.diagnostic))
 
     def unknown(self, paths: set[str]) -> list[Diagnostic]:
-        """What the plan names beside the collections at ``paths``."""
+        """What the plan names that is not among the collections at ``paths``."""
         return [
             Diagnostic(
                 "plan_unknown_collection",
@@ -78,7 +78,7 @@ class PlannedSharding:
 
 
 def already_sharded(described: CollectionReport) -> CollectionReport:
-    """Add that the collection has a plan, and the one given is for another."""
+    """Add that the collection has a plan of its own, and that the one given says nothing about it."""
     message = "the collection is sharded already: what is said of it is its own plan, not the one given."
     reason = Diagnostic("already_sharded", described.path, message, "explain without plan=.", Severity.ERROR)
     return replace(described, reasons=(*described.reasons, reason))

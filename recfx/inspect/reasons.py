@@ -1,4 +1,4 @@
-"""What is worth saying of a table: one small rule each, in one literal list. Nothing to say gives no line.
+"""What is worth saying about a table: one small rule for each thing, in one literal list.
 
 What an index has to say stands in ``capacity_reasons.py``.
 """
@@ -107,7 +107,7 @@ def init_fn_rows(table: TableFacts) -> Diagnostic | None:
 
 
 def data_type_not_honoured(table: TableFacts) -> Diagnostic | None:
-    """The config says another type than the weight has."""
+    """The config names a different type from the weight's."""
     try:
         wanted = data_type_to_dtype(table.config.data_type)
     except ValueError:  # quantized types have no torch dtype

@@ -12,7 +12,7 @@ from recfx.inspect.text import render_text
 
 @dataclass(frozen=True)
 class Report(ReportData):
-    """What was done to a model, or would be. ``str()`` for a terminal. The fields are those of ``ReportData``."""
+    """What was done to a model, or would be done; ``str()`` is for a terminal. The fields are those of its base."""
 
     def __str__(self) -> str:
         return render_text(self)

@@ -1,4 +1,4 @@
-"""What is worth saying of how a table is sharded: one small rule each, in one literal list."""
+"""What is worth saying about how a table is sharded: one small rule for each thing, in one literal list."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def ids_on_every_rank(table: ShardedTable, path: str, _: FusedOptimizer | None) 
 def collection_sharding_reasons(
     tables: tuple[TableSpec, ...], graph_module: nn.Module | None, path: str
 ) -> tuple[Diagnostic, ...]:
-    """What is so for the collection as a whole; ``graph_module``: of a sharded one."""
+    """What is worth saying about the collection as a whole; ``graph_module`` is that of a sharded one."""
     reasons = []
     means = [table.name for table in tables if table.pooling == "MEAN"]
     if means:
@@ -107,7 +107,7 @@ def collection_sharding_reasons(
 
 
 def pipelining_reasons(sharded: ShardedHashEmbeddingBagCollection, path: str) -> tuple[Diagnostic, ...]:
-    """Whether a pipeline of TorchRec's has taken it over; ``recfx.TrainPipeline`` has a report of its own."""
+    """Whether one of TorchRec's pipelines has taken it over; ``recfx.TrainPipeline`` has a report of its own."""
     if not sharded.is_pipelined:
         return ()
     message = f"a TorchRec pipeline sends the next batch's ids ahead ({type(sharded.forward).__name__})."

@@ -31,7 +31,7 @@ class HashingReport:
         candidates: ids that were seen but not admitted; None with ``admit_after=1``.
         longest_probe: slots that the slowest lookup looks at.
         index_bytes: of the index, without the weight.
-        usable_share: of the index's rows, that are expected to be taken when the first id meets a full bucket.
+        usable_share: the share of the index's rows expected to be taken when the first id meets a full bucket.
         room: new ids that are expected to fit before one meets a full bucket.
         batches_until_full: batches until then at the mean pace so far: a lower estimate where fewer and fewer ids are
             new, an upper one where more and more are. None before training, and with ``on_full="evict"``.

@@ -72,7 +72,7 @@ def _collections(collections: tuple[CollectionReport, ...]) -> Table:
 
 
 def _reasons(reasons: tuple[Diagnostic, ...]) -> list[RenderableType]:
-    """One paragraph a code and advice; equal ones together, with the first few modules."""
+    """One paragraph per code and advice: equal ones stand together, with the first few modules."""
     parts: list[RenderableType] = []
     for same_code in _groups(reasons, lambda one: (one.severity, one.code)):
         groups = _groups(same_code, lambda one: (one.message, one.what_to_do))

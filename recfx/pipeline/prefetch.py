@@ -28,7 +28,7 @@ class PipelinedCollection:
     Args:
         path: in the model.
         pipelined: whether its ids are sent ahead.
-        why: they are not, or what else is not done ahead; None if there is nothing to say.
+        why: the reason why they are not, or what else is not done ahead; None if there is nothing to say.
     """
 
     path: str

@@ -30,7 +30,7 @@ class Found:
 
 @dataclass
 class Conversion:
-    """Discovery and verification of one conversion.
+    """What was found and compared in one conversion.
 
     Args:
         found: every collection, converted or not.
@@ -48,8 +48,8 @@ class Conversion:
 
 
 def attach_conversion(model: nn.Module, conversion: Conversion) -> None:
-    """Hang ``conversion`` on the model (inside its wrappers)."""
-    if not isinstance(unwrap(model), torch.jit.ScriptModule):  # is shared with the user's model
+    """Attach ``conversion`` to the model inside its wrappers."""
+    if not isinstance(unwrap(model), torch.jit.ScriptModule):  # it is shared with the user's model
         unwrap(model).__dict__[_ATTRIBUTE] = conversion
 
 
@@ -59,6 +59,6 @@ def detach_conversion(model: nn.Module) -> None:
 
 
 def conversion_of(model: nn.Module) -> Conversion:
-    """What hangs on the model; an empty record for collections that were built directly."""
+    """The record that is attached to the model; an empty one for collections that were built directly."""
     found: Any = unwrap(model).__dict__.get(_ATTRIBUTE)
     return found if isinstance(found, Conversion) else Conversion([], [], "error")

@@ -1,4 +1,4 @@
-"""What a verification says: every comparison, and the largest differences by table."""
+"""The result of a verification: every comparison, and the largest differences by table."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _replace_collection(
             module_path=finding.path,
             what_to_do=f"rename the attribute {taken[0]!r}.",
         )
-    converted.train(standard.training)  # before it gets modules of the user's, whose modes are their own
+    converted.train(standard.training)  # before it gets the user's modules, which have modes of their own
     carry_over(copied, converted)
     carry_references(standard, converted)
     return converted
@@ -105,7 +105,7 @@ def _uses(converted: HashEmbeddingBagCollection, name: str) -> bool:
 
 
 def carry_references(standard: nn.Module, converted: nn.Module) -> None:
-    """Give ``converted`` the hooks and plain attributes of ``standard``: what they lead to is replaced later, once."""
+    """Give ``converted`` the hooks and plain attributes of ``standard``: what they lead to is replaced once, later."""
     carry_hooks(standard, converted)
     if not isinstance(converted, ConvertedCollection):
         return
@@ -124,7 +124,7 @@ def _resize(bag: nn.Module, spec: TableSpec, config: EmbeddingBagConfig, path: s
 
 
 def config_for(table: str, hashing: Hashing) -> HashConfig | None:
-    """The config of one table in what the user gave for all of them."""
+    """The config of one table, out of what the user gave for all of them."""
     if isinstance(hashing, Mapping):
         return hashing.get(table, HashConfig())
     return hashing

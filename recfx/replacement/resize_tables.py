@@ -1,4 +1,4 @@
-"""Tables that get more rows: the parameter object stays, its data is replaced."""
+"""Tables that get more rows: the parameter object stays, and its data is replaced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recfx.optim.attached import attached_optimizers
 
 
 class TableResizing:
-    """Tables that get more rows: undone when the conversion fails.
+    """Gives tables more rows, and takes them away again if the conversion fails.
 
     Args:
         under_ddp: the model is, or holds, a DistributedDataParallel.
@@ -65,7 +65,7 @@ class TableResizing:
             weight.grad = _append_rows(grad, rows)
 
     def _holding_state_for(self, weight: nn.Parameter) -> list[torch.optim.Optimizer]:
-        """Ordinary optimizers of this process that hold rows of state for ``weight``: nothing else knows them."""
+        """Ordinary optimizers of this process that hold rows of state for ``weight``; no registry lists them."""
         if self._optimizers is None:
             found = gc.get_objects()
             self._optimizers = [item for item in found if issubclass(type(item), torch.optim.Optimizer)]
@@ -90,7 +90,7 @@ class TableResizing:
             weight.grad = grad
 
     def keep(self) -> None:
-        """The conversion has succeeded."""
+        """Keep the new rows: the conversion has succeeded."""
         self._old.clear()
 
     def __enter__(self) -> TableResizing:

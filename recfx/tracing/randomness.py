@@ -13,7 +13,7 @@ import torch
 
 @contextlib.contextmanager
 def fixed_randomness(seed: int = 0) -> Iterator[None]:
-    """Seed torch, numpy and Python inside, and run deterministically; give back their states after."""
+    """Seed torch, numpy and Python inside, and run deterministically; restore their states afterwards."""
     python, array = random.getstate(), numpy.random.get_state()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warns_only = torch.is_deterministic_algorithms_warn_only_enabled()

@@ -33,7 +33,7 @@ class Sample:
         return cls(sample)
 
     def clone(self) -> Sample:
-        """Fresh tensors: some models change their batch in place."""
+        """A copy with fresh tensors, because some models change their batch in place."""
         return Sample(*(clone_value(value) for value in self.args), **clone_value(self.kwargs))
 
     def on_meta(self) -> bool:
@@ -41,7 +41,7 @@ class Sample:
         return any(tensor.is_meta for tensor in tensors_of((self.args, self.kwargs)))
 
     def resized(self) -> Sample | None:
-        """The same call with one sample more (the first one again), or None where no batch size can be told."""
+        """The same call with the first sample once more at the end, or None if the batch size is not known."""
         batch_size = _batch_size((self.args, self.kwargs))
         if not batch_size:
             return None
@@ -104,7 +104,7 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def _batch_size(value: Any) -> int:
-    """Of the first KJT found; without one, the first tensor's leading dimension."""
+    """The batch size of the first KJT; without one, the leading dimension of the first tensor."""
     found = _first_keyed_jagged(value)
     if found is not None:
         return 0 if found.variable_stride_per_key() else int(found.stride())

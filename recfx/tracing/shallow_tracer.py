@@ -54,7 +54,7 @@ class ShallowTracer(fx.Tracer):
         self._parameter_proxies: dict[str, Any] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Collections, and modules that hold none."""
+        """True for collections, and for modules that hold none."""
         if id(m) in self._leaves or module_qualified_name in self._opaque:
             return True
         holds = self._holds.get(id(m))
@@ -63,7 +63,7 @@ class ShallowTracer(fx.Tracer):
         return not holds
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """As torch.fx's; remembers the cache, which a roll-back has to clean."""
+        """Do what torch.fx does, and remember the cache, which a rollback has to clean."""
         self._parameter_proxies = parameter_proxy_cache
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
@@ -74,7 +74,7 @@ class ShallowTracer(fx.Tracer):
         path = self.path_of_module(m)
         if self.is_leaf_module(m, path):
             return super().call_module(m, forward, args, kwargs)
-        # fx makes the nodes of attribute proxies late; made inside `m`, a roll-back would take them from the caller.
+        # fx makes the nodes of attribute proxies late; if they were made inside `m`, a rollback would remove them.
         map_aggregate((args, kwargs), _touch)
         last = next(iter(reversed(self.graph.nodes)), None)
         module_stack = self.module_stack.copy()
@@ -99,7 +99,7 @@ class ShallowTracer(fx.Tracer):
 
 
 def rollback_of(path: str, error: Exception) -> Diagnostic:
-    """What to report of an exception met while tracing."""
+    """What to report about an exception that was raised while tracing."""
     reason = "lost_by_tracing" if isinstance(error, LostByTracing) else "untraceable"
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return Diagnostic(reason, path, f"{type(error).__name__}: {lines[0] if lines else ''}")
@@ -112,7 +112,7 @@ def _touch(value: Any) -> Any:
 
 
 def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer) -> fx.Graph:
-    """Trace ``root`` as ``sample`` calls it, in the mode in which it is.
+    """Trace ``root`` as ``sample`` calls it, in its current mode.
 
     Raises:
         Exception: whatever the root's own code raises on proxies.
