@@ -24,7 +24,7 @@ def suggested_rows(index: IndexFacts) -> int | None:
 
     - ``on_full="error"``, and ``"share"`` as long as nothing is shared: enough for the ids held now, and as many again
       as came at the mean pace, to take 70 % of the usable rows. That is room for twice the batches so far, or more.
-    - ``on_full="share"`` otherwise: the ids without a row are not counted, but their sightings are; see ``_ids_sharing``.
+    - ``on_full="share"`` otherwise: ids without a row are not counted, but their sightings are; see ``_ids_sharing``.
     - ``on_full="evict"``: twice the rows.
     """
     config, taken = index.config, index.occupancy.taken
