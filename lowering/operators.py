@@ -15,7 +15,7 @@ import torch
 
 from recfx.diagnostics import Diagnostic
 from recfx.errors import ConversionError
-from recfx.lowering.registry import BACKENDS
+from recfx.lowering import registry
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def select_operators(family: OperatorFamily, device: torch.device, backend: str 
         ConversionError: ``backend_unusable``: no target has it there.
     """
     declined: list[Diagnostic] = []
-    for candidate in sorted(BACKENDS, key=lambda candidate: candidate.name != backend):
+    for candidate in sorted(registry.BACKENDS, key=lambda candidate: candidate.name != backend):
         offer = getattr(importlib.import_module(candidate.module), "operators", None)
         found = None if offer is None else offer(family.name, device)
         if isinstance(found, Diagnostic):

@@ -28,7 +28,7 @@ from recfx.nodes import TableStore
 from recfx.nodes.resources import Resources
 from recfx.nodes.training_checks import refuse_fused_replicas
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.passes import passes, run_passes
+from recfx.passes import run_pipeline
 
 
 class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
@@ -146,7 +146,7 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
     def _compile(self) -> None:
         """Make the graph from the tables: derived, so copies and pickles make it again."""
         graph_module = self.unexpanded_graph()
-        self.pass_records = run_passes(graph_module, passes(self.backend))
+        self.pass_records = run_pipeline(graph_module, self.backend)
         self.graph_module = graph_module
 
     def unexpanded_graph(self, resources: Resources | None = None) -> fx.GraphModule:

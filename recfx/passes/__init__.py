@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import fx
+
 from recfx.ir.shards import CollectionSharding
 from recfx.passes.base import Pass, PassRecord, PassResult, run_passes
 from recfx.passes.batch_lookups import BatchLookups
@@ -31,4 +33,17 @@ def passes(backend: str = "auto", sharding: CollectionSharding | None = None) ->
     )
 
 
-__all__ = ["Pass", "PassRecord", "PassResult", "passes", "run_passes"]
+def run_pipeline(
+    graph_module: fx.GraphModule, backend: str = "auto", sharding: CollectionSharding | None = None
+) -> list[PassRecord]:
+    """Run all ``passes`` on a collection's graph, in place; arguments and errors are those of the passes.
+
+    Args:
+        graph_module: a collection that has not been expanded yet: placeholder, one call, output.
+        backend: as for ``passes``.
+        sharding: as for ``passes``.
+    """
+    return run_passes(graph_module, passes(backend, sharding))
+
+
+__all__ = ["Pass", "PassRecord", "PassResult", "passes", "run_passes", "run_pipeline"]

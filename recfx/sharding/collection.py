@@ -15,7 +15,7 @@ from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.converted_collection import collections_of
 from recfx.nodes.dist_groups import DistGroups
 from recfx.nodes.resources import Resources
-from recfx.passes import passes, run_passes
+from recfx.passes import run_pipeline
 from recfx.sharding.batch_steps import BatchSteps
 from recfx.sharding.load_state import LocalState, drop_shard_names, load_local_state
 from recfx.sharding.local_tables import LocalTables
@@ -52,7 +52,7 @@ class ShardedHashEmbeddingBagCollection(BatchSteps, FusedOptimizerModule):
         self.train(unsharded.training)
 
     def _compile(self, graph_module: fx.GraphModule) -> None:
-        self.pass_records = run_passes(graph_module, passes(self.backend, self.sharding))
+        self.pass_records = run_pipeline(graph_module, self.backend, self.sharding)
         self.graph_module = graph_module
         self._cut_into_steps()
 

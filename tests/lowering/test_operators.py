@@ -72,7 +72,6 @@ def test_a_target_brings_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "toy_target", Toy("toy_target"))
     targets = (Backend("toy", "toy_target"), *registry.BACKENDS)
     monkeypatch.setattr(registry, "BACKENDS", targets)
-    monkeypatch.setattr(operators, "BACKENDS", targets)
     collection = recfx.HashEmbeddingBagCollection(
         [recfx.HashEmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=8, feature_names=["f"])]
     )

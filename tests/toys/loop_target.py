@@ -1,0 +1,41 @@
+"""A toy kernel target: a Python loop over bags, for SUM lookups of small tables; autograd gives the backward."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from recfx.diagnostics import Diagnostic
+from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
+
+MOST_ROWS = 1000
+
+
+def decline(spec: LookupSpec) -> Diagnostic | None:
+    """None for SUM lookups without per-sample weights and without fused optimizers, in tables of a few rows."""
+    if spec.pooling != "SUM" or spec.is_weighted:
+        return Diagnostic("pooling", "", "the loop only adds.", by="loop")
+    if any(optimizer is not None for optimizer in spec.optimizers):
+        return Diagnostic("optimizer", "", "the loop has no fused optimizers.", by="loop")
+    if any(weight.shape[0] > MOST_ROWS for weight in spec.weights):
+        return Diagnostic("too_many_rows", "", f"the loop takes tables of up to {MOST_ROWS} rows.", by="loop")
+    return None
+
+
+def build(spec: LookupSpec) -> LookupKernel:
+    """The kernel."""
+    tables = [position for position, table in enumerate(spec.tables) for _ in table.feature_names]
+
+    def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
+        offsets = batch.offsets.tolist()
+        columns = []
+        for feature, table in enumerate(tables):
+            bags = offsets[feature * batch.batch_size : (feature + 1) * batch.batch_size + 1]
+            pooled = [
+                weights[table][batch.values[begin:end].long()].sum(dim=0) for begin, end in itertools.pairwise(bags)
+            ]
+            columns.append(torch.stack(pooled).float())
+        return torch.cat(columns, dim=1)
+
+    return lookup
