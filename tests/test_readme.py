@@ -31,3 +31,9 @@ def test_every_block_runs_and_prints_what_the_readme_says() -> None:
     finally:
         del sys.modules["readme"]
     assert compared >= 6
+
+
+def test_files_that_it_names_are_there() -> None:
+    named = re.findall(r"`((?:recfx|lowering|kernels|tests|examples)(?:/[\w.]+)*/?)`", README.read_text())
+    assert len(set(named)) > 30
+    assert not [path for path in named if not (README.parent / path).exists()]
