@@ -210,3 +210,18 @@ def test_inside_torch_func_it_gives_gradients() -> None:
 
     gradients = torch.func.grad(loss)(parameters)
     assert gradients["embedding_bags.ads.weight"].sum() == 4
+
+
+def test_rows_that_eval_mode_reads_with_gradients_stay_until_the_backward() -> None:
+    fused, _ = two_forms("evict")
+    full = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, *range(11, 19)]), lengths=torch.tensor([2, 8]))
+    fused(full).values().sum().backward()
+    fused.eval()
+    output = fused(KeyedJaggedTensor(["a", "b"], torch.arange(11, 19), lengths=torch.tensor([0, 8]))).values().sum()
+    fused.train()
+    others = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 21]), lengths=torch.tensor([1, 1]))
+    with pytest.raises(recfx.TableFullError, match="in use"):
+        fused(others)
+    output.backward()
+    fused(others)
+    assert fused.index("b").counters["evicted"] == 1
