@@ -1,9 +1,9 @@
 """recfx: a graph-rewriting compiler pass for recommendation models.
 
 ``convert`` rewrites the ``torchrec.EmbeddingBagCollection``s of any model to hashed collections of explicit nodes;
-``explain``, ``trace`` and ``verify`` show what it did and that it is right; ``unconvert`` goes back;
-``save_checkpoint`` and ``load_checkpoint`` keep a training; ``plan`` and ``sharders`` shard one,
-``TrainPipeline`` runs it.
+``explain``, ``trace`` and ``verify`` show what it did and that the result is right; ``unconvert`` undoes it;
+``save_checkpoint`` and ``load_checkpoint`` save and restore a training run; ``plan`` and ``sharders`` shard a model;
+``TrainPipeline`` trains a sharded one.
 """
 
 from recfx.checkpoint import load_checkpoint, save_checkpoint

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     Args:
-        arguments: without the program's name; default: the command line.
+        arguments: those of the command, without the program's name. Default: those of the command line.
     """
     parser = _parser()
     given = parser.parse_args(arguments)
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class UsageError(Exception):
-    """The command line does not name a factory of a model."""
+    """The command line does not name a function that makes a model."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,7 +70,7 @@ def _factory(name: str) -> Callable[[], object]:
         found: object = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, but misses another one
+            raise  # the module exists, but something that it imports does not
         raise UsageError(f"there is no module {module_name!r}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):

@@ -1,7 +1,7 @@
 """One thing that the user should know: a refusal, a warning or a note, with its code, its place and what to do.
 
-The same value is raised (``recfx.errors``), written down when a model is converted, given back by a pass or a kernel
-target that declines, and shown in a report.
+The same value is raised (``recfx.errors``), recorded when a model is converted, returned by a pass or a kernel target
+that declines, and shown in a report.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Severity(str, Enum):
-    """How much a diagnostic matters, the worst first. Equal to its word, which is what JSON and text show."""
+    """How much a diagnostic matters, the worst first. Equal to its string value, which JSON and text show."""
 
     ERROR = "error"  # something was refused, or is wrong: a report that has one is not ok
     WARNING = "warning"  # it works, but probably not as the user wants it
@@ -32,12 +32,12 @@ class Diagnostic:
 
     Args:
         code: the reason code, ``snake_case``: for programs, and to search for.
-        path: fully qualified name of the module, collection or table that it is about; ``""`` for the model.
-        message: what is so, one sentence.
-        what_to_do: what the user can change; ``""`` where nothing has to be.
+        path: fully qualified name of the module, collection or table that it is about; ``""`` for the whole model.
+        message: what happened or what is the case, in one sentence.
+        what_to_do: what the user can change; ``""`` if nothing needs to change.
         severity: how much it matters.
-        by: the pass or the kernel target that says it, where one declines; otherwise ``""``.
-        node: name of the graph's node that it is about, if any.
+        by: the pass or the kernel target that declined; ``""`` if none did.
+        node: name of the graph node that it is about, if any.
     """
 
     code: str

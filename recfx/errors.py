@@ -1,7 +1,7 @@
 """The errors that users meet: each is a diagnostic that was raised.
 
 It carries a machine-readable reason code, the path of the module (or the name of the table) it is about, and what to
-do about it. The reason code also stands in the message, in brackets, so that it can be searched for.
+do about it. The message also contains the reason code, in brackets, so that users can search for it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class RecfxError(Exception):
     """Base of every error that recfx raises on purpose.
 
     Args:
-        message: what is wrong, one sentence.
-        reason: reason code, ``snake_case``; the same code stands in reports.
+        message: what is wrong, in one sentence.
+        reason: reason code, ``snake_case``; reports use the same code.
         module_path: fully qualified name of the module concerned, or ``""`` for the root.
         what_to_do: what the user can change to get past it.
 
     Attributes:
-        diagnostic: the same as a value, as reports show it.
+        diagnostic: the same information as a value, as reports show it.
     """
 
     diagnostic: Diagnostic
@@ -35,7 +35,7 @@ class RecfxError(Exception):
 
     @classmethod
     def of(cls: type[_Error], diagnostic: Diagnostic) -> _Error:
-        """The error that raises ``diagnostic``. The way back is ``error.diagnostic``, whose severity is an error's."""
+        """The error that raises ``diagnostic``. Its own ``error.diagnostic`` always has the severity of an error."""
         error = cls(
             diagnostic.message,
             reason=diagnostic.code,
@@ -85,7 +85,7 @@ class OutOfStepError(RecfxError, RuntimeError):
 
 
 class CheckpointError(RecfxError, RuntimeError):
-    """A saved state is torn, or belongs to something else. The model is as it was."""
+    """A saved state is damaged, or belongs to something else. The model is as it was."""
 
 
 class ExportError(RecfxError, RuntimeError):

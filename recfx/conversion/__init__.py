@@ -1,1 +1,1 @@
-"""Converting a model and back: the pipeline from one end to the other, whole graphs, and the public entry points."""
+"""Converting a model and undoing it: the whole pipeline, whole-model graphs, and the public entry points."""

@@ -1,4 +1,4 @@
-"""Whether ``convert`` was called with what it takes."""
+"""Checks of the arguments of ``convert``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recfx.tracing.sample import Sample
 def check_arguments(
     model: Any, call: Sample | None, plan: Any, env: Any, whole_graph: bool, verify: bool | None, on_unsupported: str
 ) -> None:
-    """Check the arguments of ``convert``, under the names that it has for them; ``call`` is the sample.
+    """Check the arguments of ``convert``, which have the same names here; ``call`` is the sample.
 
     Raises:
         ConversionError: ``invalid_argument``, ``sample_required``.

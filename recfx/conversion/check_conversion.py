@@ -1,4 +1,4 @@
-"""What ``convert`` makes of the comparison with the original: an error, or notes for the report."""
+"""Turns the comparison with the original into an error, or into notes for the report."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def check_conversion(
         model: the original.
         converted: its conversion, not sharded yet.
         call: the sample.
-        conversion: gets the report of the comparison.
+        conversion: the record to which the report of the comparison is added.
         discovery: what was found in the model.
-        asked: whether the user asked for it, however large the model is.
+        asked: whether the user asked for the comparison, however large the model is.
 
     Raises:
-        ConversionError: ``sample_failed``, ``verification_failed``, or how the model bypasses its collections.
+        ConversionError: ``sample_failed``, ``verification_failed``, or the code of a call that bypasses the modules.
     """
     notes = not_verified(model, call, asked) or _compare(model, converted, call, conversion, discovery)
     return notes + _cleared_of_bypass(discovery, conversion)
@@ -45,7 +45,7 @@ def check_conversion(
 def _compare(
     model: nn.Module, converted: nn.Module, call: Sample | None, conversion: Conversion, discovery: Discovery
 ) -> list[Diagnostic]:
-    """Compare; the notes say what stood in the way where nothing could be compared."""
+    """Compare the two models; if that is not possible, the notes say why."""
     assert call is not None
     report = conversion.verification = verify(model, converted, call)
     _refuse_suspected(discovery, report)
@@ -63,7 +63,7 @@ def _compare(
         raise ConversionError(
             f"the converted model does not agree with the original.\n{report}",
             reason="verification_failed",
-            what_to_do="please report it with the model; verify=False converts without the check.",
+            what_to_do="please report this, with the model; verify=False converts without the check.",
         )
     skipped = report.of(SKIPPED)
     if report.ok or not skipped:
@@ -79,7 +79,10 @@ def _compare(
 
 
 def _refuse_suspected(discovery: Discovery, report: VerifyReport | None) -> None:
-    """Refuse what may be called past the model's modules, unless both modes were compared and all calls agree."""
+    """Refuse collections that may be called other than through the model's modules, unless verification clears them.
+
+    It clears them if both modes were compared and the number of calls agrees.
+    """
     for finding in discovery.of(CONVERTIBLE):
         counted = set() if report is None else {
             check.mode for check in report.of(EQUAL) if check.what == "calls" and check.where == finding.path
@@ -89,15 +92,16 @@ def _refuse_suspected(discovery: Discovery, report: VerifyReport | None) -> None
 
 
 def _cleared_of_bypass(discovery: Discovery, conversion: Conversion) -> list[Diagnostic]:
-    """One note for each collection that verification has cleared; without verification they are refused."""
+    """One note per collection that verification has cleared; without verification they are refused."""
     if conversion.verification is None:
         _refuse_suspected(discovery, None)
     return [
         Diagnostic(
             "bypass_not_called",
             finding.path,
-            f"the sample does not call it past the model's modules; other inputs might: {finding.suspected.message}",
-            "let the model reach it by attributes of its modules alone.",
+            "the sample calls it only through the model's modules, but other inputs might not: "
+            f"{finding.suspected.message}",
+            "let the model reach it through attributes of its modules only.",
         )
         for finding in discovery.of(CONVERTIBLE)
         if finding.suspected is not None

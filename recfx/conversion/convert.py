@@ -1,4 +1,4 @@
-"""``recfx.convert``: the whole pipeline, top to bottom, one named step a line."""
+"""``recfx.convert``: the whole pipeline, top to bottom, one named step per line."""
 
 from __future__ import annotations
 
@@ -49,28 +49,30 @@ def convert(
 ) -> nn.Module:
     """Rewrite every ``EmbeddingBagCollection`` of ``model`` to a ``HashEmbeddingBagCollection`` of explicit nodes.
 
-    Outputs, weights, parameter names and parameter objects stay. Without ``hashing=`` ids are dense and checked; with
-    ``HashConfig(dense_rows=0)`` they are raw 64-bit ids.
+    Outputs, weights, parameter names and parameter objects stay the same. Without ``hashing=``, ids are row numbers and
+    are range-checked; with ``HashConfig(dense_rows=0)`` they are raw 64-bit ids.
 
     Args:
         model: any module.
         sample: one call of it, as a tuple of positional arguments or a :class:`Sample`. Used to confirm where the
             collections are called, and to verify the result.
-        hashing: one config for every table, None for static tables, or a dict by table name (others take the default).
-        plan: TorchRec's sharding plan, by fully qualified name of the collections. They come back sharded, each rank
-            with its own part of the weights that ``model`` has; every rank calls ``convert`` then. The result has
-            ``fused_optimizer``, as a ``DistributedModelParallel`` does.
+        hashing: one config for every table, None for static tables, or a dict by table name (tables that it does not
+            name get the default).
+        plan: TorchRec's sharding plan, by fully qualified name of the collections. The collections of the result are
+            sharded, and each rank has its own part of the weights of ``model``; every rank must call ``convert``. The
+            result has ``fused_optimizer``, as a ``DistributedModelParallel`` does.
         env: the ranks to shard over; with it and without ``plan``, TorchRec's planner makes one. Default: all ranks.
         device: move the result there; tables on meta are allocated and initialised.
-        backend: kernel target of the lookups; ``"auto"`` takes the first that can serve each.
-        whole_graph: return the whole model as a graph (a train and an eval one over shared modules); needs a sample.
-        verify: compare with the original on copies, in outputs, gradients and one step. None: if there is a sample,
-            and the parameters take no more than 2 GiB.
+        backend: kernel target of the lookups; ``"auto"`` takes the first one that can serve each lookup.
+        whole_graph: return the whole model as a graph (one for train and one for eval, over shared modules); needs a
+            sample.
+        verify: compare copies of the model and the result: outputs, gradients and one step. None: do so if there is a
+            sample and the parameters take no more than 2 GiB.
         inplace: False makes new module objects around the same parameters, and the original still runs: helper objects
-            and functions that lead to its modules (attributes, closures, weak references) are copied, too. True patches
-            the parents of the collections, and what else leads to them (a model that is a collection itself is
-            replaced, use the return value).
-        on_unsupported: ``"error"``, or ``"keep"`` to leave what cannot be converted, listed in the report.
+            and functions that refer to its modules (by attributes, closures or weak references) are copied, too. True
+            patches the parents of the collections and everything else that refers to them (a model that is a collection
+            itself is replaced: use the return value).
+        on_unsupported: ``"error"``, or ``"keep"`` to leave what cannot be converted as it is; the report lists it.
 
     Returns:
         the converted model. ``recfx.explain`` says what was done to it.

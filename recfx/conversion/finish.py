@@ -1,4 +1,4 @@
-"""The last steps of ``convert``: the result as one graph, or put into the model that the user has."""
+"""The last steps of ``convert``: making one graph of the result, or putting the result into the user's model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def as_whole_graph(converted: nn.Module, call: Sample | None) -> nn.Module:
     """The converted model as a train and an eval graph over its modules."""
     assert call is not None
     if isinstance(converted, (WholeGraph, ConvertedCollection)):
-        return converted  # the collection is a graph already
+        return converted  # a collection is a graph already
     graph = make_whole_graph(unwrap(converted), call)
     leave_to_collections(graph)
     if sharded_collections(graph):
@@ -39,7 +39,7 @@ def patch(
     if id(model) in replacements:
         return converted
     for finding in findings:
-        if id(finding.module) in replacements:  # hooks and attributes were made to lead to the copy's modules
+        if id(finding.module) in replacements:  # its hooks and attributes refer to the modules of the copy
             carry_references(finding.module, replacements[id(finding.module)])
     replace_in_place(model, replacements)
     attach_conversion(model, conversion_of(converted))

@@ -9,7 +9,7 @@ from recfx.modules.converted_collection import ConvertedCollection
 
 
 def inline_collections(graph_module: fx.GraphModule) -> None:
-    """Replace every call of a converted collection by the nodes of its graph; one with hooks stays one call."""
+    """Replace every call of a converted collection with the nodes of its graph; one that has hooks stays one call."""
     graph = graph_module.graph
     for node in list(graph.nodes):
         if node.op != "call_module":
@@ -39,6 +39,6 @@ def _copy_nodes(graph: fx.Graph, call: fx.Node, collection: fx.Graph) -> fx.Node
             return mapped[output]
         else:
             mapped[inner] = graph.node_copy(inner, mapped.__getitem__)
-            if inner.op == "call_module":  # not the items of pairs
+            if inner.op == "call_module":  # not a getitem on a pair
                 mapped[inner].target = f"{call.target}.graph_module.{inner.target}"
-    raise AssertionError("a collection's graph has an output")
+    raise AssertionError("the graph of a collection has no output")

@@ -1,7 +1,7 @@
 """``load_state_dict`` of a converted model: every saved index is checked before anything of the model is loaded.
 
-torch loads module by module, so a torn index would be found when the modules before it are loaded already. A hook on
-every module that holds a converted collection looks at all of them first.
+torch loads module by module, so a damaged index would be found only after the modules before it have been loaded. A
+hook on every module that holds a converted collection checks all of its collections first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 from recfx.hooks import load_hooks
 from recfx.modules.converted_collection import ConvertedCollection, converted_collections
 
-# The key among a module's hooks, where torch's own are numbers: put in once, found again in copies and pickles.
+# The key among a module's hooks; torch's own keys are numbers. It is set once, and found again in copies and pickles.
 _KEY: Any = "recfx_load_guard"
 
 
@@ -27,13 +27,13 @@ def guard_loading(model: nn.Module) -> None:
         paths.update(".".join(parts[:depth]) for depth in range(len(parts)))
     for path in paths:
         module = model.get_submodule(path)
-        if not isinstance(module, ConvertedCollection):  # checks its own tables anyway
-            # A partial, not a hook "with module": that one knows its module by a weak reference, which copies break.
+        if not isinstance(module, ConvertedCollection):  # these check their own tables anyway
+            # A partial rather than a hook "with module", which holds its module by a weak reference that copies break.
             load_hooks(module)[_KEY] = functools.partial(_check_indexes, module)
 
 
 def release_loading(model: nn.Module) -> None:
-    """Take the hooks off again."""
+    """Remove the hooks."""
     for module in model.modules():
         load_hooks(module).pop(_KEY, None)
 
@@ -51,12 +51,12 @@ def _check_indexes(module: nn.Module, state_dict: Mapping[str, Any], prefix: str
 
 
 def _by_collection(state_dict: Mapping[str, Any], prefix: str, starts: Collection[str]) -> dict[str, dict[str, Any]]:
-    """What is saved of each collection, in one pass: collections that each look at all keys would be quadratic.
+    """The saved state of each collection, found in one pass: a scan of all keys per collection would be quadratic.
 
     Args:
-        state_dict: a state, also of a bigger model.
-        prefix: with which all of ``starts`` begin.
-        starts: with what the keys of each collection begin.
+        state_dict: a state, possibly of a larger model.
+        prefix: the common prefix of all ``starts``.
+        starts: the prefix of each collection's keys.
     """
     saved: dict[str, dict[str, Any]] = {start: {} for start in starts}
     for key, value in state_dict.items():
@@ -71,7 +71,7 @@ def _by_collection(state_dict: Mapping[str, Any], prefix: str, starts: Collectio
 
 
 def _rewritten(module: nn.Module, path: str) -> bool:
-    """Whether a user's hook below ``module`` may still rename keys of a collection: it checks itself after that."""
+    """Whether a user's hook below ``module`` may still rename keys of a collection, which then checks itself later."""
     parts = path.split(".")
     inside = [module.get_submodule(".".join(parts[:depth])) for depth in range(1, len(parts) + 1)]
     return any(_other_hooks(each) for each in inside)

@@ -1,4 +1,4 @@
-"""What a conversion has to tell that is no refusal: each function gives the notes of one reason code."""
+"""What a conversion reports besides refusals: each function returns the notes of one reason code."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from recfx.modules.copy_modules import compiled_in_place
 from recfx.sharding.collection import sharded_collections
 from recfx.tracing.sample import Sample
 
-# Verification holds up to three copies of the parameters, and gradients: larger models are verified only on request.
+# Verification holds up to three copies of the parameters plus gradients: larger models are verified only on request.
 MOST_BYTES_VERIFIED = 2 * 2**30
 
 
 def compile_dropped(model: nn.Module, inplace: bool) -> list[Diagnostic]:
-    """Modules on which ``Module.compile()`` was called: what it made is bound to the original."""
+    """Modules on which ``Module.compile()`` was called: the compiled code is bound to the original."""
     if inplace:
         return []
     message = "Module.compile() was called on the original; the converted module runs uncompiled."
@@ -24,12 +24,12 @@ def compile_dropped(model: nn.Module, inplace: bool) -> list[Diagnostic]:
 
 
 def not_verified(model: nn.Module, call: Sample | None, asked: bool) -> list[Diagnostic]:
-    """Models that are not compared: nothing to compute with, or too large to copy unless the user asks for it."""
+    """Models that are not compared: they are on meta, or sharded, or too large to copy unless the user asks for it."""
     if (call is not None and call.on_meta()) or any(parameter.is_meta for parameter in model.parameters()):
-        message = "there is nothing to compute with on the meta device."
+        message = "the model is on the meta device, where nothing can be computed."
         return [Diagnostic("verification_skipped", "", message, "call recfx.verify once the model is on a device.")]
     for path in sharded_collections(model):
-        message = "the model holds sharded collections, of which a rank has a part only."
+        message = "the model holds sharded collections, of which each rank has only a part."
         return [Diagnostic("verification_skipped", path, message, "convert all collections before any is sharded.")]
     size = sum(
         parameter.numel() * parameter.element_size()

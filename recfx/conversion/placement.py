@@ -10,7 +10,7 @@ from recfx.modules.devices import usable_device
 
 
 def place(converted: nn.Module, device: torch.device | str | None) -> None:
-    """Move the model; tables on meta are allocated and initialised. None: everything stays where it is."""
+    """Move the model; tables on meta are allocated and initialised. With None, everything stays where it is."""
     if device is None:
         return
     device = usable_device(device)

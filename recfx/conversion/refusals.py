@@ -16,11 +16,11 @@ from recfx.modules.converted_collection import ConvertedCollection
 from recfx.replacement.replace_collections import Hashing, config_for
 
 DEFAULT_HASHING = HashConfig()
-"""What ``hashing=`` is if the user does not give it: an equal config that the user gives is a request."""
+"""The default of ``hashing=``, told apart by identity: an equal config from the user counts as a request."""
 
 
 def refuse_unsupported(discovery: Discovery, on_unsupported: str) -> None:
-    """A collection that cannot be converted is an error unless the user wants it kept; so is a model without any."""
+    """Refuse a collection that cannot be converted, unless the user wants it kept, and a model without collections."""
     refused = discovery.of(REFUSED)
     if refused and on_unsupported == "error":
         first = refused[0]
@@ -37,7 +37,7 @@ def refuse_unsupported(discovery: Discovery, on_unsupported: str) -> None:
 
 
 def refuse_raw_ids_of_kept(discovery: Discovery, replacements: Mapping[int, nn.Module]) -> None:
-    """Raw ids for the whole model would also reach the collections that stay as they are, which take them for rows."""
+    """Refuse raw ids for the whole model if some collections stay as they are: these would take the ids for rows."""
     collections = [each for each in replacements.values() if isinstance(each, ConvertedCollection)]
     raw = [table for collection in collections for table in collection.tables_with_index()]
     for finding in discovery.of(KEPT):
@@ -45,17 +45,17 @@ def refuse_raw_ids_of_kept(discovery: Discovery, replacements: Mapping[int, nn.M
             configs: list[Any] = getattr(finding.module, "embedding_configs", list)()
             names = ", ".join(repr(config.name) for config in configs) or "its tables"
             raise ConversionError(
-                f"hashing= gives the whole model raw ids, but {type(finding.module).__name__} is not converted: its "
-                f"tables ({names}) would take them for rows.",
+                f"hashing= makes the whole model take raw ids, but {type(finding.module).__name__} is not converted: "
+                f"its tables ({names}) would take them for rows.",
                 reason="raw_ids_of_kept_tables",
                 module_path=finding.path,
-                what_to_do=f"name the tables, hashing={{{raw[0]!r}: HashConfig(...)}}; or, where the kept tables get "
-                "row numbers all the same, pass on_unsupported='keep'.",
+                what_to_do=f"name the tables, hashing={{{raw[0]!r}: HashConfig(...)}}; or, if the kept tables get "
+                "row numbers anyway, pass on_unsupported='keep'.",
             )
 
 
 def refuse_other_request(discovery: Discovery, hashing: Hashing, backend: str) -> None:
-    """Converting twice is a no-op; asking for something else the second time is an error."""
+    """Converting twice is a no-op; asking for something different the second time is an error."""
     for finding in discovery.of(CONVERTED):
         converted: Any = finding.module  # sharded ones remember the request too
         other = [
@@ -64,9 +64,9 @@ def refuse_other_request(discovery: Discovery, hashing: Hashing, backend: str) -
             if hashing is not DEFAULT_HASHING and config_for(table, hashing) != requested
         ]
         if other or backend not in ("auto", converted.backend):
-            what = f"another hashing of table {other[0]!r}" if other else f"backend {backend!r}"
+            what = f"a different hashing of table {other[0]!r}" if other else f"backend {backend!r}"
             raise ConversionError(
-                f"the collection is converted already, and {what} is asked for.",
+                f"the collection is already converted, and this call asks for {what}.",
                 reason="already_converted",
                 module_path=finding.path,
                 what_to_do="call recfx.unconvert first, then convert as you want it.",
@@ -74,13 +74,13 @@ def refuse_other_request(discovery: Discovery, hashing: Hashing, backend: str) -
 
 
 def refuse_sharded(discovery: Discovery) -> None:
-    """A rank has its shards alone: another plan cannot be made of them."""
+    """Refuse to shard again: a rank has only its own shards, from which no other plan can be made."""
     for finding in discovery.of(CONVERTED):
         if isinstance(finding.module, ConvertedCollection) and finding.module.is_sharded:
             raise ConversionError(
                 "the collection is sharded already.",
                 reason="already_sharded",
                 module_path=finding.path,
-                what_to_do="leave plan= and env= out; for another plan build the model anew, convert it with that "
+                what_to_do="leave out plan= and env=; for a different plan, build the model anew, convert it with that "
                 "plan, and load the state of this one.",
             )

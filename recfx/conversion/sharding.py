@@ -23,8 +23,8 @@ def shard_model(
     device: torch.device | str | None,
     inplace: bool,
 ) -> nn.Module:
-    """The collections on all ranks; the rest of the model as it is."""
-    conversion = conversion_of(converted)  # hangs on a root that may be a collection itself
+    """Shard the collections over all ranks; the rest of the model stays as it is."""
+    conversion = conversion_of(converted)  # it is stored on the root, which may be a collection itself
     sharded = shard_collections(converted, plan, env, device)
     if inplace and id(converted) not in sharded:
         replace_in_place(converted, sharded)
@@ -40,6 +40,6 @@ def shard_model(
 def sharded_replacements(
     replacements: Mapping[int, nn.Module], before: nn.Module, after: nn.Module
 ) -> dict[int, nn.Module]:
-    """The sharded collection that takes the place of each original, by ``id`` of that."""
+    """The sharded collection that takes the place of each original, by the ``id`` of the original."""
     path_of = {id(collection): path for path, collection in unsharded_collections(before).items()}
     return {original: after.get_submodule(path_of[id(collection)]) for original, collection in replacements.items()}

@@ -15,13 +15,13 @@ from recfx.tracing.sample import Sample
 
 
 def trace(model: nn.Module, sample: Any) -> fx.GraphModule:
-    """The whole-model graph of the mode that ``model`` is in, every collection as explicit nodes.
+    """The whole-model graph of the mode that ``model`` is in, with every collection as explicit nodes.
 
-    A model that is not converted yet is converted on the side, as ``convert`` does by default; it is not changed.
-    Modules that hold no collection are one call each; so are those that cannot be traced
-    (``graph_module.meta["recfx_rollbacks"]`` says why). The graph runs: it agrees with the Python model at two batch
-    sizes, and shares its modules. With sharded collections that comparison communicates: every rank calls ``trace``,
-    with a sample of its own.
+    A model that is not converted yet is not changed: a copy of it is converted, as ``convert`` does by default. Each
+    module that holds no collection is one call; so is each module that cannot be traced
+    (``graph_module.meta["recfx_rollbacks"]`` says why). The graph can be run: it agrees with the Python model at two
+    batch sizes, and shares its modules. With sharded collections that comparison communicates: every rank calls
+    ``trace``, each with its own sample.
 
     Args:
         model: any model with standard or converted collections.

@@ -1,4 +1,4 @@
-"""``recfx.unconvert``: the way back to standard collections."""
+"""``recfx.unconvert``: back to standard collections."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ RowsOfIds = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple[nn.Module, RowsOfIds]:
-    """Give the model back with standard ``EmbeddingBagCollection``s around the same parameters.
+    """Return the model with standard ``EmbeddingBagCollection``s around the same parameters.
 
     Args:
-        model: a converted model; one without converted collections comes back as it is. With sharded collections, also
-            inside ``DistributedModelParallel``, every rank calls this, and gets whole tables, on the CPU.
+        model: a converted model; one without converted collections is returned as it is. With sharded collections, also
+            inside ``DistributedModelParallel``, every rank calls this, and gets whole tables on the CPU.
         with_mapping: allow tables whose index holds ids, and return which row belongs to which id: the standard
             collection takes rows, so ids must be mapped before they reach it.
 
     Returns:
         the model in new module objects; with ``with_mapping`` also ``{table: (ids, rows)}``, int64 ``[n]`` each,
-        for every table that has an index (``<collection>.<table>`` where two collections have a table of that name).
+        for every table that has an index (``<collection>.<table>`` if two collections have a table of that name).
 
     Raises:
         ConversionError: ``index_holds_ids``: a standard collection cannot express the table.
-        CheckpointError: what was loaded in place into an index is no valid state; on all ranks.
+        CheckpointError: the state that was loaded in place into an index is not valid; raised on all ranks.
     """
     check_module(model)
     if isinstance(model, WholeGraph):

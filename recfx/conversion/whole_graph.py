@@ -1,4 +1,4 @@
-"""The whole model as one graph: a shallow trace with the collections inlined, kept only after parity with Python."""
+"""The whole model as one graph: a shallow trace with the collections inlined, kept only if it agrees with Python."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Traced:
 
     Args:
         graph_module: the graph, over the model's own modules.
-        rollbacks: what could not be entered.
-        entered: paths of the modules whose code is part of the graph, in that mode.
-        not_compared: why the Python model could not be run on the sample, if so.
+        rollbacks: what the trace could not enter.
+        entered: paths of the modules whose code is part of the graph in that mode.
+        not_compared: why the Python model could not be run on the sample, if it could not.
     """
 
     graph_module: fx.GraphModule
@@ -44,7 +44,7 @@ class Traced:
 
 
 def make_whole_graph(model: nn.Module, sample: Sample) -> WholeGraph:
-    """Trace ``model`` in both modes, and make a module of the graphs that keeps its names and its record.
+    """Trace ``model`` in both modes, and make a module of the two graphs that keeps the model's names and record.
 
     Args:
         model: converted, without DDP or compile wrappers.
@@ -105,9 +105,9 @@ def _trace(
     try:
         with _tensor_attributes_stay(root):
             graph = trace_graph(root, sample, tracer)
-        graph._tracer_cls = None  # pickles name it, and would need its arguments
-        graph_module = fx.GraphModule(root, graph)  # a name that is no identifier may make code that does not compile
-    except Exception as error:  # user code on proxies: the reason is part of the error
+        graph._tracer_cls = None  # a pickle would name the class, and unpickling would need its arguments
+        graph_module = fx.GraphModule(root, graph)  # names that are not identifiers can make code that does not compile
+    except Exception as error:  # user code on proxies can raise anything; the reason is part of the error
         found = rollback_of("", error)
         raise ConversionError(
             f"the model's own forward cannot be traced ({found.message}).",
@@ -118,15 +118,15 @@ def _trace(
     share_children(model, graph_module)
     inline_collections(graph_module)
     verify_graph(graph_module, after="whole_graph")
-    graph_module.training = training  # not train(): its children are the model's own
+    graph_module.training = training  # not train(), because its children are the model's own
     return graph_module, tracer.rollbacks, entered
 
 
 @contextlib.contextmanager
 def _tensor_attributes_stay(root: nn.Module) -> Iterator[None]:
-    """Plain tensor attributes are no proxies: code that changes them in place does so while it is traced.
+    """Restore plain tensor attributes: they are not proxies, so code that changes them in place does so while traced.
 
-    The graph reads the user's own tensors, not copies, so these get their values back.
+    The graph reads the user's own tensors, not copies, so their values are put back.
     """
     held = [value for module in own_modules(root) for value in module.__dict__.values() if isinstance(value, Tensor)]
     before = [(tensor, tensor.detach().clone(), tensor._version) for tensor in held if not tensor.is_inference()]
@@ -139,7 +139,7 @@ def _tensor_attributes_stay(root: nn.Module) -> Iterator[None]:
 
 
 def sample_failed(message: str | None) -> ConversionError:
-    """The model cannot be called with the sample: a graph of it could not be compared with anything."""
+    """The model cannot be called with the sample, so there is nothing to compare a graph of it with."""
     return ConversionError(
         f"the model cannot be called with the sample: {message}",
         reason="sample_failed",

@@ -1,11 +1,11 @@
-"""Collections that the model also reaches where a conversion cannot replace them.
+"""Collections that the model also reaches from places where a conversion cannot replace them.
 
 The converted model would go on using the original there.
 
-Plain attributes that lead to a collection, or to a module around one, are made to lead to the converted one
-(``recfx.modules.copy_modules``). What is left is refused here: generators and the like, and what code reads by
-itself, such as globals. Code that reads something may not call the collection there: verification, which counts calls,
-tells.
+Plain attributes that refer to a collection, or to a module around one, are changed to refer to the converted one
+(``recfx.modules.copy_modules``). What is left is refused here: generators and the like, and what code reads by itself,
+such as globals. Code that reads such a place does not necessarily call the collection: verification, which counts
+calls, finds out.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from recfx.references.object_kinds import attributes
 
 BYPASSED = "bypassed_collection"
 _ADVICE = (
-    "let the model reach it by attributes of its modules (self.ebc, or what a helper object holds); if code "
-    "reads it there and does not call it, convert with a sample; or leave it as it is with on_unsupported='keep'."
+    "let the model reach it through attributes of its modules (self.ebc, or an attribute of a helper object); if code "
+    "reads it there but does not call it, convert with a sample; or leave it as it is with on_unsupported='keep'."
 )
 
 
 def find_bypassed(model: nn.Module, findings: list[Finding]) -> None:
     """Refuse the convertible collections whose originals the model would go on using.
 
-    Where code merely reads what leads to a collection, counting calls may clear it: it becomes only ``suspected``.
+    If code merely reads something that refers to a collection, counting calls may clear it: it is only ``suspected``.
     """
     convertible = {id(finding.module): finding for finding in findings if finding.status == CONVERTIBLE}
     if not convertible:
@@ -50,7 +50,7 @@ def find_bypassed(model: nn.Module, findings: list[Finding]) -> None:
 
 
 def way_around(model: nn.Module, originals: Iterable[nn.Module]) -> str:
-    """How ``model`` reaches one of ``originals``, which are not modules of it; ``""`` if that is not known."""
+    """How ``model`` reaches one of ``originals``, which are not modules of it; ``""`` if unknown."""
     targets = {id(module): module for module in originals}
     for module in model.modules():
         targets.pop(id(module), None)
@@ -60,7 +60,7 @@ def way_around(model: nn.Module, originals: Iterable[nn.Module]) -> str:
 
 def bypassed(path: str, how: str) -> Diagnostic:
     """The refusal of a collection that the converted model does not call where the original does."""
-    message = f"{how}. The converted model would go on with the original one there."
+    message = f"{how}. The converted model would go on using the original there."
     return Diagnostic(BYPASSED, path, message, _ADVICE, Severity.ERROR)
 
 

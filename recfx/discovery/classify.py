@@ -1,6 +1,6 @@
 """What the conversion does with a module: one rule per kind of collection, with a reason code and what to do.
 
-Classes are told apart by identity, never by name (except inside a ScriptModule, where nothing else is left).
+Classes are identified by the class object, never by name (except inside a ScriptModule, where only the name is left).
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Finding:
         module: the collection.
         paths: every fully qualified name it has; the first is the one used in names.
         status: ``convertible``, ``converted`` (already), ``kept`` or ``refused``.
-        why: the reason why it is kept or refused; None if it is neither.
+        why: why it is kept or refused; None if it is neither.
         found: ``traced``, ``walked`` or ``never called``.
         source: the line that calls it, or the class that holds it.
-        calls: how often one forward calls it, as far as the trace sees.
-        suspected: the refusal for a way past the modules by which code may call it; a sample can clear it.
+        calls: how often one forward calls it, as far as the trace can see.
+        suspected: the refusal, if code may call it other than through the model's modules; a sample can clear it.
     """
 
     module: nn.Module
@@ -74,7 +74,7 @@ class Finding:
 
 
 def classify(module: nn.Module, path: str) -> Finding | None:
-    """The finding for ``module`` if it is a collection, or holds one that cannot be reached; otherwise None."""
+    """The finding for ``module`` if it is a collection or holds one that cannot be reached; otherwise None."""
 
     def refused(reason: str, message: str, what_to_do: str) -> Finding:
         return Finding(module, [path], REFUSED, Diagnostic(reason, path, message, what_to_do, Severity.ERROR))
@@ -91,7 +91,7 @@ def classify(module: nn.Module, path: str) -> Finding | None:
     if isinstance(module, (DistributedModelParallel, ShardedModule)):
         return refused(
             "distributed_model_parallel",
-            f"{type(module).__name__} has sharded its collections already.",
+            f"{type(module).__name__} has already sharded its collections.",
             "convert the model before it is wrapped in DistributedModelParallel.",
         )
     if isinstance(module, torch.jit.ScriptModule):
@@ -100,7 +100,7 @@ def classify(module: nn.Module, path: str) -> Finding | None:
         return refused(
             "script_module",
             "a ScriptModule holds a collection; its code can no longer be rewritten.",
-            "convert the Python model instead; scripting a converted one is not in this version.",
+            "convert the Python model instead; this version cannot script a converted one.",
         )
     if isinstance(module, fx.GraphModule) and (node := _inlined_bag(module)) is not None:
         return refused(
@@ -110,31 +110,31 @@ def classify(module: nn.Module, path: str) -> Finding | None:
         )
     if isinstance(module, ManagedCollisionEmbeddingCollection):
         message = f"{type(module).__name__} is not pooled, and remaps ids by itself; it works as before."
-        return kept("managed_collision", message + " The model and its conversion share its state, and its mode.")
+        return kept("managed_collision", message + " The model and its conversion share its state and its mode.")
     if isinstance(module, BaseManagedCollisionEmbeddingCollection):
         return refused(
             "managed_collision",
             f"{type(module).__name__} remaps ids by itself, and hashing remapped ids would hash twice.",
             "use the inner EmbeddingBagCollection with HashConfig(dense_rows=0) instead, or keep it with "
-            "on_unsupported='keep': the model and its conversion then share what it has seen, and its mode.",
+            "on_unsupported='keep': the model and its conversion then share its state and its mode.",
         )
     if isinstance(module, QuantEmbeddingBagCollection):
         return refused(
             "quantized_collection",
             "a quantized collection cannot be trained or re-indexed.",
-            "convert the float model; quantizing a converted one is not in this version.",
+            "convert the float model; this version cannot quantize a converted one.",
         )
     if isinstance(module, FusedEmbeddingBagCollection):
         return refused(
             "fused_collection",
-            "FusedEmbeddingBagCollection keeps its tables in kernels of its own.",
+            "FusedEmbeddingBagCollection keeps its tables in its own kernels.",
             "use EmbeddingBagCollection with apply_optimizer_in_backward; recfx fuses the optimizer.",
         )
     if isinstance(module, EmbeddingBagCollection):
         if type(module).forward is not EmbeddingBagCollection.forward or "forward" in module.__dict__:
             return refused(
                 "own_forward",
-                f"{type(module).__name__} has a forward of its own, which a conversion would drop.",
+                f"{type(module).__name__} has its own forward, which a conversion would drop.",
                 "move the extra work out of forward, or keep it with on_unsupported='keep'.",
             )
         if not module.embedding_bag_configs():
@@ -158,7 +158,7 @@ def _scripts_a_collection(module: torch.jit.ScriptModule) -> bool:
 
 
 def _inlined_bag(module: fx.GraphModule) -> fx.Node | None:
-    """A call of one table's bag: what is left of a collection that was traced into a graph."""
+    """A call of one table's bag, which is what is left of a collection that was traced into a graph."""
     for node in module.graph.nodes:
         if node.op == "call_module" and "embedding_bags" in str(node.target).split(".")[:-1]:
             try:

@@ -1,7 +1,7 @@
 """Find every collection of a model, say what can be converted, and why the rest cannot.
 
-The module walk finds them all, under every name that they have; with a sample, a shallow trace confirms where each is
-called.
+The module walk finds all of them, under every name that they have; with a sample, a shallow trace confirms where each
+one is called.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from recfx.tracing.shallow_tracer import ShallowTracer, rollback_of, source_of, 
 
 @dataclass
 class Discovery:
-    """All collections of a model, and what the trace could not enter."""
+    """All collections of a model, and the modules that the trace could not enter."""
 
     findings: list[Finding]
     rollbacks: list[Diagnostic] = field(default_factory=list)
@@ -43,7 +43,7 @@ def check_module(model: object, name: str = "model") -> None:
 
     Args:
         model: what was passed.
-        name: of the argument.
+        name: the name of the argument.
 
     Raises:
         ConversionError: ``invalid_argument``.
@@ -61,9 +61,9 @@ def discover(model: nn.Module, sample: Sample | None = None, *, calls_are_counte
 
     Args:
         model: any module.
-        sample: a call of it; without one nothing is traced.
-        calls_are_counted: the caller verifies the conversion, and refuses what is ``suspected`` of being called past
-            the model's modules if that does not clear it; otherwise it is refused here.
+        sample: one call of it; without a sample nothing is traced.
+        calls_are_counted: the caller will verify the conversion, and will refuse a ``suspected`` collection if that
+            does not clear it. If False, suspected collections are refused here.
     """
     found: dict[int, Finding] = {}
     _walk(model, "", None, found, set())
@@ -73,7 +73,7 @@ def discover(model: nn.Module, sample: Sample | None = None, *, calls_are_counte
         for finding in discovery.of(CONVERTIBLE):
             if finding.suspected is not None:
                 finding.refuse(finding.suspected)
-    # A trace runs the model's code: where that reaches the user's own objects, it would change them.
+    # A trace runs the model's code, which would change the user's own objects if it reached them.
     if sample is not None and not any(each.suspected or each.reason == BYPASSED for each in discovery.findings):
         _confirm_by_trace(model, sample, discovery)
     return discovery
@@ -98,7 +98,7 @@ def _walk(
             _walk(child, f"{path}.{name}" if path else name, module, found, ancestors | {id(module)})
 
 
-@functools.lru_cache(maxsize=1024)  # finding a class parses its whole file
+@functools.lru_cache(maxsize=1024)  # inspect parses the whole file to find a class
 def _class_location(kind: Any) -> SourceLocation | None:
     try:
         file = inspect.getsourcefile(kind)
@@ -112,7 +112,7 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
     """Trace a copy of the modules in both modes; mark where each collection is called."""
     wanted = {id(finding.module): finding for finding in discovery.findings}
     itself = wanted.get(id(unwrap(model)))
-    if itself is not None:  # calling the model is calling the collection
+    if itself is not None:  # the model is a collection, so calling the model calls the collection
         itself.found = "traced"
         return
     called: set[int] = set()
@@ -126,7 +126,7 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
         tracer = ShallowTracer(set(leaves))
         try:
             graph = trace_graph(root, sample, tracer)
-        except Exception as error:  # user code on proxies; the reason goes into the report
+        except Exception as error:  # user code on proxies can raise anything; the reason goes into the report
             tracer.rollbacks.append(rollback_of("", error))
             hidden |= set(wanted)
             graph = fx.Graph()
@@ -153,13 +153,13 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
 
 
 def set_mode(root: nn.Module, training: bool) -> None:
-    """As ``root.train(training)``, but leaves alone what the copy shares with the user's model."""
+    """Like ``root.train(training)``, but does not touch modules that the copy shares with the user's model."""
     for module in own_modules(root):
         module.training = training
 
 
 def _own_tensor_attributes(root: nn.Module) -> None:
-    """Plain tensor attributes are no proxies: code that changes them in place must not reach the user's."""
+    """Clone plain tensor attributes: they are not proxies, so code that is traced would change the user's in place."""
     for module in own_modules(root):
         for name, value in module.__dict__.items():
             if isinstance(value, torch.Tensor):

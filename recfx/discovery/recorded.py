@@ -1,4 +1,4 @@
-"""What was discovered, as a converted model remembers it."""
+"""What discovery found, as a converted model records it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from recfx.record.conversion import Conversion, Found
 
 
 def recorded(discovery: Discovery, on_unsupported: str, before: Conversion | None = None) -> Conversion:
-    """The record of ``discovery``; what was converted ``before`` keeps the record that it has."""
+    """The record of ``discovery``; collections that were converted ``before`` keep the records they have."""
     earlier = {} if before is None else {record.paths[0]: record for record in before.found}
     found = [
         earlier[finding.path]

@@ -1,8 +1,8 @@
 """Whether an index has enough rows, judged by what it has counted: forecasts, and how many rows would be enough.
 
-Counted is all training since the index was built; a state brings the counts that were saved with it. What is said of
-a batch is the mean over all of them. A rank that holds a slice of a table forecasts for its slice, and takes the others
-to be like it where it says how many rows the table should have.
+The counts cover all training since the index was built; a loaded state brings the counts that were saved with it.
+Figures per batch are means over all batches. A rank that holds a slice of a table forecasts for its own slice, and
+assumes that the other slices are like it when it says how many rows the table should have.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import math
 from recfx.hashing.usable_share import rows_for
 from recfx.inspect.index_facts import IndexFacts
 
-NEARLY_FULL = 0.8  # of the ids that are expected to fit; ids that come at an equal pace leave a quarter of it all
+NEARLY_FULL = 0.8  # share of the expected ids; at an even pace, a quarter of the batches so far still fit
 COMFORTABLE = 0.7  # share of the usable rows that may be taken in an index of the suggested size
-CHURN = 0.1  # share of sightings that took somebody else's row
+CHURN = 0.1  # share of sightings that took over another id's row
 
 
 def suggested_rows(index: IndexFacts) -> int | None:
@@ -22,8 +22,9 @@ def suggested_rows(index: IndexFacts) -> int | None:
 
     Never fewer than it has now.
 
-    - ``on_full="error"``, and ``"share"`` as long as nothing is shared: enough for the ids held now, and as many again
-      as came at the mean pace, to take 70 % of the usable rows. That is room for twice the batches so far, or more.
+    - ``on_full="error"``, and ``"share"`` as long as nothing is shared: so many that the ids held now, and the same
+      number of new ids again at the mean pace, take 70 % of the usable rows. That is room for at least twice the
+      batches so far.
     - ``on_full="share"`` otherwise: ids without a row are not counted, but their sightings are; see ``_ids_sharing``.
     - ``on_full="evict"``: twice the rows.
     """
@@ -42,7 +43,7 @@ def suggested_rows(index: IndexFacts) -> int | None:
 
 
 def nearly_full(index: IndexFacts) -> bool:
-    """Whether most of the ids that are expected to fit are there. An index that evicts is meant to be full."""
+    """Whether most of the ids that are expected to fit have come. An index that evicts is meant to be full."""
     taken = index.occupancy.taken
     return not index.config.evicts and taken > 0 and taken >= NEARLY_FULL * (taken + index.room)
 
@@ -56,8 +57,8 @@ def new_ids_a_batch(index: IndexFacts) -> float:
 def batches_until_full(index: IndexFacts) -> int | None:
     """About how many more batches fit before an id meets a full bucket, at the mean pace so far.
 
-    A lower estimate where fewer and fewer ids are new, as is usual; an upper one where more and more are. None where
-    nothing was added yet, and where rows are evicted.
+    A lower estimate if fewer and fewer ids are new, as is usual; an upper one if more and more are. None if nothing has
+    been added yet, and if rows are evicted.
     """
     pace = new_ids_a_batch(index)
     return None if index.config.evicts or pace == 0 else int(index.room / pace)
@@ -66,8 +67,8 @@ def batches_until_full(index: IndexFacts) -> int | None:
 def churns(index: IndexFacts) -> bool:
     """Whether ids lose their rows about as fast as others get them.
 
-    Every row has changed hands once on average, so that it is not the filling that is seen, and of all sightings a
-    tenth or more evicted an id.
+    This is so if every row has changed hands once on average, so that the index is past its first filling, and at least
+    a tenth of all sightings evicted an id.
     """
     evicted = index.trained["evicted"]
     return 0 < index.index_rows <= evicted and evicted >= CHURN * index.trained["ids_seen"]
@@ -82,14 +83,15 @@ def batches_kept(index: IndexFacts) -> float:
 
 
 def _rows_for(ids: int, index: IndexFacts) -> int:
-    """Rows of the whole table for so many ids in the index's part of it."""
+    """How many rows the whole table needs for this many ids in the index's part of it."""
     return rows_for(math.ceil(ids / index.part), index.config.buckets, COMFORTABLE)
 
 
 def _ids_sharing(index: IndexFacts) -> int:
     """About how many ids share rows: their sightings, in proportion to the ids held and the sightings of those.
 
-    A lower estimate, because rare ids come later than common ones; doubled at least, and at most one id a sighting.
+    A lower estimate, because rare ids come later than common ones; it is at least doubled, and at most one id per
+    sighting.
     """
     shared, taken = index.trained["shared_answers"], index.occupancy.taken
     alone = max(index.trained["ids_seen"] - shared, 1)

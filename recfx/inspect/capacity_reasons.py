@@ -1,4 +1,4 @@
-"""What is worth saying about an index: that it fills, shares, evicts or forgets. One small rule for each."""
+"""What is worth saying about an index: that it fills up, shares, evicts or forgets. One small rule per reason."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ def index_reasons(table: TableFacts) -> tuple[Diagnostic, ...]:
 
 
 def evict_needs_fused_optimizer(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
-    """Training would raise this."""
+    """Training would raise because of this."""
     if not index.config.evicts or not table.weight.requires_grad or isinstance(table.optimizer, FusedOptimizer):
         return None
     return Diagnostic(
         "evict_needs_fused_optimizer",
         table.module_path,
-        "the table evicts ids, but no fused optimizer steps it: training will raise, because what another optimizer "
-        "holds for a row would go over to the row's next id.",
+        "the table evicts ids, but no fused optimizer updates it: training will raise, because the state that any "
+        "other optimizer holds for a row would be passed on to the row's next id.",
         f"attach {class_names()} to the table's parameter with torchrec's "
-        "apply_optimizer_in_backward; after the conversion will do.",
+        "apply_optimizer_in_backward; this can be done after the conversion.",
         Severity.WARNING,
     )
 
 
 def index_nearly_full(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
-    """Soon an id will meet a bucket without a free row. Where that has happened, ``shared_answers`` says so."""
+    """Soon an id will meet a bucket without a free row. If that has already happened, ``shared_answers`` says so."""
     if not capacity.nearly_full(index) or index.trained["shared_answers"] > 0:
         return None
     found = index.occupancy
     next_comes = "training stops" if index.config.on_full == "error" else "ids share rows"
     message = (
-        f"{found.taken:,} of {found.rows:,} rows are taken, in bucket {found.worst_bucket} "
+        f"{found.taken:,} of {found.rows:,} rows are taken, and in bucket {found.worst_bucket} "
         f"{found.worst_bucket_taken:,} of {found.worst_bucket_rows:,}. {_forecast(index)}; then {next_comes} "
         f"(on_full={index.config.on_full!r})."
     )
@@ -53,11 +53,11 @@ def index_nearly_full(table: TableFacts, index: IndexFacts) -> Diagnostic | None
 
 
 def shared_answers(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
-    """Ids whose bucket is full train and read rows that are not theirs alone."""
+    """Ids whose bucket is full train and read rows that they share with other ids."""
     shared, seen = index.trained["shared_answers"], index.trained["ids_seen"]
     if shared == 0:
         return None
-    message = f"{_part(shared, seen)} ids seen in training found their bucket full and read a row that others have too."
+    message = f"{_part(shared, seen)} ids seen in training found their bucket full and read a row that other ids use."
     severity = Severity.WARNING if shared >= MUCH_SHARED * seen else Severity.INFO
     return Diagnostic("shared_answers", table.module_path, message, f"{_more_rows(index)}.", severity)
 
@@ -68,12 +68,12 @@ def eviction_churn(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
         return None
     inserted, evicted = index.trained["inserted"], index.trained["evicted"]
     message = (
-        f"{_part(evicted, inserted)} ids that got a row took it from another one, "
-        f"{evicted / max(index.trained['batches'], 1):,.1f} a batch: an id keeps its row for about "
-        f"{capacity.batches_kept(index):,.1f} batches, and comes back to initial weights."
+        f"{_part(evicted, inserted)} ids that got a row took it from another id, "
+        f"{evicted / max(index.trained['batches'], 1):,.1f} per batch: an id keeps its row for about "
+        f"{capacity.batches_kept(index):,.1f} batches, and starts from initial weights when it returns."
     )
     admit_after = 2 * index.config.admit_after
-    advice = f"{_more_rows(index)}; if most ids come once or twice, admit_after={admit_after} keeps them out instead."
+    advice = f"{_more_rows(index)}; if most ids come only once or twice, admit_after={admit_after} keeps these out."
     return Diagnostic("eviction_churn", table.module_path, message, advice, Severity.WARNING)
 
 
@@ -82,23 +82,23 @@ def unseen_answers(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
     unseen, shares = index.evaluated["unseen_answers"], index.config.unseen == "share"
     if unseen == 0:
         return None
-    read = "read a row that is not theirs" if shares else "read zeros"
+    read = "read another id's row" if shares else "read zeros"
     message = f"{_part(unseen, index.evaluated['ids_seen'])} ids seen in eval mode had no row and {read}."
     advice = "train on them" + (", or use unseen='zeros'." if shares else ", or use unseen='share'.")
     return Diagnostic("unseen_answers", table.module_path, message, advice)
 
 
 def candidates_dropped(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
-    """A bucket counts as many ids as it can: those seen seldom are forgotten before they are admitted."""
+    """A bucket is counting as many ids as it can, so rare ids are forgotten before they are admitted."""
     found = index.candidates
     if found is None or found.full_bucket is None:
         return None
     message = (
-        f"{found.waiting:,} ids wait to be admitted, and bucket {found.full_bucket} can count no more: each new one "
+        f"{found.waiting:,} ids wait to be admitted, and bucket {found.full_bucket} cannot count any more: each new id "
         f"makes it forget the oldest, so an id must come {index.config.admit_after} times within about "
         f"{found.batches + 1:,} batches."
     )
-    advice = "nothing if rarer ids may stay out; else a lower admit_after, or more rows."
+    advice = "nothing if rarer ids may stay out; otherwise a lower admit_after, or more rows."
     return Diagnostic("candidates_dropped", table.module_path, message, advice)
 
 
@@ -110,19 +110,19 @@ def _forecast(index: IndexFacts) -> str:
     if batches is None:
         return room
     return (
-        f"{room}, {batches:,} batches at the mean pace so far ({pace:,.1f} new ids a batch; later if fewer and fewer "
-        "ids are new)"
+        f"{room}, in {batches:,} batches at the mean pace so far ({pace:,.1f} new ids per batch; later if fewer and "
+        "fewer ids are new)"
     )
 
 
 def _more_rows(index: IndexFacts) -> str:
     """Which config to use, and what happens to the rows trained so far."""
     config = _config(index, capacity.suggested_rows(index) or index.config.rows)
-    return f"build the table with {config}; the state saved now loads into it, rows move with their ids"
+    return f"build the table with {config}; the state saved now can be loaded into it, and rows move with their ids"
 
 
 def _config(index: IndexFacts, rows: int) -> str:
-    """The index's config with other rows, as it is written: everything that is not at its default."""
+    """The index's config with a different number of rows, as source code: everything that is not at its default."""
     resolved, default = index.config, HashConfig()
     fields = [f"rows={rows:_}", f"dense_rows={resolved.dense_rows}", f"buckets={resolved.buckets}"]
     for name in ("on_full", "evict", "admit_after", "unseen", "seed"):

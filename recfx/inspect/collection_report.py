@@ -27,7 +27,7 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class PassReport:
-    """One pass: whether it changed the graph, and the graph after it as text."""
+    """One pass: whether it changed the graph, and the graph after the pass as text."""
 
     name: str
     modified: bool
@@ -43,17 +43,17 @@ class CollectionReport:
         kind: name of its class before conversion.
         status: ``"converted"``, ``"convertible"`` (before conversion), ``"kept"`` or ``"refused"``.
         why: the reason why it is kept or refused; None if it is neither.
-        found: ``"traced"`` (a call of it was seen), ``"walked"`` (nobody looked, or the trace could not), or
+        found: ``"traced"`` (a call of it was seen), ``"walked"`` (calls were not traced, or could not be), or
             ``"never called"``.
-        file: where the user's code calls it, or the class that holds it; ``""`` if unknown.
-        line: in that file; 0 if unknown.
-        is_weighted: whether batches carry per-id weights; None where the collection does not say.
-        device: as the collection says it.
-        tables: in order.
-        nodes: of the final graph.
-        passes: in the order in which they ran.
+        file: where the user's code calls it, or where the class that holds it is defined; ``""`` if unknown.
+        line: the line in that file; 0 if unknown.
+        is_weighted: whether batches carry per-id weights; None if the collection does not say.
+        device: as the collection states it.
+        tables: its tables, in order.
+        nodes: the nodes of the final graph.
+        passes: the passes, in the order in which they ran.
         declined: what passes and backends did not do, and why.
-        reasons: those of :attr:`Report.reasons` that are about it, its tables included.
+        reasons: those of :attr:`Report.reasons` that are about it or its tables.
     """
 
     paths: tuple[str, ...]
@@ -78,12 +78,12 @@ class CollectionReport:
 
     @property
     def reason(self) -> str:
-        """Reason code of what is kept or refused; ``""`` for what is not."""
+        """Reason code if it is kept or refused; otherwise ``""``."""
         return "" if self.why is None else self.why.code
 
     @property
     def message(self) -> str:
-        """Why it is kept or refused."""
+        """Why it is kept or refused; otherwise ``""``."""
         return "" if self.why is None else self.why.message
 
     @property

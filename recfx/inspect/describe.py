@@ -1,4 +1,4 @@
-"""Fills the report of a collection that is not sharded."""
+"""Fills the report of an unsharded collection."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def describe_other(found: CollectionReport, collection: nn.Module) -> Collection
         device = str(getattr(collection, "device", "") or "")
         modules = getattr(collection, holder, {})
         tables = tuple(report_of_other_table(config, modules) for config in configs)
-    except Exception:  # somebody else's class, which may implement none of it: then the report has less to show
+    except Exception:  # a foreign class may implement none of this; then the report has less to show
         return found
     return replace(found, is_weighted=is_weighted, device=device, tables=tables)
 
@@ -69,7 +69,7 @@ def with_graph(described: CollectionReport, collection: ConvertedCollection) -> 
 
 
 def with_reasons(described: CollectionReport, of_collection: tuple[Diagnostic, ...] = ()) -> CollectionReport:
-    """Add what there is to say of the collection as a whole, then what its tables have to say."""
+    """Add the reasons about the collection as a whole, then those about its tables."""
     of_tables = tuple(reason for table in described.tables for reason in table.reasons)
     return replace(described, reasons=described.reasons + of_collection + of_tables)
 

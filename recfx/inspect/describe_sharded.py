@@ -27,12 +27,12 @@ from recfx.sharding.plan import read_plan
 def describe_sharded(
     found: CollectionReport, sharded: ShardedHashEmbeddingBagCollection, existed: bool
 ) -> CollectionReport:
-    """Add what a sharded collection shows of itself on this rank; the arguments are those of ``describe_converted``.
+    """Add what a sharded collection shows on this rank; the arguments are those of ``describe_converted``.
 
-    Communicates nothing.
+    Does not communicate.
     """
     local = {table.name: sharded.sharding.local_of(table.name) for table in sharded.tables}
-    own = {name: shards[0].name for name, shards in local.items() if shards}  # they all have the same rows
+    own = {name: shards[0].name for name, shards in local.items() if shards}  # all shards here have the same rows
     facts = table_facts(sharded, own, found.path, existed)
     tables = []
     for table in sharded.sharding.tables:
@@ -64,7 +64,7 @@ def with_plan(
     The graph is that of one rank.
 
     Raises:
-        ConversionError: as ``read_plan``.
+        ConversionError: the same as ``read_plan``.
     """
     path = described.path
     sharding = read_plan(collection.tables, plan, rank, world_size, path)

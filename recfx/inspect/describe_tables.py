@@ -43,7 +43,7 @@ def table_report(facts: TableFacts) -> TableReport:
 
 
 def report_of_table_elsewhere(spec: TableSpec, dtype: torch.dtype) -> TableReport:
-    """A table of a sharded collection that this rank has nothing of."""
+    """A table of a sharded collection of which this rank has no part."""
     return TableReport(
         name=spec.name,
         features=spec.feature_names,
@@ -63,8 +63,8 @@ def report_of_other_table(config: BaseEmbeddingConfig, modules: Any) -> TableRep
     """A table of a collection that was not converted.
 
     Args:
-        config: of the table.
-        modules: those that hold the weights, by table name, as far as the collection has any.
+        config: the config of the table.
+        modules: the modules that hold the weights, by table name, if the collection has any.
     """
     weight = getattr(dict(modules.items()).get(config.name), "weight", None)
     bits = DATA_TYPE_NUM_BITS[config.data_type]
@@ -86,7 +86,7 @@ def report_of_other_table(config: BaseEmbeddingConfig, modules: Any) -> TableRep
 
 
 def hashing_report(config: ResolvedHashConfig | None, index: IndexFacts | None) -> HashingReport:
-    """How ids become rows; ``index`` is what an index with data shows of itself."""
+    """How ids become rows; ``index`` is what an index with data shows."""
     if config is None:
         return HashingReport("static")
     if not config.has_index:

@@ -1,4 +1,4 @@
-"""``recfx.explain``: what was done to a model, or what ``convert`` would do, as a report. Changes nothing."""
+"""``recfx.explain``: reports what was done to a model, or what ``convert`` would do. Changes nothing."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ from recfx.version import __version__
 def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
     """Say what was done to ``model``, or, before conversion, what ``convert`` would do to it by default.
 
-    What cannot be converted is in the report, with the reason and what to do; it raises nothing. The model, its
+    What cannot be converted raises nothing: the report lists it, with the reason and what to do. The model, its
     optimizers and the random state stay as they are, and no table is allocated.
 
     Args:
         model: any module, converted or not, also inside DDP and torch.compile wrappers.
-        sample: one call of it, to confirm where its collections are called; a conversion with a sample remembers.
-        plan: TorchRec's sharding plan for a model that is not sharded: what it would do to the tables, and what is
-            wrong with it. A sharded model is explained as this rank sees it; nothing is communicated.
+        sample: one call of it, to confirm where its collections are called. Not needed if the model was converted with
+            a sample.
+        plan: TorchRec's sharding plan for a model that is not sharded: the report says what it would do to the tables,
+            and what is wrong with it. A sharded model is explained as this rank sees it; nothing is communicated.
 
     Raises:
         ConversionError: ``invalid_argument``.
@@ -60,7 +61,7 @@ def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
         for finding in discovery.of(CONVERTIBLE):
             found = records.of_collection(finding)
             if found is not None and found.why is not None and found.status == REFUSED:
-                # The request refused it then; the default one might not.
+                # It was refused with the hashing requested then; the default hashing might not be refused.
                 finding.refuse(found.why)
         replacements = _dry_run(discovery)
         collections = [
@@ -92,7 +93,7 @@ def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
 
 
 def _holder(model: nn.Module) -> nn.Module:
-    """Where the collections are modules: the whole graph of a root collection has inlined the only one."""
+    """The module to search for collections: the whole graph of a model that is one collection has inlined it."""
     inside = unwrap(model)
     if isinstance(inside, WholeGraph) and isinstance(inside.python_model, HashEmbeddingBagCollection):
         return inside.python_model
@@ -102,7 +103,7 @@ def _holder(model: nn.Module) -> nn.Module:
 def _dry_run(discovery: Discovery) -> dict[int, nn.Module]:
     """What the convertible collections would become: converted ones around their parameters, by ``id`` of the original.
 
-    Those whose tables cannot be converted are refused in ``discovery``.
+    Collections whose tables cannot be converted are refused in ``discovery``.
     """
     with TableResizing() as resizing:
         return replace_collections(discovery.of(CONVERTIBLE), HashConfig(), "auto", resizing, keep_refused=True)
@@ -114,10 +115,10 @@ def _collection(
     """The report of one collection.
 
     Args:
-        finding: as it was found now.
-        collection: itself, or what it would become.
-        record: as it was found when it was converted, if it was.
-        planned: what the user asks about.
+        finding: what discovery finds now.
+        collection: the collection itself, or what it would become.
+        record: what discovery found when it was converted, if it was.
+        planned: the plan that the user asks about.
     """
     known = record is not None and finding.found == "walked"
     how, source = (record.found, record.source) if record is not None and known else (finding.found, finding.source)
@@ -148,8 +149,8 @@ def _collection_reasons(finding: Finding, found: str) -> tuple[Diagnostic, ...]:
     if finding.why is not None:
         reasons.append(finding.why)
     if found == "never called":
-        message = "the sample's call never reaches this collection, in train or eval mode."
-        advice = "check the sample, or call it; what is converted does not depend on it."
+        message = "calling the model with the sample never reaches this collection, in train or eval mode."
+        advice = "check the sample, or call the collection; what is converted does not depend on it."
         reasons.append(Diagnostic("never_called", finding.path, message, advice, Severity.WARNING))
     return tuple(reasons)
 
@@ -164,18 +165,18 @@ def _model_reasons(discovery: Discovery, rollbacks: list[Diagnostic], verificati
         reasons.append(Diagnostic("no_collection", "", message, advice, Severity.ERROR))
     for rollback in rollbacks:
         message = f"could not be traced: {rollback.message}"
-        advice = "nothing: its code stays Python, and collections inside are converted all the same."
+        advice = "nothing: its code stays Python, and the collections inside it are converted anyway."
         reasons.append(replace(rollback, message=message, what_to_do=advice))
     if verification.ok is False:
         message = "the converted model does not agree with the original."
-        advice = "please report it with the model."
+        advice = "please report this, with the model."
         reasons.append(Diagnostic("verification_failed", "", message, advice, Severity.ERROR))
     return reasons
 
 
 @contextlib.contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Undo what looking leaves behind: modes of ScriptModules, which are never copied, and empty optimizer state."""
+    """Undo side effects of looking: modes of ScriptModules, which are never copied, and empty optimizer state."""
     modes = [(module, module.training) for module in model.modules()]
     states = [
         (optimizer.state, weight)
@@ -189,6 +190,6 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
         for module, training in modes:
             if module.training != training:
                 module.training = training
-        for state, weight in states:  # reading a defaultdict makes an entry
+        for state, weight in states:  # reading the defaultdict created an entry
             if weight in state and not state[weight]:
                 del state[weight]

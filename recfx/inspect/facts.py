@@ -26,9 +26,9 @@ class Kernel:
     """The backend that serves a lookup now.
 
     Args:
-        name: ``""`` where none can.
+        name: its name; ``""`` if no backend can serve the lookup.
         passed_over: the backends before it, and why they were not taken.
-        refused: why there is none.
+        refused: why no backend can serve it.
     """
 
     name: str
@@ -41,16 +41,16 @@ class TableFacts:
     """One table of a converted collection.
 
     Args:
-        module_path: of its ``nn.EmbeddingBag`` in the model.
+        module_path: path of its ``nn.EmbeddingBag`` in the model.
         spec: the compiler's description.
-        config: TorchRec's.
-        bag: what holds the weight.
+        config: TorchRec's config.
+        bag: the module that holds the weight.
         weight: the ``[rows, dim]`` parameter.
-        index: None where ids are rows.
-        index_facts: what the index shows of itself; None without one, and on meta.
-        kernel: what serves its lookup.
+        index: its index; None if ids are rows.
+        index_facts: what can be read from the index; None without an index, and on meta.
+        kernel: the kernel that serves its lookup.
         optimizer: fused, in backward but not fused, or None.
-        existed: whether the table was there before recfx: converted, not built directly.
+        existed: whether the table existed before recfx, so that it was converted rather than built directly.
     """
 
     module_path: str
@@ -68,13 +68,13 @@ class TableFacts:
 def table_facts(
     collection: ConvertedCollection, parts: Mapping[str, str], path: str, existed: bool
 ) -> dict[str, TableFacts]:
-    """The tables of ``collection`` that this rank has something of, by name; changes nothing.
+    """The tables of ``collection`` of which this rank has a part, by name; changes nothing.
 
     Args:
         collection: a converted collection, sharded or not.
-        parts: what the collection calls this rank's part of each table, by name of the table.
+        parts: the collection's name for this rank's part of each table, by name of the table.
         path: its fully qualified name in the model.
-        existed: whether its tables were there before recfx.
+        existed: whether its tables existed before recfx.
     """
     kernels, indexes = _kernels_by_table(collection.graph_module), dict(collection.hash_indexes.items())
     facts = {}
@@ -106,7 +106,7 @@ def path_of_table(collection: str, table: str) -> str:
 
 
 def _kernels_by_table(graph_module: nn.Module) -> dict[str, Kernel]:
-    """The kernel that each table's lookup takes as the tables are now: they may have moved since it was lowered."""
+    """The kernel that each table's lookup uses now: tables may have moved since the graph was lowered."""
     kernels: dict[str, Kernel] = {}
     for module in graph_module.modules():
         if not isinstance(module, Lookup):
@@ -125,5 +125,5 @@ def _optimizer(collection: ConvertedCollection, table: str, path: str) -> FusedO
     weight = collection.weight(table)
     if fused is not None or collection.is_sharded or not attached_optimizers(weight):
         return fused
-    # Attached after the conversion: the next forward takes it over.
+    # It was attached after the conversion; the next forward takes it over.
     return collection.not_fused.get(table) or fused_optimizer_of(weight, path)

@@ -1,4 +1,4 @@
-"""The report as one HTML page: complete, no other file, no script, everything from the model escaped."""
+"""The report as one HTML page: complete, without other files or scripts, and with everything from the model escaped."""
 
 from __future__ import annotations
 

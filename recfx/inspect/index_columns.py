@@ -16,7 +16,7 @@ INDEX_COLUMNS = (
 
 
 def has_index(table: TableReport) -> bool:
-    """Whether there is an index, with data."""
+    """Whether the table has an index that holds data."""
     return table.hashing is not None and table.hashing.ids_held is not None
 
 
@@ -24,8 +24,8 @@ def index_row(table: TableReport, count: Callable[[int], str]) -> tuple[str, ...
     """The cells of one table that has an index.
 
     Args:
-        table: that has one.
-        count: how a number is written.
+        table: a table that has an index.
+        count: formats a number.
     """
     found = table.hashing
     assert found is not None

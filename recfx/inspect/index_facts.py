@@ -1,4 +1,4 @@
-"""What an index shows of itself: how full it is, what it has counted, how many ids wait. Read, never changed."""
+"""What can be read from an index without changing it: how full it is, what it has counted, how many ids wait."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class Candidates:
 
     Args:
         waiting: how many.
-        full_bucket: one that counts as many as it can: a new one there makes it forget the oldest. None: there is none.
-        batches: how many batches ago the oldest of that bucket was seen first; 0 without such a bucket.
+        full_bucket: a bucket that is counting as many ids as it can, so that a new id there makes it forget the oldest;
+            None if there is no such bucket.
+        batches: how many batches ago the oldest id of that bucket was first seen; 0 without such a bucket.
     """
 
     waiting: int
@@ -35,23 +36,23 @@ class Candidates:
 class IndexFacts:
     """One index, of a table or of a slice of one.
 
-    What it has counted is the slice's own, except after a table was cut: what the whole one had counted before went to
-    the first slice.
+    The counts are those of the slice, except after a table was cut: the counts of the whole table went to the first
+    slice.
 
     Args:
-        config: of the whole table.
-        rows: of it that the index holds, the dense ones included.
-        index_rows: those of them that it gives out.
-        buckets: that these are cut into; 0 in a slice of dense rows.
+        config: the config of the whole table.
+        rows: number of rows of the table that the index covers, including dense rows.
+        index_rows: number of these rows that the index gives out.
+        buckets: number of buckets that these rows are divided into; 0 in a slice of dense rows.
         occupancy: how full it is.
         counters: of training and eval together.
         trained: the same counters, training alone.
         evaluated: ``ids_seen``, ``shared_answers`` and ``unseen_answers`` in eval mode.
         candidates: None with ``admit_after=1``.
         longest_probe: slots that the slowest lookup looks at.
-        bytes: of all its tensors.
-        usable_share: of its rows, that are expected to be taken when the first id meets a full bucket.
-        room: new ids that are expected to fit from here on before one meets a full bucket.
+        bytes: size of all its tensors.
+        usable_share: share of its rows that are expected to be taken when the first id meets a full bucket.
+        room: number of new ids that are expected to fit from here on before one meets a full bucket.
     """
 
     config: ResolvedHashConfig
@@ -70,7 +71,7 @@ class IndexFacts:
 
     @classmethod
     def of(cls, index: HashIndex) -> IndexFacts | None:
-        """None where the index is on the meta device and holds nothing."""
+        """The facts of one index; None if it is on the meta device and holds nothing."""
         if index.bucket_taken.is_meta:
             return None
         config, policy, buffers = index.config, index.policy, index.index_buffers()
@@ -95,12 +96,12 @@ class IndexFacts:
 
     @property
     def part(self) -> float:
-        """Which part of the rows that the table gives out these are."""
+        """The share of the rows that the whole table gives out."""
         return self.index_rows / self.config.index_rows
 
 
 def _candidates(buffers: IndexBuffers, begins: Tensor, first_bucket: int) -> Candidates:
-    """``begins``: where each bucket begins among the index's rows, and where the last one ends."""
+    """How full the buckets are; ``begins``: where each begins among the index's rows, and where the last one ends."""
     places = torch.nonzero(buffers.candidate_counts).squeeze(1)
     bucket = torch.searchsorted(begins, places, right=True) - 1
     waiting = torch.bincount(bucket, minlength=begins.numel() - 1)

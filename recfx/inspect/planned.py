@@ -19,12 +19,13 @@ from recfx.sharding.placement import rank_of
 
 
 class PlannedSharding:
-    """What there is to say about a plan.
+    """What the report says about a plan.
 
-    Seen by this rank of the default process group; without one by rank 0 of as many as the plan names.
+    It is seen by this rank of the default process group or, without a process group, by rank 0 of as many ranks as the
+    plan names.
 
     Args:
-        plan: TorchRec's.
+        plan: TorchRec's plan.
 
     Raises:
         ConversionError: ``invalid_argument``.
@@ -52,7 +53,7 @@ class PlannedSharding:
         try:
             if planned is None:
                 raise ConversionError(
-                    "the plan says nothing of this collection.",
+                    "the plan does not name this collection.",
                     reason="plan_missing_collection",
                     module_path=described.path,
                     what_to_do="make the plan from this model.",
@@ -68,7 +69,7 @@ class PlannedSharding:
             Diagnostic(
                 "plan_unknown_collection",
                 path,
-                f"the plan names {path!r}, which is no converted collection; there are {sorted(paths)}.",
+                f"the plan names {path!r}, which is not a converted collection; the model has {sorted(paths)}.",
                 "make the plan from this model.",
                 Severity.ERROR,
             )
@@ -79,7 +80,7 @@ class PlannedSharding:
 
 def already_sharded(described: CollectionReport) -> CollectionReport:
     """Add that the collection has a plan of its own, and that the one given says nothing about it."""
-    message = "the collection is sharded already: what is said of it is its own plan, not the one given."
+    message = "the collection is already sharded: the report describes its own plan, not the one given."
     reason = Diagnostic("already_sharded", described.path, message, "explain without plan=.", Severity.ERROR)
     return replace(described, reasons=(*described.reasons, reason))
 

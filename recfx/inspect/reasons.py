@@ -1,6 +1,6 @@
-"""What is worth saying about a table: one small rule for each thing, in one literal list.
+"""What is worth saying about a table: one small rule per reason, in one literal list.
 
-What an index has to say stands in ``capacity_reasons.py``.
+The rules about indexes are in ``capacity_reasons.py``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def backend_unusable(table: TableFacts) -> Diagnostic | None:
 
 
 def kernel_fallback(table: TableFacts) -> Diagnostic | None:
-    """The slow reference target is used because the others declined."""
+    """The slow reference target is used because the other targets declined."""
     if table.kernel.name != "reference" or not table.kernel.passed_over or table.weight.is_meta:
         return None
     why = " ".join(f"{declined.by}: {declined.message}" for declined in table.kernel.passed_over)
@@ -49,19 +49,19 @@ def optimizer_not_fused(table: TableFacts) -> Diagnostic | None:
 
 
 def only_touched_rows(table: TableFacts) -> Diagnostic | None:
-    """The dense torch rule would also move rows that the batch does not read."""
+    """The dense torch rule would also update rows that the batch does not read."""
     found = table.optimizer
     if not isinstance(found, FusedOptimizer):
         return None
     unlike_dense = found.rule.unlike_dense(found.group)
     if not unlike_dense:
         return None
-    message = f"fused {unlike_dense} moves only the rows that a batch reads; the dense torch optimizer moves every row."
+    message = f"fused {unlike_dense} updates only rows that a batch reads; the dense torch optimizer updates every row."
     return Diagnostic("only_touched_rows", table.module_path, message, "nothing, unless you rely on the dense rule.")
 
 
 def weights_not_used(table: TableFacts) -> Diagnostic | None:
-    """A table that was there before is given out anew by its index, from row 0 on."""
+    """A table that existed before is given out anew by its index, starting with row 0."""
     if not table.existed or table.weight.is_meta or table.index is None or table.spec.custom_init_fn:
         return None
     if table.index.config.dense_rows != 0:
@@ -70,13 +70,13 @@ def weights_not_used(table: TableFacts) -> Diagnostic | None:
         "weights_not_used",
         table.module_path,
         "dense_rows=0 gives out every row anew: a new id starts from initial weights, not from what the row held.",
-        "nothing if it was never trained; to keep its rows, leave dense_rows out and give rows= beyond them.",
+        "nothing if it was never trained; to keep its rows, leave out dense_rows and set rows= higher.",
         Severity.WARNING,
     )
 
 
 def index_settings_not_used(table: TableFacts) -> Diagnostic | None:
-    """Settings for new ids on a table that takes none."""
+    """Settings for new ids on a table that takes no new ids."""
     config = table.spec.hashing
     if config is None or config.has_index:
         return None
@@ -89,25 +89,25 @@ def index_settings_not_used(table: TableFacts) -> Diagnostic | None:
     if not unused:
         return None
     message = f"{', '.join(unused)} does nothing: every row is dense, so there is no index and no id is new."
-    advice = "for raw ids give dense_rows=0, or rows= beyond the table's."
+    advice = "for raw ids, give dense_rows=0, or more rows= than the table has."
     return Diagnostic("index_settings_not_used", table.module_path, message, advice, Severity.WARNING)
 
 
 def init_fn_rows(table: TableFacts) -> Diagnostic | None:
-    """An indexed table with an ``init_fn`` of its own."""
+    """An indexed table with its own ``init_fn``."""
     if table.index is None or not table.spec.custom_init_fn:
         return None
     return Diagnostic(
         "init_fn_rows",
         table.module_path,
-        "the table has an init_fn of its own: it fills the rows when the table is built, and again, rows together, "
+        "the table has its own init_fn: it fills the rows when the table is built, and again, several rows at a time, "
         "when they are re-used, so a new id's first weights depend on its row and on the order in which ids come.",
-        "leave init_fn out to have initial weights that depend on the id alone.",
+        "leave out init_fn to have initial weights that depend on the id alone.",
     )
 
 
 def data_type_not_honoured(table: TableFacts) -> Diagnostic | None:
-    """The config names a different type from the weight's."""
+    """The config names a dtype that differs from the weight's."""
     try:
         wanted = data_type_to_dtype(table.config.data_type)
     except ValueError:  # quantized types have no torch dtype
@@ -115,7 +115,7 @@ def data_type_not_honoured(table: TableFacts) -> Diagnostic | None:
     if wanted == table.weight.dtype:
         return None
     message = f"config.data_type is {table.config.data_type.name}, but the weight is {type_name(table.weight.dtype)}."
-    advice = "cast the model, or correct the config; the weight's type counts."
+    advice = "cast the model, or correct the config; recfx goes by the weight's type."
     return Diagnostic("data_type_not_honoured", table.module_path, message, advice, Severity.WARNING)
 
 

@@ -1,4 +1,4 @@
-"""What earlier conversions of a model, or of parts of it, wrote down."""
+"""What earlier conversions of a model, or of parts of it, recorded."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Records:
     """The conversion records of a model.
 
     Args:
-        conversions: (fully qualified name of the module it hangs on, record); outermost first.
+        conversions: (fully qualified name of the module that holds it, record); outermost first.
     """
 
     conversions: tuple[tuple[str, Conversion], ...]
 
     @classmethod
     def of(cls, model: nn.Module) -> Records:
-        """Every record in ``model``; modules converted apart and put together bring one each."""
+        """Every record in ``model``; there are several if modules were converted separately and then put together."""
         found = []
         for path, module in model.named_modules():
             record = conversion_of(module)
@@ -40,18 +40,18 @@ class Records:
         return cls(tuple(found))
 
     def of_collection(self, finding: Finding) -> Found | None:
-        """What was written down when ``finding`` was converted, or kept."""
+        """What was recorded when ``finding`` was converted or kept."""
         by_path, without_wrappers = self._by_path
         for path in finding.paths:
             if path in by_path:
                 return by_path[path]
-        # Wrapped, or taken out of its wrapper, since.
+        # The module may have been wrapped, or taken out of its wrapper, since then.
         candidates = without_wrappers.get(_strip(finding.path), [])
         return candidates[0] if candidates else None
 
     @cached_property
     def _by_path(self) -> tuple[dict[str, Found], dict[str, list[Found]]]:
-        """What was found, by its path in the model, and by that path without wrappers."""
+        """The findings, by path in the model, and by that path without wrappers."""
         by_path: dict[str, Found] = {}
         without_wrappers: dict[str, list[Found]] = {}
         for prefix, record in reversed(self.conversions):
@@ -62,13 +62,13 @@ class Records:
         return by_path, without_wrappers
 
     def traced(self) -> bool:
-        """Whether a conversion has looked where collections are called."""
+        """Whether a conversion has traced where collections are called."""
         return any(found.found != "walked" for _, record in self.conversions for found in record.found) or any(
             record.rollbacks for _, record in self.conversions
         )
 
     def verification(self, model: nn.Module) -> Verification:
-        """Of the outermost conversion; where there is none, why."""
+        """The verification of the outermost conversion; if there is none, it says why."""
         if not self.conversions:
             ours = (HashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection)
             built = any(isinstance(module, ours) for module in model.modules())

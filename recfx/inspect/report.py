@@ -1,4 +1,4 @@
-"""What ``recfx.explain`` returns: the data of the report, and the forms in which it is shown."""
+"""What ``recfx.explain`` returns: the data of the report, and the formats in which it can be shown."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from recfx.inspect.text import render_text
 
 @dataclass(frozen=True)
 class Report(ReportData):
-    """What was done to a model, or would be done; ``str()`` is for a terminal. The fields are those of its base."""
+    """What was done to a model, or would be done. ``str()`` is for a terminal. The base class has the fields."""
 
     def __str__(self) -> str:
         return render_text(self)
 
     def to_json(self) -> str:
-        """Everything, keys in the order of the fields; symbolic sizes as text."""
+        """The whole report; keys are in the order of the fields, and symbolic sizes are text."""
         return render_json(self)
 
     def to_html(self) -> str:
-        """One page that needs no other file."""
+        """A single page that needs no other file."""
         return render_html(self)

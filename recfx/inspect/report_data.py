@@ -12,7 +12,7 @@ REPORT_VERSION = "1"
 
 @dataclass(frozen=True)
 class Verification:
-    """What the conversion compared: ``ok`` is None where it was not run, and ``text`` says why."""
+    """What the conversion compared: if no comparison was run, ``ok`` is None and ``text`` says why."""
 
     ok: bool | None
     text: str
@@ -23,16 +23,17 @@ class ReportData:
     """Everything that a :class:`recfx.inspect.report.Report` shows.
 
     Args:
-        version: of this schema; changes when a field changes its meaning or goes.
-        recfx_version: that made the report.
-        torch_version: that it ran under.
-        torchrec_version: that it ran under.
-        ok: False if any reason is an error: a collection is refused, there is none, or verification failed.
-        collections: every one, converted or not, in the order of the model.
+        version: the version of this schema; it changes when a field changes its meaning or is removed.
+        recfx_version: the version that made the report.
+        torch_version: the version that it ran under.
+        torchrec_version: the version that it ran under.
+        ok: False if any reason is an error: a collection is refused, the model has no collection, or verification
+            failed.
+        collections: every collection, converted or not, in the order of the model.
         reasons: everything worth knowing, errors first.
         rollbacks: modules that the trace could not enter.
         verification: what ``convert`` compared.
-        notes: those of ``reasons`` that the conversion itself wrote down.
+        notes: those of ``reasons`` that the conversion itself recorded.
     """
 
     version: str

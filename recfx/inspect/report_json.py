@@ -22,9 +22,9 @@ _REASON = {
 }
 _DECLINED = {"by": "by", "reason": "code", "message": "message", "node": "node"}
 _ROLLBACK = {"module_path": "path", "reason": "code", "message": "message"}
-_WHY = ("reason", "message", "what_to_do")  # of a collection: they are keys of the collection, not of an object inside
+_WHY = ("reason", "message", "what_to_do")  # of a collection: keys of the collection itself, not of a nested object
 
-# How a diagnostic is written in each field of the report that holds some: key -> attribute.
+# How diagnostics are written in each field of the report that holds them: key -> attribute.
 _KEYS = {
     "reasons": _REASON,
     "notes": _REASON,
@@ -40,11 +40,11 @@ def render_json(report: ReportData) -> str:
 
 
 def plain(value: Any, field: str = "") -> Any:
-    """Dicts, lists and scalars alone.
+    """Convert to dicts, lists and scalars.
 
     Args:
         value: the report, or a part of it.
-        field: of the report that holds the value.
+        field: the field of the report that holds the value.
     """
     if isinstance(value, Diagnostic):
         return {key: getattr(value, attribute) for key, attribute in _KEYS[field].items()}

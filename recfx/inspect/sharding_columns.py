@@ -12,7 +12,7 @@ SHARDING_COLUMNS = ("table", "sharding", "kernel", "pooled rows", "where", "rows
 
 
 def sharding_title(tables: Iterable[TableReport]) -> str:
-    """Whose view it is; ``""`` where nothing is sharded."""
+    """The title, which says which rank's view this is; ``""`` if nothing is sharded."""
     found = next((table.sharding for table in tables if table.sharding is not None), None)
     return "" if found is None else f"sharding, as rank {found.rank} of {found.world_size} sees it"
 
@@ -41,7 +41,7 @@ def _where(table: TableReport, found: ShardingReport, most: int) -> str:
 
 
 def _shard(table: TableReport, shard: ShardReport) -> str:
-    """``1: rows 10-19, columns 0-3``; nothing of what is not cut."""
+    """``1: rows 10-19, columns 0-3``; a dimension that is not cut is left out."""
     (first, end), (left, right) = shard.rows, shard.columns
     if first == end:
         return f"{shard.rank}: nothing"

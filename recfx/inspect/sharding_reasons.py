@@ -1,4 +1,4 @@
-"""What is worth saying about how a table is sharded: one small rule for each thing, in one literal list."""
+"""What is worth saying about how a table is sharded: one small rule per reason, in one literal list."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from recfx.nodes import SelectFeatures
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 
-UNEVEN = 1.25  # the largest piece, in mean pieces
+UNEVEN = 1.25  # size of the largest piece, relative to the mean
 
 
 def sharding_reasons(table: ShardedTable, path: str, optimizer: FusedOptimizer | None) -> tuple[Diagnostic, ...]:
     """Every rule's answer for one table.
 
     Args:
-        table: with its shards.
-        path: of its ``nn.EmbeddingBag``.
-        optimizer: its fused one.
+        table: the table, with its shards.
+        path: path of its ``nn.EmbeddingBag``.
+        optimizer: its fused optimizer.
     """
     return tuple(reason for rule in _RULES if (reason := rule(table, path, optimizer)) is not None)
 
@@ -35,15 +35,15 @@ def ranks_without_rows(table: ShardedTable, path: str, _: FusedOptimizer | None)
         return None
     config = table.table.hashing
     if config is None or not table.table.has_index:
-        message = f"{table.table.num_embeddings:,} rows are cut over {len(pieces)} ranks: ranks {empty} get none."
+        message = f"{table.table.num_embeddings:,} rows are split over {len(pieces)} ranks: ranks {empty} get none."
         return Diagnostic(
             "ranks_without_rows", path, message, "table_wise or data_parallel serves so small a table better."
         )
     message = (
-        f"its {config.buckets} buckets are cut over {len(pieces)} ranks, and a bucket stays whole: ranks {empty} get "
-        "no rows, and no work."
+        f"its {config.buckets} buckets are split over {len(pieces)} ranks, and a bucket stays whole: ranks {empty} get "
+        "no rows and no work."
     )
-    advice = f"give HashConfig(buckets=...) a multiple of {len(pieces)}, before the table has learnt any id."
+    advice = f"give HashConfig(buckets=...) a multiple of {len(pieces)}, before the table has learned any ids."
     return Diagnostic("ranks_without_rows", path, message, advice, Severity.WARNING)
 
 
@@ -52,15 +52,15 @@ def uneven_cuts(table: ShardedTable, path: str, _: FusedOptimizer | None) -> Dia
     sizes = [shard.num_rows for shard in table.row_pieces]
     if not sizes or min(sizes) == 0 or max(sizes) * len(sizes) < UNEVEN * sum(sizes):
         return None
-    message = f"its rows are cut unevenly: ranks hold {min(sizes):,} to {max(sizes):,} of {sum(sizes):,}."
-    advice = "nothing if that is meant"
+    message = f"its rows are split unevenly: ranks hold {min(sizes):,} to {max(sizes):,} of {sum(sizes):,}."
+    advice = "nothing if that is intended"
     if table.table.has_index:
-        advice += "; cuts are at bucket borders, so more buckets, in a multiple of the ranks, make them even"
+        advice += "; cuts are at bucket borders, so more buckets, a multiple of the number of ranks, make them even"
     return Diagnostic("uneven_cuts", path, message, f"{advice}.")
 
 
 def cuts_at_bucket_borders(table: ShardedTable, path: str, _: FusedOptimizer | None) -> Diagnostic | None:
-    """The plan cut inside a bucket, or the table has got other rows since."""
+    """The plan cuts inside a bucket, or the table has a different number of rows now."""
     borders, planned = table.row_borders(), list(table.planned_borders)
     if not table.table.has_index or not borders or borders == planned:
         return None
@@ -72,7 +72,7 @@ def cuts_at_bucket_borders(table: ShardedTable, path: str, _: FusedOptimizer | N
 def optimizer_state_per_column_block(
     table: ShardedTable, path: str, optimizer: FusedOptimizer | None
 ) -> Diagnostic | None:
-    """The optimizer has a number per row, of the columns that are in one place."""
+    """The optimizer keeps one number per row of each column block."""
     blocks = len(table.column_blocks)
     changed = None if blocks < 2 or optimizer is None else optimizer.rule.when_columns_are_cut(blocks)
     return None if changed is None else Diagnostic("optimizer_state_per_column_block", path, *changed)
@@ -98,8 +98,8 @@ def collection_sharding_reasons(
     nodes = () if graph_module is None else graph_module.children()
     if any(isinstance(node, SelectFeatures) and node.has_expanded for node in nodes):
         message = (
-            "a batch had features with batch sizes of their own: they are expanded to the full batch before ids are "
-            "sent, which TorchRec's collections do after."
+            "a batch had features with their own batch sizes: they are expanded to the full batch before ids are "
+            "sent, which TorchRec's collections do afterwards."
         )
         advice = "expect more ids on the wire; deduplicate after the collection where that matters."
         reasons.append(Diagnostic("variable_batch_expanded", path, message, advice))

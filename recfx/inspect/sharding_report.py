@@ -12,10 +12,10 @@ class ShardReport:
     """A rectangle of a table on one rank.
 
     Args:
-        rank: that has it.
-        rows: first row and the row after the last; the two are equal where the rank gets none.
+        rank: the rank that has it.
+        rows: first row and the row after the last; the two are equal if the rank gets no rows.
         columns: first column and the column after the last.
-        bytes: of its weights.
+        bytes: size of its weights.
     """
 
     rank: int
@@ -31,16 +31,16 @@ class ShardingReport:
     Args:
         sharding_type: one of TorchRec's.
         compute_kernel: ``"fused"`` or ``"dense"``.
-        group: how its pooled rows travel: ``"table_wise"`` (all-to-all), ``"row_wise"`` (sums over all ranks),
-            ``"table_row_wise"`` (sums inside a host, then all-to-all across hosts) or ``"data_parallel"`` (not at all).
+        group: how its pooled rows are sent: ``"table_wise"`` (all-to-all), ``"row_wise"`` (sums over all ranks),
+            ``"table_row_wise"`` (sums within a host, then all-to-all across hosts) or ``"data_parallel"`` (not at all).
         travels: the same in words.
         is_replicated: whether every rank has all of the table.
-        rank: this one.
+        rank: this rank.
         world_size: number of ranks.
-        shards: all, by columns, then by rows.
-        rows_here: rows that this rank has some columns of.
-        columns_here: columns that it has of these.
-        bytes_here: of this rank's weights.
+        shards: all shards, by columns, then by rows.
+        rows_here: number of rows of which this rank has some columns.
+        columns_here: number of columns that it has of these rows.
+        bytes_here: size of this rank's weights.
     """
 
     sharding_type: str
@@ -57,7 +57,7 @@ class ShardingReport:
 
     @classmethod
     def of(cls, table: ShardedTable, sharding: CollectionSharding, element_bytes: int) -> ShardingReport:
-        """One table of ``sharding``; ``element_bytes``: of one weight."""
+        """One table of ``sharding``; ``element_bytes`` is the size of one weight."""
         shards = tuple(
             ShardReport(shard.rank, shard.rows, shard.columns, _area(shard.rows, shard.columns) * element_bytes)
             for shard in table.shards

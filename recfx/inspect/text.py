@@ -1,4 +1,4 @@
-"""The report for a terminal: plain text of fixed width, what is wrong first, many equal things as a few and a count."""
+"""The report for a terminal: plain text of fixed width, problems first, many similar items as a few and a count."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ WIDTH = 120
 
 _Item = TypeVar("_Item")
 
-_FEW = 12  # this many rows are always listed
-_EXAMPLES = 3  # of each kind, where there are more
+_FEW = 12  # up to this many rows are always listed
+_EXAMPLES = 3  # rows listed of each kind if there are more
 _MOST_GROUPS = 12
 _LONGEST_PLACE = 26
 
@@ -72,7 +72,7 @@ def _collections(collections: tuple[CollectionReport, ...]) -> Table:
 
 
 def _reasons(reasons: tuple[Diagnostic, ...]) -> list[RenderableType]:
-    """One paragraph per code and advice: equal ones stand together, with the first few modules."""
+    """One paragraph per code and advice, with the first few modules that it is about."""
     parts: list[RenderableType] = []
     for same_code in _groups(reasons, lambda one: (one.severity, one.code)):
         groups = _groups(same_code, lambda one: (one.message, one.what_to_do))
@@ -105,7 +105,10 @@ def _details(collection: CollectionReport) -> list[RenderableType]:
         if len(collection.nodes) > 2 * _FEW:
             sizes.add_row(f"... {len(collection.nodes) - 2 * _FEW:,} more", "", "", "", "")
         ranks = ", W (ranks)" if title else ""
-        parts += [Text(f"  sizes, in B (batch size){ranks} and L_f (mean number of ids a sample of feature f)"), sizes]
+        parts += [
+            Text(f"  sizes, in B (batch size){ranks} and L_f (mean number of ids of feature f per sample)"),
+            sizes,
+        ]
     return parts
 
 
@@ -136,7 +139,7 @@ def _tables(tables: tuple[TableReport, ...]) -> Table:
 
 
 def _sharding(tables: list[TableReport]) -> Table:
-    """A few of each kind, where there are many."""
+    """A few of each kind if there are many."""
     grid = _grid(*SHARDING_COLUMNS)
     groups = [tables] if len(tables) <= _FEW else _groups(tables, _sharding_key)[:_MOST_GROUPS]
     shown = [table for group in groups for table in (group if len(tables) <= _FEW else group[:_EXAMPLES])]
@@ -153,7 +156,7 @@ def _sharding_key(table: TableReport) -> Hashable:
 
 
 def _indexes(tables: list[TableReport]) -> Table:
-    """The fullest ones, where there are many."""
+    """The fullest ones if there are many."""
     grid = _grid(*INDEX_COLUMNS)
     shown = tables if len(tables) <= _FEW else sorted(tables, key=_fullness, reverse=True)[:_EXAMPLES]
     for one in shown:
@@ -192,7 +195,7 @@ def _between(numbers: Iterable[int]) -> str:
 
 
 def _groups(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> list[list[_Item]]:
-    """Items of equal keys together, in order of first appearance."""
+    """Items grouped by key, in order of first appearance."""
     groups: dict[Hashable, list[_Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -210,14 +213,14 @@ def _grid(*columns: str) -> Table:
 
 
 def _plain(parts: Iterable[RenderableType]) -> str:
-    """Rendered without colours, whatever terminal this runs in."""
+    """Rendered without colours, whatever the terminal."""
     console = Console(
         file=io.StringIO(),
         width=WIDTH,
         color_system=None,
         force_terminal=False,
         legacy_windows=False,
-        markup=False,  # names of the user's may look like it
+        markup=False,  # the user's names may look like markup
         emoji=False,
         highlight=False,
     )

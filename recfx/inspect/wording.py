@@ -24,17 +24,17 @@ def headline(report: ReportData) -> str:
 
 
 def versions(report: ReportData) -> str:
-    """What it ran under."""
+    """The versions that the report was made under."""
     return f"recfx {report.recfx_version}, torch {report.torch_version}, torchrec {report.torchrec_version}"
 
 
 def name_of(path: str) -> str:
-    """A fully qualified name, with a word for the root's."""
+    """A fully qualified name, with a word for that of the root."""
     return path or "(root)"
 
 
 def place(collection: CollectionReport) -> str:
-    """``file:line``, without the folders that everybody knows."""
+    """``file:line``, without well-known folders."""
     if not collection.file:
         return ""
     file = Path(collection.file)
@@ -46,7 +46,7 @@ def place(collection: CollectionReport) -> str:
 
 
 def in_lines(place: str, longest: int) -> str:
-    """A ``file:line`` over several lines, if it must be: they end after a folder, never inside a name."""
+    """A ``file:line``, split into several lines if necessary: always after a folder, never inside a name."""
     *folders, file = place.split("/")
     lines, line = [], ""
     for part in [f"{folder}/" for folder in folders] + [file]:
@@ -68,7 +68,7 @@ def size(count: int) -> str:
 
 
 def count(number: int) -> str:
-    """``99,999``, then ``100k``, ``1.23M``: at most seven letters."""
+    """``99,999``, then ``100k``, ``1.23M``: at most seven characters."""
     if number < 100_000:
         return f"{number:,}"
     amount, unit = number / 1000, "k"
@@ -85,7 +85,7 @@ def share(part: float) -> str:
 
 
 def hashing(found: HashingReport | None, here: bool = True) -> str:
-    """How ids become rows, in a line; ``here``: whether this rank has anything of the table."""
+    """How ids become rows, in one line; ``here``: whether this rank has any part of the table."""
     if found is None or found.mode != "index":
         return "" if found is None else found.mode
     dense = f", ids below {found.dense_rows:,} dense" if found.dense_rows else ""
@@ -96,17 +96,17 @@ def hashing(found: HashingReport | None, here: bool = True) -> str:
 
 
 def is_here(table: TableReport) -> bool:
-    """Whether this rank has some of the table."""
+    """Whether this rank has any part of the table."""
     return table.sharding is None or table.sharding.bytes_here > 0
 
 
 def optimizer(table: TableReport) -> str:
-    """What steps the table; short where the model's own optimizer does."""
+    """What updates the table; short if the model's own optimizer does."""
     return table.optimizer.removeprefix("none: ").removeprefix("gradients to ")
 
 
 def expression(value: sympy.Expr) -> str:
-    """A symbolic size; a sum over many features by its first and last."""
+    """A symbolic size; a sum over many features is shortened to its first and last terms."""
     lengths = sorted((symbol for symbol in value.free_symbols if symbol.name.startswith("L_")), key=str)
     if len(lengths) <= _MOST_TERMS:
         return str(value)

@@ -1,1 +1,1 @@
-"""Standard collections replaced by converted ones, around the same parameters."""
+"""Replaces standard collections with converted ones around the same parameters."""

@@ -1,4 +1,4 @@
-"""Standard collections become converted ones: each a ``HashEmbeddingBagCollection`` around the same parameters."""
+"""Replaces each standard collection with a ``HashEmbeddingBagCollection`` around the same parameters."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 def replace_collections(
     findings: list[Finding], hashing: Hashing, backend: str, resizing: TableResizing, keep_refused: bool = False
 ) -> dict[int, nn.Module]:
-    """One converted collection per finding, by ``id`` of the collection that it replaces.
+    """One converted collection per finding, by the ``id`` of the collection that it replaces.
 
     Args:
         findings: the convertible collections.
         hashing: as the user gave it.
         backend: kernel target of the lookups.
-        resizing: where tables that get more rows are noted.
-        keep_refused: leave a collection whose tables cannot be converted, and say so in its finding.
+        resizing: where tables that get more rows are recorded.
+        keep_refused: keep a collection whose tables cannot be converted, and say so in its finding.
 
     Raises:
-        ConversionError: ``unknown_table``, ``tied_tables``, or what a table is refused for.
+        ConversionError: ``unknown_table``, ``tied_tables``, or the code for which a table is refused.
     """
     _check_table_names(findings, hashing)
     replacements: dict[int, nn.Module] = {}
@@ -88,12 +88,12 @@ def _replace_collection(
     taken = [name for name in taken if name != "training"]
     if taken:
         raise ConversionError(
-            f"{type(standard).__name__} has an attribute {taken[0]!r}, which the converted collection uses itself.",
+            f"{type(standard).__name__} has an attribute {taken[0]!r}, but the converted collection uses that name.",
             reason="attribute_conflict",
             module_path=finding.path,
             what_to_do=f"rename the attribute {taken[0]!r}.",
         )
-    converted.train(standard.training)  # before it gets the user's modules, which have modes of their own
+    converted.train(standard.training)  # before it gets the user's modules, which have their own modes
     carry_over(copied, converted)
     carry_references(standard, converted)
     return converted
@@ -105,7 +105,7 @@ def _uses(converted: HashEmbeddingBagCollection, name: str) -> bool:
 
 
 def carry_references(standard: nn.Module, converted: nn.Module) -> None:
-    """Give ``converted`` the hooks and plain attributes of ``standard``: what they lead to is replaced once, later."""
+    """Give ``converted`` the hooks and plain attributes of ``standard``; what they refer to is replaced later."""
     carry_hooks(standard, converted)
     if not isinstance(converted, ConvertedCollection):
         return
@@ -124,7 +124,7 @@ def _resize(bag: nn.Module, spec: TableSpec, config: EmbeddingBagConfig, path: s
 
 
 def config_for(table: str, hashing: Hashing) -> HashConfig | None:
-    """The config of one table, out of what the user gave for all of them."""
+    """The config of one table, from what the user gave for all tables."""
     if isinstance(hashing, Mapping):
         return hashing.get(table, HashConfig())
     return hashing
@@ -135,16 +135,16 @@ def _check_table_names(findings: list[Finding], hashing: Hashing) -> None:
         raise ConversionError(
             f"hashing is a {type(hashing).__name__}.",
             reason="invalid_argument",
-            what_to_do="pass a recfx.HashConfig, None, or a dict from table name to one of them.",
+            what_to_do="pass a recfx.HashConfig, None, or a dict from table names to either of them.",
         )
     if not isinstance(hashing, Mapping):
         return
     for table, config in hashing.items():
         if not isinstance(table, str):
             raise ConversionError(
-                f"hashing names a table by {table!r}, which is no string.",
+                f"hashing names a table by {table!r}, which is not a string.",
                 reason="invalid_argument",
-                what_to_do="use the names of the tables, as their configs have them.",
+                what_to_do="use the names of the tables as they are in their configs.",
             )
         if config is not None and not isinstance(config, HashConfig):
             raise ConversionError(
@@ -163,7 +163,7 @@ def _check_table_names(findings: list[Finding], hashing: Hashing) -> None:
 
 
 def _check_tied(converted: HashEmbeddingBagCollection, path: str, owners: dict[int, tuple[str, bool]]) -> None:
-    """Two indexes over one weight, or an index and dense ids, would give the same row to two ids."""
+    """Refuse two indexes over one weight, or an index and dense ids: they would give the same row to two ids."""
     for spec in converted.tables:
         name = weight_name(path, spec.name)
         other, other_has_index = owners.setdefault(id(converted.weight(spec.name)), (name, spec.has_index))

@@ -1,4 +1,4 @@
-"""Tables that get more rows: the parameter object stays, and its data is replaced."""
+"""Gives tables more rows: the parameter object stays, and its data is replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TableResizing:
     """Gives tables more rows, and takes them away again if the conversion fails.
 
     Args:
-        under_ddp: the model is, or holds, a DistributedDataParallel.
+        under_ddp: whether the model is, or holds, a DistributedDataParallel.
     """
 
     def __init__(self, under_ddp: bool = False) -> None:
@@ -26,14 +26,15 @@ class TableResizing:
         self._old: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor | None]] = []
 
     def resize(self, weight: nn.Parameter, rows: int, path: str, config: EmbeddingBagConfig, init_fn: bool) -> None:
-        """Replace the parameter's data by ``rows`` rows, the old ones first; the parameter object stays.
+        """Replace the parameter's data with ``rows`` rows, the old ones first; the parameter object stays.
 
         Args:
-            weight: of the table.
-            rows: how many it is to have.
-            path: of the collection, for messages.
-            config: of the table.
-            init_fn: whether the new rows are filled by ``config.init_fn`` (others are when they are given out).
+            weight: the weight of the table.
+            rows: how many rows it is to have.
+            path: the path of the collection, for messages.
+            config: the config of the table.
+            init_fn: whether ``config.init_fn`` fills the new rows now (otherwise rows are filled when they are given
+                out).
 
         Raises:
             ConversionError: ``optimizer_holds_state``, ``wrapped_in_ddp``.
@@ -42,7 +43,7 @@ class TableResizing:
         if self._under_ddp:
             raise ConversionError(
                 f"table {table!r} is to have {rows} rows instead of {weight.shape[0]}, but "
-                "DistributedDataParallel has made its gradient buckets already.",
+                "DistributedDataParallel has already made its gradient buckets.",
                 reason="wrapped_in_ddp",
                 module_path=path,
                 what_to_do="convert first, then wrap the model in DistributedDataParallel.",
@@ -65,7 +66,7 @@ class TableResizing:
             weight.grad = _append_rows(grad, rows)
 
     def _holding_state_for(self, weight: nn.Parameter) -> list[torch.optim.Optimizer]:
-        """Ordinary optimizers of this process that hold rows of state for ``weight``; no registry lists them."""
+        """Ordinary optimizers of this process that hold rows of state for ``weight``; torch has no registry of them."""
         if self._optimizers is None:
             found = gc.get_objects()
             self._optimizers = [item for item in found if issubclass(type(item), torch.optim.Optimizer)]
@@ -78,11 +79,11 @@ class TableResizing:
         ]
 
     def mark(self) -> int:
-        """A point to come back to with ``undo``."""
+        """A point that ``undo`` can return to."""
         return len(self._old)
 
     def undo(self, mark: int = 0) -> None:
-        """Give the tables that have grown since ``mark`` their old rows back."""
+        """Give the tables that were resized since ``mark`` their old rows back."""
         while len(self._old) > mark:
             weight, data, grad = self._old.pop()
             weight.grad = None

@@ -48,7 +48,7 @@ def test_what_is_no_module(model: Any) -> None:
     "hashing", [{1: RAW, "t1": RAW}, {"t1": RAW, 1: RAW}, {None: RAW}, {("t1",): None, "t1": RAW}], ids=str
 )
 def test_keys_of_hashing_that_are_no_names(hashing: Any) -> None:
-    with pytest.raises(recfx.ConversionError, match="which is no string") as caught:
+    with pytest.raises(recfx.ConversionError, match="which is not a string") as caught:
         recfx.convert(Model(), hashing=hashing)
     assert caught.value.reason == "invalid_argument"
 

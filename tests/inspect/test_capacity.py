@@ -91,13 +91,13 @@ def test_index_nearly_full() -> None:
     reason = only_reason(collection)
     assert (reason.code, reason.severity) == ("index_nearly_full", "warning")
     assert reason.message == (
-        "80 of 100 rows are taken, in bucket 0 80 of 100. About 20 more ids fit before one meets a full bucket, 2 "
-        "batches at the mean pace so far (10.0 new ids a batch; later if fewer and fewer ids are new); then training "
-        "stops (on_full='error')."
+        "80 of 100 rows are taken, and in bucket 0 80 of 100. About 20 more ids fit before one meets a full bucket, "
+        "in 2 batches at the mean pace so far (10.0 new ids per batch; later if fewer and fewer ids are new); then "
+        "training stops (on_full='error')."
     )
     assert reason.what_to_do == (
-        "build the table with HashConfig(rows=230, dense_rows=0, buckets=1); the state saved now loads into it, "
-        "rows move with their ids."
+        "build the table with HashConfig(rows=230, dense_rows=0, buckets=1); the state saved now can be loaded into "
+        "it, and rows move with their ids."
     )
     assert hashing_of(collection).suggested_rows == 230  # as many ids again, at most 70 % of the rows
 
@@ -110,7 +110,7 @@ def test_the_fullest_bucket_counts_not_the_mean() -> None:
     hashing = hashing_of(collection)
     assert (hashing.occupancy, hashing.worst_bucket, hashing.worst_bucket_occupancy) == (0.5, 1, 1.0)
     message = only_reason(collection).message
-    assert message.startswith("5 of 10 rows are taken, in bucket 1 5 of 5. The next new id is likely to meet")
+    assert message.startswith("5 of 10 rows are taken, and in bucket 1 5 of 5. The next new id is likely to meet")
 
 
 @pytest.mark.parametrize("buckets", [1, 4])
@@ -176,13 +176,13 @@ def test_eviction_churn() -> None:
     reason = only_reason(collection)
     assert (reason.code, reason.severity) == ("eviction_churn", "warning")
     assert reason.message == (
-        "20 of 30 (66.7%) ids that got a row took it from another one, 0.7 a batch: an id keeps its row for about "
-        "15.0 batches, and comes back to initial weights."
+        "20 of 30 (66.7%) ids that got a row took it from another id, 0.7 per batch: an id keeps its row for about "
+        "15.0 batches, and starts from initial weights when it returns."
     )
     assert reason.what_to_do.startswith(
         "build the table with HashConfig(rows=20, dense_rows=0, buckets=1, on_full='evict')"
     )
-    assert reason.what_to_do.endswith("if most ids come once or twice, admit_after=2 keeps them out instead.")
+    assert reason.what_to_do.endswith("if most ids come only once or twice, admit_after=2 keeps these out.")
     enough = table(hashing_of(collection).suggested_rows or 0, on_full="evict")
     for batch in range(30):
         see(enough, torch.tensor([batch % 15]))
@@ -214,7 +214,7 @@ def test_evict_needs_fused_optimizer_not_any(optimizer: type) -> None:
     ("unseen", "message", "what_to_do"),
     [
         ("zeros", "3 of 4 (75.0%) ids seen in eval mode had no row and read zeros.", "unseen='share'."),
-        ("share", "3 of 4 (75.0%) ids seen in eval mode had no row and read a row that is not theirs.", "='zeros'."),
+        ("share", "3 of 4 (75.0%) ids seen in eval mode had no row and read another id's row.", "='zeros'."),
     ],
 )
 def test_unseen_answers(unseen: str, message: str, what_to_do: str) -> None:
@@ -239,8 +239,8 @@ def test_candidates_dropped() -> None:
     reason = only_reason(collection)
     assert (reason.code, reason.severity) == ("candidates_dropped", "info")
     assert reason.message == (
-        "10 ids wait to be admitted, and bucket 0 can count no more: each new one makes it forget the oldest, so an "
-        "id must come 3 times within about 7 batches."
+        "10 ids wait to be admitted, and bucket 0 cannot count any more: each new id makes it forget the oldest, so "
+        "an id must come 3 times within about 7 batches."
     )
     see(collection, torch.tensor([200]))  # what the report says is so
     assert 0 not in index_of(collection).candidates()[0].tolist()
@@ -251,7 +251,7 @@ def test_candidates_dropped_names_the_bucket() -> None:
     index = index_of(collection)
     second = [value for value in range(40) if int(index.shared_rows(torch.tensor([value]))) >= 5]
     see(collection, torch.tensor(second[:5]))
-    assert "bucket 1 can count no more" in only_reason(collection).message
+    assert "bucket 1 cannot count any more" in only_reason(collection).message
 
 
 def test_admission_is_not_counted_as_sharing() -> None:

@@ -140,7 +140,7 @@ def test_statuses_aliases_and_reasons() -> None:
     ]
     assert not report.ok
     own, sequence = report.collections[1], report.collections[3]
-    assert own.message.startswith("OwnForward has a forward of its own")
+    assert own.message.startswith("OwnForward has its own forward")
     assert own.what_to_do
     assert [(table.name, table.bytes, table.hashing, table.kernel) for table in own.tables] == [("t0", 3200, None, "")]
     assert [(table.name, table.pooling, table.bytes) for table in sequence.tables] == [("s", "", 160)]

@@ -87,7 +87,7 @@ def test_only_touched_rows(kind: type, arguments: dict[str, Any], named: str | N
     if named is None:
         assert messages == []
     else:
-        expected = f"fused {named} moves only the rows that a batch reads; the dense torch optimizer moves every row."
+        expected = f"fused {named} updates only rows that a batch reads; the dense torch optimizer updates every row."
         assert messages == [expected]
 
 
@@ -127,7 +127,7 @@ def test_weights_not_used_and_init_fn_rows() -> None:
         ("info", "init_fn_rows", "inner.embedding_bags.t1"),
     ]
     (reason,) = only(converted, "init_fn_rows")
-    assert "again, rows together, when they are re-used" in reason.message
+    assert "again, several rows at a time, when they are re-used" in reason.message
     assert [table.custom_init_fn for table in explain(converted).collections[0].tables] == [False, True, False]
 
 

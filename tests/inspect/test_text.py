@@ -36,14 +36,14 @@ sequence   | EmbeddingCollection    | kept                 | traced       | mode
 
 Reasons
   error: own_forward: own
-      OwnForward has a forward of its own, which a conversion would drop.
+      OwnForward has its own forward, which a conversion would drop.
       What to do: move the extra work out of forward, or keep it with on_unsupported='keep'.
   warning: weights_not_used: user.embedding_bags.t1
       dense_rows=0 gives out every row anew: a new id starts from initial weights, not from what the row held.
-      What to do: nothing if it was never trained; to keep its rows, leave dense_rows out and give rows= beyond them.
+      What to do: nothing if it was never trained; to keep its rows, leave out dense_rows and set rows= higher.
   warning: never_called: unused
-      the sample's call never reaches this collection, in train or eval mode.
-      What to do: check the sample, or call it; what is converted does not depend on it.
+      calling the model with the sample never reaches this collection, in train or eval mode.
+      What to do: check the sample, or call the collection; what is converted does not depend on it.
   info: embedding_collection: sequence
       EmbeddingCollection is not pooled; it works as before.
 
@@ -56,7 +56,7 @@ t1    | f1       |  100 |   8 | SUM     | float32 | 3.1 KiB | index: 2 ids, 2.0%
 table | batches | ids seen | inserted | evicted | shared | unseen | waiting | worst bucket | probe | bytes/row
 ------+---------+----------+----------+---------+--------+--------+---------+--------------+-------+----------
 t1    |       2 |        4 |        2 |       0 |      0 |      0 |         |      0: 2.0% |     1 |      51.0
-  sizes, in B (batch size) and L_f (mean number of ids a sample of feature f)
+  sizes, in B (batch size) and L_f (mean number of ids of feature f per sample)
 node                 | shape             | bytes             | kernel | made by
 ---------------------+-------------------+-------------------+--------+------------------
 user_select_features | [B*(L_f0 + L_f1)] | 8*B*(L_f0 + L_f1) |        | expand_collection
@@ -72,7 +72,7 @@ unused: converted, 1 table, 3.1 KiB on cpu
 table | features | rows | dim | pooling | type    |    size | hashing | kernel | optimizer
 ------+----------+------+-----+---------+---------+---------+---------+--------+------------
 t0    | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB | adopted | cpu    | weight.grad
-  sizes, in B (batch size) and L_f (mean number of ids a sample of feature f)
+  sizes, in B (batch size) and L_f (mean number of ids of feature f per sample)
 node                   | shape    | bytes    | kernel | made by
 -----------------------+----------+----------+--------+------------------
 unused_select_features | [B*L_f0] | 8*B*L_f0 |        | expand_collection
