@@ -1,4 +1,5 @@
-"""Kernels: torch references of every operator, C++ for the host in ``csrc/``. Knows nothing of models or graphs.
+"""Kernels: a torch reference of every operator, and C++ for the host in ``csrc/``. They know nothing of models or
+graphs.
 
-Nothing is imported, built or loaded here; each family is a module of its own.
+Importing this package imports, builds and loads nothing; each family of operators is its own module.
 """

@@ -1,4 +1,4 @@
-"""``python -m recfx.kernels`` builds the C++ library ahead of its first use and prints its path."""
+"""``python -m recfx.kernels`` builds the C++ library before its first use and prints its path."""
 
 import sys
 

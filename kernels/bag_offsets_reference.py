@@ -11,7 +11,7 @@ from .bag_offsets import Fault
 def bag_offsets(
     values: Tensor, bags: Tensor, are_offsets: bool, bags_per_key: list[int], rows_per_key: Tensor
 ) -> tuple[Tensor, Fault | None]:
-    """As the operator's."""
+    """The same contract as the operator."""
     offsets, found = checked_offsets(values, bags, are_offsets, bags_per_key, rows_per_key)
     return offsets, Fault.of(found)
 
@@ -19,7 +19,7 @@ def bag_offsets(
 def checked_offsets(
     values: Tensor, bags: Tensor, are_offsets: bool, bags_per_key: list[int], rows_per_key: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Offsets, and the fault as int64 ``[2]``, zeros if there is none. Scriptable."""
+    """The offsets, and the fault as int64 ``[2]`` (zeros if there is none). Scriptable."""
     negative_length, wrong_total, out_of_range = 1, 2, 3  # TorchScript sees no globals
     device, ids = values.device, values.numel()
     if len(bags_per_key) == 1:
@@ -33,7 +33,7 @@ def checked_offsets(
         begin, end = lengths[:-1], lengths[1:]
         negative, lengths = end < begin, end - begin
         lengths = torch.where((lengths < 0) & ~negative, torch.full_like(lengths, ids + 1), lengths)  # it overflowed
-    # Longer than all ids is as wrong as twice as long; sums of these do not overflow.
+    # Any length above the number of ids is equally wrong, so lengths are clamped there and their sums do not overflow.
     offsets = torch.zeros(count + 1, dtype=torch.int64, device=device)
     offsets[1:] = lengths.clamp(0, ids + 1).cumsum(0)
     wrong = torch.nonzero(negative | (offsets[1:] > ids)).squeeze(1)

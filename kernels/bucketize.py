@@ -1,7 +1,7 @@
-"""Routes the ids of a batch to the pieces of their tables: which rank gets which ids, where tables are cut by rows.
+"""Route the ids of a batch to the pieces of their tables: which rank gets which ids when tables are cut by rows.
 
-``bucketize`` calls the C++ operator (``csrc/bucketize.cpp``), which has to be loaded (``library.load()``). The
-reference of the same contract is in ``bucketize_reference.py``.
+``bucketize`` calls the C++ operator (``csrc/bucketize.cpp``); ``library.load()`` must have been called first.
+``bucketize_reference.py`` implements the same contract.
 """
 
 from __future__ import annotations
@@ -15,49 +15,52 @@ from torch import Tensor
 from . import library
 
 WHOLE = -1
-"""As a piece: all ids of the feature, as they are."""
+"""Instead of a piece: all ids of the feature, unchanged."""
 
 
 class Routes(NamedTuple):
-    """How ids map to pieces, by feature that comes in; and what goes out, entry by entry.
+    """How the ids of each input feature map to pieces, and what each entry of the output holds.
 
-    The piece of an id is the one that holds its home row: of a table whose ids are rows (``buckets`` is 0) the id
-    itself, of a table with an index what ``buckets.home_rows`` says. Empty pieces hold none.
+    The piece of an id is the one that holds its home row. If the ids of a table are its rows (``buckets`` is 0), the
+    home row is the id itself; if the table has an index, it is what ``buckets.home_rows`` returns. Empty pieces hold no
+    ids.
     """
 
-    row_borders: list[list[int]]  # of each feature: where pieces begin, ascending from 0 to rows; []: it is not cut
-    dense_rows: list[int]  # of each feature's table
+    row_borders: list[list[int]]  # per feature: where pieces begin, ascending from 0 to rows; []: not cut
+    dense_rows: list[int]  # of each feature's table, as are the next three
     rows: list[int]
     buckets: list[int]  # 0: ids are rows
     seeds: list[int]
-    sources: list[int]  # of each entry: its feature; may repeat
-    pieces: list[int]  # of each entry: WHOLE, or a piece of the feature
+    sources: list[int]  # per entry: its feature; may repeat
+    pieces: list[int]  # per entry: WHOLE, or a piece of the feature
 
 
 def bucketize(
     ids: Tensor, lengths: Tensor, batch_size: int, routes: Routes, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Sort ids by entry, then bag; inside a bag they keep their order. Linear time; does not depend on threads.
+    """Sort ids by entry, then by bag, keeping their order within a bag.
 
-    Of a cut table without index the rows of the piece go out: the id minus the piece's first row. All other ids go out
-    as they are.
+    Takes linear time; the result does not depend on the number of threads.
+
+    If a table without an index is cut, its ids leave as rows of the piece: the id minus the piece's first row. All
+    other ids leave unchanged.
 
     Args:
-        ids: int64 ``[n]`` on the CPU, feature by feature, bag by bag.
-        lengths: int32 or int64 ``[F * B]``, ids of each bag.
+        ids: int64 ``[n]`` on the CPU, feature by feature and bag by bag.
+        lengths: int32 or int64 ``[F * B]``, the number of ids in each bag.
         batch_size: ``B``.
-        routes: see there.
-        weights: floats ``[n]``, of each id.
+        routes: see ``Routes``.
+        weights: floats ``[n]``, one per id.
 
     Returns:
-        ids: int64.
-        lengths: of the entries' bags, ``[entries * B]``, in the dtype of ``lengths``.
-        weights: of the ids that go out, if there are any.
+        ids: int64, entry by entry.
+        lengths: ``[entries * B]``, the number of ids in each bag of each entry, in the dtype of ``lengths``.
+        weights: one per id of the output, or None if no weights were given.
 
     Raises:
-        IndexError: an id of a feature that is cut, and whose ids are rows, is none; names the feature's number and the
-            first such id.
-        RuntimeError: what is given does not fit together.
+        IndexError: a feature is cut, its ids are rows, and one of them is out of range. The message names the number of
+            the feature and the first such id.
+        RuntimeError: the arguments do not fit together.
     """
     borders = list(chain.from_iterable(routes.row_borders))
     counts = list(map(len, routes.row_borders))

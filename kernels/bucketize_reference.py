@@ -12,7 +12,7 @@ from .buckets import home_rows
 def bucketize(
     ids: Tensor, lengths: Tensor, batch_size: int, routes: Routes, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """``bucketize``."""
+    """The same contract as the operator."""
     _check(ids, lengths, batch_size, routes, weights)
     by_feature = lengths.view(len(routes.row_borders), batch_size)
     features = ids.split(by_feature.sum(dim=1).tolist())
@@ -31,14 +31,14 @@ def bucketize(
 
 
 def _pieces(feature: int, ids: Tensor, routes: Routes) -> Tensor:
-    """The piece of each id of a feature; zeros where it is not cut."""
+    """The piece of each id of a feature; zeros if the feature is not cut."""
     borders, rows, buckets = routes.row_borders[feature], routes.rows[feature], routes.buckets[feature]
     if not borders:
         return torch.zeros_like(ids)
     if buckets == 0:
         outside = ids[(ids < 0) | (ids >= rows)]
         if outside.numel() > 0:
-            raise IndexError(f"recfx: bucketize: id {int(outside[0])} of feature {feature} is none of its {rows} rows")
+            raise IndexError(f"recfx: bucketize: id {int(outside[0])} of feature {feature} is outside its {rows} rows")
         home = ids
     else:
         home = home_rows(ids, rows, routes.dense_rows[feature], buckets, routes.seeds[feature])
@@ -51,7 +51,7 @@ def _check(ids: Tensor, lengths: Tensor, batch_size: int, routes: Routes, weight
     if lengths.numel() != features * batch_size:
         raise RuntimeError(f"recfx: bucketize: lengths must be [{features} * {batch_size}], got {list(lengths.shape)}")
     if bool((lengths < 0).any()) or int(lengths.sum()) != ids.numel():
-        raise RuntimeError(f"recfx: bucketize: lengths say {int(lengths.sum())} ids, there are {ids.numel()}")
+        raise RuntimeError(f"recfx: bucketize: lengths add up to {int(lengths.sum())}, but there are {ids.numel()} ids")
     if weights is not None and weights.numel() != ids.numel():
         raise RuntimeError(f"recfx: bucketize: weights must be [{ids.numel()}], got {list(weights.shape)}")
     for feature, (borders, rows) in enumerate(zip(routes.row_borders, routes.rows, strict=True)):

@@ -1,7 +1,7 @@
 """Pooled embedding lookup: the torch reference, forward and backward, in plain ATen.
 
-Sum of a bag's rows, times per-sample weights if given, divided by ``max(length, 1)`` for MEAN. Results are float32
-whatever the table's dtype, as the standard collection's are.
+A bag is the sum of its rows, multiplied by per-sample weights if given, and divided by ``max(length, 1)`` for MEAN.
+Results are float32 whatever the table's dtype is, as in the standard collection.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def row_gradients(
     pooling: str,
     per_sample_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradient of one feature's bags with respect to each looked-up row.
+    """The gradient of one feature's bags with respect to each row that was looked up.
 
     Args:
         grad_output: ``[B, dim]``.
         rows, offsets, pooling, per_sample_weights: as in :func:`embedding_bag`.
 
     Returns:
-        ``bag [n]`` int64, the bag of each id, and ``gradient [n, dim]`` float32.
+        ``bag``, int64 ``[n]``, the bag of each id; and ``gradient``, float32 ``[n, dim]``.
     """
     lengths = offsets.diff()
     bag = torch.repeat_interleave(torch.arange(lengths.numel(), device=rows.device), lengths, output_size=rows.numel())
@@ -71,5 +71,5 @@ def row_gradients(
 def per_sample_weight_gradients(
     grad_output: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, bag: torch.Tensor
 ) -> torch.Tensor:
-    """Gradient of one feature's bags with respect to its per-sample weights (SUM pooling): ``[n]`` float32."""
+    """The gradient of one feature's bags with respect to its per-sample weights (SUM pooling): ``[n]`` float32."""
     return (grad_output.float().index_select(0, bag) * weight.index_select(0, rows).float()).sum(dim=1)

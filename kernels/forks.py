@@ -1,7 +1,7 @@
-"""Processes that were forked: OpenMP's threads stay behind in the parent, and GNU's OpenMP waits for them for ever.
+"""Forked processes: OpenMP's threads stay behind in the parent, and GNU OpenMP in the child waits for them forever.
 
-recfx's own operators run on one thread in a child (``csrc/parallel.h``); torch's would hang there if the parent has
-ever run one on several threads. Workers of a ``DataLoader`` set torch to one thread themselves.
+recfx's own operators run on one thread in a child (``csrc/parallel.h``). Torch's operators would hang there if the
+parent had ever run one on several threads. Workers of a ``DataLoader`` limit torch to one thread themselves.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def use_one_thread_in_child() -> None:
-    """In a process that was forked, set torch to one thread, the first time that this is called there."""
+    """On the first call in a forked process, limit torch to one thread."""
     global _is_new_child
     if _is_new_child:
         _is_new_child = False
         if torch.get_num_threads() > 1:
             torch.set_num_threads(1)
             _logger.warning(
-                "this process was forked and uses an index: torch is set to one thread here, as OpenMP would wait for "
-                "threads of the parent. Start processes with the method 'spawn' to have several threads."
+                "this process was forked and uses an index: torch is limited to one thread here, because OpenMP would "
+                "wait for threads of the parent. To use several threads, start processes with the method 'spawn'."
             )

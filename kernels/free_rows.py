@@ -1,9 +1,9 @@
 """The set of free rows as a tree of bits, in one int64 tensor. Reference of ``csrc/free_rows.h``.
 
-Level 0 has one bit a row (row ``r`` is bit ``r % 64`` of word ``r // 64``); each further level has one bit for every
-word of the level below, set where that word is not zero, up to a level of one word. The levels follow each other. The
-tree gives the C++ operators the lowest free row of a bucket in a few steps, however often rows were taken and given
-back; the references here read ``row_state`` instead and only keep the tree up to date.
+Level 0 has one bit per row (row ``r`` is bit ``r % 64`` of word ``r // 64``). Each further level has one bit per word
+of the level below, which is set if that word is not zero; the last level is a single word. The levels are stored one
+after the other. The tree lets the C++ operators find the lowest free row of a bucket in a few steps, however often rows
+were taken and given back. The references read ``row_state`` instead and only keep the tree up to date.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def level_sizes(rows: int) -> list[int]:
-    """Words in each level, lowest level first."""
+    """The number of words in each level, lowest level first."""
     sizes = [(rows + 63) // 64]
     while sizes[-1] > 1:
         sizes.append((sizes[-1] + 63) // 64)
@@ -21,12 +21,12 @@ def level_sizes(rows: int) -> list[int]:
 
 
 def word_count(rows: int) -> int:
-    """Words in the whole tree."""
+    """The number of words in the whole tree."""
     return sum(level_sizes(rows))
 
 
 def update_free_rows(free_rows: Tensor, row_state: Tensor, changed: Tensor, dense_rows: int) -> None:
-    """Bring the tree up to date after ``row_state`` changed in the rows ``changed`` (int64 ``[n]``, any order)."""
+    """Update the tree after ``row_state`` has changed in the rows ``changed`` (int64 ``[n]``, any order)."""
     words = torch.unique(changed // 64)
     bit = torch.arange(64, device=changed.device)
     rows = words.unsqueeze(1) * 64 + bit  # [words, 64]

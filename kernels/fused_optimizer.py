@@ -1,7 +1,8 @@
-"""Fused optimizers: the torch reference of one step on the touched rows alone.
+"""Fused optimizers: the torch reference of one step that updates only the touched rows.
 
-What a step does to these rows is the caller's: this sums the gradients of repeated rows, and takes rows of weight and
-state out of the table and back. Arithmetic is float32; the result is rounded to the table's dtype once.
+The caller decides what a step does to these rows. This module sums the gradients of repeated rows, and reads the rows
+of weight and state from the table and writes them back. Arithmetic is float32; the result is rounded once, to the
+table's dtype.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 Update = Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]], torch.Tensor]
-"""``(values, gradient, state) -> values`` of ``n`` rows that differ; changes the rows of ``state`` in place."""
+"""``(values, gradient, state) -> values`` for ``n`` distinct rows; changes the rows of ``state`` in place."""
 
 
 def step_touched_rows(
@@ -24,10 +25,10 @@ def step_touched_rows(
     """Update the touched rows of one table, in place.
 
     Args:
-        update: what a step does to them.
+        update: what a step does to these rows.
         weight: ``[table rows, dim]``.
         rows: ``[n]`` int64, repeats allowed.
-        gradient: ``[n, dim]`` float32; gradients of a repeated row are summed.
+        gradient: ``[n, dim]`` float32; the gradients of a repeated row are summed.
         state: the table's state tensors, one row per row of the table; updated in place.
     """
     touched, inverse = torch.unique(rows, return_inverse=True)

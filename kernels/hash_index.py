@@ -1,15 +1,16 @@
 """Operators of the hash index: which row of a table belongs to which raw 64-bit id.
 
-Each function calls the C++ operator of its name (``torch.ops.recfx.*``, ``csrc/hash_index.cpp``), which has to be
-loaded (``library.load()``). The references of the same contracts are in ``hash_index_reference.py``. Everything is on
-the CPU. What an index is made of is said in ``index_buffers.py``.
+Each function calls the C++ operator of the same name (``torch.ops.recfx.*``, ``csrc/hash_index.cpp``);
+``library.load()`` must have been called first. ``hash_index_reference.py`` implements the same contracts. All tensors
+are on the CPU. ``index_buffers.py`` describes the tensors of an index.
 
-Ids ``0 <= id < dense_rows`` are their own row and are in no index. Every other id belongs to one bucket and takes the
-lowest free row of it. An index holds all rows of its table, or a slice of them (see ``IndexPolicy``): its row numbers
-are then the slice's.
+An id ``0 <= id < dense_rows`` is its own row and is in no index. Every other id belongs to one bucket and takes the
+bucket's lowest free row. An index holds all rows of its table, or a slice of them (see ``IndexPolicy``); its row
+numbers are then relative to the slice.
 
-Readers of one index run together, a writer alone: ``find`` and ``find_tables`` wait for a running ``find_or_insert`` or
-``erase``, and the other way round. The lock is the C++ operators'; the references are for one thread.
+Readers of one index may run at the same time; a writer runs alone: ``find`` and ``find_tables`` wait for a running
+``find_or_insert`` or ``erase``, and the other way round. The C++ operators hold the lock; the references may only be
+called from one thread at a time.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ from . import library
 from .index_buffers import IndexBuffers, IndexPolicy, flat
 
 FINDS_ON_ANY_THREAD = True
-"""Whether ``find_tables`` may run on one thread while another inserts into the same indexes."""
+"""Whether one thread may call ``find_tables`` while another inserts into the same indexes."""
 
-_LATER_THAN_ANY = 2**62  # number of a batch
+_LATER_THAN_ANY = 2**62  # a batch number
 
 
 class InFlight(NamedTuple):
     """Rows of one table that must keep their ids.
 
     Args:
-        oldest: all rows that batches from this number on use.
-        rows: int64, rows of earlier batches, one by one; any order, repeats and negative numbers allowed.
-        oldest_listed: number of the oldest batch among those.
+        oldest: all rows that are used by batches from this number on.
+        rows: int64, the individual rows that earlier batches use, in any order; repeats and negative numbers are
+            allowed.
+        oldest_listed: the number of the oldest of these earlier batches.
     """
 
     oldest: int
@@ -43,17 +45,17 @@ class InFlight(NamedTuple):
 
     @classmethod
     def since(cls, oldest: int) -> InFlight:
-        """All rows that batches from number ``oldest`` on use."""
+        """All rows that are used by batches from number ``oldest`` on."""
         return cls(oldest, torch.empty(0, dtype=torch.int64, device="cpu"), _LATER_THAN_ANY)
 
     @classmethod
     def nothing(cls) -> InFlight:
-        """Only the rows of the batch itself stay."""
+        """Only the rows of the batch itself must keep their ids."""
         return cls.since(_LATER_THAN_ANY)
 
 
 class Inserted(NamedTuple):
-    """What ``find_or_insert`` gives back."""
+    """What ``find_or_insert`` returns."""
 
     rows: Tensor
     new_rows: Tensor
@@ -65,14 +67,14 @@ class Inserted(NamedTuple):
 def find(
     ids: Tensor, slots: Tensor, side_row: Tensor, dense_rows: int, lock: Tensor | None = None, dense_begin: int = 0
 ) -> Tensor:
-    """The row of each id, -1 where it has none. Reads only, on all threads.
+    """The row of each id, -1 if it has none. Only reads, on all threads.
 
     Args:
         ids: int64 ``[n]``.
         slots, side_row: see ``IndexBuffers``.
-        dense_rows: of the slice that the index holds; they come first.
-        lock: of the index; None where nobody writes it any more.
-        dense_begin: the id of the first of them; the others follow.
+        dense_rows: how many rows of the slice are dense; they come first.
+        lock: the lock of the index; None if nothing writes to the index any more.
+        dense_begin: the id of the first dense row; the ids of the others follow.
 
     Returns:
         int64 ``[n]``.
@@ -90,16 +92,16 @@ def find_tables(
     dense_rows: list[int],
     dense_begins: list[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``find`` for several tables at once, each on its own stretch of ``ids``. Waits for writers of these tables.
+    """``find`` for several tables at once, each with its own range of ``ids``. Waits for writers of these tables.
 
     Args:
         ids: int64 ``[n]``.
-        begins, ends: where the ids of each table begin and end; ids outside every stretch come back as they are.
-        slots, side_rows, locks, dense_rows, dense_begins: of each table; ``dense_begins`` of None: all begin at 0.
+        begins, ends: where the ids of each table begin and end; ids outside every range are returned unchanged.
+        slots, side_rows, locks, dense_rows, dense_begins: one per table; if ``dense_begins`` is None, all are 0.
 
     Returns:
-        rows: int64 ``[n]``, -1 where a table does not hold the id.
-        absent: int64 ``[tables]``, how many of those each table has.
+        rows: int64 ``[n]``, -1 if the table does not hold the id.
+        absent: int64 ``[tables]``, the number of such ids per table.
     """
     return torch.ops.recfx.find_tables(ids, begins, ends, slots, side_rows, locks, dense_rows, dense_begins)
 
@@ -112,33 +114,34 @@ def find_or_insert(
     policies: list[IndexPolicy],
     in_flight: list[InFlight],
 ) -> Inserted:
-    """One batch of training for several tables, each on its own stretch of ``ids``: all of them, or none.
+    """Take several tables through one training batch, each with its own range of ``ids``: all tables, or none.
 
-    Ids without a row are taken in order of first appearance. With ``admit_after > 1`` an id's sightings of this batch
-    are added to those before; below ``admit_after`` it stays a candidate. Any other gets the lowest free row of its
-    bucket, which is ``NEW`` or ``RENEWED`` from then on where ``IndexPolicy.mark_new`` says so. Where there is none
-    ``on_full`` decides: the lowest of the rows that no batch in flight uses, by (score, ``mix64(id)``), is taken from
-    its id; or the answer is a row of the bucket by hash; or nothing changes in any table and ``report`` names the
-    bucket. The result does not depend on the number of threads. The cost is linear in ids, and
-    nothing as large as a table is allocated (the reference does read whole buckets).
+    Ids without a row are handled in the order in which they first appear. With ``admit_after > 1``, an id's sightings
+    in this batch are added to its earlier ones, and below ``admit_after`` it remains a candidate. Any other id gets the
+    lowest free row of its bucket, and if ``IndexPolicy.mark_new`` is set, that row becomes ``NEW`` or ``RENEWED``. If
+    the bucket has no free row, ``on_full`` decides: evict the lowest row, by (score, ``mix64(id)``), that no batch in
+    flight uses; answer with a row of the bucket chosen by hash; or change nothing in any table and name the bucket in
+    ``report``. The result does not depend on the number of threads. The cost is linear in the number of ids, and
+    nothing as large as a table is allocated (the reference, however, reads whole buckets).
 
     Args:
         ids: int64 ``[n]``.
-        begins, ends: where the ids of each table begin and end; ids outside every stretch come back as they are.
-        buffers, policies: of each table.
-        in_flight: of each table; rows of this batch stay in any case.
+        begins, ends: where the ids of each table begin and end; ids outside every range are returned unchanged.
+        buffers, policies: one per table.
+        in_flight: one per table; rows of this batch keep their ids in any case.
 
     Returns:
         rows: int64 ``[n]``; -1 for an id that is not admitted and reads zeros, ``-row - 2`` for one that reads a shared
-            row without training it. -1 throughout if a bucket is full.
-        new_rows: int64, the rows given out, table by table, in the order in which they were.
-        states_before: uint8, as long: what each of them was (``TAKEN``, never ``NEW`` or ``RENEWED``: it was evicted).
-        ids_before: int64, as long: whose it was, if it was evicted.
-        report: int64 ``[tables, 2]``: how many rows each table gave out, and its bucket (by the table's number) that is
-            full, -1 if none is.
+            row without training it. All are -1 if a bucket is full.
+        new_rows: int64, the rows that were given out, table by table, in the order in which they were given out.
+        states_before: uint8, one per new row: its state before (``TAKEN``, never ``NEW`` or ``RENEWED``, if it was
+            evicted).
+        ids_before: int64, one per new row: the id that it was taken from, if it was evicted.
+        report: int64 ``[tables, 2]``: how many rows each table gave out, and which of its buckets is full, by the
+            table's numbering (-1 if none is).
 
     Raises:
-        RuntimeError: an id belongs to another slice of its table; nothing has changed.
+        RuntimeError: an id belongs to a different slice of its table; nothing has changed.
     """
     oldest, listed, oldest_listed = map(list, zip(*in_flight, strict=True)) if in_flight else ([], [], [])
     arguments = (flat(buffers), flat(policies), oldest, listed, oldest_listed)
@@ -149,8 +152,8 @@ def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
     """Add to the counts of several tables at once.
 
     Args:
-        counts: int64 ``[k]`` of each table.
-        amounts: for each of these numbers, table by table.
+        counts: one int64 ``[k]`` per table.
+        amounts: what to add to each of these numbers, table by table.
     """
     torch.ops.recfx.add_counts(counts, amounts)
 
@@ -158,12 +161,12 @@ def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
 def mark_initialized(
     buffers: list[IndexBuffers], policies: list[IndexPolicy], rows: Tensor, begins: list[int], ends: list[int]
 ) -> None:
-    """Rows that ``find_or_insert`` has marked (``IndexPolicy.mark_new``) have the weights of their ids now.
+    """Record that rows which ``find_or_insert`` marked (``IndexPolicy.mark_new``) now hold the weights of their ids.
 
-    All tables at once. Rows that are not marked stay as they are.
+    Works on all tables at once. Rows that are not marked stay as they are.
 
     Args:
-        buffers, policies: of each table.
+        buffers, policies: one per table.
         rows: int64 ``[n]``.
         begins, ends: where the rows of each table begin and end.
     """
@@ -171,17 +174,17 @@ def mark_initialized(
 
 
 def erase(ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
-    """Take the rows of these ids back, and forget their sightings; ids below ``dense_rows`` are left alone.
+    """Free the rows of these ids, and forget their sightings; ids below ``dense_rows`` are left alone.
 
     Returns:
-        int64 ``[n]``: the row that each id had, -1 where it had none (or appeared before in ``ids``).
+        int64 ``[n]``: the row that each id had, -1 if it had none (or appears earlier in ``ids``).
     """
     return torch.ops.recfx.erase(ids, list(buffers), list(policy))
 
 
 @library.when_loaded
 def _register_fakes() -> None:
-    """Shapes and dtypes of what the operators give back; they depend on the ids alone."""
+    """Shapes and dtypes of what the operators return; they depend only on the ids."""
 
     @torch.library.register_fake("recfx::find")
     def _find(ids: Tensor, *rest: object) -> Tensor:

@@ -1,8 +1,8 @@
-"""The operators of ``hash_index.py`` in ATen and Python: what they mean, and what runs where nothing can be compiled.
+"""The operators of ``hash_index.py`` in ATen and Python: their definition, and the fallback if nothing can be compiled.
 
-``find`` is ATen throughout. What changes an index is written for reading: first everything is decided, then everything
-is changed, so that a full table changes nothing. It changes copies of the buffers, which one operator then copies back:
-whatever is raised in the middle (Ctrl-C, say) leaves all tables as they were.
+``find`` is pure ATen. The operators that change an index are written to be read: they first decide everything and then
+change everything, so that a full table changes nothing. They change copies of the buffers, which a single operator then
+copies back, so that an exception in the middle (Ctrl-C, say) leaves all tables as they were.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .mix64 import mix64
 from .slot_table import erase_from_slots, find_in_slots, insert_into_slots
 
 FINDS_ON_ANY_THREAD = False
-"""These are for one thread."""
+"""These references may only be called from one thread at a time."""
 
 
 def find(
@@ -155,7 +155,7 @@ def _copy(index: IndexBuffers) -> IndexBuffers:
 
 
 def _copy_back(changed: list[IndexBuffers], buffers: list[IndexBuffers]) -> None:
-    """In one operator: nothing can come between."""
+    """Copy everything back in one operator, which nothing can interrupt."""
     torch._foreach_copy_(_without_lock(buffers), _without_lock(changed))
 
 
@@ -260,7 +260,7 @@ def _free_rows(bucket: int, index: IndexBuffers, policy: IndexPolicy) -> list[in
 
 
 def _victims(bucket: int, index: IndexBuffers, policy: IndexPolicy, kept: Tensor, in_flight: int) -> list[int]:
-    """Rows of the bucket that may be evicted, in the order in which they go."""
+    """The rows of the bucket that may be evicted, in the order in which they are evicted."""
     begin, end = _rows_of(bucket, policy)
     scores, is_lfu = index.row_scores[begin:end], policy.evict == 1
     last_batch = scores & (2**BATCH_BITS - 1) if is_lfu else scores
@@ -289,7 +289,7 @@ def _apply(plan: _Plan, index: IndexBuffers, policy: IndexPolicy) -> None:
     update_free_rows(index.free_rows, index.row_state, rows, policy.own_dense_rows)
     for new in inserted:
         index.bucket_taken[new.bucket - policy.own_buckets.start] += new.row not in plan.evicted
-    index.victim_heads.fill_(-1)  # the C++ operators' searches start anew
+    index.victim_heads.fill_(-1)  # the C++ operators start their searches again
     index.oldest_heads.fill_(-1)
     if policy.evicts:
         _touch(plan, index, policy, batch)
@@ -322,7 +322,7 @@ def _update_candidates(plan: _Plan, index: IndexBuffers, policy: IndexPolicy, ba
             _free_place(new.before.place, index, policy)
         elif new.before is not None:
             index.candidate_counts[new.before.place] = min(new.total, policy.admit_after)
-    numbers: Counter[int] = Counter()  # new candidates of each bucket so far
+    numbers: Counter[int] = Counter()  # new candidates per bucket so far
     for new in plan.new_ids:
         if new.before is not None or new.row >= 0:
             continue
@@ -365,7 +365,7 @@ def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
 
 
 def erase(ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
-    """``erase``, one id after the other."""
+    """``erase``, one id at a time."""
     index = _copy(buffers)
     candidates = _candidates(index, policy)
     rows = []

@@ -1,6 +1,6 @@
-"""The operators of this host: those of the C++ library, or their references where it cannot be had.
+"""The operators of this host: those of the C++ library, or their references if the library is not available.
 
-What is not part of a graph (an index by itself, its state) uses these; nodes of a graph ask the registry of targets.
+Code outside a graph (an index on its own, its state) uses these; the nodes of a graph ask the registry of targets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .index_rebuild import Rebuilt
 
 
 class HashIndexOperators(Protocol):
-    """``hash_index.py``, or whatever keeps its contracts; each function is told about there."""
+    """``hash_index.py``, which describes each function, or anything that fulfils its contracts."""
 
     FINDS_ON_ANY_THREAD: bool
 
@@ -31,7 +31,7 @@ class HashIndexOperators(Protocol):
         lock: Tensor | None = None,
         dense_begin: int = 0,
     ) -> Tensor:
-        """The row of each id, -1 where it has none."""
+        """The row of each id, -1 if it has none."""
 
     def find_tables(
         self,
@@ -55,7 +55,7 @@ class HashIndexOperators(Protocol):
         policies: list[IndexPolicy],
         in_flight: list[InFlight],
     ) -> Inserted:
-        """One batch of training for several tables."""
+        """Take several tables through one training batch."""
 
     def add_counts(self, counts: list[Tensor], amounts: list[int]) -> None:
         """Add to the counts of several tables at once."""
@@ -68,10 +68,10 @@ class HashIndexOperators(Protocol):
         begins: list[int],
         ends: list[int],
     ) -> None:
-        """Rows that were marked as new have the weights of their ids now."""
+        """Record that rows which were marked as new now hold the weights of their ids."""
 
     def erase(self, ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
-        """Take the rows of these ids back."""
+        """Free the rows of these ids."""
 
 
 def hash_index() -> HashIndexOperators:
@@ -80,12 +80,12 @@ def hash_index() -> HashIndexOperators:
 
 
 class IndexRebuildOperators(Protocol):
-    """``index_rebuild.py``, or whatever keeps its contract."""
+    """``index_rebuild.py``, or anything that fulfils its contract."""
 
     def rebuild(self, buffers: IndexBuffers, policy: IndexPolicy) -> Rebuilt:
         """See ``index_rebuild.rebuild``."""
 
 
 def index_rebuild() -> IndexRebuildOperators:
-    """The operators that make an index again from its state."""
+    """The operators that rebuild an index from its state."""
     return index_rebuild_operators if library.load() else index_rebuild_reference

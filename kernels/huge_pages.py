@@ -1,4 +1,4 @@
-"""Huge pages behind big tensors that are read at random: address translations cost as much as the reads otherwise."""
+"""Huge pages for big tensors that are read at random, where address translation otherwise costs as much as reading."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 from . import library
 
-# Below this (a few huge pages) the system's small ones are as good, and huge ones would be mostly unused.
+# Below this (a few huge pages) normal pages are as good, and huge ones would be mostly unused.
 LEAST_BYTES = 8 << 20
 
 
 def advise_huge_pages(tensor: Tensor) -> bool:
-    """Ask for huge pages behind a tensor; for memory that nothing has been written to yet. Changes no content.
+    """Ask for huge pages for a tensor that nothing has been written to yet. Its content does not change.
 
-    A hint: where it is not supported, or where the tensor is small or not in the CPU's memory, nothing happens.
+    This is a hint: if it is not supported, or if the tensor is small or not on the CPU, nothing happens.
 
     Args:
         tensor: contiguous, any shape and dtype.

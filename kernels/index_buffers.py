@@ -1,7 +1,7 @@
-"""What an index is made of: its tensors and its rules, in the order in which the operators take them.
+"""What an index consists of: its tensors and its rules, in the order in which the operators take them.
 
-All tensors are contiguous and on the CPU; the operators change them in place. The same order, and the same numbers,
-stand in ``csrc/index_buffers.h`` and ``csrc/index.h``.
+All tensors are contiguous and on the CPU; the operators change them in place. ``csrc/index_buffers.h`` and
+``csrc/index.h`` have the same order and the same numbers.
 """
 
 from __future__ import annotations
@@ -16,29 +16,31 @@ from .buckets import bucket_begin, bucket_from
 from .free_rows import word_count
 from .slot_table import slot_count
 
-# States of a row. NEW and RENEWED are taken as well, but the weights are not those of the row's id yet; before that, a
-# NEW row was NEVER_USED and a RENEWED one was not. Only an index whose rows somebody initialises has them (see
-# IndexPolicy.mark_new).
+# States of a row. NEW and RENEWED rows are taken as well, but do not hold the weights of their ids yet; before it was
+# taken, a NEW row was NEVER_USED and a RENEWED row was not. These two states occur only in indexes whose rows are
+# initialised (see IndexPolicy.mark_new).
 NEVER_USED, TAKEN, FREED, NEW, RENEWED = 0, 1, 2, 3, 5
 
-# Places in `counts`: batches trained, ids in them, rows given out, rows taken from an id for another one, ids answered
-# with a shared row because their bucket was full, ids answered as `unseen` says because they were not admitted.
+# Positions in `counts`: batches trained, ids in them, rows given out, rows taken from one id for another, ids answered
+# with a shared row because their bucket was full, ids answered according to `unseen` because they were not admitted.
 COUNTERS = ("batches", "ids_seen", "inserted", "evicted", "shared_answers", "unseen_answers")
 BATCHES, IDS_SEEN, INSERTED, EVICTED, SHARED_ANSWERS, UNSEEN_ANSWERS = range(6)
 
-# A lfu score is sightings * 2 ** 36 + the number of the batch that used the row last; a lru score that number alone.
+# An LFU score is sightings * 2 ** 36 + the number of the last batch that used the row; an LRU score is that number
+# alone.
 BATCH_BITS = 36
 MOST_SIGHTINGS = 2**27 - 1
-# A candidate's order is the number of the batch that saw it first * 2 ** 31 + which of the batch's new candidates of
-# its bucket it was: other buckets do not matter, so that it is the same wherever they are.
+# A candidate's order is the number of the batch that saw it first * 2 ** 31 + its number among that batch's new
+# candidates in its bucket. It does not depend on other buckets, and therefore not on where they are stored.
 NEW_ID_BITS = 31
 
 
 class IndexPolicy(NamedTuple):
-    """What a ``HashConfig`` says, as the operators take it, and which rows of the table the index holds.
+    """A ``HashConfig`` in the form that the operators take, and which rows of the table the index holds.
 
-    The index holds the rows ``row_begin`` to ``row_end``: all of the table, or a slice whose borders are among the
-    dense rows or those of buckets. All row numbers in its tensors are the slice's: a table's row minus ``row_begin``.
+    The index holds rows ``row_begin`` to ``row_end`` of the table: all of them, or a slice, whose borders are either
+    among the dense rows or at the borders of buckets. All row numbers in its tensors are relative to the slice: the
+    table's row minus ``row_begin``.
     """
 
     dense_rows: int  # of the table
@@ -51,7 +53,7 @@ class IndexPolicy(NamedTuple):
     buckets: int  # of the table
     row_begin: int
     row_end: int
-    mark_new: int = 0  # 1: rows that are given out are NEW or RENEWED until mark_initialized
+    mark_new: int = 0  # 1: rows that are given out stay NEW or RENEWED until mark_initialized
 
     @property
     def evicts(self) -> bool:
@@ -60,32 +62,32 @@ class IndexPolicy(NamedTuple):
 
     @property
     def admits(self) -> bool:
-        """Whether ids are counted before they get a row."""
+        """Whether ids are counted before they are given a row."""
         return self.admit_after > 1
 
     @property
     def is_whole_table(self) -> bool:
-        """Whether no row is another slice's."""
+        """Whether the slice is the whole table."""
         return self.own_rows == self.rows
 
     @property
     def own_rows(self) -> int:
-        """Rows of the slice."""
+        """The number of rows in the slice."""
         return self.row_end - self.row_begin
 
     @property
     def own_dense_rows(self) -> int:
-        """The slice's first rows: those of the ids from ``row_begin`` on."""
+        """The number of dense rows at the start of the slice, which belong to the ids from ``row_begin`` on."""
         return max(0, min(self.row_end, self.dense_rows) - self.row_begin)
 
     @property
     def own_index_rows(self) -> int:
-        """The slice's other rows, which the index gives out."""
+        """The number of the other rows of the slice, which the index gives out."""
         return self.own_rows - self.own_dense_rows
 
     @property
     def own_buckets(self) -> range:
-        """The table's numbers of the slice's buckets."""
+        """The buckets of the slice, by the table's numbering."""
         first, end = (
             bucket_from(row, self.rows, self.dense_rows, self.buckets) for row in (self.row_begin, self.row_end)
         )
@@ -97,42 +99,42 @@ class IndexPolicy(NamedTuple):
         return row <= self.dense_rows or bucket_begin(bucket, self.rows, self.dense_rows, self.buckets) == row
 
     def rows_of(self, bucket: int) -> range:
-        """The slice's rows of one of ``own_buckets``."""
+        """The rows of one of ``own_buckets``, relative to the slice."""
         begin, end = (bucket_begin(b, self.rows, self.dense_rows, self.buckets) for b in (bucket, bucket + 1))
         return range(begin - self.row_begin, end - self.row_begin)
 
 
 class IndexBuffers(NamedTuple):
-    """The tensors of one index; those that its policy has no use for are empty. Rows and buckets are the slice's."""
+    """The tensors of one index, for the rows and buckets of its slice; those that its policy does not use are empty."""
 
-    slots: Tensor  # int64 [slots, 2]: id to row, see slot_table.py
-    side_row: Tensor  # int64 [1]: the row of id -1, which slots cannot hold; -1: none
-    row_ids: Tensor  # int64 [rows]: the id that has the row, -1 where it is free
+    slots: Tensor  # int64 [slots, 2]: maps ids to rows, see slot_table.py
+    side_row: Tensor  # int64 [1]: the row of id -1, which slots cannot hold; -1 if it has none
+    row_ids: Tensor  # int64 [rows]: the id that has the row, -1 if it is free
     row_state: Tensor  # uint8 [rows]: NEVER_USED, TAKEN, FREED, NEW or RENEWED
     free_rows: Tensor  # int64 [words]: the free rows, see free_rows.py
-    bucket_taken: Tensor  # int64 [buckets]: taken rows in each bucket
+    bucket_taken: Tensor  # int64 [buckets]: the number of taken rows per bucket
     counts: Tensor  # int64 [6]: see COUNTERS
     lock: Tensor  # int64 [1]: see csrc/index_lock.h
-    row_scores: Tensor  # int64 [rows]: who is evicted, lowest first
+    row_scores: Tensor  # int64 [rows]: rows are evicted in ascending order
     victims: Tensor  # int64 [entries, 3], victim_heads [buckets, 3]: see csrc/lowest_rows.h
     victim_heads: Tensor
-    candidate_slots: Tensor  # int64 [slots, 2], candidate_side_row [1]: id to place, as for rows
+    candidate_slots: Tensor  # int64 [slots, 2], candidate_side_row [1]: maps ids to places, as for rows
     candidate_side_row: Tensor
-    candidate_ids: Tensor  # int64 [rows]: the id that is counted at a place, -1 where there is none
-    candidate_counts: Tensor  # int32 [rows]: its sightings, 0 where there is none
+    candidate_ids: Tensor  # int64 [rows]: the id that is counted at each place, -1 if there is none
+    candidate_counts: Tensor  # int32 [rows]: the id's sightings, 0 if there is none
     candidate_order: Tensor  # int64 [rows]: see NEW_ID_BITS; older is lower
-    free_places: Tensor  # int64 [words]: as free_rows
-    oldest: Tensor  # int64 [entries, 3], oldest_heads [buckets, 3]: as victims
+    free_places: Tensor  # int64 [words]: like free_rows
+    oldest: Tensor  # int64 [entries, 3], oldest_heads [buckets, 3]: like victims
     oldest_heads: Tensor
     uninitialized: Tensor  # int64 [1]: how many rows are NEW or RENEWED
 
 
-# What is saved; everything else is derived from it. See hashing/state.py.
+# What is saved; everything else is derived from these. See hashing/state.py.
 STATE = ("row_ids", "row_state", "counts", "row_scores", "candidate_ids", "candidate_counts", "candidate_order")
 
 
 def allocate_buffers(policy: IndexPolicy, device: str) -> IndexBuffers:
-    """Tensors without content, on ``"cpu"`` or ``"meta"``."""
+    """Uninitialised tensors, on ``"cpu"`` or ``"meta"``."""
     rows, index_rows, buckets = policy.own_rows, policy.own_index_rows, len(policy.own_buckets)
     entries = index_rows // 16 + buckets  # LowestRows::entries_before in csrc/lowest_rows.h
 
@@ -164,15 +166,15 @@ def allocate_buffers(policy: IndexPolicy, device: str) -> IndexBuffers:
 
 
 def is_taken(row_state: Tensor) -> Tensor:
-    """Which rows have an id: bool, of the same shape."""
+    """Which rows have an id: bool, of the shape of ``row_state``."""
     return (row_state & 1) == 1
 
 
 def is_uninitialized(row_state: Tensor) -> Tensor:
-    """Which of them have weights that are not their id's yet: bool, of the same shape."""
+    """Which rows have an id but do not hold its weights yet: bool, of the shape of ``row_state``."""
     return (row_state == NEW) | (row_state == RENEWED)
 
 
 def flat(values: Sequence[Sequence[object]]) -> list[object]:
-    """One list, one table after the other: how the operators take buffers and policies."""
+    """Concatenate the lists of all tables: the form in which the operators take buffers and policies."""
     return [value for each in values for value in each]

@@ -1,7 +1,7 @@
-"""What is derived of an index, made again from its state; and everything that can be wrong with a state.
+"""Rebuild everything in an index that is derived from its state, and detect whatever is wrong with the state.
 
-``rebuild`` calls the C++ operator (``csrc/index_rebuild.cpp``), which has to be loaded (``library.load()``). The
-reference of the same contract is in ``index_rebuild_reference.py``.
+``rebuild`` calls the C++ operator (``csrc/index_rebuild.cpp``); ``library.load()`` must have been called first.
+``index_rebuild_reference.py`` implements the same contract.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from . import library
 from .index_buffers import IndexBuffers, IndexPolicy
 
-# What can be wrong with a row; the same numbers stand in csrc/index_rebuild.cpp.
+# What can be wrong with a row; csrc/index_rebuild.cpp has the same numbers.
 NO_PROBLEM, UNKNOWN_STATE, DENSE_ROW, DENSE_ID, WRONG_BUCKET, DUPLICATE_ID, BAD_SCORE = range(7)
 
 
@@ -22,8 +22,8 @@ class Rebuilt(NamedTuple):
     """What ``rebuild`` found.
 
     Args:
-        problem: ``NO_PROBLEM`` or another of these numbers.
-        row: the lowest row (or place of a candidate) that has it; -1 without one.
+        problem: ``NO_PROBLEM`` or another of the numbers above.
+        row: the lowest row (or place of a candidate) that has the problem; -1 if there is no problem.
         is_candidate: whether ``row`` is the place of a candidate for admission.
     """
 
@@ -35,7 +35,7 @@ class Rebuilt(NamedTuple):
 def rebuild(buffers: IndexBuffers, policy: IndexPolicy) -> Rebuilt:
     """Check the state (``index_buffers.STATE``) and fill all other buffers from it.
 
-    If something is wrong the other buffers hold garbage.
+    If there is a problem, the other buffers hold garbage afterwards.
     """
     problem, row, is_candidate = torch.ops.recfx.rebuild(list(buffers), list(policy)).tolist()
     return Rebuilt(problem, row, bool(is_candidate))

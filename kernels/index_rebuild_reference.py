@@ -22,7 +22,7 @@ from .slot_table import find_in_slots, insert_into_slots
 
 
 def rebuild(buffers: IndexBuffers, policy: IndexPolicy) -> Rebuilt:
-    """As the operator's."""
+    """The same contract as the operator."""
     problem, row, is_candidate = _rebuild(buffers, policy).tolist()
     return Rebuilt(problem, row, bool(is_candidate))
 
@@ -72,7 +72,7 @@ def _rebuild_candidates(buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
 
 
 def _place_problems(rows: Tensor, ids: Tensor, policy: IndexPolicy) -> Tensor:
-    """What is wrong with ids in these rows. Last comes what csrc/index_rebuild.cpp meets first."""
+    """What is wrong with the ids in these rows. Checks that csrc/index_rebuild.cpp makes first come last here."""
     table = (policy.rows, policy.dense_rows, policy.buckets)
     bucket = bucket_of(ids, policy.buckets, policy.seed)
     begin = bucket_begins(bucket, *table) - policy.row_begin
@@ -86,7 +86,7 @@ def _place_problems(rows: Tensor, ids: Tensor, policy: IndexPolicy) -> Tensor:
 
 
 def _appeared_before(ids: Tensor) -> Tensor:
-    """Mask of the ids that stand earlier already."""
+    """A mask of the ids that also appear earlier."""
     order = torch.argsort(ids, stable=True)
     repeated = torch.zeros_like(ids, dtype=torch.bool)
     repeated[order[1:]] = ids[order[1:]] == ids[order[:-1]]

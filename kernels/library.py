@@ -1,16 +1,17 @@
-"""Builds and loads the C++ operators of namespace ``recfx``: one shared library with no Python in it.
+"""Builds and loads the C++ operators of namespace ``recfx``: one shared library that does not depend on Python.
 
-The library is built from ``csrc/*.cpp`` with the system's C++ compiler the first time that it is needed, and kept in
-``$RECFX_BUILD_DIR`` (default: ``recfx`` in the user's cache directory) under a name that carries a digest of whatever
-it was made from. ``python -m recfx.kernels`` builds it ahead of time and prints its path, which is what a C++
-server passes to ``dlopen``.
+The library is built from ``csrc/*.cpp`` with the system's C++ compiler the first time it is needed. It is kept in
+``$RECFX_BUILD_DIR`` (default: ``recfx`` in the user's cache directory), under a name that contains a digest of
+everything that it is made from. ``python -m recfx.kernels`` builds it in advance and prints its path, which a C++
+server can pass to ``dlopen``.
 
-A library is code that runs, so it is only taken from a directory, and as a file, that nobody else may write to (see
-``private_files.py``); and it ends with a seal, a digest of its content, so that one that is damaged or empty is built
-anew. Where it cannot be kept in that directory, it is built in a temporary one that goes when the process ends.
+Loading a library runs its code, so recfx only loads files that nobody else can write to, from directories that nobody
+else can write to (see ``private_files.py``). Each library ends with a seal, a digest of its content, so that a damaged
+or empty one is rebuilt. If the library cannot be kept in that directory, it is built in a temporary one that is removed
+when the process ends.
 
-Where there is no compiler nothing breaks: ``load()`` answers ``False``, ``why_not()`` says why, a warning is logged
-once, and callers use their torch references.
+If there is no compiler, nothing breaks: ``load()`` returns ``False``, ``why_not()`` says why, a warning is logged once,
+and callers use the torch references.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from .private_files import UnsafeError, make_private_directory, refuse_unsafe, w
 
 _logger = logging.getLogger("recfx")
 _SOURCES = Path(__file__).resolve().parent / "csrc"
-# -ffp-contract=off: no fused multiply-add, so that floats have the bits that the torch references give them.
+# -ffp-contract=off: no fused multiply-add, so that results equal those of the torch references bit for bit.
 _COMPILE_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", "-DAT_PER_OPERATOR_HEADERS", "-Wall"]
 _LINK_FLAGS = ["-shared", "-fopenmp", "-ltorch", "-ltorch_cpu", "-lc10"]
 
-# At the end of a library: loaders do not look there.
+# Written at the end of a library, where loaders do not look.
 _SEAL = b"recfx-sealed:"
 
-_loaded: bool | None = None  # None: not tried yet
+_loaded: bool | None = None  # None: not tried so far
 _reason = ""
 _when_loaded: list[Callable[[], None]] = []
 _loading = threading.RLock()
@@ -52,18 +53,18 @@ _loading = threading.RLock()
 
 def _in_child() -> None:
     global _loading
-    _loading = threading.RLock()  # the thread that held it is not there to let it go
+    _loading = threading.RLock()  # the thread that held it does not exist here and cannot release it
 
 
 os.register_at_fork(after_in_child=_in_child)
 
 
 class LibraryBuildError(RuntimeError):
-    """The library cannot be built: no compiler, or its message."""
+    """The library cannot be built: there is no compiler, or it failed."""
 
 
 def load() -> bool:
-    """Load the library, building it if need be. The first answer is kept for the life of the process."""
+    """Load the library, building it if necessary. The first answer is kept for the life of the process."""
     if _loaded is None:
         with _loading:
             _load_once()
@@ -78,7 +79,7 @@ def _load_once() -> None:
         _open_library()
     except (OSError, RuntimeError) as error:
         _reason = str(error)
-        _logger.warning("C++ operators are not available, slower torch references are used instead: %s", _reason)
+        _logger.warning("C++ operators are not available; using the slower torch references instead: %s", _reason)
         _loaded = False
         return
     while _when_loaded:
@@ -90,12 +91,12 @@ def _load_once() -> None:
 def _open_library() -> None:
     try:
         path = build()
-    except OSError as error:  # LibraryBuildError is none: what does not compile here does not compile elsewhere
+    except OSError as error:  # not LibraryBuildError: code that does not compile here does not compile elsewhere
         path = _build_for_this_process(error)
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        _logger.warning("%s cannot be loaded and is built anew: %s", path, error)
+        _logger.warning("%s cannot be loaded and is rebuilt: %s", path, error)
         torch.ops.load_library(str(build(anew=True)))
 
 
@@ -114,21 +115,21 @@ def when_loaded(register: Callable[[], None]) -> Callable[[], None]:
 
 
 def build(anew: bool = False) -> Path:
-    """Path of an up-to-date library, compiled now if there is none yet.
+    """The path of an up-to-date library, which is compiled now if there is none yet.
 
     Args:
-        anew: compile it in any case.
+        anew: compile it even if there is one.
 
     Raises:
-        LibraryBuildError: there is no compiler, or it failed; the message holds what it printed.
-        OSError: the directory cannot be written, or (``UnsafeError``) others may write to it.
+        LibraryBuildError: there is no compiler, or it failed; the message contains its output.
+        OSError: the directory is not writable, or (``UnsafeError``) others may write to it.
     """
     return _build_in(build_directory(), anew)
 
 
 def _build_in(directory: Path, anew: bool = False) -> Path:
     library = directory / f"librecfx-{_digest()}.so"
-    # Without a name it is in the user's own cache, where nobody else has business.
+    # The default is in the user's own cache, where nobody else needs to write.
     make_private_directory(directory, tighten="RECFX_BUILD_DIR" not in os.environ)
     if not anew and _problem(library) is None:
         return library
@@ -137,9 +138,9 @@ def _build_in(directory: Path, anew: bool = False) -> Path:
     with _locked(library.with_suffix(".lock")):
         problem = "" if anew else _problem(library)
         if problem:
-            _logger.warning("%s, and is built anew", problem)
+            _logger.warning("%s and is rebuilt", problem)
         if problem is not None:
-            _logger.warning("compiling the C++ operators into %s, this takes about a minute", library)
+            _logger.warning("compiling the C++ operators into %s; this takes about a minute", library)
             _compile(compiler, library)
     return library
 
@@ -148,8 +149,8 @@ def _build_for_this_process(error: OSError) -> Path:
     directory = Path(tempfile.mkdtemp(prefix="recfx-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     _logger.warning(
-        "the C++ operators cannot be kept: %s. They are compiled for this process alone, in %s. What to do: name a "
-        "directory of your own in the environment variable RECFX_BUILD_DIR.",
+        "the C++ operators cannot be kept: %s. They are compiled in %s, for this process only. What to do: set "
+        "the environment variable RECFX_BUILD_DIR to a directory of your own.",
         error,
         directory,
     )
@@ -157,7 +158,7 @@ def _build_for_this_process(error: OSError) -> Path:
 
 
 def _problem(library: Path) -> str | None:
-    """Why it cannot be taken: damaged, made for something else, or not this user's; empty if it is not there."""
+    """Why the library cannot be used: it is damaged, or not safe from other users. Empty if it does not exist."""
     try:
         refuse_unsafe(library)
         content = library.read_bytes()
@@ -177,17 +178,17 @@ def _locked(path: Path) -> Iterator[None]:
     with open(path, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:  # some network file systems: everybody compiles, and the last one is kept
+        except OSError as error:  # on some network file systems: every process compiles, and the last result is kept
             _logger.warning("%s cannot be locked: %s", path, error)
         try:
             yield
-        finally:  # not only by closing it: a child that was forked meanwhile has it open as well
+        finally:  # closing is not enough: a child that was forked meanwhile has the file open as well
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def build_directory() -> Path:
-    """Where built libraries are kept."""
+    """The directory in which built libraries are kept."""
     if named := os.environ.get("RECFX_BUILD_DIR"):
         return Path(named)
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -200,7 +201,7 @@ def _compiler() -> list[str]:
     for name in ("g++", "c++", "clang++"):
         if found := shutil.which(name):
             return [found]
-    raise LibraryBuildError("no C++ compiler found: install g++, or name one in the environment variable CXX")
+    raise LibraryBuildError("no C++ compiler found: install g++, or set the environment variable CXX to one")
 
 
 def _flags() -> list[str]:
@@ -224,7 +225,7 @@ def _compile(compiler: list[str], library: Path) -> None:
     sources = sorted(_SOURCES.glob("*.cpp"))
     torch_libraries = Path(torch.__file__).parent / "lib"
     prefix = f"build-{library.stem}-"
-    for left in library.parent.glob(f"{prefix}*"):  # of a process that was killed: who builds it now holds the lock
+    for left in library.parent.glob(f"{prefix}*"):  # left by a killed process: whoever builds holds the lock
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=library.parent) as scratch:
         objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
@@ -247,14 +248,14 @@ def _run(command: list[str]) -> None:
     except OSError as error:
         raise LibraryBuildError(f"the C++ compiler {command[0]} cannot be run: {error}") from error
     if os.strerror(errno.ENOSPC) in finished.stderr:
-        raise OSError(errno.ENOSPC, f"there is no room to compile the C++ operators: {finished.stderr.strip()}")
+        raise OSError(errno.ENOSPC, f"there is no disk space to compile the C++ operators: {finished.stderr.strip()}")
     if finished.returncode != 0:
         how = f"was killed by signal {-finished.returncode}" if finished.returncode < 0 else "failed"
         raise LibraryBuildError(f"the C++ compiler {how}: {' '.join(command)}\n{finished.stderr}")
 
 
 def main() -> int:
-    """Build, then print the path of the library; 1 and the compiler's message if that fails."""
+    """Build the library and print its path; if that fails, print the compiler's message and return 1."""
     try:
         print(build())
     except (OSError, LibraryBuildError) as error:

@@ -1,7 +1,8 @@
 """splitmix64's finalizer on signed 64-bit integers: the hash behind buckets, shared rows and initial weights.
 
-The same function stands in ``csrc/mix64.h``. ATen has no unsigned 64-bit shift, so shifts are masked; products wrap
-around. The constants differ from those of the slot table's hash on purpose: ids of one bucket would cluster otherwise.
+``csrc/mix64.h`` has the same function. ATen has no unsigned 64-bit shift, so shifts are masked; products wrap around.
+The constants deliberately differ from those of the slot table's hash: otherwise the ids of one bucket would cluster
+there.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from torch import Tensor
 
 
 def _finalize(z: Tensor) -> Tensor:
-    # TorchScript takes no constants from outside a function; these are 0xbf58476d1ce4e5b9 and 0x94d049bb133111eb.
+    # TorchScript cannot read global constants; these are 0xbf58476d1ce4e5b9 and 0x94d049bb133111eb.
     z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
     z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
     return z ^ ((z >> 31) & 0x1FFFFFFFF)
 
 
 def mix64(ids: Tensor, seed: int = 0) -> Tensor:
-    """Mix each id: the finalizer of ``id ^ finalizer(seed)``, which for seed 0 is that of ``id``. Scriptable.
+    """Mix each id: the finalizer of ``id ^ finalizer(seed)``; for seed 0, this is the finalizer of ``id``. Scriptable.
 
     Args:
         ids: int64, any shape.

@@ -1,13 +1,14 @@
 """Pooled lookups of several tables at once on the CPU, from rows or straight from raw ids.
 
-Each function calls the C++ operator of its name (``torch.ops.recfx.*``, ``csrc/pooled_lookup.cpp``), which has to be
-loaded (``library.load()``). The references of the same contract are in ``pooled_lookup_reference.py``.
+Each function calls the C++ operator of the same name (``torch.ops.recfx.*``, ``csrc/pooled_lookup.cpp``);
+``library.load()`` must have been called first. ``pooled_lookup_reference.py`` implements the same contracts.
 
-What they share: a lookup has ``F`` features, in column order; feature ``f`` reads table ``table_of_feature[f]``, and
-its bag ``b`` is ``offsets[f * B + b]`` to ``offsets[f * B + b + 1]``. Weights are contiguous ``[rows, dim]``, all
-float32 or all float16, of any widths. A bag is the sum of its rows, times ``per_sample_weights`` (float32 ``[n]``) if
-given, in float32 and in the order of the ids: results do not depend on the number of threads. A row of -1 adds nothing.
-Rows must otherwise be in range, which is not checked; everything else is, with RuntimeError.
+All of them use the same conventions. A lookup has ``F`` features, in column order; feature ``f`` reads table
+``table_of_feature[f]``, and its bag ``b`` spans ``offsets[f * B + b]`` to ``offsets[f * B + b + 1]``. Weights are
+contiguous ``[rows, dim]``, all float32 or all float16, of any width. A bag is the sum of its rows, multiplied by
+``per_sample_weights`` (float32 ``[n]``) if given, computed in float32 and in the order of the ids: results do not
+depend on the number of threads. A row of -1 adds nothing. All other rows must be in range, which is not checked;
+anything else that is wrong raises a RuntimeError.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from . import library
 
 
 class IndexView(NamedTuple):
-    """What finding needs to know of a table's index."""
+    """What finding ids needs to know about a table's index."""
 
-    slots: Tensor  # int64 [slots, 2], see slot_table.py; [0, 2]: no index, the table's ids are its rows
+    slots: Tensor  # int64 [slots, 2], see slot_table.py; [0, 2]: there is no index, the table's ids are its rows
     side_row: Tensor  # int64 [1]: the row of id -1
-    dense_rows: int  # of the table: ids 0 <= id < dense_rows are their own row
-    share_buckets: int  # of the table, where an id without a row reads a row of its bucket; 0: it adds nothing
+    dense_rows: int  # of the table: an id 0 <= id < dense_rows is its own row
+    share_buckets: int  # of the table, if an id without a row reads a row of its bucket; 0: it adds nothing
     seed: int  # of the index
-    lock: Tensor | None = None  # of the index; None where nobody writes it any more
-    table_rows: int = 0  # of the table, where the weight and the index are a slice of it; 0: they are the whole table
-    row_begin: int = 0  # the table's row with which the slice begins; ids of other slices have no row
+    lock: Tensor | None = None  # of the index; None if nothing writes to it any more
+    table_rows: int = 0  # of the table, if the weight and the index are a slice of it; 0: they are the whole table
+    row_begin: int = 0  # the table's row at which the slice begins; ids of other slices have no row
 
     @classmethod
     def none(cls) -> IndexView:
-        """The view of a table without index."""
+        """The view of a table that has no index."""
         empty = torch.empty(0, 2, dtype=torch.int64, device="cpu")
         return cls(empty, torch.empty(1, dtype=torch.int64, device="cpu"), 0, 0, 0)
 
@@ -47,13 +48,13 @@ def pooled_lookup(
     mean: bool = False,
     per_sample_weights: Tensor | None = None,
 ) -> Tensor:
-    """Pool rows.
+    """Pool the rows of every bag.
 
     Args:
         rows: int64 ``[n]``.
         offsets: int64 ``[F * B + 1]``.
         weights, table_of_feature, per_sample_weights: see above.
-        mean: divide each sum by the bag's length. Not with ``per_sample_weights``.
+        mean: divide each sum by the bag's length; not allowed with ``per_sample_weights``.
 
     Returns:
         float32 ``[B, sum of the features' dims]``.
@@ -69,17 +70,17 @@ def find_and_pool(
     indexes: list[IndexView],
     per_sample_weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the row of each id and pool the rows, in one pass. Reads only; waits for writers of the indexes.
+    """Find the row of each id and pool the rows, in one pass. Only reads; waits for writers of the indexes.
 
     Args:
-        ids: int64 ``[n]``; of tables without index, rows.
+        ids: int64 ``[n]``; for tables without an index, these are rows.
         offsets, weights, table_of_feature, per_sample_weights: see above.
-        indexes: one a table.
+        indexes: one per table.
 
     Returns:
         pooled: float32 ``[B, sum of the features' dims]``.
-        rows: int64 ``[n]``, -1 where an id has no row and its table shares none, and where an id is in no bag.
-        absent: int64 ``[tables]``, how many ids of each table have no row of their own.
+        rows: int64 ``[n]``, -1 if an id has no row and its table shares none, or if an id is in no bag.
+        absent: int64 ``[tables]``, the number of ids per table that have no row of their own.
     """
     slots, side_rows, dense_rows, share_buckets, seeds, locks, table_rows, row_begins = map(
         list, zip(*indexes, strict=True)
@@ -99,12 +100,13 @@ def pool_again_(
     table_of_feature: list[int],
     per_sample_weights: Tensor | None = None,
 ) -> None:
-    """Sum those bags anew that hold a changed row: ``pooled`` is then, bit for bit, what these rows pool to.
+    """Recompute the bags that contain a changed row, so that ``pooled`` equals ``pooled_lookup`` of ``rows`` bit for
+    bit.
 
     Args:
-        pooled: float32 ``[B, sum of the features' dims]``, contiguous: the sums of the rows before; updated in place.
-        rows: int64 ``[n]`` as they are now.
-        changed: bool ``[n]``, where they differ from before.
+        pooled: float32 ``[B, sum of the features' dims]``, contiguous: the sums of the old rows; updated in place.
+        rows: int64 ``[n]``, the new rows.
+        changed: bool ``[n]``, true where a new row differs from the old one.
         offsets, weights, table_of_feature, per_sample_weights: see above.
     """
     torch.ops.recfx.pool_again_(pooled, rows, changed, offsets, weights, table_of_feature, per_sample_weights)

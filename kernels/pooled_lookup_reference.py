@@ -17,7 +17,7 @@ def pooled_lookup(
     mean: bool,
     per_sample_weights: Tensor | None,
 ) -> Tensor:
-    """Rows to pooled ``[B, sum of the features' dims]``."""
+    """Pool the rows to ``[B, sum of the features' dims]``."""
     batch_size = (offsets.numel() - 1) // len(table_of_feature)
     pooled: list[Tensor] = []
     for feature in range(len(table_of_feature)):
@@ -49,7 +49,7 @@ def find_and_pool(
     row_begins: list[int],
     per_sample_weights: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids to pooled, rows and absent ids a table."""
+    """Returns the pooled output, the rows, and the number of absent ids per table."""
     batch_size = (offsets.numel() - 1) // len(table_of_feature)
     rows = torch.full_like(ids, -1)
     absent = torch.zeros(len(weights), dtype=torch.int64)
@@ -81,7 +81,7 @@ def pool_again_(
     table_of_feature: list[int],
     per_sample_weights: Tensor | None,
 ) -> None:
-    """Replace the sums of the bags that hold a changed row."""
+    """Replace the sums of the bags that contain a changed row."""
     now = pooled_lookup(rows, offsets, weights, table_of_feature, False, per_sample_weights)
     before = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(changed.to(torch.int64), 0)])
     counts = before[offsets]

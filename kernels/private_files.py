@@ -1,4 +1,4 @@
-"""Files and directories that nobody else can write to, and that are there as a whole or not at all."""
+"""Files and directories that nobody else can write to, and files that exist either completely or not at all."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class UnsafeError(PermissionError):
-    """A file or directory is another user's, or others may write to it."""
+    """A file or directory belongs to another user, or others may write to it."""
 
 
 def refuse_unsafe(path: Path) -> None:
-    """Raises an ``UnsafeError`` where another user than this one and root could have written what is there.
+    """Raise an ``UnsafeError`` if anyone but this user and root could have written the content of ``path``.
 
     Raises:
-        OSError: it cannot be looked at, or is not there.
+        UnsafeError: it belongs to another user, or others may write to it.
+        OSError: it cannot be examined, or does not exist.
     """
     found = path.stat()
     if found.st_uid not in (os.geteuid(), 0):
@@ -28,15 +29,15 @@ def refuse_unsafe(path: Path) -> None:
 
 
 def make_private_directory(path: Path, tighten: bool = False) -> None:
-    """Make a directory for this user alone, if it is not there.
+    """Create a directory for this user only, if it does not exist.
 
     Args:
-        path: of the directory.
-        tighten: take away others' permission to write to one that is there and this user's.
+        path: the directory.
+        tighten: if it exists and belongs to this user, remove others' permission to write to it.
 
     Raises:
-        UnsafeError: it is there, and others may write to it.
-        OSError: it cannot be made, or is no directory.
+        UnsafeError: it exists, and others may write to it.
+        OSError: it cannot be created, or is not a directory.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -51,10 +52,10 @@ def make_private_directory(path: Path, tighten: bool = False) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a file that is there as a whole or not at all, also after a crash of the machine.
+    """Write a file so that it exists either completely or not at all, even after the machine has crashed.
 
     Raises:
-        OSError: there is no room, say. What was there before still is.
+        OSError: the disk is full, for example. The previous content of the file is still there.
     """
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:

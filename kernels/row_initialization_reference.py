@@ -13,10 +13,10 @@ def initial_rows(ids: Tensor, dim: int, key: int, low: float, high: float, first
 
     Args:
         ids: int64 ``[n]``.
-        dim: columns of the weight.
+        dim: the number of columns of the weight.
         key: from ``initialization_key``.
         low, high: the range, rounded to float32.
-        first_column: of the table, where the weight is a shard of some of its columns.
+        first_column: the weight's first column in the table, if the weight is a shard of some of its columns.
 
     Returns:
         float32 ``[n, dim]``.
@@ -32,6 +32,6 @@ def initial_rows(ids: Tensor, dim: int, key: int, low: float, high: float, first
 def initialize_rows(
     weight: Tensor, rows: Tensor, ids: Tensor, key: int, low: float, high: float, first_column: int = 0
 ) -> None:
-    """As the operator's. ``weight`` may be on any device and laid out in any way; ``rows`` and ``ids`` as well."""
+    """The operator's contract, except that all tensors may be on any device and have any strides."""
     values = initial_rows(ids.to(weight.device), weight.size(1), key, low, high, first_column)
-    weight.data.index_copy_(0, rows.to(weight.device), values.to(weight.dtype))  # see the operator's for ``data``
+    weight.data.index_copy_(0, rows.to(weight.device), values.to(weight.dtype))  # why ``data``: see the operator

@@ -1,4 +1,4 @@
-// What ids without a row of their own read in a pooled lookup. No torch in here.
+// What ids without a row of their own read in a pooled lookup. This file does not use torch.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,14 @@
 
 namespace recfx {
 
-// What an id without a row of its own reads: nothing, or a row of its bucket, if the bucket is of this slice of the
+// What an id without a row of its own reads: nothing, or a row of its bucket if the bucket belongs to this slice of the
 // table.
 struct AbsentAnswer {
   int64_t rows;        // of the table
   int64_t dense_rows;  // of the table
-  int64_t buckets;     // of the table; 0: nothing
-  int64_t row_begin;   // the slice's first row, and how many it has
-  int64_t own_rows;
+  int64_t buckets;     // of the table; 0: such ids read nothing
+  int64_t row_begin;   // the first row of the slice
+  int64_t own_rows;    // of the slice
   uint64_t mixed_seed;
   uint64_t mixed_share_seed;
 
@@ -29,7 +29,7 @@ struct AbsentAnswer {
 
   int64_t bucket_begin(int64_t bucket) const { return dense_rows + bucket * (rows - dense_rows) / buckets; }
 
-  // Same rows as shared_rows() in kernels/buckets.py, less row_begin; -1 for an id of another slice.
+  // The row that shared_rows() in kernels/buckets.py returns, minus row_begin; -1 for an id of another slice.
   int64_t shared_row(int64_t id) const {
     if (static_cast<uint64_t>(id) < static_cast<uint64_t>(dense_rows)) {
       return -1;
@@ -41,7 +41,7 @@ struct AbsentAnswer {
   }
 };
 
-// Answers those of rows[begin, end) that are -1, and counts them.
+// Fills in those of rows[begin, end) that are -1, and counts them.
 inline int64_t answer_absent(const int64_t* ids, int64_t* rows, int64_t begin, int64_t end,
                              const AbsentAnswer& answer) {
   int64_t absent = 0;

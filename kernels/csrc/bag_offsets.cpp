@@ -1,5 +1,4 @@
-// Where the bags of a batch begin, and whether its lengths and ids are fit to be looked up. Contract and reference:
-// kernels/bag_offsets.py.
+// Where the bags of a batch begin, and whether its lengths and ids are valid. Contract: kernels/bag_offsets.py.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -15,15 +14,15 @@
 namespace recfx {
 namespace {
 
-// As in kernels/bag_offsets.py.
+// The same numbers as in kernels/bag_offsets.py.
 enum Fault : int64_t { kNone = 0, kNegativeLength = 1, kWrongTotal = 2, kOutOfRange = 3 };
 
 constexpr int64_t kIdsPerTask = 16384;
 constexpr int64_t kIdsPerBlock = 512;
 constexpr int64_t kAllInRange = std::numeric_limits<int64_t>::max();
 
-// Position of the first of ids[begin, end) outside [0, rows), or kAllInRange. The blocks have no branch inside, so that
-// the compiler vectorises them; the bad block, if there is one, is read again.
+// The position of the first of ids[begin, end) outside [0, rows), or kAllInRange. There are no branches inside a block,
+// so that the compiler vectorises it; if a block is bad, it is read again.
 template <typename id_t>
 int64_t first_bad(const id_t* ids, int64_t begin, int64_t end, int64_t rows) {
   for (int64_t block = begin; block < end; block += kIdsPerBlock) {
@@ -31,7 +30,7 @@ int64_t first_bad(const id_t* ids, int64_t begin, int64_t end, int64_t rows) {
     uint64_t bad = 0;
     for (int64_t i = block; i < block_end; ++i) {
       const uint64_t id = static_cast<uint64_t>(static_cast<int64_t>(ids[i]));
-      bad |= id | (static_cast<uint64_t>(rows) - 1 - id);  // sign bit set where id < 0 or, failing that, id >= rows
+      bad |= id | (static_cast<uint64_t>(rows) - 1 - id);  // sets the sign bit if id < 0 or id >= rows
     }
     if (bad >> 63) {
       for (int64_t i = block; i < block_end; ++i) {
@@ -44,7 +43,7 @@ int64_t first_bad(const id_t* ids, int64_t begin, int64_t end, int64_t rows) {
   return kAllInRange;
 }
 
-// borders: of the keys in ids, ascending.
+// borders: where the ids of each key begin and end, ascending.
 template <typename id_t>
 int64_t first_bad_of_keys(const id_t* ids, const std::vector<int64_t>& borders, const int64_t* rows_per_key) {
   const int64_t keys = static_cast<int64_t>(borders.size()) - 1;
@@ -73,7 +72,8 @@ struct Found {
   int64_t position;
 };
 
-// Sums lengths into offsets[0, bags]; stops at the first that is negative or that leaves the ids, so nothing overflows.
+// Sums lengths into offsets[0, bags]. Stops at the first that is negative or goes past the last id, so nothing
+// overflows.
 template <typename Length>
 Found sum_lengths(const Length& length_of, int64_t bags, int64_t ids, int64_t* offsets) {
   int64_t total = 0;
@@ -98,7 +98,7 @@ Found sum_bags(const bag_t* data, bool are_offsets, int64_t bags, int64_t ids, i
     const int64_t begin = data[bag];
     const int64_t end = data[bag + 1];
     int64_t length;
-    if (__builtin_sub_overflow(end, begin, &length)) {  // as far apart as int64 goes: too long, or negative
+    if (__builtin_sub_overflow(end, begin, &length)) {  // either far too long or negative
       return end > begin ? std::numeric_limits<int64_t>::max() : std::numeric_limits<int64_t>::min();
     }
     return length;
@@ -123,8 +123,8 @@ std::tuple<at::Tensor, at::Tensor> bag_offsets(const at::Tensor& values, const a
   for (int64_t key = 0; key < keys; ++key) {
     const int64_t count = bags_per_key[bags_per_key.size() == 1 ? 0 : key];
     TORCH_CHECK(count >= 0 && count <= bags.numel() - first_bag.back(),
-                "recfx::bag_offsets: bags_per_key must be at least 0, "
-                "and add up to the bags");
+                "recfx::bag_offsets: bags_per_key must be at least 0 "
+                "and add up to the number of bags");
     first_bag.push_back(first_bag.back() + count);
   }
   const int64_t count = first_bag.back();

@@ -1,7 +1,6 @@
 // Sends the ids of a batch to the pieces of their tables. Contract: kernels/bucketize.py.
-//
-// Two passes over stretches of bags, in parallel: count what goes where, then write. Where an id is written depends on
-// the counts alone, not on threads.
+// Makes two parallel passes over ranges of bags: the first counts what goes where, the second writes. Where an id is
+// written depends only on the counts, not on the number of threads.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -22,18 +21,18 @@ namespace recfx {
 namespace {
 
 constexpr int64_t kIdsPerTask = 8192;
-constexpr int64_t kWhole = -1;  // as a piece: all of the feature
+constexpr int64_t kWhole = -1;  // instead of a piece: the whole feature
 constexpr int64_t kNowhere = -1;
 constexpr int64_t kMostPieces = std::numeric_limits<uint16_t>::max();
 
-// What to do, checked.
+// The arguments, checked and prepared.
 struct Plan {
   int64_t batch_size;
-  std::vector<std::optional<PieceOf>> features;   // none: not cut
+  std::vector<std::optional<PieceOf>> features;   // nullopt: not cut
   std::vector<std::vector<int64_t>> first_entry;  // by feature and piece: where its ids are written, or kNowhere
-  std::vector<int64_t> source;                    // of each entry
-  std::vector<int64_t> copied_from;               // of each entry: an earlier one with the same ids, or kNowhere
-  std::vector<bool> whole;                        // of each entry
+  std::vector<int64_t> source;                    // per entry
+  std::vector<int64_t> copied_from;               // per entry: an earlier one with the same ids, or kNowhere
+  std::vector<bool> whole;                        // per entry
   std::vector<int64_t> offsets;                   // of the bags of all features
 };
 
@@ -44,12 +43,13 @@ Plan plan_of(int64_t batch_size, at::IntArrayRef borders, at::IntArrayRef border
   TORCH_CHECK(batch_size >= 0, "recfx::bucketize: batch_size must not be negative, got ", batch_size);
   TORCH_CHECK(dense_rows.size() == features && rows.size() == features && buckets.size() == features &&
                   seeds.size() == features && sources.size() == pieces.size(),
-              "recfx::bucketize needs one entry a feature, or one an entry of the output, in every list");
+              "recfx::bucketize: every list must have one entry per feature, or one per entry of the output");
   Plan plan{.batch_size = batch_size};
   size_t first = 0;
   for (size_t f = 0; f < features; ++f) {
     const int64_t count = border_counts[f];
-    TORCH_CHECK(count >= 0 && first + count <= borders.size(), "recfx::bucketize: border_counts and borders differ");
+    TORCH_CHECK(count >= 0 && first + count <= borders.size(),
+                "recfx::bucketize: border_counts and borders do not match");
     const std::vector<int64_t> own(borders.begin() + first, borders.begin() + first + count);
     first += count;
     if (own.empty()) {
@@ -114,7 +114,7 @@ void run(int64_t count, const Run& work) {
   });
 }
 
-// Where the bags begin, and the last one ends. `most`: ids that there may be.
+// Where each bag begins, and where the last one ends. `most`: the most ids that the lengths may add up to.
 template <typename length_t>
 std::vector<int64_t> offsets_of(const length_t* lengths, int64_t count, int64_t most) {
   std::vector<int64_t> offsets(count + 1);
@@ -122,15 +122,15 @@ std::vector<int64_t> offsets_of(const length_t* lengths, int64_t count, int64_t 
   for (int64_t i = 0; i < count; ++i) {
     offsets[i] = total;
     TORCH_CHECK(0 <= lengths[i] && lengths[i] <= most - total,
-                "recfx::bucketize: lengths must not be negative, and say ", most, " ids in all, but number ", i, " is ",
-                lengths[i]);
+                "recfx::bucketize: lengths must not be negative and must add up to ", most, " ids, but number ", i,
+                " is ", lengths[i]);
     total += lengths[i];
   }
   offsets[count] = total;
   return offsets;
 }
 
-// How many ids of each piece are in one bag.
+// Counts the ids of each piece in one bag.
 class BagCounts {
  public:
   explicit BagCounts(int64_t pieces) : counts_(pieces), bits_(64 / std::max<int64_t>(pieces, 2)) {}
@@ -160,7 +160,7 @@ class BagCounts {
   int64_t bits_;
 };
 
-// First pass: the piece of every id, and the lengths of entries that are written by the second pass.
+// First pass: finds the piece of every id, and the lengths of the entries that the second pass writes.
 template <typename length_t>
 void count(const Plan& plan, const std::vector<Task>& tasks, const int64_t* ids, uint16_t* pieces, length_t* lengths) {
   constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
@@ -192,11 +192,11 @@ void count(const Plan& plan, const std::vector<Task>& tasks, const int64_t* ids,
     const uint64_t rows = static_cast<uint64_t>(plan.features[feature]->rows());
     const int64_t* bad = std::find_if(ids + offsets[first], ids + offsets[last],
                                       [&](int64_t id) { return static_cast<uint64_t>(id) >= rows; });
-    TORCH_CHECK_INDEX(false, "recfx::bucketize: id ", *bad, " of feature ", feature, " is none of its ", rows, " rows");
+    TORCH_CHECK_INDEX(false, "recfx::bucketize: id ", *bad, " of feature ", feature, " is outside its ", rows, " rows");
   }
 }
 
-// The lengths of all other entries.
+// Writes the lengths of all other entries.
 template <typename length_t>
 void complete_lengths(const Plan& plan, const length_t* lengths_in, length_t* lengths) {
   const int64_t size = plan.batch_size;
@@ -209,8 +209,8 @@ void complete_lengths(const Plan& plan, const length_t* lengths_in, length_t* le
   }
 }
 
-// Second pass: writes what stands at each id's place, `values`, to where its piece goes.
-// base_of(PieceOf of the feature, piece) -> what is taken off each value
+// Second pass: writes each of `values`, which has one value per id, to where the piece of its id goes.
+// // base_of(PieceOf of the feature, piece) -> what to subtract from each value
 template <typename value_t, typename BaseOf>
 void fill(const Plan& plan, const std::vector<Task>& tasks, const std::vector<int64_t>& offsets_out,
           const uint16_t* pieces, const value_t* values, value_t* out, const BaseOf& base_of) {
@@ -234,7 +234,7 @@ void fill(const Plan& plan, const std::vector<Task>& tasks, const std::vector<in
       }
     }
   });
-  // Entries with all of a feature, and those that were written already for another one.
+  // Entries that hold a whole feature, and those that repeat an earlier entry.
   run(static_cast<int64_t>(plan.source.size()), [&](int64_t e) {
     const int64_t begin = offsets_out[e * plan.batch_size];
     const int64_t count = offsets_out[(e + 1) * plan.batch_size] - begin;
@@ -261,8 +261,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> bucketize_as(Plan& plan, const at
                                                             const at::Tensor& lengths, const at::Tensor& weights) {
   const length_t* lengths_in = lengths.const_data_ptr<length_t>();
   plan.offsets = offsets_of(lengths_in, lengths.numel(), ids.numel());
-  TORCH_CHECK(plan.offsets.back() == ids.numel(), "recfx::bucketize: lengths say ", plan.offsets.back(),
-              " ids, there are ", ids.numel());
+  TORCH_CHECK(plan.offsets.back() == ids.numel(), "recfx::bucketize: lengths add up to ", plan.offsets.back(),
+              ", but there are ", ids.numel(), " ids");
   const std::vector<Task> tasks = tasks_of(plan);
   const int64_t bags_out = static_cast<int64_t>(plan.source.size()) * plan.batch_size;
   at::Tensor lengths_out = at::empty({bags_out}, lengths.options());
@@ -279,7 +279,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> bucketize_as(Plan& plan, const at
        [](const PieceOf& of, int64_t piece) { return of.ids_are_rows() ? of.first_row(piece) : 0; });
   at::Tensor weights_out = at::empty({weights.numel() == 0 ? 0 : offsets_out.back()}, weights.options());
   if (weights.numel() > 0) {
-    switch (weights.element_size()) {  // moved, never looked at
+    switch (weights.element_size()) {  // only moved, so any type of this size will do
       case 2:
         fill_words<uint16_t>(plan, tasks, offsets_out, pieces, weights, weights_out);
         break;
@@ -293,7 +293,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> bucketize_as(Plan& plan, const at
   return {ids_out, lengths_out, weights_out};
 }
 
-// -> ids, lengths, weights ([0] if there are none)
+// Returns ids, lengths, weights ([0] if there are none).
 std::tuple<at::Tensor, at::Tensor, at::Tensor> bucketize(
     const at::Tensor& ids, const at::Tensor& lengths, int64_t batch_size, at::IntArrayRef borders,
     at::IntArrayRef border_counts, at::IntArrayRef dense_rows, at::IntArrayRef rows, at::IntArrayRef buckets,

@@ -1,4 +1,4 @@
-// Tensors as the plain pointers and views that the loops take, checked.
+// Checks tensors, and turns them into the plain pointers and views that the loops take.
 #pragma once
 
 #include <ATen/core/Tensor.h>

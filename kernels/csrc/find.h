@@ -1,4 +1,4 @@
-// Ids to rows, slots fetched ahead. No torch in here.
+// Finds the rows of ids, prefetching slots. This file does not use torch.
 #pragma once
 
 #include <algorithm>
@@ -9,18 +9,20 @@
 
 namespace recfx {
 
-// How many ids ahead a slot is fetched: enough to cover main memory's latency, few enough for the core's line buffers.
+// How many ids ahead a slot is prefetched: enough to hide main memory's latency, few enough for the core's line
+// buffers.
 constexpr int64_t kLookahead = 64;
 
-// Which ids are rows by themselves: those of [begin, begin + rows), in this order. Others are looked up.
+// The dense ids [begin, begin + rows), which are rows themselves, in this order. Other ids are looked up.
 struct DenseIds {
   int64_t rows;
   int64_t begin = 0;
 };
 
-// Finds the rows of ids[begin, end), a block of kLookahead ids after the other: -1 where the table does not hold the
-// id, and it is not dense. The homes of a block are computed and fetched one block early.
-// from_zero: the dense ids begin with 0. An index of a whole table does not pay for slices then, some 5 % of a find.
+// Finds the rows of ids[begin, end) in blocks of kLookahead ids: -1 if an id is neither dense nor in the table. The
+// homes of a block are computed and prefetched one block early.
+// // from_zero: the dense ids begin at 0. This spares the index of a whole table the cost of slices, some 5 % of a
+// find.
 template <bool from_zero>
 class Finder {
  public:
@@ -36,10 +38,10 @@ class Finder {
     fetch();
   }
 
-  // rows[begin, done) are known
+  // rows[begin, done()) have been found
   RECFX_INLINE int64_t done() const { return done_; }
 
-  // Finds one more block.
+  // Finds the rows of one more block.
   RECFX_INLINE void step() {
     const int64_t count = block_size(done_);
     const int64_t* ids = ids_ + done_;
@@ -49,14 +51,15 @@ class Finder {
     now_ ^= 1;
     fetch();
 
-    // Most ids are in their home slot, or it is empty. The others are noted without a branch, which would be
-    // mispredicted for every third id, and are looked at afterwards.
+    // Most ids are in their home slot, or it is empty. The others are recorded without a branch, which would be
+    // mispredicted for every third id, and are handled afterwards.
     uint32_t others[kLookahead];
     int64_t other_count = 0;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t id = ids[i];
       const Slot home = table_.at(homes[i]);
-      const uint64_t dense_row = static_cast<uint64_t>(id) - (from_zero ? 0 : dense_begin_);  // wraps around: none
+      const uint64_t dense_row =
+          static_cast<uint64_t>(id) - (from_zero ? 0 : dense_begin_);  // wraps around for ids below
       const bool is_dense = dense_row < dense_rows_;
       const bool settled = is_dense | ((id != kEmptyId) & ((home.id == id) | (home.id == kEmptyId)));
       rows[i] = is_dense ? static_cast<int64_t>(dense_row) : home.row;  // an empty slot's row is kNoRow
@@ -64,7 +67,7 @@ class Finder {
       other_count += !settled;
     }
     for (int64_t k = 0; k < other_count; ++k) {
-      table_.prefetch(table_.after(homes[others[k]]));  // often the next cache line
+      table_.prefetch(table_.after(homes[others[k]]));  // often in the next cache line
     }
     for (int64_t k = 0; k < other_count; ++k) {
       const uint32_t i = others[k];
@@ -78,7 +81,7 @@ class Finder {
   RECFX_INLINE void fetch() {
     const int64_t count = block_size(done_);
     uint64_t* homes = homes_[now_];
-    for (int64_t i = 0; i < count; ++i) {  // apart from the fetches, so that it is vectorised
+    for (int64_t i = 0; i < count; ++i) {  // separate from the prefetches, so that it is vectorised
       homes[i] = table_.home(ids_[done_ + i]);
     }
     for (int64_t i = 0; i < count; ++i) {

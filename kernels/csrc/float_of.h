@@ -1,4 +1,5 @@
-// Adjacent weights as a vector of float32: from float32 itself, or from float16 kept as its 16 bits. No torch in here.
+// Loads adjacent weights as a vector of float32, from float32 or from the 16 bits of float16. This file does not use
+// torch.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,7 @@
 
 namespace recfx {
 
-// Compilers turn operations on these into the machine's vector instructions, several where its vectors are shorter.
+// Compilers turn operations on these into vector instructions, several of them if the machine's vectors are shorter.
 template <int width>
 struct Vectors {
   typedef float Floats __attribute__((vector_size(width * 4)));
@@ -21,8 +22,8 @@ RECFX_INLINE void load(const float* from, typename Vectors<width>::Floats& resul
   std::memcpy(&result, from, sizeof(result));
 }
 
-// Exact for every float16, infinities, NaN and subnormals included. In integer arithmetic: this way every compiler
-// makes vector code of it for every machine.
+// Exact for every float16, including infinities, NaN and subnormals. It uses integer arithmetic because every compiler
+// vectorises that for every machine.
 template <int width>
 RECFX_INLINE void load(const uint16_t* from, typename Vectors<width>::Floats& result) {
   using Floats = typename Vectors<width>::Floats;
@@ -34,7 +35,7 @@ RECFX_INLINE void load(const uint16_t* from, typename Vectors<width>::Floats& re
   const Words rest = half & 0x7fffu;
   const Floats normal = (Floats)((rest << 13) + (0xe0u << 23)) * 0x1p-112f;
   const Floats subnormal = (Floats)(rest | (126u << 23)) - 0.5f;
-  const Words is_subnormal = (Words)(rest < 0x400u);  // all bits, or none
+  const Words is_subnormal = (Words)(rest < 0x400u);  // all bits set, or none
   result = (Floats)((((Words)subnormal & is_subnormal) | ((Words)normal & ~is_subnormal)) | sign);
 }
 

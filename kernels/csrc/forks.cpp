@@ -11,7 +11,7 @@
 namespace recfx {
 namespace {
 
-int64_t fork_cell = 0;  // shared by those who must not be interrupted by a fork, exclusive while one goes on
+int64_t fork_cell = 0;  // held shared by whatever a fork must not interrupt, and exclusively during a fork
 std::atomic<bool> forked{false};
 
 void before_fork() { IndexLock(&fork_cell).lock(); }

@@ -1,13 +1,13 @@
-// What a process may do while it forks, and what is different in the child. No torch in here.
+// What a process may do while it forks, and what is different in the child. This file does not use torch.
 #pragma once
 
 namespace recfx {
 
-// Whether the process was forked since the library was loaded.
+// Whether this process was forked after the library had been loaded.
 bool is_forked_child();
 
-// Holding one keeps other threads from forking: a child made meanwhile would find locks held that nobody lets go, and
-// indexes half changed. fork() waits until nobody holds one, and nobody gets one until it is done.
+// While an object of this class exists, other threads cannot fork: the child would find locks that nobody releases, and
+// half-changed indexes. fork() waits until no object is left, and the constructor waits until a fork is done.
 class NoFork {
  public:
   NoFork();

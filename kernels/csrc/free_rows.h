@@ -1,6 +1,6 @@
-// The set of free rows as a tree of bits, 64 children a word: the lowest free row at or after a given one is found in
-// as many steps as the tree has levels, whatever was taken and given back before. One bit a row and 1/63 of that on
-// top. No torch in here.
+// The set of free rows as a tree of bits with 64 children per word. Finding the lowest free row at or after a given one
+// takes as many steps as the tree has levels, whatever rows were taken and given back before. The tree takes one bit
+// per row, plus 1/63 of that. This file does not use torch.
 #pragma once
 
 #include <bit>
@@ -8,8 +8,8 @@
 
 namespace recfx {
 
-// A view of a buffer that somebody else owns. Layout: level 0 (one bit a row), then level 1 (one bit a word of
-// level 0, set where that word is not zero), and so on up to a level of one word. kernels/free_rows.py has the same.
+// A view of a buffer, which it does not own. Layout: level 0 (one bit per row), then level 1 (one bit per word of level
+// 0, set if that word is not zero), and so on up to a level of one word. kernels/free_rows.py has the same layout.
 class FreeRows {
  public:
   FreeRows(uint64_t* words, int64_t rows) : words_(words) {
@@ -48,7 +48,7 @@ class FreeRows {
     }
   }
 
-  // -1 if there is none below `end`
+  // Returns -1 if there is none below `end`.
   int64_t lowest(int64_t begin, int64_t end) const {
     int64_t position = begin;
     for (int level = 0; level < levels_; ++level) {

@@ -1,7 +1,6 @@
-// The operators of the hash index. Contract, and a reference in Python: kernels/hash_index.py.
-//
-// Determinism: reads run on all threads; what changes an index runs on one thread a table, in the order of the ids.
-// Touches of scores run on all threads, and do not depend on their order.
+// The operators of the hash index. Contract: kernels/hash_index.py.
+// Determinism: reads run on all threads; changes of an index run on one thread per table, in the order of the ids.
+// Scores are touched on all threads, and the result does not depend on the order of touches.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -39,15 +38,15 @@ Locked write_lock(at::TensorList buffers) {
 
 constexpr int64_t kNoPosition = -1;
 
-// A stretch of one table's ids. All tables of a collection share one parallel region: a region a table would wait for
-// its slowest thread once a table.
+// A range of one table's ids. All tables of a collection share one parallel region: with one region per table, every
+// table would wait for its slowest thread.
 struct Task {
   size_t table;
   int64_t begin;
   int64_t end;
   int64_t absent = 0;
-  std::vector<int64_t> missing = {};  // positions in the table's stretch
-  int64_t foreign = kNoPosition;      // the first of these whose id is of another slice of the table
+  std::vector<int64_t> missing = {};  // positions in the table's range of ids
+  int64_t foreign = kNoPosition;      // the first of these whose id belongs to another slice of the table
 };
 
 std::vector<Task> tasks_of(int64_t ids, at::IntArrayRef begins, at::IntArrayRef ends) {
@@ -62,7 +61,7 @@ std::vector<Task> tasks_of(int64_t ids, at::IntArrayRef begins, at::IntArrayRef 
   return tasks;
 }
 
-// Room for an answer to every id. Ids outside all stretches come back as they are.
+// Allocates an answer for every id. Ids outside all ranges are returned unchanged.
 at::Tensor rows_of(const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRef ends) {
   int64_t answered = 0;
   for (size_t t = 0; t < begins.size(); ++t) {
@@ -94,14 +93,14 @@ at::Tensor find(const at::Tensor& ids, const at::Tensor& slots, const at::Tensor
   return rows;
 }
 
-// -> rows, absent [tables]
+// Returns rows, absent [tables].
 std::tuple<at::Tensor, at::Tensor> find_tables(const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRef ends,
                                                at::TensorList slots, at::TensorList side_rows, at::TensorList locks,
                                                at::IntArrayRef dense_rows, at::OptionalIntArrayRef dense_begins) {
   const size_t tables = begins.size();
   TORCH_CHECK(ends.size() == tables && slots.size() == tables && side_rows.size() == tables && locks.size() == tables &&
                   dense_rows.size() == tables && (!dense_begins || dense_begins->size() == tables),
-              "recfx: find_tables needs one entry a table in every list");
+              "recfx: find_tables needs one entry per table in every list");
   const at::Tensor contiguous = ids.contiguous();
   const int64_t* data = int64_data(contiguous, "ids");
   std::vector<Task> tasks = tasks_of(ids.numel(), begins, ends);
@@ -128,7 +127,7 @@ std::tuple<at::Tensor, at::Tensor> find_tables(const at::Tensor& ids, at::IntArr
   return {rows, absent};
 }
 
-// -> rows, new_rows, their states before, their ids before, report [tables, 2] = (new rows, bucket that is full or -1)
+// Returns rows, new_rows, their previous states and ids, and report [tables, 2] = (new rows, full bucket or -1).
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_insert(
     const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRef ends, at::TensorList buffers,
     at::IntArrayRef policies, at::IntArrayRef oldest_in_flight,
@@ -138,7 +137,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
   const int64_t tables = static_cast<int64_t>(begins.size());
   TORCH_CHECK(ends.size() == begins.size() && oldest_in_flight.size() == begins.size() &&
                   buffers.size() == begins.size() * kBuffers,
-              "recfx: find_or_insert needs one entry a table in every list");
+              "recfx: find_or_insert needs one entry per table in every list");
   TORCH_CHECK(!rows_in_flight || (rows_in_flight->size() == begins.size() && oldest_listed.has_value() &&
                                   oldest_listed->size() == begins.size()),
               "recfx: find_or_insert needs the rows in flight, and the oldest batch among them, of every table");
@@ -246,15 +245,14 @@ void add_counts(at::TensorList counts, at::IntArrayRef amounts) {
   }
 }
 
-// The rows of each table that have been initialised: rows[begins[t], ends[t]) are those of table t. Others stay as they
-// are.
+// Marks rows as initialised: rows[begins[t], ends[t]) are those of table t. Rows that are not new stay as they are.
 void mark_initialized(at::TensorList buffers, at::IntArrayRef policies, const at::Tensor& rows, at::IntArrayRef begins,
                       at::IntArrayRef ends) {
   const int64_t* row_data = int64_data(rows, "rows");
   const Locked locked = write_lock(buffers);
   std::vector<Index> indexes = index_views(buffers, policies);
   TORCH_CHECK(begins.size() == indexes.size() && ends.size() == indexes.size(),
-              "recfx: mark_initialized needs one entry a table in every list");
+              "recfx: mark_initialized needs one entry per table in every list");
   for (size_t t = 0; t < indexes.size(); ++t) {
     const int64_t row_count = indexes[t].slice.rows();
     TORCH_CHECK(0 <= begins[t] && begins[t] <= ends[t] && ends[t] <= rows.numel(), "recfx: table ", t, " has rows ",
@@ -276,7 +274,7 @@ void mark_initialized(at::TensorList buffers, at::IntArrayRef policies, const at
   }
 }
 
-// -> the rows that the ids had, -1 where there was none
+// Returns the rows that the ids had, -1 for ids that had none.
 at::Tensor erase(const at::Tensor& ids, at::TensorList buffers, at::IntArrayRef policy) {
   const at::Tensor contiguous = ids.contiguous();
   const int64_t* data = int64_data(contiguous, "ids");

@@ -1,4 +1,4 @@
-// Asks the system for huge pages behind a tensor. Contract: kernels/huge_pages.py.
+// Asks the system for huge pages for a tensor. Contract: kernels/huge_pages.py.
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
@@ -18,7 +18,7 @@ bool advise_huge_pages(const at::Tensor& tensor) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t address = reinterpret_cast<uintptr_t>(tensor.data_ptr());
-  const uintptr_t begin = (address + page - 1) / page * page;  // whole pages only: the rest may be somebody else's
+  const uintptr_t begin = (address + page - 1) / page * page;  // whole pages only: the rest may belong to other data
   const uintptr_t end = (address + tensor.nbytes()) / page * page;
   return begin < end && madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE) == 0;
 #else

@@ -1,4 +1,4 @@
-// One index: views of the buffers that HashIndex owns, and the steps that change one row. No torch in here.
+// One index: views of the buffers that HashIndex owns, and the steps that change one row. This file does not use torch.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,16 @@ namespace recfx {
 constexpr uint8_t kNeverUsed = 0;
 constexpr uint8_t kTaken = 1;
 constexpr uint8_t kFreed = 2;    // free, but it belonged to an id before
-constexpr uint8_t kNew = 3;      // taken, but its weights are not those of its id yet; never used before
-constexpr uint8_t kRenewed = 5;  // the same, of a row that belonged to another id before
+constexpr uint8_t kNew = 3;      // taken and never used before, but it does not hold the weights of its id yet
+constexpr uint8_t kRenewed = 5;  // the same, but it belonged to another id before
 
 inline bool is_taken(uint8_t state) { return state % 2 == 1; }
 inline bool is_uninitialized(uint8_t state) { return state == kNew || state == kRenewed; }
 
-// Where the numbers of `counts` stand; hashing/storage.py names them.
+// Positions in `counts`; hashing/storage.py names them.
 enum Counter { kBatches, kIdsSeen, kInserted, kEvicted, kSharedAnswers, kUnseenAnswers, kCounters };
 
-// What HashConfig says, as numbers; kernels/hash_index.py makes them.
+// A HashConfig as numbers, which kernels/index_buffers.py makes (IndexPolicy).
 struct Policy {
   int64_t seed;
   bool share;  // on_full
@@ -34,21 +34,21 @@ struct Policy {
   bool lfu;    // else lru
   int64_t admit_after;
   bool share_unseen;
-  bool mark_new = false;  // rows that are given out are kNew or kRenewed until somebody has initialised them
+  bool mark_new = false;  // rows that are given out are kNew or kRenewed until they are initialised
 };
 
-// When a candidate was first seen: the number of the batch, then which of the batch's new candidates of its bucket it
-// was.
+// When a candidate was first seen: the number of the batch, then its number among the batch's new candidates in its
+// bucket.
 constexpr int kNewIdBits = 31;
 inline int64_t candidate_order(int64_t batch, int64_t number) { return (batch << kNewIdBits) + number; }
 inline int64_t first_batch(int64_t order) { return order >> kNewIdBits; }
 
-// Ids that have been seen, but not often enough for a row: at most as many in a bucket as it has rows.
+// Ids that have been seen, but not often enough to get a row. A bucket has at most as many as it has rows.
 struct Candidates {
-  SlotTable table;  // id to place; places are cut into buckets as rows are
+  SlotTable table;  // maps ids to places; places are divided into buckets like rows
   int64_t* ids;
   int32_t* counts;  // sightings; 0: the place is free
-  int64_t* order;   // when it was first seen
+  int64_t* order;   // when the candidate was first seen
   FreeRows free_places;
   LowestRows oldest;
 
@@ -66,23 +66,23 @@ struct Index {
   int64_t* row_ids;
   uint8_t* row_state;
   FreeRows free_rows;
-  int64_t* bucket_taken;  // of the slice's buckets
+  int64_t* bucket_taken;  // per bucket of the slice
   int64_t* counts;
-  int64_t* uninitialized;                // [1]: rows that are kNew or kRenewed
+  int64_t* uninitialized;                // [1]: how many rows are kNew or kRenewed
   int64_t* row_scores;                   // with policy.evict
   std::optional<LowestRows> victims;     // with policy.evict
   std::optional<Candidates> candidates;  // with policy.admit_after > 1
 
-  // The table's number of the bucket that an id belongs to.
+  // The bucket that an id belongs to, by the table's numbering.
   int64_t bucket_of(int64_t id) const {
     return mixed_modulo(id, mix64(static_cast<uint64_t>(policy.seed)), slice.buckets);
   }
-  // Whether an id without a row here would get one in another slice of the table, if anywhere.
+  // Whether an id without a row here belongs to another slice of the table.
   bool is_foreign(int64_t absent_id) const {
     return !slice.is_whole_table() && (slice.is_dense(absent_id) || !slice.holds_bucket(bucket_of(absent_id)));
   }
   int64_t& taken_in(int64_t bucket) { return bucket_taken[bucket - slice.first_bucket]; }
-  // The row of its bucket, which must be the slice's, that an id shares where it has none of its own.
+  // The row that an id shares if it has none of its own. Its bucket must be in the slice.
   int64_t shared_row(int64_t id) const {
     const int64_t bucket = bucket_of(id);
     const int64_t begin = slice.bucket_begin(bucket);
@@ -91,7 +91,7 @@ struct Index {
   }
 
   ScoreRule score_rule() const { return ScoreRule(policy.lfu); }
-  // The row that the id had, or -1.
+  // Returns the row that the id had, or -1.
   int64_t remove(int64_t id) {
     const int64_t row = table.erase(id);
     if (row != kNoRow) {

@@ -1,5 +1,4 @@
-// From the tensors that the operators take to the views that the index is made of; everything wrong with them is said
-// here.
+// Turns the tensors that the operators take into the views that the index consists of, and checks them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +9,7 @@
 
 namespace recfx {
 
-// The order in which an index's tensors are passed: IndexBuffers in kernels/hash_index.py.
+// The order in which an index's tensors are passed: IndexBuffers in kernels/index_buffers.py.
 enum Buffer {
   kSlots,
   kSideRow,
@@ -35,7 +34,7 @@ enum Buffer {
   kBuffers
 };
 
-// The order of an index's numbers: IndexPolicy in kernels/hash_index.py.
+// The order in which an index's numbers are passed: IndexPolicy in kernels/index_buffers.py.
 enum PolicyNumber {
   kDenseRows,
   kSeed,
@@ -90,10 +89,10 @@ inline RowSlice row_slice(const at::IntArrayRef numbers) {
   const int64_t begin = numbers[kRowBegin];
   const int64_t end = numbers[kRowEnd];
   TORCH_CHECK(0 <= begin && begin < end && end <= table_rows, "recfx: rows ", begin, " to ", end,
-              " are no slice of a table of ", table_rows, " rows");
+              " are not a slice of a table of ", table_rows, " rows");
   const RowSlice slice(table_rows, dense_rows, buckets, begin, end);
   TORCH_CHECK(slice.may_be_border(begin) && slice.may_be_border(end), "recfx: rows ", begin, " to ", end,
-              " are no slice: its borders must be among the dense rows or those of buckets");
+              " are not a slice: its borders must be among the dense rows or at the borders of buckets");
   return slice;
 }
 
@@ -146,7 +145,7 @@ inline Index index_view(const at::TensorList buffers, const at::IntArrayRef numb
   return index;
 }
 
-// One view a table, from the lists of all of them.
+// Makes one view per table from the lists of all tables.
 inline std::vector<Index> index_views(at::TensorList buffers, at::IntArrayRef numbers) {
   TORCH_CHECK(buffers.size() % kBuffers == 0 && numbers.size() == buffers.size() / kBuffers * kPolicyNumbers,
               "recfx: an index takes ", static_cast<int>(kBuffers), " tensors and ", static_cast<int>(kPolicyNumbers),

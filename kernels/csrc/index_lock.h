@@ -1,5 +1,5 @@
-// Readers together, a writer alone. The lock is one int64 of a buffer, so that the operators need no state of their
-// own. No torch in here.
+// A lock that several readers, or a single writer, can hold. It is one int64 of a buffer, so that the operators need no
+// state of their own. This file does not use torch.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@
 
 namespace recfx {
 
-// Counts the readers; negative while a writer is at work. A writer that waits keeps new readers out, or it might wait
-// forever.
+// Counts the readers, and is negative while a writer is at work. A waiting writer keeps new readers out, as it might
+// otherwise wait forever.
 class IndexLock {
  public:
   explicit IndexLock(int64_t* cell) : cell_(cell) {}
@@ -53,7 +53,7 @@ class IndexLock {
 };
 
 // Holds the locks of several indexes, and keeps the process from forking meanwhile. All callers lock tables in their
-// order in the collection: no deadlock.
+// order in the collection, so there are no deadlocks.
 class Locked {
  public:
   Locked(std::vector<IndexLock> locks, bool exclusive) : locks_(std::move(locks)), exclusive_(exclusive) {
@@ -70,7 +70,7 @@ class Locked {
   Locked& operator=(const Locked&) = delete;
 
  private:
-  NoFork no_fork_;  // before the first lock, and until the last one is free
+  NoFork no_fork_;  // taken before the first lock, and released after the last one
   std::vector<IndexLock> locks_;
   bool exclusive_;
 };

@@ -1,4 +1,4 @@
-// Fills what is derived of an index from its state, and says what is wrong with the state. Contract, and a reference:
+// Fills everything in an index that is derived from its state, and reports what is wrong with the state. Contract:
 // kernels/index_rebuild.py.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -10,7 +10,7 @@
 namespace recfx {
 namespace {
 
-// The same numbers stand in kernels/index_rebuild.py.
+// kernels/index_rebuild.py has the same numbers.
 enum class Problem : int64_t { kNone, kUnknownState, kDenseRow, kDenseId, kWrongBucket, kDuplicateId, kScore };
 
 struct Found {
@@ -18,7 +18,7 @@ struct Found {
   int64_t row = -1;
 };
 
-// Calls work(row, its bucket) for every row of the slice, in order; a bucket of -1 stands for dense rows.
+// Calls work(row, its bucket) for every row of the slice, in order; the bucket of dense rows is -1.
 template <typename Work>
 Found each_row(const Index& index, Work work) {
   const RowSlice& slice = index.slice;
@@ -108,7 +108,7 @@ Found rebuild_candidates(Index& index) {
   });
 }
 
-// -> [3] = (problem, lowest row or place with one, 1 where it is a place of a candidate)
+// Returns [3] = (problem, lowest row or place that has it, 1 if it is the place of a candidate).
 at::Tensor rebuild(at::TensorList buffers, at::IntArrayRef policy) {
   Index index = index_views(buffers, policy).at(0);
   for (const Buffer each : {kSlots, kSideRow, kVictimHeads, kCandidateSlots, kCandidateSideRow, kOldestHeads}) {

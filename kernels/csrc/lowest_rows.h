@@ -1,10 +1,10 @@
-// Finds the lowest rows of a bucket, over and over, at a cost that is linear in what is asked for. No torch in here.
-//
-// A scan of the bucket keeps the lowest few rows in a heap, and `bound`, the highest key among them. Keys of rows only
-// grow, unless a row gets a new owner, and that is said to `add`. So every row with a key up to `bound` is in the heap
-// under its key or a lower one, and what comes off the heap with the key that its row still has is the lowest row of
-// the bucket. The next scan is due when the heap is empty: one step a row of the bucket for every 1/32 of its rows that
-// went or were used since.
+// Finds the lowest rows of a bucket repeatedly, at a cost that is linear in the number of rows asked for. This file
+// does not use torch.
+// A scan of the bucket keeps the lowest few rows in a heap, and their highest key as `bound`. The key of a row only
+// grows, unless the row gets a new owner, which `add` is told about. So every row with a key up to `bound` is in the
+// heap, under its key or a lower one, and an entry that comes off the heap with the current key of its row is the
+// lowest row of the bucket. The bucket is scanned again when the heap is empty: one step per row of the bucket each
+// time 1/32 of its rows have been evicted or used.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace recfx {
 
-// A view of buffers that somebody else owns: `entries` [sum of capacities] and `heads` [buckets].
+// A view of buffers, which it does not own: `entries` [sum of capacities] and `heads` [buckets].
 class LowestRows {
  public:
   struct Entry {
@@ -24,7 +24,7 @@ class LowestRows {
     int64_t row;
   };
   struct Head {
-    int64_t size;  // kUnknown: to be scanned
+    int64_t size;  // kUnknown: the bucket must be scanned
     Key bound;
   };
   static constexpr int64_t kUnknown = -1;
@@ -32,13 +32,14 @@ class LowestRows {
 
   LowestRows(Entry* entries, Head* heads) : entries_(entries), heads_(heads) {}
 
-  // Entries of the buckets before one that begins at index row `begin`; kernels/hash_index.py has the same.
+  // The number of entries of all buckets before the one that begins at index row `begin`; kernels/index_buffers.py has
+  // the same.
   static int64_t entries_before(int64_t begin, int64_t bucket) { return begin / 16 + bucket; }
 
   void forget(int64_t bucket) { heads_[bucket].size = kUnknown; }
 
-  // The lowest row that is not blocked, -1 if there is none. Blocked ones that were met are appended to `aside`: they
-  // must be given to `add` when they may no longer be blocked.
+  // Returns the lowest row that is not blocked, -1 if there is none. Appends blocked rows that it comes across to
+  // `aside`; they must be passed to `add` once they may no longer be blocked.
   // rows: score(row) -> kNoScore for a row without an owner; key(row, score); blocked(row, score)
   template <typename Rows>
   int64_t take(int64_t bucket, int64_t begin, int64_t end, int64_t dense_rows, const Rows& rows,
@@ -70,7 +71,7 @@ class LowestRows {
     }
   }
 
-  // A row of the bucket got a key that may be lower than the one it had, or is not blocked any more.
+  // To be called when the key of a row of the bucket may have become lower, or the row is no longer blocked.
   void add(int64_t bucket, int64_t begin, int64_t end, int64_t dense_rows, Key key, int64_t row) {
     Entry* heap = entries_ + entries_before(begin - dense_rows, bucket);
     const int64_t capacity = entries_before(end - dense_rows, bucket + 1) - entries_before(begin - dense_rows, bucket);
@@ -99,7 +100,7 @@ class LowestRows {
     int64_t size = 0;
     for (int64_t row = begin; row < end; ++row) {
       const int64_t score = rows.score(row);
-      // Most rows are too high by their score alone: nothing else of them is looked at.
+      // Most rows are too high by their score alone, so nothing else about them is read.
       if (score == kNoScore || (size == wanted && rows.key_score(score) > heap[0].key.score)) {
         continue;
       }
@@ -120,7 +121,7 @@ class LowestRows {
     }
     constexpr int64_t highest = std::numeric_limits<int64_t>::max();
     head = {size, size < wanted ? Key{highest, highest} : heap[0].key};
-    std::sort_heap(heap, heap + size, earlier);  // lowest first: a heap in the other order
+    std::sort_heap(heap, heap + size, earlier);  // ascending order is a heap with the lowest row on top
   }
 
   Entry* entries_;

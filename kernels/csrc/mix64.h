@@ -1,11 +1,11 @@
-// 64-bit mixing shared by the index and the row initialisation. No torch in here.
+// 64-bit mixing, shared by the index and the initialisation of rows. This file does not use torch.
 #pragma once
 
 #include <cstdint>
 
 namespace recfx {
 
-// splitmix64's finalizer. The same function in ATen and TorchScript: kernels/mix64.py.
+// splitmix64's finalizer. kernels/mix64.py has the same function in ATen and TorchScript.
 inline uint64_t mix64(uint64_t z) {
   z ^= z >> 30;
   z *= 0xbf58476d1ce4e5b9ULL;
@@ -15,7 +15,7 @@ inline uint64_t mix64(uint64_t z) {
   return z;
 }
 
-// mix64(id ^ mixed_seed) modulo `pieces`, the sign bit cleared first so that every language computes the same.
+// mix64(id ^ mixed_seed) modulo `pieces`. The sign bit is cleared first, so that every language gets the same result.
 inline int64_t mixed_modulo(int64_t id, uint64_t mixed_seed, int64_t pieces) {
   const uint64_t mixed = mix64(static_cast<uint64_t>(id) ^ mixed_seed) & 0x7fffffffffffffffULL;
   return static_cast<int64_t>(mixed % static_cast<uint64_t>(pieces));

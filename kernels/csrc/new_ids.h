@@ -1,4 +1,4 @@
-// The ids of one batch that have no row: each once, in the order in which they appear first. No torch in here.
+// The distinct ids of one batch that have no row, in order of first appearance. This file does not use torch.
 #pragma once
 
 #include <bit>
@@ -14,20 +14,20 @@ struct NewId {
   int64_t id;
   int64_t sightings;        // in this batch
   int64_t seen_before = 0;  // sightings in earlier batches
-  int64_t answer = kNoRow;  // what its positions in the batch get
-  bool has_row = false;     // of its own: it was given one
+  int64_t answer = kNoRow;  // the answer for all its positions in the batch
+  bool has_row = false;     // whether it was given a row of its own
 };
 
 class NewIds {
  public:
-  // `positions` of the ids, ascending.
+  // positions: of the ids without a row, ascending.
   void collect(const int64_t* ids, std::vector<int64_t> positions) {
     positions_ = std::move(positions);
     if (positions_.empty()) {
       return;
     }
     const uint64_t mask = std::bit_ceil(2 * positions_.size()) - 1;
-    std::vector<int64_t> place_of(mask + 1, kNoRow);  // open addressing: at most half of it is used
+    std::vector<int64_t> place_of(mask + 1, kNoRow);  // open addressing; at most half of it is used
     numbers_.reserve(positions_.size());
     for (const int64_t position : positions_) {
       const int64_t id = ids[position];
@@ -46,7 +46,7 @@ class NewIds {
 
   std::vector<NewId>& distinct() { return distinct_; }
 
-  // Writes every id's answer to where it stands in the batch.
+  // Writes every id's answer to all its positions in the batch.
   void answer(int64_t* rows) const {
     for (size_t i = 0; i < positions_.size(); ++i) {
       rows[positions_[i]] = distinct_[numbers_[i]].answer;

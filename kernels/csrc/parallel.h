@@ -1,4 +1,4 @@
-// at::parallel_for, also where it would never return: in a process that was forked.
+// at::parallel_for that also works in a forked process, where at::parallel_for would never return.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -9,7 +9,7 @@
 
 namespace recfx {
 
-// OpenMP's threads are not there in a child, and GNU's OpenMP waits for them for ever if the parent has used them.
+// OpenMP's threads do not exist in a forked child, and GNU OpenMP waits for them forever if the parent has used them.
 template <typename Work>
 void parallel_for(int64_t begin, int64_t end, int64_t grain_size, const Work& work) {
   if (!is_forked_child()) {

@@ -1,4 +1,4 @@
-// Which piece of a table owns each id. Contract: kernels/bucketize.py. No torch in here.
+// Which piece of a table owns each id. Contract: kernels/bucketize.py. This file does not use torch.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +13,13 @@ namespace recfx {
 // How the ids of one feature map to the pieces of its table.
 class PieceOf {
  public:
-  // borders: of the pieces, ascending from 0 to rows, at least two. buckets: 0, or the table has dense_rows < rows and
-  // at most a bucket a row.
+  // borders: of the pieces, at least two, ascending from 0 to rows. buckets: 0, or at least 1 and at most one per row
+  // that is not dense.
   PieceOf(std::vector<int64_t> borders, int64_t rows, int64_t dense_rows, int64_t buckets, int64_t seed)
       : rows_(rows), dense_rows_(dense_rows), buckets_(buckets), mixed_seed_(mix64(static_cast<uint64_t>(seed))) {
     first_rows_ = borders;
-    // Instead of a bucket's first row its number is looked at, behind the dense rows: borders are translated once.
+    // Ids are compared by the number of their bucket plus dense_rows, not by the bucket's first row: borders are
+    // translated once.
     if (buckets > 0) {
       const int64_t index_rows = rows - dense_rows;
       for (int64_t& border : borders) {
@@ -45,7 +46,8 @@ class PieceOf {
   int64_t rows() const { return rows_; }
   int64_t first_row(int64_t piece) const { return first_rows_[piece]; }
 
-  // Writes the piece of each of ids[0, count). False: an id is no row, and what is written means nothing.
+  // Writes the piece of each of ids[0, count). Returns false if an id is not a row; what is written is then
+  // meaningless.
   bool find(const int64_t* ids, int64_t count, uint16_t* pieces) const {
     bool all_known = true;
     for (int64_t begin = 0; begin < count; begin += kBlock) {
@@ -71,11 +73,11 @@ class PieceOf {
 
  private:
   static constexpr int64_t kBlock = 256;
-  // Up to so many starts, comparing with all of them is faster.
+  // Up to this many starts, comparing with all of them is faster.
   static constexpr int64_t kWorthADivision = 32;
   static constexpr int64_t kWorthASearch = 128;
 
-  // What is compared with the starts of pieces.
+  // Computes the keys that are compared with the starts of pieces.
   RECFX_CLONES static bool keys_of(const int64_t* ids, int64_t count, int64_t* keys, const PieceOf& of) {
     if (of.buckets_ == 0) {
       uint64_t outside = 0;
@@ -92,7 +94,7 @@ class PieceOf {
     const uint64_t mask = static_cast<uint64_t>(of.buckets_) - 1;
     for (int64_t i = 0; i < count; ++i) {
       const uint64_t id = static_cast<uint64_t>(ids[i]);
-      // mixed_modulo; without a division for a power of two
+      // this is mixed_modulo, without a division if there is a power of two of buckets
       const uint64_t bucket =
           is_power_of_two ? mix64(id ^ seed) & mask : static_cast<uint64_t>(mixed_modulo(ids[i], seed, of.buckets_));
       keys[i] = static_cast<int64_t>(id < dense_rows ? id : dense_rows + bucket);
@@ -119,8 +121,8 @@ class PieceOf {
   int64_t buckets_;
   uint64_t mixed_seed_;
   int64_t pieces_;
-  int64_t block_ = 0;                // rows of each piece but the last ones, if they are cut so; else 0
-  std::vector<int64_t> first_rows_;  // of the pieces, in the table
+  int64_t block_ = 0;                // rows of each piece except the last ones, if they are cut that way; otherwise 0
+  std::vector<int64_t> first_rows_;  // of each piece, in the table
   std::vector<int64_t> starts_;      // of the pieces from the second on, as keys
 };
 

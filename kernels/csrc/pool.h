@@ -1,4 +1,4 @@
-// Pooling bags of rows, rows fetched ahead. No torch in here.
+// Pools bags of rows, prefetching the rows. This file does not use torch.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +12,11 @@ namespace recfx {
 
 constexpr int64_t kLineBytes = 64;
 
-// Rows of so many bytes and more are added as they come, each with the lines of a later one fetched along. Narrower
-// rows are fetched in bursts before they are added, which keeps more of them on their way.
+// Rows of at least this many bytes are added one by one, while the cache lines of a later row are prefetched. Narrower
+// rows are prefetched in bursts before they are added, which keeps more of them in flight.
 constexpr int64_t kWideBytes = 128;
 
-// How many ids ahead a row is fetched.
+// How many ids ahead a row is prefetched.
 constexpr int64_t kWideAhead = 16;
 constexpr int64_t kNarrowAhead = 32;
 
@@ -44,8 +44,8 @@ RECFX_INLINE void fetch_row(const weight_t* row, int64_t dim) {
   }
 }
 
-// Sums `parts` times `width` columns of one bag's rows, in the order of the rows, and fetches these columns of coming
-// rows. bags.rows[0, last] may be read for that.
+// Sums `parts` times `width` columns of one bag's rows, in the order of the rows, and prefetches these columns of later
+// rows, for which it may read bags.rows[0, last].
 template <int parts, int width, bool scaled, typename weight_t>
 RECFX_INLINE void pool_columns(const Bags<weight_t>& bags, int64_t begin, int64_t end, int64_t last, int64_t column,
                                float* sum) {
@@ -80,7 +80,7 @@ RECFX_INLINE void pool_columns(const Bags<weight_t>& bags, int64_t begin, int64_
   }
 }
 
-// `native`: how many float32 fit into one of the machine's vectors. Wider ones would be taken through memory.
+// native: how many float32 fit into one of the machine's vectors. Wider ones would be spilled to memory.
 template <int native, bool scaled, typename weight_t>
 RECFX_INLINE void pool_wide_bag(const Bags<weight_t>& bags, int64_t begin, int64_t end, int64_t last, float* sum) {
   int64_t column = 0;
@@ -187,7 +187,7 @@ RECFX_INLINE void pool_all(const Bags<weight_t>& bags, int64_t first, int64_t la
   }
 }
 
-// One function per width of vectors. Not clones: the code itself differs.
+// One function per width of vectors. RECFX_CLONES would not do, because the code itself differs.
 template <typename weight_t>
 static void pool_vectors4(const Bags<weight_t>& bags, int64_t first, int64_t last) {
   pool_all<4>(bags, first, last);
@@ -203,7 +203,7 @@ __attribute__((target("avx512f"))) static void pool_vectors16(const Bags<weight_
 }
 #endif
 
-// Pools bags [first, last), all rows of which are known.
+// Pools bags [first, last). All their rows must be known.
 template <typename weight_t>
 static void pool(const Bags<weight_t>& bags, int64_t first, int64_t last) {
 #ifdef RECFX_X86_TARGETS

@@ -1,7 +1,5 @@
-// Pooled lookups of all tables of a group in one parallel region. Contract, and references in ATen:
-// kernels/pooled_lookup.py.
-//
-// Determinism: every bag is summed by one thread, in the order of its ids, in float32.
+// Pooled lookups of all tables of a group in one parallel region. Contract: kernels/pooled_lookup.py.
+// Determinism: one thread sums each bag, in float32 and in the order of its ids.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -28,7 +26,8 @@ using OptionalTensor = std::optional<at::Tensor>;
 
 constexpr int64_t kIdsPerTask = 4096;
 
-// A thread more is worth waking for so many ids: a smaller batch is done before the others have begun.
+// The number of ids for which it is worth waking one more thread. Smaller batches are done before other threads have
+// started.
 constexpr int64_t kIdsPerThread = 8192;
 
 // The arguments that all three operators share, checked.
@@ -44,7 +43,7 @@ struct Lookup {
   int64_t batch_size;
   int64_t columns = 0;
   bool mean;
-  std::vector<int64_t> first_column;  // of each feature
+  std::vector<int64_t> first_column;  // per feature
 
   Lookup(int64_t ids, const at::Tensor& offsets_given, at::TensorList weights, at::IntArrayRef table_of_feature,
          const OptionalTensor& scale_given, bool mean)
@@ -97,7 +96,7 @@ struct Lookup {
             columns};
   }
 
-  // Calls run(bags of the weights' type) for one feature.
+  // Calls run(bags) for one feature, with bags of the weights' type.
   template <typename Run>
   void with_bags(int64_t feature, const int64_t* rows, float* pooled, const Run& run) const {
     if (weights[0].scalar_type() == at::kFloat) {
@@ -116,7 +115,7 @@ struct Task {
   int64_t absent = 0;
 };
 
-// About kIdsPerTask ids a task.
+// Tasks of about kIdsPerTask ids each.
 std::vector<Task> tasks_of(const Lookup& lookup) {
   std::vector<Task> tasks;
   for (int64_t feature = 0; feature < lookup.features && lookup.batch_size > 0; ++feature) {
@@ -130,8 +129,8 @@ std::vector<Task> tasks_of(const Lookup& lookup) {
   return tasks;
 }
 
-// Tasks differ in cost, tables being of different widths: each thread takes the next one when it is free. A single
-// thread opens no parallel region.
+// Tasks differ in cost because tables have different widths, so each thread takes the next task when it is free. With a
+// single thread, no parallel region is opened.
 template <typename Run>
 void run_tasks(int64_t ids, std::vector<Task>& tasks, const Run& run) {
   const int64_t count = static_cast<int64_t>(tasks.size());
@@ -158,7 +157,7 @@ at::Tensor pooled_lookup(const at::Tensor& rows, const at::Tensor& offsets, at::
   return pooled;
 }
 
-// -> pooled, rows, absent [tables]
+// Returns pooled, rows, absent [tables].
 std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(const at::Tensor& ids, const at::Tensor& offsets,
                                                              at::TensorList weights, at::IntArrayRef table_of_feature,
                                                              at::TensorList slots, at::TensorList side_rows,
@@ -170,18 +169,18 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(const at::Tensor& i
   TORCH_CHECK(slots.size() == tables && side_rows.size() == tables && dense_rows.size() == tables &&
                   share_buckets.size() == tables && seeds.size() == tables && table_rows.size() == tables &&
                   row_begins.size() == tables,
-              "recfx::find_and_pool needs one entry a table in every list");
+              "recfx::find_and_pool needs one entry per table in every list");
   const at::Tensor ids_contiguous = ids.contiguous();
   const int64_t* id_data = int64_data(ids_contiguous, "ids");
   const Lookup lookup(ids.numel(), offsets, weights, table_of_feature, per_sample_weights, false);
-  std::vector<std::optional<SlotTable>> views;  // none: the ids are rows
+  std::vector<std::optional<SlotTable>> views;  // nullopt: the ids are rows
   std::vector<DenseIds> dense;
   std::vector<AbsentAnswer> answers;
   for (size_t t = 0; t < tables; ++t) {
     const int64_t own_rows = weights[t].size(0);
     const int64_t rows = table_rows[t] == 0 ? own_rows : table_rows[t];
     TORCH_CHECK(row_begins[t] >= 0 && row_begins[t] <= rows - own_rows, "recfx::find_and_pool: a weight of ", own_rows,
-                " rows from row ", row_begins[t], " on is no slice of table ", t, " of ", rows, " rows");
+                " rows from row ", row_begins[t], " on is not a slice of table ", t, " of ", rows, " rows");
     TORCH_CHECK(
         dense_rows[t] >= 0 && share_buckets[t] >= 0 && share_buckets[t] <= std::max<int64_t>(0, rows - dense_rows[t]),
         "recfx::find_and_pool: table ", t, " of ", rows, " rows has ", dense_rows[t], " dense rows and shares ",

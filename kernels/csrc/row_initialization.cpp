@@ -1,4 +1,4 @@
-// Initial weights of new rows. Contract, and a reference in ATen with the same bits: kernels/row_initialization.py.
+// Initial weights of new rows. Contract: kernels/row_initialization.py; the reference in ATen gives the same bits.
 #include <ATen/Dispatch.h>
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
@@ -25,7 +25,7 @@ void init_rows_(const at::Tensor& weight, const at::Tensor& rows, const at::Tens
   TORCH_CHECK(weight.device().is_cpu() && rows.device().is_cpu() && ids.device().is_cpu(),
               "recfx::init_rows_: weight, rows and ids must be on the CPU");
   TORCH_CHECK(weight.dim() == 2 && weight.stride(1) == 1,
-              "recfx::init_rows_: weight must be [rows, dim], rows in one piece");
+              "recfx::init_rows_: weight must be [rows, dim], with contiguous rows");
   TORCH_CHECK(rows.dim() == 1 && ids.dim() == 1 && rows.numel() == ids.numel() && rows.scalar_type() == at::kLong &&
                   ids.scalar_type() == at::kLong,
               "recfx::init_rows_: rows and ids must be int64 [n], got ", rows.sizes(), " and ", ids.sizes());

@@ -1,4 +1,4 @@
-// What decides which row is evicted: one int64 a row. No torch in here.
+// The scores that decide which row is evicted: one int64 per row. This file does not use torch.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace recfx {
 
-// The order in which rows go: lowest first. Candidates for admission are ordered by `score` alone.
+// Rows are evicted in the order of their keys, lowest first. Candidates for admission are ordered by `score` alone.
 struct Key {
   int64_t score;
   int64_t tie;
@@ -18,7 +18,7 @@ struct Key {
 };
 
 // lru: the number of the batch that used the row last.
-// lfu: sightings in the upper 27 bits, that batch in the lower 36; sightings stop at the highest number.
+// // lfu: sightings in the upper 27 bits, that batch in the lower 36; sightings saturate.
 class ScoreRule {
  public:
   explicit ScoreRule(bool lfu) : lfu_(lfu) {}
@@ -27,20 +27,20 @@ class ScoreRule {
     return lfu_ ? (std::min(sightings, kMostSightings) << kBatchBits) | batch : batch;
   }
 
-  // `score` after one more sighting in `batch`
+  // `score` after one more sighting in `batch`.
   int64_t touched(int64_t score, int64_t batch) const {
     return lfu_ ? initial((score >> kBatchBits) + 1, batch) : batch;
   }
 
   int64_t last_batch(int64_t score) const { return lfu_ ? score & ((int64_t{1} << kBatchBits) - 1) : score; }
 
-  // What decides first; ids of the same are told apart by their hash.
+  // The part of the score that is compared first; ties are broken by the hash of the id.
   int64_t key_score(int64_t score) const { return lfu_ ? score >> kBatchBits : score; }
   Key key(int64_t score, int64_t id) const {
     return {key_score(score), static_cast<int64_t>(mix64(static_cast<uint64_t>(id)))};
   }
 
-  // Several threads may touch one row; the result does not depend on their order. -> the score before
+  // Returns the score before. Several threads may touch one row; the result does not depend on their order.
   int64_t touch(int64_t& score, int64_t batch) const {
     std::atomic_ref<int64_t> shared(score);
     int64_t before = shared.load(std::memory_order_relaxed);

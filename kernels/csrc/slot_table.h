@@ -1,6 +1,6 @@
-// Open-addressed map from id to row: linear probing, a power of two of slots, deletion by backward shift.
-// Hash, probing and layout ([slots, 2] of id and row, -1 for empty) equal FBGEMM's pruned_hashmap_lookup.
-// The id -1 marks an empty slot, so it lives in a side cell of its own. No torch in here.
+// An open-addressed map from id to row with linear probing, a power of two of slots, and deletion by backward shift.
+// Hash, probing and layout ([slots, 2] of id and row, -1 for empty) equal FBGEMM's pruned_hashmap_lookup. Since id -1
+// marks an empty slot, its row is kept in a cell outside the table. This file does not use torch.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ RECFX_INLINE uint64_t slot_hash(int64_t id) {
   return k;
 }
 
-// A view of buffers that somebody else owns.
+// A view of buffers, which it does not own.
 class SlotTable {
  public:
   SlotTable(Slot* slots, int64_t slot_count, int64_t* side_row)
@@ -44,7 +44,7 @@ class SlotTable {
 
   int64_t find(int64_t id) const { return find_from(id, home(id)); }
 
-  // `home` is home(id), computed earlier to prefetch it
+  // `home` is home(id), computed earlier to prefetch the slot.
   RECFX_INLINE int64_t find_from(int64_t id, uint64_t home) const {
     if (id == kEmptyId) [[unlikely]] {
       return *side_row_;
@@ -60,7 +60,7 @@ class SlotTable {
     }
   }
 
-  // The id must be absent, and one slot more than this must be empty.
+  // The id must be absent, and at least two slots must be empty.
   void insert(int64_t id, int64_t row) {
     if (id == kEmptyId) {
       *side_row_ = row;
@@ -73,8 +73,8 @@ class SlotTable {
     slots_[slot] = {id, row};
   }
 
-  // The row that the id had, or -1. Leaves no tombstone: whatever follows in the run moves back over the hole,
-  // unless that would put it before its home.
+  // Returns the row that the id had, or -1. Leaves no tombstone: later ids of the run move back over the hole, unless
+  // that would place them before their home.
   int64_t erase(int64_t id) {
     if (id == kEmptyId) {
       const int64_t row = *side_row_;

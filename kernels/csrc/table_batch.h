@@ -1,7 +1,7 @@
-// One batch of one table: which ids are new, who gets a row, who goes for it. No torch in here.
-//
-// All ids must be the slice's. plan() only reads; touch() and allocate() change the index and can be undone, also where
-// they threw; commit() cannot fail. So several tables go through a batch together, or none does.
+// One batch of one table: which ids are new, which ids get a row, and which ids are evicted for them. This file does
+// not use torch.
+// All ids must belong to the slice. plan() only reads; touch() and allocate() change the index and can be undone, even
+// if they threw; commit() cannot fail. So either all tables go through a batch together, or none does.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +15,14 @@
 
 namespace recfx {
 
-// How an answer says that its row is read, but not trained: as a number below -1.
+// The answer for a row that is read but not trained: a number below -1.
 inline int64_t untrained(int64_t row) { return -row - 2; }
 
-// Rows of batches in flight, one by one: rows of later batches may go. Sorted only when somebody asks.
+// Individual rows that batches in flight use. They are sorted only when first needed.
 class RowsInFlight {
  public:
   RowsInFlight() = default;
-  // `rows` in any order, repeats and negative numbers allowed; no batch of them is older than number `oldest`.
+  // rows: in any order; repeats and negative numbers are allowed. None of their batches is older than number `oldest`.
   RowsInFlight(const int64_t* rows, int64_t count, int64_t oldest) : rows_(rows), count_(count), oldest_(oldest) {}
 
   bool contains(int64_t row, int64_t last_batch) {
@@ -45,7 +45,7 @@ class RowsInFlight {
 
 class TableBatch {
  public:
-  // A row that was given out, and what it was before.
+  // A row that was given out, and what it held before.
   struct Given {
     int64_t row;
     uint8_t state_before;
@@ -54,8 +54,8 @@ class TableBatch {
   };
   static constexpr int64_t kNone = -1;
 
-  // `rows` holds what was found, -1 elsewhere. Rows that a batch from number `oldest_in_flight` on uses stay, and so do
-  // those of earlier batches that `listed` names.
+  // `rows` holds the rows that were found, and -1 for other ids. Rows that are used by batches from number
+  // `oldest_in_flight` on are not evicted, and neither are the rows of earlier batches in `listed`.
   TableBatch(Index& index, const int64_t* ids, int64_t* rows, int64_t count, int64_t oldest_in_flight,
              RowsInFlight listed)
       : index_(index),
@@ -68,10 +68,11 @@ class TableBatch {
         scores_before_(index.policy.evict ? count : 0, kNone) {}
 
   const std::vector<Given>& given() const { return given_; }
-  // The bucket that was full; kNone: everything went well.
+  // The bucket that was full; kNone if everything went well.
   int64_t full_bucket() const { return full_bucket_; }
 
-  // The rows found for ids[begin, end) are used in this batch. Several threads may do it, each with its own ids.
+  // Records that this batch uses the rows found for ids[begin, end). Several threads may call it, each with its own
+  // ids.
   void touch(int64_t begin, int64_t end) {
     const ScoreRule rule = index_.score_rule();
     for (int64_t i = begin; i < end; ++i) {
@@ -84,7 +85,7 @@ class TableBatch {
     }
   }
 
-  // Which ids are new, and how often each has been seen. `missing`: where rows are -1, ascending.
+  // Collects the new ids, and how often each has been seen. missing: the positions at which rows are -1, ascending.
   void plan(std::vector<int64_t> missing) {
     new_ids_.collect(ids_, std::move(missing));
     if (!index_.candidates) {
@@ -96,7 +97,7 @@ class TableBatch {
     }
   }
 
-  // Give rows to the ids that are admitted; stops at a full bucket.
+  // Gives rows to the ids that are admitted; stops at a full bucket.
   void allocate() {
     std::vector<NewId>& distinct = new_ids_.distinct();
     for (size_t i = 0; i < distinct.size() && full_bucket_ == kNone; ++i) {
@@ -113,7 +114,8 @@ class TableBatch {
       new_ids_.answer(rows_);
     }
     if (index_.candidates) {
-      new_candidates_.assign(index_.slice.own_buckets(), 0);  // here, as commit() must not run out of memory
+      new_candidates_.assign(index_.slice.own_buckets(),
+                             0);  // allocated here, because commit() must not run out of memory
     }
   }
 
@@ -166,12 +168,12 @@ class TableBatch {
   }
 
  private:
-  // Batches that need no row count without the lock.
+  // Atomic, because batches that need no new row count without holding the lock.
   void count(Counter which, int64_t amount) {
     std::atomic_ref<int64_t>(index_.counts[which]).fetch_add(amount, std::memory_order_relaxed);
   }
 
-  // For LowestRows: rows of the table as they may be evicted.
+  // For LowestRows: which rows of the table may be evicted, and in which order.
   struct Evictable {
     TableBatch& batch;
     ScoreRule rule;
@@ -223,7 +225,7 @@ class TableBatch {
     each.has_row = true;
   }
 
-  // The slots of all rows given, in one go: they are fetched ahead.
+  // Writes the slots of all given rows at once, so that they can be prefetched.
   void write_slots() {
     constexpr size_t kAhead = 16;
     for (size_t i = 0; i < given_.size(); ++i) {
@@ -245,7 +247,7 @@ class TableBatch {
                                 Evictable{*this, index_.score_rule()}, blocked_);
   }
 
-  // The row may be lower than others that the search for victims knows of.
+  // Tells the search for victims about a row that may be lower than those that it knows.
   void offer(int64_t row) {
     if (is_taken(index_.row_state[row])) {
       const int64_t bucket = index_.bucket_of(index_.row_ids[row]);
@@ -257,7 +259,7 @@ class TableBatch {
 
   void undo_touches() {
     for (int64_t i = 0; i < count_; ++i) {
-      if (scores_before_[i] != kNone) {  // a row that was touched several times had the lowest of its scores
+      if (scores_before_[i] != kNone) {  // if a row was touched several times, its score was the lowest of these
         int64_t& score = index_.row_scores[rows_[i]];
         score = std::min(score, scores_before_[i]);
       }
@@ -267,8 +269,8 @@ class TableBatch {
     }
   }
 
-  // Known candidates are counted, and those that got a row leave, before new ones come in the order of appearance. Who
-  // is admitted to a full bucket and shares stays a candidate.
+  // First counts known candidates and removes those that got a row, then adds new ones in order of appearance. An id
+  // that was admitted to a full bucket and shares a row remains a candidate.
   void update_candidates() {
     for (const NewId& each : new_ids_.distinct()) {
       if (each.has_row) {
@@ -286,7 +288,7 @@ class TableBatch {
     }
   }
 
-  // Counting on beyond what it takes to be admitted would tell nothing.
+  // There is no need to count beyond the sightings that it takes to be admitted.
   int32_t sightings(const NewId& each) const {
     return static_cast<int32_t>(std::min(each.seen_before + each.sightings, index_.policy.admit_after));
   }
@@ -318,10 +320,10 @@ class TableBatch {
   int64_t oldest_in_flight_;
   RowsInFlight listed_;
   NewIds new_ids_;
-  std::vector<int64_t> scores_before_;  // of found rows, kNone elsewhere
+  std::vector<int64_t> scores_before_;  // of found rows; kNone for other ids
   std::vector<Given> given_;
-  std::vector<int64_t> new_candidates_;  // so far, of each bucket: nobody's order depends on other buckets
-  std::vector<int64_t> blocked_;         // rows in flight that the search for victims met
+  std::vector<int64_t> new_candidates_;  // so far, per bucket: an id's order must not depend on other buckets
+  std::vector<int64_t> blocked_;         // rows in flight that the search for victims came across
   bool slots_written_ = false;
   int64_t full_bucket_ = kNone;
   int64_t evicted_ = 0;

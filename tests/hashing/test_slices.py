@@ -190,7 +190,7 @@ def test_cuts_of_an_adopted_table() -> None:
 )
 def test_impossible_slices(begin: int, end: int) -> None:
     """Ten dense rows, and two buckets of ten."""
-    with pytest.raises(ConversionError, match=f"Rows {begin} to {end} are no slice of a table of 30 rows") as caught:
+    with pytest.raises(ConversionError, match=f"Rows {begin} to {end} are not a slice of a table of 30 rows") as caught:
         HashIndex(30, config=HashConfig(dense_rows=10, buckets=2), name="t1", row_begin=begin, row_end=end)
     assert (caught.value.reason, caught.value.module_path) == ("invalid_hash_config", "t1")
     policy = HashConfig(dense_rows=10, buckets=2).resolve(30, False).policy
@@ -380,6 +380,6 @@ def test_pooling_refuses_a_weight_that_is_no_slice() -> None:
     offsets = torch.tensor([0, 1])
     with (
         operators("C++"),
-        pytest.raises(RuntimeError, match="a weight of 26 rows from row 5 on is no slice of table 0"),
+        pytest.raises(RuntimeError, match="a weight of 26 rows from row 5 on is not a slice of table 0"),
     ):
         find_and_pool(torch.tensor([7]), offsets, [torch.zeros(26, 4)], [0], [index.view()])

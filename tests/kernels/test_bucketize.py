@@ -179,7 +179,7 @@ def test_ids_out_of_range_are_refused(cut: list[int], bad: int, with_library: bo
     lengths = torch.full((3 * 8,), 10_000)
     with (
         mock.patch.object(library, "load", return_value=with_library),
-        pytest.raises(IndexError, match=f"id {bad} of feature 2 is none of its 10 rows"),
+        pytest.raises(IndexError, match=f"id {bad} of feature 2 is outside its 10 rows"),
     ):
         bucketize(ids, lengths, 8, routes, ids.float())
     ids[5] = bad
@@ -230,7 +230,7 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str, with
         ({"routes": ROUTES._replace(buckets=[11])}, "has 11 buckets in 10 rows"),
         ({"routes": ROUTES._replace(buckets=[-1])}, "has -1 buckets in 10 rows"),
         ({"routes": ROUTES._replace(buckets=[2], dense_rows=[9])}, "has 2 buckets in 10 rows, 9 of them dense"),
-        ({"routes": ROUTES._replace(seeds=[])}, "one entry a feature"),
+        ({"routes": ROUTES._replace(seeds=[])}, "one entry per feature"),
         ({"lengths": torch.tensor([2**62, 2**62, 2**62, 2**62 + 3]), "batch_size": 4}, "ids in all"),
     ],
 )

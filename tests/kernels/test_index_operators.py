@@ -177,7 +177,7 @@ def test_stretches_that_do_not_fit_are_refused(begins: list[int], ends: list[int
 def test_too_few_numbers_or_tensors_are_refused() -> None:
     index, policy = empty(8)
     for buffers, numbers in ((list(index)[:-1], list(policy)), (list(index), list(policy)[:-1])):
-        with pytest.raises(RuntimeError, match=r"takes|one entry a table"):
+        with pytest.raises(RuntimeError, match=r"takes|one entry per table"):
             torch.ops.recfx.find_or_insert(torch.arange(5), [0], [5], buffers, numbers, [NOTHING_IN_FLIGHT])
         with pytest.raises(RuntimeError, match="takes"):
             torch.ops.recfx.erase(torch.arange(5), buffers, numbers)

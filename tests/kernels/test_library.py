@@ -142,7 +142,7 @@ def test_a_damaged_library_is_built_anew(
     damage(built)
     assert library.build() == built
     damaged, compiling = warnings_of(caplog)
-    assert damaged == f"{built} is damaged, and is built anew"
+    assert damaged == f"{built} is damaged and is rebuilt"
     assert "compiling" in compiling
     assert built.read_bytes() == whole
     assert ctypes.CDLL(str(built)).recfx_one() == 1
@@ -179,7 +179,7 @@ def test_a_library_that_cannot_be_loaded_is_built_anew(
     library._open_library()
     assert tried == [str(built)] * 2
     assert next(each.split(str(built))[-1] for each in warnings_of(caplog)) == (
-        " cannot be loaded and is built anew: undefined symbol"
+        " cannot be loaded and is rebuilt: undefined symbol"
     )
 
 
