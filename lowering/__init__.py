@@ -1,4 +1,4 @@
-"""Lowering: graph nodes to kernels. One registry, one file per target."""
+"""Lowering: from graph nodes to kernels. There is one registry, and one file per target."""
 
 from recfx.lowering.registry import (
     BACKENDS,

@@ -1,8 +1,8 @@
-"""The autograd function of targets ``cpu`` and ``fbgemm``: any forward, and FBGEMM's backward.
+"""The autograd function of the targets ``cpu`` and ``fbgemm``: any forward, with FBGEMM's backward.
 
-Gradients of ``weight.grad`` come from the same kernel as the fused SGD step: a step of -1 from zero is the gradient.
-A fused step waits until the backward pass has reached every lookup of the table.
-The function holds the tables alive until its backward has run.
+Gradients for ``weight.grad`` come from the same kernel as the fused SGD step: a step from zero with learning rate -1 is
+the gradient. A fused step waits until the backward pass has reached every lookup of the table.
+The function keeps the tables alive until its backward has run.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from recfx.lowering._step_once import StepOnce, Triggers, leaf_gradients, leave_
 
 
 class LookedUp(NamedTuple):
-    """What a forward gives: ``pooled`` ``[B, sum D]`` float32, and the rows that were read."""
+    """What a forward returns: ``pooled``, float32 ``[B, sum D]``, and the rows that it read."""
 
     pooled: torch.Tensor
-    rows: torch.Tensor  # [n] int64, -1 where an id gets no gradient
+    rows: torch.Tensor  # [n] int64, -1 if an id gets no gradient
     has_absent: bool = False  # whether some may be -1
 
 
 Forward = Callable[[torch.Tensor | None], LookedUp]
-_SCALE = 5  # position of the per-sample weights among the arguments of the autograd function
+_SCALE = 5  # position of the per-sample weights in the arguments of the autograd function
 
 
 class TrainableLookup:
-    """Runs a forward so that it can be trained. What does not change from batch to batch is kept.
+    """Makes a forward trainable, and caches what does not change from batch to batch.
 
     Args:
         layout: the lookup's tables and their optimizers.
@@ -51,12 +51,12 @@ class TrainableLookup:
         per_sample_weights: torch.Tensor | None,
         forward: Forward,
     ) -> torch.Tensor:
-        """Returns what ``forward`` pools, ``[B, sum D]`` float32, differentiable.
+        """Returns what ``forward`` pools: float32 ``[B, sum D]``, differentiable.
 
         Args:
             weights: the tables' ``[rows, dim]`` tensors.
             offsets: ``[F * B + 1]`` int64.
-            per_sample_weights: ``[n]``, or None; gradients reach them.
+            per_sample_weights: ``[n]``, or None; they receive gradients.
             forward: called once, without autograd, with the per-sample weights as float32.
         """
         arguments: list[torch.Tensor] = []
@@ -74,7 +74,7 @@ class TrainableLookup:
 
 
 class _Part:
-    """One backward's part of a fused step."""
+    """What one backward contributes to a fused step."""
 
     def __init__(self, step: FusedStep, lookup: StepOnce, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
         self.step, self.lookup, self.batch, self.grad_output = step, lookup, batch, grad_output
@@ -102,7 +102,7 @@ class _Part:
 
 
 class _TableBatchedLookup(torch.autograd.Function):
-    """Backward as gradients of ``weight.grad``, or as the fused optimizer's step."""
+    """Its backward returns gradients for ``weight.grad``, or runs the fused optimizer's step."""
 
     @staticmethod
     def forward(
@@ -115,7 +115,7 @@ class _TableBatchedLookup(torch.autograd.Function):
         per_sample_weights: torch.Tensor | None,
         *arguments: torch.Tensor,
     ) -> torch.Tensor:
-        # FBGEMM's kernels take an undefined tensor, None in Python, as "no weights"; an empty one they would read.
+        # FBGEMM's kernels take an undefined tensor (None in Python) for "no weights", but would read an empty one.
         ctx.set_materialize_grads(False)
         scale = None if per_sample_weights is None else per_sample_weights.detach().float()
         looked_up = forward(scale)
@@ -129,13 +129,13 @@ class _TableBatchedLookup(torch.autograd.Function):
     def backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         layout: Layout = ctx.layout
         step, once, triggers = ctx.step
-        if grad_output is None:  # nothing came: not a gradient of zeros, which would be a step
+        if grad_output is None:  # there is no gradient; zeros instead would cause a step
             weights = [None] * (len(ctx.needs_input_grad) - _SCALE - 1)
             return (*[None] * _SCALE, None, *(leaf_gradients(triggers) or weights))
         batch, present = _present(ctx.batch) if ctx.has_absent else (ctx.batch, None)
         grad_output = grad_output.float().contiguous()
         scale_gradient = None
-        if ctx.needs_input_grad[_SCALE]:  # reads the rows, so before they are updated
+        if ctx.needs_input_grad[_SCALE]:  # this reads the rows, so it comes before they are updated
             scale_gradient = _scale_gradient(batch, layout, grad_output)
             if present is not None:
                 scale_gradient = scale_gradient.new_zeros(present.shape).masked_scatter_(present, scale_gradient)
@@ -149,7 +149,7 @@ class _TableBatchedLookup(torch.autograd.Function):
 
 
 def _present(batch: TrainedBatch) -> tuple[TrainedBatch, torch.Tensor | None]:
-    """The batch without the ids that read no row, and which of its ids are left; None: all."""
+    """The batch without the ids that read no row, and a mask of the ids that are left; None if all are."""
     present = batch.values >= 0
     if bool(present.all()):
         return batch, None

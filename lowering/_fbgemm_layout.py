@@ -1,4 +1,4 @@
-"""The constant arguments of FBGEMM's table-batched kernels, made once per lookup."""
+"""The constant arguments of FBGEMM's table-batched kernels, computed once per lookup."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Layout:
     """The constant arguments of FBGEMM's kernels, for all tables of a lookup or for one of them."""
 
     def __init__(self, spec: LookupSpec) -> None:
-        # Not the weights: they may be replaced, and the old ones must be freed.
+        # The weights are not kept: they may be replaced, and the old ones must then be freed.
         self.tables, self.optimizers = spec.tables, spec.optimizers
         self.base = torch.empty(1, dtype=spec.weights[0].dtype, device="cpu")
         self.pooling = POOLING[spec.pooling]
@@ -36,7 +36,7 @@ class Layout:
         return self._parts[table]
 
     def weight_offsets(self, weights: list[torch.Tensor]) -> torch.Tensor:
-        """``[F]`` distances, in elements, from the base to each feature's table; made again only when a table moves."""
+        """``[F]`` distances in elements from the base to each feature's table; recomputed only if a table has moved."""
         addresses = tuple(weight.data_ptr() for weight in weights)
         if self._last is None or self._last[0] != addresses:
             self._last = addresses, distances(self.base, addresses, self.whole.table_of_feature)
@@ -44,13 +44,13 @@ class Layout:
 
 
 class Part:
-    """The constant arguments for some adjacent tables; columns and bags stay those of the whole lookup.
+    """The constant arguments for some adjacent tables; columns and bags are still those of the whole lookup.
 
     Args:
         described: all tables of the lookup.
-        tables: positions of those that are meant.
-        first_feature: position of their first feature in the lookup.
-        first_column: with which their columns begin there.
+        tables: the positions of the adjacent tables.
+        first_feature: the position of their first feature in the lookup.
+        first_column: their first column in the lookup.
     """
 
     def __init__(self, described: tuple[TableSpec, ...], tables: range, first_feature: int, first_column: int) -> None:
@@ -72,7 +72,7 @@ class Part:
 
 
 def distances(base: torch.Tensor, addresses: tuple[int, ...], table_of_feature: list[int]) -> torch.Tensor:
-    """``[F]`` int64: how many elements after ``base`` (before it, if negative) each feature's table begins."""
+    """``[F]`` int64: how many elements after ``base`` each feature's table begins (before it, if negative)."""
     origin, size = base.data_ptr(), base.element_size()
     return torch.tensor(
         [(addresses[table] - origin) // size for table in table_of_feature], dtype=torch.int64, device="cpu"

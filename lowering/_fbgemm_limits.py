@@ -8,15 +8,15 @@ from recfx.diagnostics import Diagnostic
 from recfx.lowering._fbgemm_rules import FBGEMM_RULES
 from recfx.lowering.registry import LookupSpec
 
-_ROWS = 2**31 - 1  # of one table: the backward's row numbers are int32. Tables together may have more
-_COLUMNS = 2**31 - 1  # of all features together: int32 as well
+_ROWS = 2**31 - 1  # of one table: the backward's row numbers are int32. All tables together may have more
+_COLUMNS = 2**31 - 1  # of all features together: also int32
 
 
 def decline(by: str, spec: LookupSpec) -> Diagnostic | None:
-    """None for float32 and float16 tables on the CPU, without optimizer or with one that FBGEMM has there.
+    """None for float32 and float16 tables on the CPU, without an optimizer or with one that FBGEMM has for the CPU.
 
     Args:
-        by: name of the target that asks.
+        by: the name of the target that asks.
         spec: the lookup.
     """
 
@@ -32,10 +32,10 @@ def decline(by: str, spec: LookupSpec) -> Diagnostic | None:
     if any(not weight.is_contiguous() for weight in spec.weights):
         return refuse("not_contiguous", "a table's rows are not contiguous.")
     if any(weight.shape[0] == 0 for weight in spec.weights):
-        return refuse("empty_table", "a table has no rows; FBGEMM's backward does not survive that.")
+        return refuse("empty_table", "a table has no rows, which makes FBGEMM's backward crash.")
     longest = max(weight.shape[0] for weight in spec.weights)
     if longest >= _ROWS:
-        return refuse("too_many_rows", f"FBGEMM's backward takes tables of less than {_ROWS} rows, not of {longest}.")
+        return refuse("too_many_rows", f"FBGEMM's backward takes tables of fewer than {_ROWS} rows, not {longest}.")
     if sum(table.embedding_dim * len(table.feature_names) for table in spec.tables) > _COLUMNS:
         return refuse("too_many_columns", f"FBGEMM numbers output columns up to {_COLUMNS}.")
     largest = max(weight.numel() for weight in spec.weights)

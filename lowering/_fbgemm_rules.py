@@ -1,4 +1,4 @@
-"""Which optimizer rules FBGEMM's kernels for the CPU carry out, and how each of these kernels is called."""
+"""Which optimizer rules FBGEMM has CPU kernels for, and how each kernel is called."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FLOAT32 = 0  # fbgemm_gpu.split_embedding_configs.SparseType.FP32.as_int()
 
 @dataclass(frozen=True)
 class StateArguments:
-    """What a kernel takes of the optimizers beside the gradient and the tables.
+    """The arguments of a kernel that come from the optimizers, not from the gradient or the tables.
 
     Args:
-        base: the tensor from which the offsets count.
+        base: the tensor that the offsets are relative to.
         placements: ``[F]`` int32 zeros.
-        offsets: ``[F]`` int64 distances of the features' states from ``base``, in elements.
+        offsets: ``[F]`` int64, the distance of each feature's state from ``base``, in elements.
         learning_rate: one number.
-        eps: 0 where the rule has none.
+        eps: 0 if the rule has none.
     """
 
     base: torch.Tensor
@@ -37,15 +37,16 @@ class StateArguments:
 
 @dataclass(frozen=True)
 class FbgemmRule:
-    """One backward kernel of FBGEMM's.
+    """One of FBGEMM's backward kernels.
 
     Args:
-        step: calls it with the arguments that all kernels have in common, and the optimizers'.
-        state: name of the state tensor that it updates; empty: none.
-        tables_in_one_call: whether it finds the states of several tables by their own offsets. FBGEMM's CPU Adagrad
-            addresses its state by the weights' offsets, so the two must be laid out alike: one call per table.
-        most_float32_elements: of one float32 table; None: no limit.
-        if_larger: what the kernel does to a larger one.
+        step: calls the kernel with the arguments that all kernels share, and with those from the optimizers.
+        state: the name of the state tensor that the kernel updates; empty if there is none.
+        tables_in_one_call: whether the kernel addresses the states of several tables by separate offsets. FBGEMM's CPU
+            Adagrad addresses its state by the weights' offsets, which only fits one table, so it needs one call per
+            table.
+        most_float32_elements: the limit for one float32 table; None: no limit.
+        if_larger: what the kernel does to a larger table.
     """
 
     step: Callable[[list[Any], StateArguments], None]
@@ -77,9 +78,9 @@ FBGEMM_RULES: Mapping[Rule, FbgemmRule] = {
     ROWWISE_ADAGRAD: FbgemmRule(
         _rowwise_adagrad,
         state="sum",
-        # Its float32 kernel computes addresses in a table as uint32 (seen with fbgemm-gpu-cpu 1.8.0): beyond, they wrap
-        # around.
+        # Its float32 kernel computes addresses within a table as uint32, which wrap around in larger tables (seen with
+        # fbgemm-gpu-cpu 1.8.0).
         most_float32_elements=2**32 // 4,
-        if_larger="FBGEMM's row-wise Adagrad writes to other rows where a table is larger than 4 GiB.",
+        if_larger="FBGEMM's row-wise Adagrad writes to the wrong rows if a table is larger than 4 GiB.",
     ),
 }

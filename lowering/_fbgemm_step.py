@@ -1,4 +1,4 @@
-"""The fused optimizer step of the targets for the CPU: FBGEMM's, where it has the optimizer's rule."""
+"""The fused optimizer step of the targets for the CPU: FBGEMM's, if FBGEMM has the optimizer's rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recfx.optim.rules.rule import STEP
 
 @dataclass(frozen=True)
 class TrainedBatch:
-    """One batch as the backward kernels take it.
+    """One batch, in the form that the backward kernels take.
 
     Args:
         weights: the tables' ``[rows, dim]`` tensors.
@@ -31,7 +31,7 @@ class TrainedBatch:
 
 
 class FusedStep:
-    """One step of all tables of a lookup. What does not change from batch to batch is kept.
+    """Steps all tables of a lookup, and caches what does not change from batch to batch.
 
     Args:
         layout: the lookup's tables and their optimizers.
@@ -48,7 +48,7 @@ class FusedStep:
 
     @property
     def _kernel(self) -> FbgemmRule:
-        """Tables of one lookup have the same rule."""
+        """The kernel of the rule, which all tables of one lookup share."""
         return FBGEMM_RULES[self.optimizers[0].rule]
 
     def run(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
@@ -60,7 +60,7 @@ class FusedStep:
         """
         self._prepare(batch.weights)
         trained = [weight.requires_grad for weight in batch.weights]
-        # Frozen tables, and learning rates that have come apart since conversion, need one call per table as well.
+        # Frozen tables, and learning rates that have diverged since the conversion, need one call per table as well.
         one_call = self._kernel.tables_in_one_call and all(trained)
         rates = self._learning_rates()
         if one_call and len({(id(rate), eps) for rate, eps in rates}) == 1:
@@ -77,13 +77,13 @@ class FusedStep:
         self._count(trained)
 
     def run_once(self, batches: list[TrainedBatch], grad_outputs: list[torch.Tensor]) -> None:
-        """One step with the sum of what several batches give; arguments as those of ``run``, one for each batch."""
+        """Take one step with the sum of several batches' gradients; arguments as for ``run``, one per batch."""
         if len(batches) == 1:
             return self.run(batches[0], grad_outputs[0])
         self.run(self._in_one(batches), torch.cat(grad_outputs))
 
     def _in_one(self, batches: list[TrainedBatch]) -> TrainedBatch:
-        """The batch that has the samples of all, one batch after the other."""
+        """One batch that has the samples of all batches, one batch after the other."""
         features = len(self.layout.whole.table_of_feature)
         lengths = [batch.offsets.diff().view(features, -1) for batch in batches]
         sizes = [each.sum(dim=1).tolist() for each in lengths]
@@ -99,7 +99,7 @@ class FusedStep:
         return TrainedBatch(batches[0].weights, values, offsets, by_feature(scales) if scales else None)
 
     def _prepare(self, weights: list[torch.Tensor]) -> None:
-        """Make sure that every state is what the kernels address it as; only when a state has moved."""
+        """Make sure that the kernels can address every state; does nothing unless a state has moved."""
         states = [optimizer.state.get(self._kernel.state) for optimizer in self.optimizers]
         addresses = tuple(-1 if state is None else state.data_ptr() for state in states)
         if addresses == self._addresses:
@@ -112,7 +112,7 @@ class FusedStep:
             self._state_offsets = distances(self._state_base, self._addresses, self.layout.whole.table_of_feature)
 
     def _learning_rates(self) -> list[tuple[torch.Tensor, float]]:
-        """Learning rate and eps of each table; equal ones are the same tensor."""
+        """The learning rate and eps of each table; equal learning rates share one tensor."""
         made: dict[float, torch.Tensor] = {}
         rates = []
         for optimizer in self.optimizers:
@@ -138,7 +138,7 @@ class FusedStep:
         states: tuple[torch.Tensor, torch.Tensor],
         rate: tuple[torch.Tensor, float],
     ) -> None:
-        """One kernel call for the tables of ``part``; weights and states are (base, offsets)."""
+        """Call the kernel once for the tables of ``part``; weights and states are (base, offsets)."""
         batch_size = grad_output.shape[0]
         first, last = part.features
         arguments: list[Any] = [
@@ -160,7 +160,7 @@ class FusedStep:
         self._kernel.step(arguments, StateArguments(base, part.placements, offsets, *rate))
 
     def _count(self, trained: list[bool]) -> None:
-        """Count the batch in every ``step``: they are views of one tensor, so that it is one addition."""
+        """Count the batch in every ``step``; these are views of one tensor, so that a single addition does it."""
         if not self.optimizers[0].rule.counts_steps:
             return
         steps = [optimizer.state[STEP] for optimizer in self.optimizers]

@@ -1,9 +1,11 @@
-"""Fused optimizers step once per backward pass, when a table's whole gradient is known, as optimizers in backward do.
+"""Makes fused optimizers step once per backward pass, when a table's whole gradient is known, as optimizers in backward
+do.
 
-A lookup that is called several times per step, or a weight that several lookups read, gets its gradient from several
-nodes of the autograd graph. Their backwards leave their parts here. What tells that all have run is autograd itself:
-the lookups take a leaf as an argument, and the engine runs a leaf's ``AccumulateGrad`` once per backward pass, after
-every node of that pass that leads to it. That holds for outputs that nobody uses, second backwards, checkpoints.
+If a lookup is called several times per step, or several lookups read one weight, the gradient comes from several nodes
+of the autograd graph. The backward of each node leaves its part here. Autograd itself tells when all of them have run:
+the lookups take a leaf as an argument, and the engine runs the leaf's ``AccumulateGrad`` once per backward pass, after
+all nodes of that pass that lead to it. This also works with unused outputs, second backwards and activation
+checkpointing.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ class GradientPart(Protocol):
     """What one backward of a lookup leaves for the step.
 
     Attributes:
-        lookup: whose it is.
+        lookup: the lookup that it belongs to.
         weights: the lookup's ``[rows, dim]`` tables.
-        optimizers: the fused optimizer of each.
+        optimizers: the fused optimizer of each table.
     """
 
     lookup: StepOnce
@@ -32,28 +34,28 @@ class GradientPart(Protocol):
     optimizers: Sequence[Any]
 
     def of_table(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows ``[n]`` int64 that the table's bags read, and their gradients ``[n, dim]`` float32."""
+        """The rows that the table's bags read, int64 ``[n]``, and their gradients, float32 ``[n, dim]``."""
 
     def step_with(self, parts: Sequence[Any]) -> None:
-        """Step all tables with the sum of ``parts``: of the same lookup and tables, this one included."""
+        """Step all tables with the sum of ``parts``: this one, and others of the same lookup and tables."""
 
 
 class _Left:
-    """One part, until the step has used it; the autograd node holds it, so that it goes with the graph."""
+    """One part until the step has used it. The autograd node holds it, so that it is freed with the graph."""
 
     def __init__(self, part: GradientPart, triggers: int) -> None:
         self.part: GradientPart | None = part
-        self.triggers = triggers  # that have not stepped their tables yet
+        self.triggers = triggers  # how many have not stepped their tables yet
 
 
 _Waiting = tuple[weakref.ref[_Left], tuple[int, ...]]
 
 
 class Trigger:
-    """Runs the step of some tables when a backward pass has reached all that read them.
+    """Steps some tables when a backward pass has reached all lookups that read them.
 
     Attributes:
-        leaf: an argument of every autograd node that reads these tables; empty, and requires a gradient.
+        leaf: an argument of every autograd node that reads these tables; an empty tensor that requires a gradient.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -61,7 +63,7 @@ class Trigger:
             place = "cpu" if device.type == "meta" else device
             self.leaf = torch.zeros(0, dtype=torch.float32, device=place, requires_grad=True)
             grad_fn: Any = self.leaf.view_as(self.leaf).grad_fn
-        self._accumulate = grad_fn.next_functions[0][0]  # a tensor alone does not keep it
+        self._accumulate = grad_fn.next_functions[0][0]  # the tensor alone does not keep it alive
         this = weakref.ref(self)
 
         def reached(*gradients: Any) -> None:
@@ -70,14 +72,14 @@ class Trigger:
                 trigger._step()
 
         self._accumulate.register_hook(reached)
-        self._waiting: dict[int, list[_Waiting]] = {}  # by backward pass
+        self._waiting: dict[int, list[_Waiting]] = {}  # per backward pass
         self.users: weakref.WeakSet[StepOnce] = weakref.WeakSet()
 
     def leave(self, left: _Left, tables: tuple[int, ...]) -> None:
-        """Called in a backward: ``tables`` of this part are to be stepped."""
+        """Called in a backward, to have ``tables`` of this part stepped."""
         waiting = self._waiting.setdefault(torch._C._current_graph_task_id(), [])
         waiting.append((weakref.ref(left), tables))
-        if len(self._waiting) > _MANY:  # passes that failed, or that wanted other gradients alone
+        if len(self._waiting) > _MANY:  # passes that failed, or that only computed other gradients
             for task, others in list(self._waiting.items()):
                 if all(reference() is None for reference, _ in others):
                     del self._waiting[task]
@@ -91,14 +93,14 @@ class Trigger:
         for left, _ in found:
             left.triggers -= 1
             if not left.triggers:
-                left.part = None  # the graph may be kept for longer
+                left.part = None  # the graph may live longer
 
 
 _MANY = 16
-_triggers = WeakTensorKeyDictionary()  # weight -> Trigger: lookups that share a weight share what waits for both
+_triggers = WeakTensorKeyDictionary()  # weight -> Trigger; lookups that share a weight share its trigger
 
 
-Triggers = list[tuple[Trigger, tuple[int, ...]]]  # with the positions of the tables that each steps
+Triggers = list[tuple[Trigger, tuple[int, ...]]]  # each with the positions of the tables that it steps
 
 
 class StepOnce:
@@ -109,7 +111,8 @@ class StepOnce:
         self._triggers: Triggers = []
 
     def triggers(self, weights: list[torch.Tensor]) -> Triggers:
-        """What steps the lookup's tables; the lookup's autograd node takes the leaf of each as a further argument.
+        """The triggers that step the lookup's tables; the lookup's autograd node takes the leaf of each as an extra
+        argument.
 
         Args:
             weights: the lookup's tables.
@@ -120,7 +123,7 @@ class StepOnce:
         return self._triggers
 
     def _find(self, weights: list[torch.Tensor]) -> Triggers:
-        """One for all tables, but those that another lookup reads as well keep the one that they have."""
+        """One trigger for all tables, except that a table which another lookup reads as well keeps its trigger."""
         own: Trigger | None = None
         tables: dict[Trigger, list[int]] = {}
         for table, weight in enumerate(weights):
@@ -134,23 +137,23 @@ class StepOnce:
 
 
 def leaves(triggers: Triggers) -> list[torch.Tensor]:
-    """What the autograd node of a lookup takes as further arguments."""
+    """The extra arguments of a lookup's autograd node."""
     return [trigger.leaf for trigger, _ in triggers]
 
 
 def leaf_gradients(triggers: Triggers) -> list[torch.Tensor]:
-    """What the node's backward returns for them: tensors, for compiled autograd adds up those of several calls."""
+    """What the node's backward returns for the leaves; tensors, since compiled autograd sums those of several calls."""
     return [torch.zeros_like(trigger.leaf) for trigger, _ in triggers]
 
 
 @torch.compiler.disable
 def leave_for_step(triggers: Triggers, kept: list[Any], part: GradientPart) -> None:
-    """Called in the backward of the node: step when everything of the pass is there.
+    """Called in the backward of the node: leave its part, to be stepped when all parts of the pass have arrived.
 
     Args:
-        triggers: of the node's forward.
-        kept: a list that the forward put on the node's context, and that goes with the graph.
-        part: what this backward adds.
+        triggers: those of the node's forward.
+        kept: a list that the forward put on the node's context, and that is freed with the graph.
+        part: what this backward contributes.
     """
     left = _Left(part, len(triggers))
     kept[:] = [other for other in kept if other.part is not None]
@@ -161,7 +164,7 @@ def leave_for_step(triggers: Triggers, kept: list[Any], part: GradientPart) -> N
 
 @torch.compiler.disable
 def _step(parts: list[tuple[GradientPart, tuple[int, ...]]]) -> None:
-    """Step all tables of ``parts``; opaque to compiled autograd, for kernels go by addresses."""
+    """Step all tables of ``parts``. Opaque to compiled autograd, because the kernels work on memory addresses."""
     lookups: dict[StepOnce, list[GradientPart]] = {}
     for part, _ in parts:
         lookups.setdefault(part.lookup, []).append(part)
@@ -179,10 +182,10 @@ def _same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 def step_by_weight(parts: Sequence[tuple[GradientPart, tuple[int, ...]]]) -> None:
-    """Step each weight once, whichever lookups and tables its gradient comes from.
+    """Step each weight once, however many lookups and tables its gradient comes from.
 
     Args:
-        parts: with the tables of each that are to be stepped.
+        parts: each with its tables that are to be stepped.
     """
     weights: dict[int, tuple[torch.Tensor, FusedOptimizer]] = {}
     gradients: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}

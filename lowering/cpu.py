@@ -1,10 +1,10 @@
-"""Target ``cpu``: recfx's own pooled lookup on the CPU, from rows or straight from raw ids; backward as ``fbgemm``'s.
+"""Target ``cpu``: recfx's own pooled lookup on the CPU, from rows or from raw ids, with the backward of ``fbgemm``.
 
-Our forward shares bags among threads. FBGEMM's does not, but is the faster one on a single thread; where tables have no
-index, each call takes the one that is right for its number of threads.
+recfx's forward distributes bags over threads. FBGEMM's does not, but is faster on a single thread; if no table has an
+index, each call uses the forward that is faster for its number of threads.
 
-From raw ids, finding runs inside the lookup: a thread finds some thousand ids, and sums their rows right away. In
-training, the few ids that have no row yet get one afterwards, and the bags that hold them are summed again.
+With raw ids, the lookup finds their rows itself: a thread finds some thousand ids and sums their rows right away. In
+training, the few ids that have no row yet get one afterwards, and the bags that contain them are summed again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from recfx.lowering.registry import FindingKernel, IdsToRows, LookupBatch, Looku
 
 
 def decline(spec: LookupSpec) -> Diagnostic | None:
-    """None where ``fbgemm`` has the backward and recfx's C++ library is there."""
+    """None if ``fbgemm`` has the backward and recfx's C++ library is available."""
     declined = _fbgemm_limits.decline("cpu", spec)
     if declined is None and not library.load():
         return _without_library()
@@ -46,16 +46,16 @@ def operators(family: str, device: torch.device) -> ModuleType | Diagnostic | No
 
 
 def _without_library() -> Diagnostic:
-    return Diagnostic("no_library", "", by="cpu", message=f"the C++ operators are not there: {library.why_not()}")
+    return Diagnostic("no_library", "", by="cpu", message=f"the C++ operators are missing: {library.why_not()}")
 
 
 def build(spec: LookupSpec) -> LookupKernel:
-    """The kernel."""
+    """The kernel for ``spec``."""
     return CpuLookup(spec)
 
 
 def decline_finding(spec: LookupSpec) -> Diagnostic | None:
-    """None for sums: ids without a row would be missing in the lengths by which a mean is divided."""
+    """None for sums. A mean would be divided by lengths that leave out the ids without a row."""
     if spec.pooling == "MEAN":
         return Diagnostic("mean_from_ids", "", "a lookup from raw ids pools sums, not means.", by="cpu")
     return None
@@ -68,7 +68,7 @@ def build_finding(kernel: LookupKernel) -> FindingKernel:
 
 
 class CpuLookup:
-    """The kernel of one lookup; callable as every kernel is.
+    """The kernel of one lookup, callable like every kernel.
 
     Args:
         spec: the lookup. Its weights are not kept.
@@ -76,7 +76,8 @@ class CpuLookup:
 
     def __init__(self, spec: LookupSpec) -> None:
         layout = Layout(spec)
-        # With indexes rows may have been found ahead or in the lookup: both ways must give the same, to the last bit.
+        # With indexes, rows may have been found in advance or in the lookup; both ways must give the same result bit
+        # for bit.
         self._may_use_fbgemm = not any(table.has_index for table in spec.tables)
         self._mean = spec.pooling == "MEAN"
         self._table_of_feature = layout.whole.table_of_feature
@@ -84,7 +85,7 @@ class CpuLookup:
         self._no_index = IndexView.none()
 
     def __call__(self, weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
-        """Pool rows: ``batch.values`` are rows in range. Returns ``[B, sum D]`` float32."""
+        """Pool rows: ``batch.values`` are rows, all of them in range. Returns float32 ``[B, sum D]``."""
         rows, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
 
         def forward(scale: torch.Tensor | None) -> LookedUp:
@@ -96,7 +97,7 @@ class CpuLookup:
         return self._trainable(weights, offsets, batch.per_sample_weights, forward)
 
     def from_ids(self, weights: list[torch.Tensor], batch: LookupBatch, ids_to_rows: IdsToRows) -> torch.Tensor:
-        """Find rows and pool them: ``batch.values`` are raw ids, or rows where a table has no index.
+        """Find rows and pool them: ``batch.values`` are raw ids, or rows if a table has no index.
 
         Args:
             weights: the tables' ``[rows, dim]`` tensors.
@@ -104,10 +105,10 @@ class CpuLookup:
             ids_to_rows: the tables' indexes.
 
         Returns:
-            ``[B, sum D]`` float32, a sum even if ids without a row are part of a bag.
+            float32 ``[B, sum D]``: sums, in which ids without a row add nothing.
 
         Raises:
-            ValueError: the lookup divides by lengths; ids without a row would be left out of them.
+            ValueError: the lookup pools means, whose lengths would leave out the ids without a row.
             Whatever ``ids_to_rows.insert`` raises.
         """
         if self._mean:

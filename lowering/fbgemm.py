@@ -1,8 +1,8 @@
 """Target ``fbgemm``: FBGEMM's table-batched CPU kernels, without its module.
 
 FBGEMM's module owns one flat buffer; recfx leaves every table where it is, the same ``Parameter`` with its own storage.
-The kernels take one base tensor and an element offset a table, so the offsets here are the distances between the
-tables' addresses and that base.
+The kernels take one base tensor and an element offset per table, so the offsets here are the distances of the tables'
+addresses from that base.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 
 
 def decline(spec: LookupSpec) -> Diagnostic | None:
-    """None for float32 and float16 tables on the CPU, without optimizer or with one that FBGEMM has there."""
+    """None for float32 and float16 tables on the CPU, without an optimizer or with one that FBGEMM has for the CPU."""
     return _fbgemm_limits.decline("fbgemm", spec)
 
 
 def build(spec: LookupSpec) -> LookupKernel:
-    """The kernel, with its constant tensors made once."""
+    """The kernel, whose constant tensors are computed once."""
     layout = Layout(spec)
     trainable = TrainableLookup(layout)
 
@@ -41,7 +41,7 @@ def build(spec: LookupSpec) -> LookupKernel:
 def pool(
     layout: Layout, weights: list[torch.Tensor], values: torch.Tensor, offsets: torch.Tensor, scale: torch.Tensor | None
 ) -> torch.Tensor:
-    """FBGEMM's forward alone, on one thread whatever the number of threads.
+    """FBGEMM's forward alone, which always runs on one thread.
 
     Args:
         layout: the lookup's constant arguments.

@@ -1,7 +1,8 @@
-"""The registry of operators besides lookups: which target serves a family of them on a device.
+"""The registry of operators besides lookups: which target serves a family of operators on a device.
 
-Checking a batch, routing ids, finding and inserting them, and initialising rows are chosen as lookups are: the first
-target of ``BACKENDS`` that has the family for the device wins, unless the user names one that has it. A target says in
+The operators that check a batch, route ids, find and insert them, and initialise rows are chosen like lookups: the
+first target of ``BACKENDS`` that has the family for the device wins, unless the user names one that has it. A target
+says in
 ``operators(family, device)`` what it has; one that says nothing has none of them.
 """
 
@@ -20,7 +21,7 @@ from recfx.lowering import registry
 
 @dataclass(frozen=True)
 class OperatorFamily:
-    """Operators of one contract, which targets implement as modules (or objects) with functions of the same names.
+    """Operators with one contract, which targets implement as modules (or objects) with functions of the same names.
 
     Args:
         name: stem of the files in ``recfx.kernels``.
@@ -46,7 +47,7 @@ class ChosenOperators:
     Args:
         backend: its name.
         operators: a module, or an object, with the family's functions.
-        declined: the targets before it that have the family, and why they were not taken.
+        declined: the targets before it that have the family, and why they were not chosen.
     """
 
     backend: str
@@ -55,15 +56,15 @@ class ChosenOperators:
 
 
 def select_operators(family: OperatorFamily, device: torch.device, backend: str = "auto") -> ChosenOperators:
-    """Choose who serves ``family`` for tensors on ``device``.
+    """Choose the target that serves ``family`` for tensors on ``device``.
 
     Args:
         family: one of ``FAMILIES``.
         device: where the operators' tensors are.
-        backend: the target that the user names for lookups, which is asked first; ``"auto"`` names none.
+        backend: the target that the user named for lookups, which is asked first; with ``"auto"``, no target is named.
 
     Raises:
-        ConversionError: ``backend_unusable``: no target has it there.
+        ConversionError: ``backend_unusable``: no target has the family on that device.
     """
     declined: list[Diagnostic] = []
     for candidate in sorted(registry.BACKENDS, key=lambda candidate: candidate.name != backend):
@@ -81,7 +82,7 @@ def select_operators(family: OperatorFamily, device: torch.device, backend: str 
 
 
 class OperatorsByDevice:
-    """A node's operators of one family, chosen once per type of device.
+    """The operators of one family that a node uses, chosen once per type of device.
 
     Args:
         family: one of ``FAMILIES``.
@@ -97,7 +98,7 @@ class OperatorsByDevice:
         return self.chosen(device).operators
 
     def chosen(self, device: torch.device) -> ChosenOperators:
-        """Who serves tensors on ``device``, and who does not."""
+        """The target that serves tensors on ``device``, and the targets that declined."""
         chosen = self._chosen.get(device.type)
         if chosen is None:
             chosen = self._chosen[device.type] = select_operators(self._family, device, self._backend)

@@ -1,4 +1,6 @@
-"""Target ``reference``: plain ATen, one call a feature. Serves every lookup; the other targets' oracle."""
+"""Target ``reference``: plain ATen, one call per feature. It serves every lookup; tests compare other targets with
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 
 
 def decline(spec: LookupSpec) -> Diagnostic | None:
-    """Never: this target serves everything."""
+    """Always None: this target serves every lookup."""
     return None
 
 
@@ -36,7 +38,7 @@ def operators(family: str, device: torch.device) -> ModuleType | None:
 
 
 def build(spec: LookupSpec) -> LookupKernel:
-    """The kernel: autograd's own backward, or the fused step where an optimizer is attached."""
+    """The kernel: with autograd's own backward, or with the fused step if an optimizer is attached."""
     fused = spec.optimizers[0] is not None
     spec = replace(spec, weights=[])  # they may be replaced: a kernel must not keep the old ones alive
     once = StepOnce()
@@ -56,7 +58,7 @@ def build(spec: LookupSpec) -> LookupKernel:
 
 @dataclass(frozen=True)
 class _FeatureBags:
-    """One feature's share of a batch: ``rows [n]``, ``offsets [B + 1]``, and where its ids lie in the batch."""
+    """One feature's share of a batch: ``rows [n]``, ``offsets [B + 1]``, and the range of its ids in the batch."""
 
     table: int
     rows: torch.Tensor
@@ -68,7 +70,7 @@ class _FeatureBags:
 def _feature_bags(spec: LookupSpec, batch: LookupBatch) -> Iterator[_FeatureBags]:
     values, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
     tables = [position for position, table in enumerate(spec.tables) for _ in table.feature_names]
-    if values.is_meta:  # which ids are whose is not known; shapes do not depend on it
+    if values.is_meta:  # lengths are not known, and shapes do not depend on them
         for feature, table in enumerate(tables):
             first = feature * batch.batch_size
             yield _FeatureBags(table, values, offsets[first : first + batch.batch_size + 1], 0, values.numel())
@@ -94,7 +96,7 @@ def _pool(
 
 
 class _Part:
-    """One backward's part of a fused step."""
+    """What one backward contributes to a fused step."""
 
     def __init__(
         self,
@@ -115,7 +117,7 @@ class _Part:
 
 
 class _FusedLookup(torch.autograd.Function):
-    """Forward as ever; backward leaves its part of the optimizer's step, all features of a table in one."""
+    """The usual forward; the backward leaves its part of the optimizer's step, for all features of a table at once."""
 
     @staticmethod
     def forward(
@@ -136,7 +138,7 @@ class _FusedLookup(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         once, triggers = ctx.step
-        if grad_output is None:  # nothing came: not a gradient of zeros, which would be a step
+        if grad_output is None:  # there is no gradient; zeros instead would cause a step
             return (None, None, None, None, None, *leaf_gradients(triggers))
         spec: LookupSpec = ctx.spec
         scales: torch.Tensor | None = ctx.per_sample_weights
@@ -147,7 +149,7 @@ class _FusedLookup(torch.autograd.Function):
             scale = None if scales is None else scales[bag.begin : bag.end]
             bag_of_row, by_row = row_gradients(gradient, bag.rows, bag.offsets, spec.pooling, scale)
             touched.setdefault(bag.table, []).append((bag.rows, by_row))
-            if scale_gradient is not None:  # reads the rows, so before they are updated
+            if scale_gradient is not None:  # this reads the rows, so it comes before they are updated
                 weight = ctx.weights[bag.table].detach()
                 found = per_sample_weight_gradients(gradient, weight, bag.rows, bag_of_row)
                 scale_gradient[bag.begin : bag.end] = found.to(scale_gradient.dtype)

@@ -1,7 +1,7 @@
 """The registry of backends: which kernel serves a lookup, and why the others do not.
 
-``backend="auto"`` takes the first of ``BACKENDS`` that can serve the lookup; the refusals of those before it go into
-the report. A backend that the user names is used, or it is an error.
+``backend="auto"`` takes the first of ``BACKENDS`` that can serve the lookup; the report tells why those before it
+declined. If the user names a backend, it is used; if it cannot be, that is an error.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LookupSpec:
-    """A lookup, as a backend sees it.
+    """A lookup, as backends see it.
 
     Args:
-        tables: descriptions, in column order.
+        tables: the descriptions of the tables, in column order.
         pooling: ``"SUM"`` or ``"MEAN"``.
         is_weighted: whether per-sample weights multiply the rows.
         weights: the tables' ``[rows, dim]`` tensors.
-        optimizers: the fused optimizer of each table, or None where gradients go to ``weight.grad``.
+        optimizers: the fused optimizer of each table, or None if its gradient goes to ``weight.grad``.
     """
 
     tables: tuple[TableSpec, ...]
@@ -58,39 +58,40 @@ class LookupBatch:
 
 
 class IdsToRows(Protocol):
-    """The indexes behind a lookup whose kernel finds rows itself: made by the node that owns them.
+    """The indexes behind a lookup whose kernel finds rows itself. The node that owns the indexes implements it.
 
     Attributes:
-        training: find or insert, or find only.
+        training: whether ids without a row are inserted, or ids are only found.
     """
 
     training: bool
 
     def find_views(self) -> Sequence[IndexView | None]:
-        """The index of each table of the lookup, in its order; None: the table's ids are rows.
+        """The index of each table of the lookup, in the lookup's order; None if the table's ids are rows.
 
-        In training they share no rows: ``insert`` says who does.
+        In training, these views share no rows: ``insert`` decides which ids share one.
         """
 
     def insert(self, ids: torch.Tensor, rows: torch.Tensor, absent_per_table: list[int]) -> None:
-        """Give rows to ids that have none, in training; may raise, and then nothing has changed but ``rows``.
+        """Give rows to ids that have none, in training. If it raises, nothing but ``rows`` has changed.
 
         Args:
             ids: ``[n]`` int64, the lookup's batch.
-            rows: ``[n]`` int64, -1 where an id has no row; filled in, and the weights of new rows initialised. Stays
-                -1 where the answer is zeros: such an id adds nothing and gets no gradient.
+            rows: ``[n]`` int64, -1 if an id has no row. They are filled in, and the weights of new rows are
+                initialised. If the answer for an id is zeros, its row remains -1: such an id adds nothing and gets no
+                gradient.
             absent_per_table: how many ids without a row each table of the lookup has; not all are 0.
         """
 
     def answered(self, absent_per_table: list[int]) -> None:
-        """Told after a lookup without ``insert`` how many ids of each table had no row of their own."""
+        """Called after a lookup without ``insert`` with the number of ids per table that had no row of their own."""
 
 
 LookupKernel = Callable[[list[torch.Tensor], LookupBatch], torch.Tensor]
 """Called with the tables' weights and a batch whose values are rows."""
 
 FindingKernel = Callable[[list[torch.Tensor], LookupBatch, IdsToRows], torch.Tensor]
-"""Finds rows and pools them in one pass: the batch's values are raw ids, or rows where ``find_views`` has None."""
+"""Finds rows and pools them in one pass: the batch's values are raw ids, or rows if ``find_views`` has None."""
 
 Fact = tuple[torch.device, torch.dtype, torch.Size, bool]
 
@@ -101,9 +102,10 @@ class Backend:
 
     Args:
         name: what the user writes in ``backend=``.
-        module: where it is implemented: ``decline(spec) -> Diagnostic | None`` and ``build(spec) -> LookupKernel``.
-        finds_ids: whether it also has kernels that start from raw ids: ``decline_finding(spec) -> Diagnostic | None``
-            for a lookup that it serves, and ``build_finding(kernel) -> FindingKernel`` for what ``build`` has given.
+        module: where it is implemented, with ``decline(spec) -> Diagnostic | None`` and ``build(spec) ->
+            LookupKernel``.
+        finds_ids: whether it also has kernels that take raw ids: ``decline_finding(spec) -> Diagnostic | None`` for a
+            lookup that it serves, and ``build_finding(kernel) -> FindingKernel`` for a kernel that ``build`` returned.
     """
 
     name: str
@@ -111,7 +113,7 @@ class Backend:
     finds_ids: bool = False
 
     def decline(self, spec: LookupSpec) -> Diagnostic | None:
-        """None where this backend can serve ``spec``."""
+        """None if this backend can serve ``spec``."""
         declined: Diagnostic | None = importlib.import_module(self.module).decline(spec)
         return declined
 
@@ -121,7 +123,7 @@ class Backend:
         return kernel
 
     def decline_finding(self, spec: LookupSpec) -> Diagnostic | None:
-        """None where a kernel of this backend can find the rows of ``spec`` itself."""
+        """None if a kernel of this backend can find the rows of ``spec`` itself."""
         if not self.finds_ids:
             message = f"backend {self.name!r} has no kernel that finds rows."
             return Diagnostic("no_finding_kernel", "", message, by=self.name)
@@ -129,12 +131,13 @@ class Backend:
         return declined
 
     def build_finding(self, kernel: LookupKernel) -> FindingKernel:
-        """The form of ``kernel`` that starts from raw ids; the two take fused steps together."""
+        """The form of ``kernel`` that takes raw ids; both forms take part in the same fused steps."""
         finding: FindingKernel = importlib.import_module(self.module).build_finding(kernel)
         return finding
 
 
-# In order of preference. ``cpu`` shares a lookup among threads, which FBGEMM's forward does not, and is as fast on one.
+# In order of preference. ``cpu`` distributes a lookup over threads, unlike FBGEMM's forward, and is as fast on one
+# thread.
 BACKENDS: tuple[Backend, ...] = (
     Backend("cpu", "recfx.lowering.cpu", finds_ids=True),
     Backend("fbgemm", "recfx.lowering.fbgemm"),
@@ -149,10 +152,10 @@ class Choice:
     Args:
         backend: its name.
         kernel: what to call.
-        declined: the backends that come before it, and why they were not taken.
-        facts: device, dtype, shape and layout of every weight, for which it was chosen.
-        finding: what to call with raw ids; None where the backend has no kernel that finds rows.
-        finding_declined: why it has none.
+        declined: the backends that come before it, and why they were not chosen.
+        facts: the device, dtype, shape and layout of every weight at the time of the choice.
+        finding: what to call with raw ids; None if the backend has no kernel that finds rows.
+        finding_declined: why there is no such kernel.
     """
 
     backend: str
@@ -163,7 +166,7 @@ class Choice:
     finding_declined: Diagnostic | None = None
 
     def stale(self, weights: list[torch.Tensor]) -> bool:
-        """Whether a weight has moved to another device, or changed dtype, shape or layout since."""
+        """Whether a weight has since moved to another device, or changed its dtype, shape or layout."""
         return _facts(weights) != self.facts
 
 
@@ -176,11 +179,11 @@ def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
 
     Args:
         spec: the lookup.
-        backend: ``"auto"``, or one name.
+        backend: ``"auto"``, or the name of a backend.
         module_path: the collection, for messages.
 
     Raises:
-        ConversionError: ``unknown_backend``; ``backend_unusable`` where the named one cannot serve the lookup.
+        ConversionError: ``unknown_backend``; ``backend_unusable`` if the named one cannot serve the lookup.
     """
     names = [candidate.name for candidate in BACKENDS]
     if backend != "auto" and backend not in names:
@@ -205,5 +208,5 @@ def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
         f"backend {backend!r} cannot look up {tables}: " + " ".join(refusal.message for refusal in declined),
         reason="backend_unusable",
         module_path=module_path,
-        what_to_do="use backend='auto', or change what it names.",
+        what_to_do="use backend='auto', or change what stands in the way.",
     )
