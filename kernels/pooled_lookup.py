@@ -100,8 +100,7 @@ def pool_again_(
     table_of_feature: list[int],
     per_sample_weights: Tensor | None = None,
 ) -> None:
-    """Recompute the bags that contain a changed row, so that ``pooled`` equals ``pooled_lookup`` of ``rows`` bit for
-    bit.
+    """Recompute the bags that contain a changed row: ``pooled`` then equals ``pooled_lookup`` of ``rows`` bit for bit.
 
     Args:
         pooled: float32 ``[B, sum of the features' dims]``, contiguous: the sums of the old rows; updated in place.

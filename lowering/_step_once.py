@@ -1,5 +1,4 @@
-"""Makes fused optimizers step once per backward pass, when a table's whole gradient is known, as optimizers in backward
-do.
+"""Fused optimizers step once per backward pass, when a table's whole gradient is known, like optimizers in backward.
 
 If a lookup is called several times per step, or several lookups read one weight, the gradient comes from several nodes
 of the autograd graph. The backward of each node leaves its part here. Autograd itself tells when all of them have run:
@@ -111,8 +110,7 @@ class StepOnce:
         self._triggers: Triggers = []
 
     def triggers(self, weights: list[torch.Tensor]) -> Triggers:
-        """The triggers that step the lookup's tables; the lookup's autograd node takes the leaf of each as an extra
-        argument.
+        """The triggers that step the lookup's tables; its autograd node takes the leaf of each as an extra argument.
 
         Args:
             weights: the lookup's tables.

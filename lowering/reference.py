@@ -1,6 +1,4 @@
-"""Target ``reference``: plain ATen, one call per feature. It serves every lookup; tests compare other targets with
-it.
-"""
+"""Target ``reference``: plain ATen, one call per feature. It serves every lookup, and tests compare targets with it."""
 
 from __future__ import annotations
 

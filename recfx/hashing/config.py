@@ -1,4 +1,4 @@
-"""What a user can say about the hashing of a table."""
+"""The settings with which a user can configure the hashing of a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from recfx.errors import ConversionError
 from recfx.kernels.index_buffers import IndexPolicy
 
-# The product of the two, and a row number, must fit an int64 in every language that computes bucket borders.
+# Every language that computes bucket borders multiplies a number of buckets by a number of rows in an int64.
 MOST_ROWS = 2**40
 MOST_BUCKETS = 2**20
 
@@ -24,24 +24,25 @@ class HashConfig:
     """How a table turns raw 64-bit ids into rows. ``None`` means that it depends on the table.
 
     Args:
-        rows: physical rows; default: the table's. More than the table has: the new ones follow the old.
-        dense_rows: ids ``0 <= id < dense_rows`` are their own row and never touch the index. Default: the table's
-            rows in ``recfx.convert`` (no index at all then: a trained table is adopted as it is), 0 in a
-            ``HashIndex`` built directly.
-        buckets: pieces that the rows from ``dense_rows`` on are cut into. An id belongs to one of them by its hash,
-            whatever the world size, and takes a row inside it. Default: the largest power of two with at least 4096
-            rows a bucket, between 1 and 64.
+        rows: the number of physical rows; default: that of the table. If there are more than the table has, new rows
+            follow the existing ones.
+        dense_rows: an id ``0 <= id < dense_rows`` is its own row and never touches the index. The default in
+            ``recfx.convert`` is the number of rows of the table (so there is no index: a trained table is adopted
+            unchanged); in a ``HashIndex`` that is built directly it is 0.
+        buckets: how many buckets the rows from ``dense_rows`` on are divided into. The hash of an id decides which
+            bucket it belongs to, whatever the world size is, and the id takes a row in that bucket. Default: the
+            largest power of two from 1 to 64 with at least 4096 rows per bucket.
         on_full: what happens to a new id whose bucket has no free row: ``"error"``, ``"share"`` (it reads and trains a
             row of its bucket chosen by its hash, the hashing trick) or ``"evict"`` (it gets the row of another id,
-            which is forgotten; training needs a fused optimizer then).
-        evict: who goes, with ``on_full="evict"``: ``"lru"``, the id whose last batch is longest ago, or ``"lfu"``, the
-            one with the fewest sightings; among equals the one with the lowest ``mix64(id)``. Ids of batches whose
-            backward has not run yet stay.
-        admit_after: sightings (occurrences, the whole batch counted first) before an id gets a row. Until then it reads
-            the ``unseen`` answer and trains nothing. As many such ids as the bucket has rows are counted, the oldest
-            are forgotten.
+            which is forgotten; training then needs a fused optimizer).
+        evict: which id loses its row with ``on_full="evict"``: ``"lru"``, the least recently used one, or ``"lfu"``,
+            the one with the fewest sightings; ties go to the lowest ``mix64(id)``. Ids of batches whose backward has
+            not run yet keep their rows.
+        admit_after: how many sightings (occurrences, counted for the whole batch first) an id needs to get a row. Until
+            then it reads the ``unseen`` answer and trains nothing. A bucket counts as many such ids as it has rows, and
+            then forgets the oldest.
         unseen: what an id without a row reads in eval mode, or before it is admitted: ``"zeros"`` or ``"share"``.
-        seed: of buckets, sharing and initial rows; any int64 but the highest.
+        seed: for buckets, sharing and initial rows; any int64 except the highest.
 
     Raises:
         ConversionError: ``invalid_hash_config``, naming field and value.
@@ -57,7 +58,7 @@ class HashConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for field in ("rows", "dense_rows", "buckets", "admit_after", "seed"):  # numpy's integers are welcome
+        for field in ("rows", "dense_rows", "buckets", "admit_after", "seed"):  # NumPy integers are accepted
             value = as_integer(getattr(self, field))
             if value is not None:
                 object.__setattr__(self, field, value)
@@ -68,18 +69,18 @@ class HashConfig:
         _check_choice("evict", self.evict, ("lru", "lfu"))
         _check_integer("admit_after", self.admit_after, 1, 2**31 - 1)
         _check_choice("unseen", self.unseen, ("zeros", "share"))
-        _check_integer("seed", self.seed, -(2**63), 2**63 - 2)  # seed + 1 chooses shared rows
+        _check_integer("seed", self.seed, -(2**63), 2**63 - 2)  # seed + 1, which chooses shared rows, must not overflow
         if self.rows is not None and self.dense_rows is not None:
             _check_dense_rows(self.dense_rows, self.rows, "")
 
     def resolve(self, table_rows: int, adopt: bool, name: str = "") -> ResolvedHashConfig:
-        """The same with every number filled in, for one table.
+        """Fill in every number for one table.
 
         Args:
-            table_rows: the rows that the table has.
-            adopt: True for a table that exists already (``recfx.convert``): its rows stay, and by default all of them
-                are dense. False for an index built directly: by default none is.
-            name: of the table, for messages.
+            table_rows: the number of rows that the table has.
+            adopt: True for a table that already exists (``recfx.convert``): it keeps its rows, and by default all of
+                them are dense. False for an index that is built directly: by default no row is dense.
+            name: the name of the table, for messages.
 
         Raises:
             ConversionError: ``rows_shrink`` if ``adopt`` and ``rows`` is less than the table has;
@@ -90,7 +91,7 @@ class HashConfig:
         rows = table_rows if self.rows is None else self.rows
         if adopt and rows < table_rows:
             raise ConversionError(
-                f"HashConfig.rows is {rows}, but the table has {table_rows} rows already.",
+                f"HashConfig.rows is {rows}, but the table already has {table_rows} rows.",
                 reason="rows_shrink",
                 module_path=name,
                 what_to_do=f"Leave rows out, or give at least {table_rows}.",
@@ -119,7 +120,7 @@ class HashConfig:
 
 @dataclass(frozen=True)
 class ResolvedHashConfig:
-    """A ``HashConfig`` for one table, nothing left open. Made by ``HashConfig.resolve``."""
+    """A ``HashConfig`` for one table, with all defaults filled in. Made by ``HashConfig.resolve``."""
 
     rows: int
     dense_rows: int
@@ -132,12 +133,12 @@ class ResolvedHashConfig:
 
     @property
     def index_rows(self) -> int:
-        """Rows that the index gives out."""
+        """The number of rows that the index gives out."""
         return self.rows - self.dense_rows
 
     @property
     def evicts(self) -> bool:
-        """Whether rows are taken from ids for new ones."""
+        """Whether new ids may take the rows of other ids."""
         return self.on_full == "evict"
 
     @property
@@ -147,7 +148,7 @@ class ResolvedHashConfig:
 
     @property
     def policy(self) -> IndexPolicy:
-        """As the operators of an index of the whole table take it."""
+        """The policy for the operators, for an index of the whole table."""
         return IndexPolicy(
             dense_rows=self.dense_rows,
             seed=self.seed,
@@ -163,7 +164,7 @@ class ResolvedHashConfig:
 
     @property
     def has_index(self) -> bool:
-        """False: every row is dense, ids are range-checked and need no index."""
+        """Whether there is an index. If not, every row is dense, and ids are only range-checked."""
         return self.index_rows > 0
 
 
@@ -180,12 +181,12 @@ def _check_dense_rows(dense_rows: int, rows: int, name: str) -> None:
 
 
 def as_integer(value: object) -> int | None:
-    """``value`` as a Python integer; None for what is none, ``True`` and tensors among it."""
+    """``value`` as a Python integer; None for anything that is not an integer, including ``True`` and tensors."""
     if isinstance(value, (bool, Tensor)) or not isinstance(value, SupportsIndex):
         return None
     try:
         return operator.index(value)
-    except TypeError:  # an array of numpy
+    except TypeError:  # a NumPy array
         return None
 
 

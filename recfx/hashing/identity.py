@@ -1,4 +1,4 @@
-"""Whose saved index it is: what tells one table's from another's."""
+"""The identity of a saved index, which tells the index of one table from that of another."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ IDENTITY = "identity"
 
 
 def identity(config: ResolvedHashConfig, name: str) -> Tensor:
-    """Whose state it is: int64 ``[3]``, a digest of the table's name, the seed and ``dense_rows``."""
+    """The identity of an index: int64 ``[3]``, a digest of the table's name, the seed and ``dense_rows``."""
     numbers = [initialization_key(name, 0), config.seed, config.dense_rows]
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def check_identity(config: ResolvedHashConfig, name: str, saved: object) -> None:
-    """Whether a saved ``identity`` is that of this table; None: nobody knows.
+    """Check that a saved ``identity`` is that of this table; None stands for a state without one, which passes.
 
     Raises:
         CheckpointError: ``torn_state``, ``wrong_table``, ``wrong_seed``, ``dense_rows_mismatch``.

@@ -20,7 +20,7 @@ _DEFAULT_CONFIG = HashConfig()
 
 
 class Occupancy(NamedTuple):
-    """How full an index is. Dense rows are not counted. Without any bucket, ``worst_bucket`` is -1."""
+    """How full an index is, not counting dense rows. If there are no buckets, ``worst_bucket`` is -1."""
 
     taken: int
     rows: int
@@ -30,12 +30,12 @@ class Occupancy(NamedTuple):
 
 
 class Inserted(NamedTuple):
-    """What ``HashIndex.insert`` gives back.
+    """What ``HashIndex.insert`` returns.
 
     Args:
         rows: int64 ``[n]``, the row of each id; -1 for an id that is not admitted and reads zeros.
-        new_rows: int64, the rows given out, in that order; their ids are ``row_ids[new_rows]``.
-        evicted_ids: int64, the ids that lost their rows, in that order.
+        new_rows: int64, the rows in the order in which they were given out; their ids are ``row_ids[new_rows]``.
+        evicted_ids: int64, the ids in the order in which they lost their rows.
     """
 
     rows: Tensor
@@ -44,43 +44,44 @@ class Inserted(NamedTuple):
 
 
 class HashIndex(IndexStorage):
-    """Gives rows of a table to raw 64-bit ids. Any int64 is a legal id.
+    """Gives rows of a table to raw 64-bit ids. Any int64 is a valid id.
 
-    Ids come as int64 or int32 ``[n]`` on any device, rows go out as int64 ``[n]`` on that device. The index itself
-    always lives on the CPU: ``.to()`` and ``.half()`` leave it where it is. On the meta device it holds nothing
-    (``len`` is 0, ``items`` are none), and asking it for rows is an error unless the ids are on meta as well;
-    ``to_empty`` turns it into an empty index.
+    Ids are int64 or int32 ``[n]`` on any device, and rows are int64 ``[n]`` on the same device. The index itself always
+    lives on the CPU: ``.to()`` and ``.half()`` do not affect it. On the meta device it holds nothing (``len`` is 0,
+    ``items`` is empty), and asking it for rows is an error unless the ids are on meta as well; ``to_empty`` turns it
+    into an empty index.
 
-    Every method that takes ids raises ``IdTypeError`` (``wrong_id_dtype``: they are not int64 or int32, or no tensor)
-    or ``InputError`` (``wrong_id_shape``, ``wrong_id_layout``, ``index_on_meta``) and changes nothing then.
+    Every method that takes ids raises ``IdTypeError`` (``wrong_id_dtype``: they are not int64 or int32, or not a
+    tensor) or ``InputError`` (``wrong_id_shape``, ``wrong_id_layout``, ``index_on_meta``) if they are invalid, and then
+    changes nothing.
 
-    State, in the ``state_dict``; everything else is rebuilt from it: ``row_ids`` int64 ``[rows]`` (-1 where free),
-    ``row_state`` uint8 ``[rows]`` (0 never used, 1 taken, 2 free, but used before; in a collection also 3 and 5: taken
-    from 0 or from another, and the weights are still to be initialised), ``counts`` int64 ``[6]`` (see ``counters``),
-    ``identity`` int64 ``[3]`` (of table, seed and dense_rows); with ``on_full="evict"`` ``row_scores`` int64
-    ``[rows]``; with ``admit_after > 1`` ``candidate_ids`` int64, ``candidate_counts`` int32 and ``candidate_order``
-    int64, each ``[rows]``.
+    The ``state_dict`` holds the following; everything else is rebuilt from it. ``row_ids`` int64 ``[rows]`` (-1 if
+    free); ``row_state`` uint8 ``[rows]`` (0 never used, 1 taken, 2 free but used before; in a collection also 3 and 5:
+    taken, from 0 or from any other state, with weights that are still to be initialised); ``counts`` int64 ``[6]`` (see
+    ``counters``); ``identity`` int64 ``[3]`` (of table, seed and dense_rows); with ``on_full="evict"``, ``row_scores``
+    int64 ``[rows]``; with ``admit_after > 1``, ``candidate_ids`` int64, ``candidate_counts`` int32 and
+    ``candidate_order`` int64, each ``[rows]``.
 
-    An index may hold a slice of its table's rows, as a rank does of a table that is sharded by rows: all it keeps is as
-    long as the slice, and all rows that it takes or answers are the slice's, a table's row minus ``row_begin``. It does
-    row for row what an index of the whole table would do for the slice's ids, buckets being apart from each other; see
-    ``recfx/hashing/slicing.py`` for where slices may be cut, and for their states. ``find`` answers -1 for ids of other
-    slices.
+    An index may hold a slice of its table's rows, as it does on each rank if a table is sharded by rows. Its tensors
+    are then as long as the slice, and all rows that it takes or returns are relative to the slice: a table's row minus
+    ``row_begin``. Since buckets are independent of each other, it gives the slice's ids the same rows as an index of
+    the whole table would. See ``recfx/hashing/slicing.py`` for where slices may be cut, and for their states. ``find``
+    returns -1 for ids of other slices.
 
-    Threads: ``find``, ``answer``, ``find_or_insert``, ``insert`` and ``erase`` may be called from any number of them.
-    Readers run together, a writer alone, and nobody sees half a batch. Everything else (``items``, ``state_dict``,
-    loading, copying, ``occupancy``) must not run beside a writer.
+    Threads: any number of threads may call ``find``, ``answer``, ``find_or_insert``, ``insert`` and ``erase``. Readers
+    may run at the same time, a writer runs alone, and no reader sees half a batch. Nothing else (``items``,
+    ``state_dict``, loading, copying, ``occupancy``) may run at the same time as a writer.
 
     Args:
-        rows: rows of the table.
-        config: of the table; with ``dense_rows=None`` standing for 0 here; or the resolved form for this table.
-        name: of the table, for messages.
+        rows: the number of rows of the table.
+        config: the table's, in which ``dense_rows=None`` stands for 0 here; or the resolved form for this table.
+        name: the name of the table, for messages.
         device: only ``"meta"`` (also as torch's default device) makes a difference.
-        row_begin, row_end: the table's rows that the index holds, by default all; at least one. A border is among the
-            dense rows, or where a bucket begins.
+        row_begin, row_end: the rows of the table that the index holds, at least one; by default all. Each border must
+            be among the dense rows or at the border of a bucket.
 
     Raises:
-        ConversionError: ``invalid_hash_config`` (among others: all rows are dense, so there is nothing to index).
+        ConversionError: ``invalid_hash_config`` (one cause: all rows are dense, so there is nothing to index).
     """
 
     def __init__(
@@ -103,22 +104,22 @@ class HashIndex(IndexStorage):
         _check_slice(policy, name)
         super().__init__(resolved, policy, name, device)
         self._views: tuple[IndexView, IndexView] | None = None
-        self.removals = 0  # how often ids have lost rows by erase() or insert(): see recfx/nodes/removed_rows.py
+        self.removals = 0  # how often ids have lost rows to erase() or insert(): see recfx/nodes/removed_rows.py
 
     @property
     def row_begin(self) -> int:
-        """The table's row with which the index's rows begin."""
+        """The table's row at which the rows of the index begin."""
         return self.policy.row_begin
 
     @property
     def row_end(self) -> int:
-        """The table's row before which they end."""
+        """The table's row after the last row of the index."""
         return self.policy.row_end
 
-    # Looking up and inserting
+    # Finding and inserting
 
     def find(self, ids: Tensor) -> Tensor:
-        """The row of each id, -1 where it has none. Changes and counts nothing."""
+        """The row of each id, -1 if it has none. Changes and counts nothing."""
         self._check_ids(ids)
         if ids.is_meta:
             return torch.empty_like(ids, dtype=torch.int64)
@@ -128,20 +129,20 @@ class HashIndex(IndexStorage):
         return rows.to(ids.device)
 
     def find_or_insert(self, ids: Tensor) -> Tensor:
-        """The row of each id; new ids get one. The same as ``insert(ids).rows``."""
+        """The row of each id; new ids get one. Equals ``insert(ids).rows``."""
         return self.insert(ids).rows
 
     def insert(self, ids: Tensor) -> Inserted:
-        """One batch of training: the row of each id, and which rows are new.
+        """Insert one training batch: returns the row of each id, and which rows are new.
 
-        New ids get rows in order of first appearance, each the lowest free row of its bucket. Where the bucket is
-        full, ``config.on_full`` decides. With ``config.admit_after > 1`` an id gets a row with that many sightings;
-        before, it reads the ``unseen`` answer.
+        New ids get rows in order of first appearance, each the lowest free row of its bucket. If the bucket is full,
+        ``config.on_full`` decides. With ``config.admit_after > 1``, an id gets a row after that many sightings; until
+        then it reads the ``unseen`` answer.
 
         Raises:
-            TableFullError: ``table_full``, with ``on_full="error"``, or with ``"evict"`` where all rows of the bucket
-                are in use by this batch. The index is as it was.
-            InputError: ``foreign_id``: an id belongs to another slice of the table. The index is as it was.
+            TableFullError: ``table_full``, with ``on_full="error"``, or with ``"evict"`` if this batch uses all rows of
+                the bucket. The index is unchanged.
+            InputError: ``foreign_id``: an id belongs to another slice of the table. The index is unchanged.
         """
         self._check_ids(ids)
         if ids.is_meta:
@@ -160,27 +161,28 @@ class HashIndex(IndexStorage):
         full_bucket = int(inserted.report[0, 1])
         if full_bucket >= 0:
             raise self.full_error(full_bucket)
-        self.refresh()  # new rows get their weights now: those that the caller writes next must stay
+        self.refresh()  # new rows get their weights now, so as not to overwrite those that the caller writes next
         rows = (
             torch.where(inserted.rows < -1, -inserted.rows - 2, inserted.rows) if self.config.admits else inserted.rows
         )
         return Inserted(rows.to(ids.device), inserted.new_rows.to(ids.device), evicted.to(ids.device))
 
     def answer(self, ids: Tensor) -> Tensor:
-        """What eval mode reads: the row of each id; where it has none, what ``config.unseen`` says. Inserts nothing.
+        """What eval mode reads: the row of each id, or the ``config.unseen`` answer if it has none. Inserts nothing.
 
         Returns:
-            int64 ``[n]``; with ``unseen="zeros"`` -1 where there is no row, with ``"share"`` a row of the id's bucket.
+            int64 ``[n]``; for an id without a row, -1 with ``unseen="zeros"``, and a row of its bucket with
+            ``"share"``.
         """
         rows = self.find(ids)
         return rows if ids.is_meta else self.answer_absent(ids, rows)
 
     def answer_absent(self, ids: Tensor, rows: Tensor) -> Tensor:
-        """``answer(ids)`` for who has just had ``rows = find(ids)``."""
+        """``answer(ids)`` for a caller that already has ``rows = find(ids)``."""
         absent = rows < 0
         if self.config.unseen == "share":
             rows = torch.where(absent, self.shared_rows(ids.to(torch.int64)), rows)
-        if torch.compiler.is_compiling():  # a number that depends on the ids would break the graph
+        if torch.compiler.is_compiling():  # a value that depends on the ids would break the graph
             self.eval_counts[0] += ids.numel()
             self.eval_counts[1] += absent.sum().to("cpu")
         else:
@@ -190,11 +192,11 @@ class HashIndex(IndexStorage):
     def erase(self, ids: Tensor) -> Tensor:
         """Forget these ids and free their rows. Ids without a row and dense ids are left alone.
 
-        Not between a batch's forward and its backward, which raises an error then: its gradients might train whose rows
-        these are by that time.
+        Do not call it between a batch's forward and its backward: the backward then raises an error, because its
+        gradients might train rows that belong to other ids by then.
 
         Returns:
-            int64 ``[n]``: the row that each id had, -1 where it had none, or stands in ``ids`` before.
+            int64 ``[n]``: the row that each id had, -1 if it had none or appears earlier in ``ids``.
         """
         self._check_ids(ids)
         if ids.is_meta:
@@ -207,9 +209,9 @@ class HashIndex(IndexStorage):
         return rows.to(ids.device)
 
     def shared_rows(self, ids: Tensor) -> Tensor:
-        """The row that each id (int64 ``[n]``) shares where it has none of its own: one of its bucket, by its hash.
+        """The row that each id (int64 ``[n]``) shares if it has none of its own: one of its bucket, chosen by its hash.
 
-        -1 for an id of another slice of the table.
+        For an id of another slice of the table it is -1.
         """
         config = self.config
         rows = buckets.shared_rows(ids, config.rows, config.dense_rows, config.buckets, config.seed)
@@ -218,15 +220,15 @@ class HashIndex(IndexStorage):
         return torch.where(self.holds(ids), rows - self.row_begin, -1)
 
     def holds(self, ids: Tensor) -> Tensor:
-        """Whether the row of each id (int64 ``[n]``), if it has one, is among those of the index: bool ``[n]``."""
+        """Whether each id (int64 ``[n]``) belongs in this index, whether or not it has a row: bool ``[n]``."""
         config = self.config
         home = buckets.home_rows(ids, config.rows, config.dense_rows, config.buckets, config.seed)
         return (home >= self.row_begin) & (home < self.row_end)
 
-    # What is in it
+    # Contents
 
     def items(self) -> tuple[Tensor, Tensor]:
-        """All ids and their rows, int64, on the CPU, sorted by row. Dense ids are not listed. None on meta."""
+        """All ids and their rows, int64, on the CPU, sorted by row. Dense ids are not listed. Empty on meta."""
         if self.slots.is_meta:
             return _no_ids(), _no_ids()
         buffers = self.index_buffers()
@@ -237,16 +239,16 @@ class HashIndex(IndexStorage):
         return 0 if self.slots.is_meta else int(self.index_buffers().bucket_taken.sum())
 
     def __bool__(self) -> bool:
-        return True  # a module is one even when it holds no id: `if module:` must not skip an empty index
+        return True  # despite __len__: `if module:` must not skip an empty index
 
     @property
     def counters(self) -> dict[str, int]:
-        """What has happened so far, training and eval together.
+        """What has happened so far, in training and eval together.
 
-        ``batches`` (of training), ``ids_seen`` (occurrences), ``inserted`` (ids that got a row), ``evicted`` (ids that
-        lost it to another one), ``shared_answers`` (occurrences that trained a shared row because their bucket was
-        full), ``unseen_answers`` (occurrences that had no row, in eval or before they were admitted, and read what
-        ``config.unseen`` says). What training counts is saved with the index.
+        ``batches`` (in training), ``ids_seen`` (occurrences), ``inserted`` (ids that got a row), ``evicted`` (ids that
+        lost their row to another id), ``shared_answers`` (occurrences that trained a shared row because their bucket
+        was full), ``unseen_answers`` (occurrences without a row, in eval or before admission, which read the
+        ``config.unseen`` answer). The counts of training are saved with the index.
         """
         if self.slots.is_meta:
             return dict.fromkeys(COUNTERS, 0)
@@ -258,7 +260,7 @@ class HashIndex(IndexStorage):
     def candidates(self) -> tuple[Tensor, Tensor]:
         """The ids that have been seen but not admitted, int64, and their sightings, int64. On the CPU.
 
-        Oldest first; of different buckets, those that one batch brought stand in no order of their own.
+        Oldest first. Candidates that first appeared in the same batch are in no particular order across buckets.
         """
         if self.slots.is_meta:
             return _no_ids(), _no_ids()
@@ -268,11 +270,11 @@ class HashIndex(IndexStorage):
         return buffers.candidate_ids[places], buffers.candidate_counts[places].long()
 
     def longest_probe(self) -> int:
-        """How many slots the slowest ``find`` of an id looks at; 0 for an empty index. Reads the whole slot table."""
+        """How many slots the slowest ``find`` of an id reads; 0 for an empty index. Reads the whole slot table."""
         return 0 if self.slots.is_meta else longest_probe(self.index_buffers().slots)
 
     def occupancy(self) -> Occupancy:
-        """Rows taken and to be had, in all and in the fullest bucket (the first of these, if there are several)."""
+        """Taken rows and all rows, of the index and of its fullest bucket (the first one, if several are tied)."""
         buckets_taken = self.index_buffers().bucket_taken
         counts = [0] * len(buckets_taken) if buckets_taken.is_meta else buckets_taken.tolist()
         taken = dict(zip(self.policy.own_buckets, counts, strict=True))
@@ -283,14 +285,14 @@ class HashIndex(IndexStorage):
         return Occupancy(sum(taken.values()), own_rows, worst, taken[worst], self.bucket_rows(worst))
 
     def bucket_rows(self, bucket: int) -> int:
-        """Rows of one bucket, by the table's number."""
+        """The number of rows of one bucket, by the table's numbering."""
         return len(self.policy.rows_of(bucket))
 
     def view(self, training: bool = False) -> IndexView:
-        """What a lookup needs that finds rows itself: see ``recfx.kernels.pooled_lookup``.
+        """What a lookup that finds rows itself needs: see ``recfx.kernels.pooled_lookup``.
 
         Args:
-            training: ids without a row get one afterwards: they share none meanwhile.
+            training: ids without a row get one afterwards, so meanwhile they do not share one.
         """
         self.refresh()
         slots, views = self._buffers["slots"], self._views
@@ -310,7 +312,7 @@ class HashIndex(IndexStorage):
         return views[training]
 
     def mark_used(self) -> None:
-        """Note that free rows hold weights of others: an ``init_fn`` must fill them before ids get them."""
+        """Record that free rows hold old weights, which an ``init_fn`` must replace before ids get these rows."""
         free = self.row_state[self.policy.own_dense_rows :]
         free[free == NEVER_USED] = FREED
         self.written()
@@ -318,7 +320,7 @@ class HashIndex(IndexStorage):
     def slot_table(self) -> tuple[Tensor, Tensor]:
         """The slot table int64 ``[slots, 2]`` of (id, row), and the row of id -1, int64 ``[1]``: views, not copies.
 
-        ``fbgemm::pruned_hashmap_lookup`` can read the first; see ``recfx/kernels/slot_table.py``.
+        ``fbgemm::pruned_hashmap_lookup`` can read the slot table; see ``recfx/kernels/slot_table.py``.
         """
         buffers = self.index_buffers()
         return buffers.slots, buffers.side_row
@@ -328,7 +330,7 @@ class HashIndex(IndexStorage):
         whole = f"{config.rows}, name={self.name!r}, dense_rows={config.dense_rows}, buckets={config.buckets}"
         return whole if self.policy.is_whole_table else f"{whole}, row_begin={self.row_begin}, row_end={self.row_end}"
 
-    # Details
+    # Checks and errors
 
     def _check_ids(self, ids: Tensor) -> None:
         if not isinstance(ids, Tensor):
@@ -361,10 +363,10 @@ class HashIndex(IndexStorage):
             )
         if self.slots.is_meta and not ids.is_meta:
             raise InputError(
-                "The index is on the meta device, which holds no ids, and was asked for rows of ids.",
+                "The index is on the meta device, where it holds no ids, but was asked for the rows of ids.",
                 reason="index_on_meta",
                 module_path=self.name,
-                what_to_do="call to_empty(device='cpu') on the model first, and load its state where there is one.",
+                what_to_do="call to_empty(device='cpu') on the model first, and load its state if it has one.",
             )
 
     def _refuse_foreign(self, ids: Tensor) -> None:
@@ -376,7 +378,7 @@ class HashIndex(IndexStorage):
                 f"Id {int(foreign[0])} does not belong to rows {self.row_begin} to {self.row_end} of the table.",
                 reason="foreign_id",
                 module_path=self.name,
-                what_to_do="give each slice of the table its own ids only: HashIndex.holds tells them.",
+                what_to_do="give each slice of the table only its own ids: HashIndex.holds tells which these are.",
             )
 
     def full_error(self, bucket: int) -> TableFullError:
@@ -388,7 +390,7 @@ class HashIndex(IndexStorage):
                 "in use by this batch, or by batches whose backward has not run yet, and none can be evicted.",
                 reason="table_full",
                 module_path=self.name,
-                what_to_do="Give the table more rows (HashConfig.rows), or take smaller batches; and let go of outputs "
+                what_to_do="Give the table more rows (HashConfig.rows), or use smaller batches; and release outputs "
                 "of training forwards whose backward never runs (use eval mode or torch.no_grad for evaluation).",
             )
         part = "table" if self.policy.is_whole_table else "slice"
@@ -402,7 +404,7 @@ class HashIndex(IndexStorage):
 
 
 def _no_ids() -> Tensor:
-    """What an index on meta holds."""
+    """The content of an index on meta."""
     return torch.empty(0, dtype=torch.int64, device="cpu")
 
 
@@ -454,10 +456,10 @@ def _check_slice(policy: IndexPolicy, name: str) -> None:
     if 0 <= begin < end <= policy.rows and policy.may_be_border(begin) and policy.may_be_border(end):
         return
     raise ConversionError(
-        f"Rows {begin} to {end} are no slice of a table of {policy.rows} rows, {policy.dense_rows} of them dense, with "
-        f"{policy.buckets} buckets.",
+        f"Rows {begin} to {end} are not a slice of a table of {policy.rows} rows, {policy.dense_rows} of them dense, "
+        f"with {policy.buckets} buckets.",
         reason="invalid_hash_config",
         module_path=name,
-        what_to_do="A slice has at least one row, and its borders are among the dense rows or where a bucket begins: "
-        "recfx.hashing.slicing.row_cuts gives such borders.",
+        what_to_do="A slice has at least one row, and its borders are among the dense rows or where a bucket begins; "
+        "recfx.hashing.slicing.row_cuts returns such borders.",
     )

@@ -1,8 +1,8 @@
-"""A saved index in a table with more rows: each id moves to the rows that its bucket has there.
+"""Fits a saved index to a table with more rows: each id moves to the rows that its bucket has there.
 
-Bucket borders depend on the number of rows, so an id's bucket has other rows in a bigger table. Ids move in the order
-of their old rows, each to the lowest free row of its bucket; candidates, which are counted in places of their own,
-likewise.
+Bucket borders depend on the number of rows, so an id's bucket has different rows in a bigger table. Ids move in the
+order of their old rows, each to the lowest free row of its bucket. Candidates move in the same way between the places
+in which they are counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recfx.hashing.index import HashIndex
 from recfx.kernels import buckets
 from recfx.kernels.index_buffers import FREED, NEVER_USED, IndexPolicy
 
-# How the buffers are called that have one value a row: of the id that has the row, and of the candidate at its place.
+# Prefixes of the buffers with one value per row: that of the id that has the row, or of the candidate at that place.
 _ROWS, _CANDIDATES = "row_", "candidate_"
 _NO_ROW = (NEVER_USED, FREED)
 
@@ -31,27 +31,27 @@ def saved_names(index: HashIndex) -> tuple[str, ...]:
 
 
 def row_aligned_names(index: HashIndex) -> tuple[str, ...]:
-    """Those of ``saved_names`` that have one value a row of the table."""
+    """Those of ``saved_names`` that have one value per row of the table."""
     return tuple(name for name in saved_names(index) if name.startswith((_ROWS, _CANDIDATES)))
 
 
 def check_saved_index(index: HashIndex, saved: Mapping[str, object]) -> None:
-    """Whether ``index`` could load ``saved`` (by buffer name); changes nothing.
+    """Check that ``index`` could load ``saved`` (by buffer name); changes nothing.
 
     Raises:
-        CheckpointError: as ``state.buffers_from_state``.
+        CheckpointError: as in ``state.buffers_from_state``.
     """
     state.buffers_from_state(index.config, index.policy, index.name, saved)
 
 
 @dataclass(frozen=True)
 class RowMove:
-    """Where the rows of a saved table are in a bigger one.
+    """Where the rows of a saved table go in a bigger one.
 
     Args:
-        saved_rows: rows of the saved table.
+        saved_rows: the number of rows of the saved table.
         old_rows: int64 ``[n]``, the saved rows that are kept, each once.
-        new_rows: int64 ``[n]``, where each of them is now.
+        new_rows: int64 ``[n]``, where each of them goes.
     """
 
     saved_rows: int
@@ -77,19 +77,20 @@ class RowMove:
 
 
 def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, object], RowMove | None]:
-    """A saved index as one of as many rows as ``index`` has.
+    """Fit a saved index to the number of rows that ``index`` has.
 
     Args:
-        index: the one that is to load, or its like on meta; its config is read, nothing is changed.
-        saved: by buffer name. What is damaged comes back as it is, for ``check_saved_index`` to name.
+        index: the index that is to load the state, or one like it on meta. Only its config is read; nothing is changed.
+        saved: the saved tensors by buffer name. Damaged ones are returned unchanged, for ``check_saved_index`` to
+            report.
 
     Returns:
-        the state, and the move of the table's rows; None where no row moves.
+        The state, and the move of the table's rows (None if no row moves).
 
     Raises:
-        CheckpointError: ``bucket_too_small``: a bucket of the bigger table has fewer rows than it has ids;
-            ``wrong_bucket``: an id belongs to another slice of the table than ``index`` holds; or what
-            ``check_identity`` says, as rows move by the seed and the ``dense_rows`` of ``index``.
+        CheckpointError: ``bucket_too_small``: a bucket of the bigger table has fewer rows than ids; ``wrong_bucket``:
+            an id belongs to another slice of the table than the one that ``index`` holds; or the errors of
+            ``check_identity``, because rows move by the seed and the ``dense_rows`` of ``index``.
     """
     rows, config = index.policy.own_rows, index.config
     aligned = {name: saved[name] for name in row_aligned_names(index) if saved.get(name) is not None}
@@ -112,9 +113,9 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
     fitted = dict(saved)
     for name, value in tensors.items():
         if name.startswith(_CANDIDATES) and _CANDIDATES not in moves:
-            continue  # half of them: check_saved_index says so
+            continue  # some are missing, which check_saved_index reports
         target = value.new_full((rows,), -1 if name.endswith("_ids") else 0, device="cpu")
-        # The weights of rows without an id stay, and with them what is known of these rows.
+        # The weights of rows without an id stay, and so does the state of these rows.
         if name == "row_state" and not index.row_state.is_meta:
             target[index.row_state != NEVER_USED] = FREED
         fitted[name] = moves[_CANDIDATES if name.startswith(_CANDIDATES) else _ROWS].apply(value, target)
@@ -150,14 +151,14 @@ def _move(ids: Tensor, taken: Tensor, policy: IndexPolicy, name: str, what: str)
 
 
 def _refuse_other_slices(ids: Tensor, bucket: Tensor, policy: IndexPolicy, name: str, what: str) -> None:
-    """``bucket``: of each of the ids."""
+    """``bucket``: the bucket of each id."""
     own = policy.own_buckets
     foreign = torch.nonzero((bucket < own.start) | (bucket >= own.stop)).squeeze(1)
     if foreign.numel() > 0:
         raise CheckpointError(
-            f"The saved index has {what} of bucket {int(bucket[foreign[0]])}, {int(ids[foreign[0]])} among them, but "
+            f"The saved index has {what} of bucket {int(bucket[foreign[0]])}, such as {int(ids[foreign[0]])}, but "
             f"rows {policy.row_begin} to {policy.row_end} of the table have other buckets.",
             reason="wrong_bucket",
             module_path=name,
-            what_to_do="Fit the whole table's state, and slice it afterwards (recfx.hashing.slicing).",
+            what_to_do="Fit the state of the whole table, and slice it afterwards (recfx.hashing.slicing).",
         )

@@ -1,8 +1,9 @@
-"""Slices of a table's index: where a table is cut, and the state of one slice made of the whole table's, and back.
+"""Slices of a table's index: where a table may be cut, and how to slice the state of a whole table and join it again.
 
-An index does the same for a bucket wherever it is, so the state of slices that have seen the same batches, each its own
-ids of them, is the state of a whole index, cut; and what follows is the same after cutting it elsewhere. Only the
-statistics in ``counts`` cannot be told apart: they go to the first slice.
+What an index does in a bucket does not depend on which slice holds the bucket. So if slices have seen the same batches,
+each its own ids, then their states are slices of the state of a whole index, and cutting that state at different
+borders does not change what happens next. Only the statistics in ``counts`` cannot be attributed to slices: they go to
+the first one.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _COUNTS = "counts"
 
 
 def row_cuts(config: ResolvedHashConfig, pieces: int) -> list[int]:
-    """Where a table is cut into slices of about the same size: ``pieces + 1`` borders, the first 0, the last ``rows``.
+    """The borders that cut a table into slices of similar size: ``pieces + 1`` of them, from 0 to ``rows``.
 
-    They ascend; slices may be empty. Cut ``k`` is at row ``k * rows // pieces`` if that is a dense one, else where the
-    row's bucket begins.
+    The borders ascend; slices may be empty. Border ``k`` is row ``k * rows // pieces`` if that is a dense row,
+    otherwise the row at which its bucket begins.
     """
     if pieces < 1:
         raise ValueError(f"a table is cut into at least one piece, not {pieces}")
@@ -33,7 +34,7 @@ def row_cuts(config: ResolvedHashConfig, pieces: int) -> list[int]:
 
 
 def _border_at(config: ResolvedHashConfig, row: int) -> int:
-    """The last row up to this one where the table may be cut."""
+    """The last row, up to this one, at which the table may be cut."""
     if row <= config.dense_rows:
         return row
     # The last bucket b with b * index_rows // buckets <= index_row.
@@ -43,14 +44,14 @@ def _border_at(config: ResolvedHashConfig, row: int) -> int:
 
 
 def slice_state(state: Mapping[str, Tensor], row_begin: int, row_end: int) -> dict[str, Tensor]:
-    """The state of the slice ``[row_begin, row_end)`` out of a whole table's.
+    """Cut the state of the slice ``[row_begin, row_end)`` out of the state of a whole table.
 
     Args:
-        state: by buffer name, as an index's ``state_dict`` has it.
+        state: tensors by buffer name, as in the ``state_dict`` of an index.
 
     Returns:
-        Views of the rows; ``counts`` is a copy: the number of batches is that of the table, the statistics are kept
-        where ``row_begin`` is 0, and 0 elsewhere.
+        Views of the rows, and a copy of ``counts``. It has the table's number of batches; its statistics are the
+        table's if ``row_begin`` is 0, and otherwise 0.
     """
     piece = {}
     for name, value in state.items():
@@ -65,12 +66,12 @@ def slice_state(state: Mapping[str, Tensor], row_begin: int, row_end: int) -> di
 
 
 def join_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The whole table's state out of those of its slices, in the order of their rows.
+    """Join the states of a table's slices, given in the order of their rows, to the state of the whole table.
 
-    ``counts``: the highest number of batches, the sums of the statistics.
+    Its ``counts`` have the highest number of batches and the sums of the statistics.
 
     Raises:
-        CheckpointError: ``torn_state``, if they do not have the same names, or differ in ``identity``.
+        CheckpointError: ``torn_state`` if the states have different names or different values of ``identity``.
     """
     if not states:
         raise ValueError("there is no state to join")
@@ -86,7 +87,7 @@ def join_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
             whole[name][BATCHES] = counts[:, BATCHES].max()
         elif name == IDENTITY:
             if any(not torch.equal(value, values[0]) for value in values):
-                raise torn("The slices are of different tables.", "")
+                raise torn("The slices belong to different tables.", "")
             whole[name] = values[0].clone()
         else:
             whole[name] = torch.cat(values)

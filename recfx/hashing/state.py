@@ -1,4 +1,4 @@
-"""The buffers of an index: an empty set, and a set made of saved state, checked before anything is touched."""
+"""The buffers of an index: new ones that are empty, or made from a saved state, which is checked before any change."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from recfx.kernels.index_buffers import (
 from recfx.kernels.index_rebuild import NO_PROBLEM
 
 EVERY_NAME = (*STATE, IDENTITY)
-"""What any index may have saved."""
+"""The names of everything that any index may have saved."""
 ABSENT = "_recfx_absent"
-"""Key by which a collection tells an index what to do (``KEEP`` or ``FORGET``) if the state has nothing for it."""
+"""The key by which a collection tells an index what to do (``KEEP`` or ``FORGET``) if the state has nothing for it."""
 KEEP, FORGET = "keep", "forget"
 
-_MOST_COUNTED = 1 << 62  # nobody counts so far, and what is counted after loading does not overflow
+_MOST_COUNTED = 1 << 62  # no real count gets this far, and counting on after loading does not overflow
 _DTYPES = {"row_state": torch.uint8, "candidate_counts": torch.int32}
 _CANDIDATES = ("candidate_ids", "candidate_counts", "candidate_order")
 
 
 def state_names(config: ResolvedHashConfig) -> tuple[str, ...]:
-    """The buffers that an index of this kind saves. All but ``counts`` and ``identity`` have one entry a row."""
+    """The buffers that an index of this kind saves. All except ``counts`` and ``identity`` have one entry per row."""
     unused = (() if config.evicts else ("row_scores",)) + (() if config.admits else _CANDIDATES)
     return (*(name for name in STATE if name not in unused), IDENTITY)
 
 
 def has_index(saved: Mapping[str, object]) -> bool:
-    """Whether anything of an index was saved, by buffer name. Its ``identity`` alone is nothing."""
+    """Whether ``saved`` (by buffer name) contains anything of an index. ``identity`` alone does not count."""
     return any(saved.get(key) is not None for key in STATE)
 
 
 def allocate(policy: IndexPolicy, device: str) -> IndexBuffers:
-    """Buffers without content, on ``"cpu"`` or ``"meta"``."""
+    """Uninitialised buffers, on ``"cpu"`` or ``"meta"``."""
     buffers = allocate_buffers(policy, device)
     for read_at_random in (buffers.slots, buffers.row_scores, buffers.candidate_slots):
         advise_huge_pages(read_at_random)
@@ -57,7 +57,7 @@ def allocate(policy: IndexPolicy, device: str) -> IndexBuffers:
 
 
 def empty_buffers(policy: IndexPolicy) -> IndexBuffers:
-    """Buffers of an index that holds nothing."""
+    """The buffers of an empty index."""
     buffers = allocate(policy, "cpu")
     _clear(buffers)
     host.index_rebuild().rebuild(buffers, policy)
@@ -67,20 +67,21 @@ def empty_buffers(policy: IndexPolicy) -> IndexBuffers:
 def buffers_from_state(
     config: ResolvedHashConfig, policy: IndexPolicy, name: str, saved: Mapping[str, object]
 ) -> IndexBuffers:
-    """New buffers that hold what was saved.
+    """New buffers that hold a saved state.
 
-    A state without ``counts``, ``row_scores`` or candidates is that of an index that did not need them: nothing was
-    counted yet, and all rows are equally old. What this index does not need is left out.
+    A state without ``counts``, ``row_scores`` or candidates comes from an index that did not need them: nothing has
+    been counted yet, and all rows are equally old. Anything that this index does not need is ignored.
 
     Args:
-        config: of the table.
-        policy: of the index that loads; with the slice of the table that it holds, which ``saved`` is the state of.
-        name: of the table, for messages.
-        saved: tensors by name, see ``state_names``. Nothing at all: an empty index.
+        config: the configuration of the table.
+        policy: that of the index that loads the state; ``saved`` is the state of the slice that it describes.
+        name: the name of the table, for messages.
+        saved: tensors by name, see ``state_names``; if there are none, the index is empty.
 
     Raises:
-        CheckpointError: ``torn_state`` (something is missing, or does not fit the rest, or holds what cannot be),
-            ``rows_mismatch`` (saved with more rows, or with fewer that end up in other buckets here), ``wrong_table``,
+        CheckpointError: ``torn_state`` (something is missing, does not fit the rest, or has impossible values),
+            ``rows_mismatch`` (saved with more rows, or with fewer rows that are in different buckets here),
+            ``wrong_table``,
             ``wrong_seed``, ``dense_rows_mismatch``, ``duplicate_id``, ``wrong_bucket``, ``dense_id``.
     """
     if not has_index(saved):
@@ -122,7 +123,7 @@ def _checked_tensors(config: ResolvedHashConfig, name: str, saved: Mapping[str, 
     for key in STATE:
         value = saved.get(key)
         if value is None and key in needed:
-            raise torn(f"{key} is missing, while other parts of the index are there.", name)
+            raise torn(f"{key} is missing, although other parts of the index are present.", name)
         if value is None or key not in state_names(config):
             continue
         dtype = _DTYPES.get(key, torch.int64)
@@ -146,22 +147,22 @@ def _checked_tensors(config: ResolvedHashConfig, name: str, saved: Mapping[str, 
 def _check_counts(counts: list[int], name: str) -> None:
     for counter, count in zip(COUNTERS, counts, strict=True):
         if not 0 <= count < _MOST_COUNTED:
-            raise torn(f"counts says {count} {counter}, which cannot be.", name)
+            raise torn(f"counts says {count} {counter}, which is invalid.", name)
     if counts[BATCHES] >= 1 << BATCH_BITS:
         raise torn(f"counts says {counts[BATCHES]} batches, more than an index can count.", name)
 
 
 def _adapt_scores(buffers: IndexBuffers, config: ResolvedHashConfig, name: str) -> None:
-    """Scores of the other rule become what they can say under this one."""
+    """Convert scores that were saved with the other eviction rule, as far as possible."""
     scores, taken = buffers.row_scores, is_taken(buffers.row_state)
     if bool((scores[taken] < 0).any()):
-        return  # rebuild says where
+        return  # rebuild reports where
     counted = scores >> BATCH_BITS
     if config.evict == "lru":
         wrong = torch.nonzero(taken & (counted > 0)).squeeze(1)
-        if 0 < wrong.numel() < int(taken.sum()):  # all: they are scores of the other rule
+        if 0 < wrong.numel() < int(taken.sum()):  # if all are, they are scores of the other rule
             row = int(wrong[0])
-            raise torn(f"Row {row} has the score {int(scores[row])}, of a batch that has not been.", name)
+            raise torn(f"Row {row} has the score {int(scores[row])}, of a batch that has not run.", name)
     if config.evict == "lfu":
         scores.copy_(torch.where(taken & (counted == 0), scores + (1 << BATCH_BITS), scores))
     else:
@@ -169,7 +170,7 @@ def _adapt_scores(buffers: IndexBuffers, config: ResolvedHashConfig, name: str) 
 
 
 def _last_batch(buffers: IndexBuffers, config: ResolvedHashConfig) -> int:
-    """A clock that was not saved, read off the scores and the candidates."""
+    """The number of the last batch, derived from the scores and the candidates because it was not saved."""
     batch = 0
     if config.evicts:
         scores = buffers.row_scores.masked_fill(~is_taken(buffers.row_state), 0)

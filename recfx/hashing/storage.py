@@ -1,4 +1,4 @@
-"""Where an index keeps its tensors: on the CPU, whatever is done to the model around it."""
+"""The tensors of an index, which stay on the CPU whatever is done to the model around it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _fresh_number = itertools.count(1)
 
 
 class RowInitializer(Protocol):
-    """Knows the weights of an index's rows."""
+    """Initialises the weights of an index's rows."""
 
     def initialize_left(self) -> None:
         """Initialise every row that is marked as new."""
@@ -35,9 +35,9 @@ class IndexStorage(nn.Module):
     """The tensors of one index as buffers: moving, copying, saving and loading them.
 
     Args:
-        config: of the table.
-        policy: the same as the operators take it, with the slice of the table's rows that the index holds.
-        name: of the table, for messages.
+        config: the configuration of the table.
+        policy: its form for the operators, with the slice of the table's rows that the index holds.
+        name: the name of the table, for messages.
         device: ``"meta"`` (also as torch's default device) allocates nothing; any other means the CPU.
     """
 
@@ -69,26 +69,26 @@ class IndexStorage(nn.Module):
             self.register_buffer(key, tensor, persistent=key in saved)
         self.register_buffer(IDENTITY, identity(config, name).to(buffers.slots.device))
         self.register_buffer("eval_counts", self._zero_eval_counts(buffers.slots.device), persistent=False)
-        # Not registered: they are modules of their own elsewhere.
+        # Not registered as submodules, because they are part of the model elsewhere.
         self.__dict__["_leader"], self.__dict__["_followers"] = None, []
         self.__dict__["_initializer"], self.__dict__["_expects_load"] = None, False
         self._note_versions()
 
     def follow(self, leader: IndexStorage) -> None:
-        """Be ``leader``'s copy: what is written into that one from outside comes here as well.
+        """Become a copy of ``leader``: whatever is loaded into it from outside is copied here as well.
 
-        Column shards of a table on one rank have an index each, of which one is saved.
+        The column shards of a table on one rank have one index each, only one of which is saved.
         """
         self.__dict__["_leader"] = leader
         leader.__dict__["_followers"].append(self)
 
     def expect_load(self) -> None:
-        """The table's weights are about to be loaded, and this index after them: until then nobody may read it."""
+        """Announce a load of the table's weights, followed by this index; until then the index cannot be read."""
         self.__dict__["_expects_load"] = True
 
     @contextlib.contextmanager
     def readable(self) -> Iterator[None]:
-        """Inside, the index can be read although it may expect a load: by who wants its names, and is to load it."""
+        """A context in which the index can be read even if it expects a load, by the code that is about to load it."""
         before = self.__dict__.get("_expects_load", False)
         self.__dict__["_expects_load"] = False
         try:
@@ -97,17 +97,17 @@ class IndexStorage(nn.Module):
             self.__dict__["_expects_load"] = before
 
     def initialized_by(self, initializer: RowInitializer) -> None:
-        """From here on new rows are marked, and ``initializer`` gives them their weights and takes the marks off.
+        """From now on, mark new rows; ``initializer`` gives them their weights and removes the marks.
 
-        Where it was kept from that (by Ctrl-C, say), it is called again before anybody reads the index's state. The
-        index does not keep it alive, and copies do not take it over; the marks are part of the state.
+        If it was interrupted (by Ctrl-C, say), it is called again before the state of the index is next read. The index
+        does not keep it alive, and copies of the index do not have it; the marks are part of the state.
         """
         self.policy = self.policy._replace(mark_new=1)
         self.__dict__["_initializer"] = weakref.ref(initializer)
 
     @property
     def has_uninitialized_rows(self) -> bool:
-        """Whether ids have rows whose weights are not theirs yet."""
+        """Whether any id has a row that does not hold its weights yet."""
         cell = self._buffers["uninitialized"]
         return cell is not None and not cell.is_meta and bool(cell.item())
 
@@ -115,14 +115,14 @@ class IndexStorage(nn.Module):
         """The tensors as the operators in ``recfx.kernels.hash_index`` take them: views, not copies.
 
         Raises:
-            CheckpointError: somebody has written into ``row_ids`` (torch.distributed.checkpoint loads in place), and
-                what stands there now is no valid state.
+            CheckpointError: ``row_ids`` was written from outside (torch.distributed.checkpoint loads in place), and the
+                state is now invalid.
         """
         self.refresh()
         return self.buffers_as_they_are()
 
     def buffers_as_they_are(self) -> IndexBuffers:
-        """``index_buffers`` without looking whether somebody has written into them, or left new rows behind."""
+        """``index_buffers`` without the check for outside writes and for new rows that are not initialised."""
         buffers: Any = self._buffers
         return IndexBuffers(*(buffers[key] for key in IndexBuffers._fields))
 
@@ -130,17 +130,17 @@ class IndexStorage(nn.Module):
         """Notice a state that was written from outside (see ``index_buffers``), and rows that are not initialised yet.
 
         Raises:
-            CheckpointError: ``load_interrupted``, or that what was written is no valid state.
+            CheckpointError: ``load_interrupted``, or the error for the invalid state that was written.
         """
         if torch.compiler.is_compiling():
             return
         forks.use_one_thread_in_child()
         if self.__dict__.get("_expects_load"):
             raise CheckpointError(
-                "load_state_dict was interrupted: the rows may be those of the saved state, and the index is not.",
+                "load_state_dict was interrupted: the rows may be those of the saved state, but the index is not.",
                 reason="load_interrupted",
                 module_path=self.name,
-                what_to_do="load the state again; or call reset_parameters() on the collection to begin anew.",
+                what_to_do="load the state again; or call reset_parameters() on the collection to start again.",
             )
         self._notice_written_state()
         if self.has_uninitialized_rows and self.__dict__["_initializer"] is not None:
@@ -156,7 +156,7 @@ class IndexStorage(nn.Module):
             self._adopt_written_state()
 
     def holds_ids(self) -> bool:
-        """Whether any id has a row or is counted; also of a state that was written from outside, and wrong."""
+        """Whether any id has a row or is counted, even in an invalid state that was written from outside."""
         if self.slots.is_meta:
             return False
         candidate_counts: Any = self._buffers["candidate_counts"]
@@ -167,7 +167,7 @@ class IndexStorage(nn.Module):
         self._fill(state.empty_buffers(self.policy))
 
     def written(self) -> None:
-        """The index's own operators have changed its state: what is derived from it is up to date."""
+        """Record that the index's own operators changed its state, so everything derived from it is up to date."""
         self._note_versions()
 
     # Changes from outside
@@ -179,7 +179,7 @@ class IndexStorage(nn.Module):
         return row_ids._version, row_state._version
 
     def _note_versions(self) -> None:
-        # The C++ operators do not count as writers here, every ATen operator does.
+        # ATen operators increment the version of a tensor that they write; the C++ operators do not.
         if not torch.compiler.is_compiling():
             self._versions = self._current_versions()
 
@@ -191,8 +191,8 @@ class IndexStorage(nn.Module):
 
     def _warn_of_forgetting(self) -> None:
         warnings.warn(
-            f"table {self.name!r}: the state has the table's weight, but no index, so the index forgets its "
-            f"{int(is_taken(self.row_state).sum())} ids. Load a state with the index's keys, or, if this is meant, "
+            f"table {self.name!r}: the state has the table's weight but no index, so the index forgets its "
+            f"{int(is_taken(self.row_state).sum())} ids. Load a state with the index's keys, or, if this is intended, "
             "call the index's reset() first. To keep the index, load with strict=False.",
             stacklevel=3,
         )
@@ -200,12 +200,12 @@ class IndexStorage(nn.Module):
     # Moving and copying
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> IndexStorage:
-        """Everything that moves or casts a module ends here. The index stays on the CPU; only meta is followed.
+        """All moves and casts of a module end here. The index stays on the CPU; it only follows moves to and from meta.
 
-        What ``fn`` does is found out on a small tensor, so that the index itself is not copied for nothing.
+        A small tensor shows what ``fn`` does, so that the index itself is not copied for nothing.
         """
         was_meta = self.slots.is_meta
-        # Numbers that no other call has used: memory that to_empty() happens to get cannot hold them.
+        # A number that no other call has used, so that the memory which to_empty() gets cannot contain it by chance.
         probe = torch.full((8,), next(_fresh_number), dtype=torch.int64, device=self.slots.device)
         result = fn(probe)
         if result.is_meta:
@@ -224,12 +224,13 @@ class IndexStorage(nn.Module):
     def _replace(self, buffers: IndexBuffers) -> None:
         device = buffers.slots.device
         own = {IDENTITY: identity(self.config, self.name).to(device), "eval_counts": self._zero_eval_counts(device)}
-        self._buffers.update({**buffers._asdict(), **own})  # in one step: nothing can come between
+        self._buffers.update({**buffers._asdict(), **own})  # in one step, which nothing can interrupt
         self.__dict__["_expects_load"] = False
         self._note_versions()
 
     def _fill(self, buffers: IndexBuffers, followers: Sequence[IndexStorage] = ()) -> None:
-        # In place: other modules may share these tensors. In one operator: Ctrl-C must not leave half of it.
+        # In place, because other modules may share these tensors; in one operator, so that Ctrl-C cannot leave it half
+        # done.
         own = {IDENTITY: identity(self.config, self.name), "eval_counts": self._zero_eval_counts(self.slots.device)}
         sources = {key: tensor for key, tensor in {**buffers._asdict(), **own}.items() if key != "lock"}
         indexes = [self, *followers]
@@ -244,8 +245,8 @@ class IndexStorage(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         if not self.slots.is_meta and not torch.compiler.is_compiling():
-            self._notice_written_state()  # it is checked before it goes on
-        # Rows that are not initialised stay so: the weights may have been copied already.
+            self._notice_written_state()  # a written state is checked before it is copied
+        # Rows that are not initialised stay that way: the weights may have been copied already.
         return {**self.__dict__, "_views": None, "_initializer": None}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
@@ -255,7 +256,8 @@ class IndexStorage(nn.Module):
             if tensor is not None and not tensor.is_meta:
                 self._buffers[key] = tensor.cpu()
         if not self.lock.is_meta and not self.lock.is_shared():
-            # A new one: the original may be held, or is this very tensor (copy.copy), and somebody will let it go.
+            # A new lock: the original may be held, or may even be this very tensor (copy.copy), and will then be
+            # released.
             self._buffers["lock"] = torch.zeros_like(self.lock)
         self._note_versions()
 
@@ -263,7 +265,7 @@ class IndexStorage(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if not self.slots.is_meta:
-            self.index_buffers()  # a state that was written from outside is checked before it goes on
+            self.index_buffers()  # a state that was written from outside is checked before it is saved
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(
@@ -276,9 +278,9 @@ class IndexStorage(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Load, or raise a ``CheckpointError`` with this index as it was (torch passes what is raised on).
+        """Load, or raise a ``CheckpointError`` that leaves this index unchanged (torch passes the exception on).
 
-        A state without any index is that of a plain table: it makes this index empty, unless the collection around it
+        A state without an index is that of a plain table: it makes this index empty, unless the collection around it
         says otherwise (``state.ABSENT``).
         """
         for hook in load_hooks(self).values():

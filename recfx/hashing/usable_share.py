@@ -1,11 +1,12 @@
-"""How many ids fit into rows that are cut into buckets: fewer than there are rows, because buckets fill unequally.
+"""How many ids fit into rows that are divided into buckets: fewer than there are rows, because buckets fill unevenly.
 
-Ids fall on buckets by their hash, like balls into bins. With independent Poisson arrivals, one id a bucket and unit of
-time, a bucket with ``f`` free rows still has room at time ``x`` with probability ``Q(f + 1, x)``, the regularised upper
-incomplete gamma function. The first id that meets a full bucket comes, on average, as number
+Ids fall into buckets by their hash, like balls into bins. With independent Poisson arrivals, one id per bucket and unit
+of time, a bucket with ``f`` free rows still has room at time ``x`` with probability ``Q(f + 1, x)``, the regularised
+upper
+incomplete gamma function. On average, the first id that meets a full bucket is number
 ``buckets * integral over x > 0 of the product of Q(f_b + 1, x) over the buckets b``. For equal buckets this is the
 generalised birthday problem: M. S. Klamkin, D. J. Newman, "Extensions of the birthday surprise", Journal of
-Combinatorial Theory 3 (1967), 279-282. The expectation is exact; the integral is done numerically.
+Combinatorial Theory 3 (1967), 279-282. The expectation is exact; the integral is computed numerically.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ import torch
 from torch import Tensor
 
 _POINTS = 1024
-_DISTINCT = 32  # only the fullest buckets matter; this many different numbers of free rows are looked at
+_DISTINCT = 32  # only the fullest buckets matter; this many different numbers of free rows are considered
 _GROWTH = 1.02
 
 
 def expected_room(free_rows: Tensor) -> float:
-    """How many new ids fit, on average, before one meets a bucket without a free row.
+    """How many new ids fit, on average, before one meets a full bucket.
 
     Args:
-        free_rows: int64 ``[buckets]``, rows that each bucket has left.
+        free_rows: int64 ``[buckets]``, the number of free rows per bucket.
     """
     free, buckets = torch.unique(free_rows, return_counts=True)
     return _room(free[:_DISTINCT], buckets[:_DISTINCT], free_rows.numel())
@@ -33,11 +34,11 @@ def expected_room(free_rows: Tensor) -> float:
 
 @lru_cache(maxsize=1024)
 def usable_share(rows: int, buckets: int) -> float:
-    """The share of an empty index's rows that is taken, on average, when the first id meets a full bucket; at most 1.
+    """The share of an index's rows that is taken, on average, when the first id meets a full bucket; at most 1.
 
     Args:
-        rows: that the index gives out, at least one a bucket.
-        buckets: that they are cut into; each is taken to have ``rows // buckets`` rows.
+        rows: the number of rows that the index gives out, at least one per bucket.
+        buckets: the number of buckets; each is assumed to have ``rows // buckets`` rows.
     """
     if buckets == 1:
         return 1.0
@@ -45,9 +46,9 @@ def usable_share(rows: int, buckets: int) -> float:
 
 
 def rows_for(ids: int, buckets: int, share: float) -> int:
-    """How many rows an index needs so that ``ids`` ids take about ``share`` of those that can be used, or less.
+    """How many rows an index needs so that ``ids`` ids take about ``share`` of its usable rows, or less.
 
-    Two digits, rounded up; at most a tenth and a step of 2 % more than needed.
+    Rounded up to two digits: at most a tenth and a step of 2 % more than needed.
     """
     rows = max(math.ceil(ids / share), buckets)
     while usable_share(rows, buckets) * rows * share < ids:
@@ -57,11 +58,11 @@ def rows_for(ids: int, buckets: int, share: float) -> int:
 
 
 def _room(free: Tensor, counts: Tensor, buckets: int) -> float:
-    """``expected_room`` of ``counts[i]`` buckets with ``free[i]`` rows each, ascending."""
+    """``expected_room`` for ``counts[i]`` buckets with ``free[i]`` free rows each, in ascending order."""
     if buckets == 1:
         return float(free[0])
-    # In u = sqrt(x) the drop from 1 to 0 is equally wide for every number of rows: a Poisson number's square root has
-    # a standard deviation of about 1/2. 16 deviations before it the product is 1.
+    # In u = sqrt(x), the drop from 1 to 0 is equally wide for every number of rows, because the square root of a
+    # Poisson number has a standard deviation of about 1/2. 16 deviations before the drop, the product is 1.
     shape = (free + 1).double()
     middle = math.sqrt(float(shape[0]))
     begin = max(0.0, middle - 8)

@@ -112,10 +112,14 @@ def replace(key: str, change: Callable[[Any], Any]) -> Callable[[State], None]:
         (replace("row_ids", lambda t: t.view(2, 32)), "torn_state", r"got torch\.int64 \[2, 32\] on cpu"),
         (replace("row_ids", lambda t: t.to("meta")), "torn_state", "on meta"),
         (replace("row_ids", lambda t: "x"), "torn_state", "got str"),
-        (set_value("row_state", 40, 7), "torn_state", "Row 40 has the state 7, which cannot be"),
+        (set_value("row_state", 40, 7), "torn_state", "Row 40 has the invalid state 7."),
         (set_value("row_ids", 1, 1), "wrong_bucket", "Id 1 in row 1 is not in its bucket"),
         (swap_buckets, "wrong_bucket", "in row 0 is not in its bucket"),
-        (lambda s: s["row_ids"].__setitem__(1, s["row_ids"][0].item()), "duplicate_id", "has row 1 and a row before"),
+        (
+            lambda s: s["row_ids"].__setitem__(1, s["row_ids"][0].item()),
+            "duplicate_id",
+            "has row 1 and also an",
+        ),
     ],
 )
 def test_damaged_state_changes_nothing(damage: Callable[[State], None], reason: str, message: str) -> None:
@@ -154,7 +158,7 @@ def test_state_of_another_index(config: dict[str, Any], reason: str, message: st
 def test_other_dense_rows_without_an_identity() -> None:
     state = state_of(filled())
     state.pop("identity")
-    with pytest.raises(CheckpointError, match="rows and ids below 20 are not the index's here") as caught:
+    with pytest.raises(CheckpointError, match="rows and ids below 20 are dense here") as caught:
         HashIndex(64, config=HashConfig(dense_rows=20, buckets=2), name="t1").load_state_dict(state)
     assert caught.value.reason == "dense_id"
 
