@@ -231,7 +231,7 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str, with
         ({"routes": ROUTES._replace(buckets=[-1])}, "has -1 buckets in 10 rows"),
         ({"routes": ROUTES._replace(buckets=[2], dense_rows=[9])}, "has 2 buckets in 10 rows, 9 of them dense"),
         ({"routes": ROUTES._replace(seeds=[])}, "one entry per feature"),
-        ({"lengths": torch.tensor([2**62, 2**62, 2**62, 2**62 + 3]), "batch_size": 4}, "ids in all"),
+        ({"lengths": torch.tensor([2**62, 2**62, 2**62, 2**62 + 3]), "batch_size": 4}, "must add up to"),
     ],
 )
 def test_operator_checks_what_it_is_given(change: dict[str, Any], message: str) -> None:

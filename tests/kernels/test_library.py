@@ -277,7 +277,7 @@ def test_no_room(tiny_sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler.write_text("#!/bin/sh\necho 'No space left on device' >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    with pytest.raises(OSError, match="no room to compile"):
+    with pytest.raises(OSError, match="no disk space to compile"):
         library.build()
 
 
