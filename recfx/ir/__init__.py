@@ -1,4 +1,4 @@
-"""The graph: node kinds, node metadata, verifier and printer. Knows nothing of devices."""
+"""The graph: node kinds, node metadata, verifier and printer. Nothing here depends on devices."""
 
 from recfx.ir.meta import Collective, NodeMeta, SourceLocation, annotate
 from recfx.ir.node_kinds import NODE_KINDS, NodeKind

@@ -1,4 +1,4 @@
-"""Columns of output keys: how pooled parts say what they hold while tables are cut by columns."""
+"""Columns of output keys: they describe what a pooled part holds when tables are cut by columns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Columns(NamedTuple):
 
     Args:
         key: the key, ``feature`` or ``feature@table``.
-        first: the first of the key's columns that are meant.
-        dim: how many.
-        dtype: of pooled values.
+        first: the first of these columns within the key.
+        dim: the number of columns.
+        dtype: the dtype of pooled values.
     """
 
     key: str
@@ -27,7 +27,7 @@ class Columns(NamedTuple):
 
 
 def columns_of(tables: tuple[TableSpec, ...]) -> list[Columns]:
-    """What lookups of ``tables``, or of shards of tables, hold of the output keys, in order."""
+    """The columns of output keys that lookups of ``tables`` (or of shards of tables) produce, in order."""
     return [
         Columns(key, table.first_column, table.embedding_dim, table.output_dtype)
         for table in tables
@@ -36,10 +36,10 @@ def columns_of(tables: tuple[TableSpec, ...]) -> list[Columns]:
 
 
 def total_dim(columns: list[Columns]) -> int:
-    """Columns of a tensor that holds these."""
+    """The number of columns of a tensor that holds ``columns``."""
     return sum(each.dim for each in columns)
 
 
 def total_bytes(columns: Iterable[Columns]) -> int:
-    """Bytes of one row of such a tensor."""
+    """The bytes of one row of a tensor that holds ``columns``."""
     return sum(each.dim * each.dtype.itemsize for each in columns)

@@ -1,4 +1,4 @@
-"""The keys of a collection, in order, with the position of each: made once per collection and shared by its nodes."""
+"""The keys of a collection, in order, with the position of each; a collection's nodes share one object."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from functools import cached_property
 class KeyOrder(tuple[str, ...]):
     """A tuple of keys that finds the position of a key without a search.
 
-    Each table has a node of its own before lookups are batched. A search per node would make the conversion quadratic.
+    Before lookups are batched, each table has its own node. A search per node would make the conversion quadratic.
     """
 
     @classmethod
     def of(cls, keys: Iterable[str]) -> KeyOrder:
-        """``keys`` themselves where they are a ``KeyOrder`` already: what it has computed is shared then."""
+        """A ``KeyOrder`` of ``keys``, or ``keys`` itself if it already is one, to share the computed positions."""
         return keys if isinstance(keys, KeyOrder) else cls(keys)
 
     @cached_property
     def positions(self) -> Mapping[str, int]:
-        """Position of each key; of the first one where a key is there twice."""
+        """The position of each key; if a key appears twice, its first position."""
         return {key: position for position, key in reversed(list(enumerate(self)))}

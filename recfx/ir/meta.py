@@ -16,7 +16,7 @@ WORLD = sympy.Symbol("W", positive=True, integer=True)
 
 
 def mean_length(feature: str) -> sympy.Symbol:
-    """Symbol of a feature's mean number of ids a sample."""
+    """The symbol for a feature's mean number of ids per sample."""
     return sympy.Symbol(f"L_{feature}", nonnegative=True)
 
 
@@ -37,8 +37,8 @@ class Collective:
 
     Args:
         operation: ``"all_to_all"``, ``"reduce_scatter"`` or ``"all_gather"``.
-        bytes: symbolic size of what this rank hands over, its own part included.
-        backward: whether it runs in the backward.
+        bytes: symbolic size of what this rank passes to the call, including its own part.
+        backward: whether the call runs in the backward.
     """
 
     operation: str
@@ -52,16 +52,16 @@ class NodeMeta:
 
     Args:
         kind: name of a declared node kind.
-        collection: fully qualified name of the collection it belongs to; ``""`` for a root.
+        collection: fully qualified name of the collection that it belongs to; ``""`` for a root.
         made_by: the pass that made it.
-        shape: symbolic shape in ``B``, ``W`` and ``L_<feature>``; for a KJT the number of ids.
-        dtype: element type, where it is one tensor's.
+        shape: symbolic shape in ``B``, ``W`` and ``L_<feature>``; for a KJT, the number of ids.
+        dtype: element type, if the value is a single tensor.
         bytes: symbolic size of the value.
-        device: device type of the value, ``""`` while not known.
-        source: where the user's code makes the collection, if known.
+        device: device type of the value, ``""`` if not known yet.
+        source: where the user's code creates the collection, if known.
         tables: names of the tables that the node works on.
         kernel: the backend that serves a lookup, once lowered.
-        collectives: what the node puts on the wire, in order; those of the backward last.
+        collectives: the collective calls of the node, in order, with those of the backward last.
     """
 
     kind: str
@@ -77,7 +77,7 @@ class NodeMeta:
     collectives: tuple[Collective, ...] = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NodeMeta:
-        return self  # frozen: copies of a graph share it
+        return self  # it is frozen, so copies of a graph share it
 
 
 def annotate(node: fx.Node, meta: NodeMeta) -> fx.Node:
@@ -87,6 +87,6 @@ def annotate(node: fx.Node, meta: NodeMeta) -> fx.Node:
 
 
 def node_meta(node: fx.Node) -> NodeMeta | None:
-    """The metadata of ``node``, or None for a node that recfx did not make."""
+    """The metadata of ``node``; None for a node that recfx did not make."""
     meta = node.meta.get(META_KEY)
     return meta if isinstance(meta, NodeMeta) else None

@@ -1,7 +1,7 @@
 """Node kinds: one meaning and one name in code, graph, report, profiler ranges and tests.
 
-Each kind is declared once, here: what it takes and gives, how big its value is, to which stage of a step it belongs,
-whether a pipeline may do other things before it, and which attributes of its module are printed. The verifier, the
+Each kind is declared once, here: its inputs and outputs, how big its value is, which stage of a step it belongs to,
+whether a pipeline may do other work before it, and which attributes of its module are printed. The verifier, the
 passes, the pipeline's stages and the printer read these declarations. A new kind is one declaration and one file in
 ``recfx/nodes``.
 """
@@ -21,7 +21,7 @@ from recfx.ir.tables import TableSpec, embedding_dims, output_dtype
 
 
 class ValueType(Enum):
-    """What travels on an edge; the value is its name in messages."""
+    """The types of values that travel on edges. Each member's value is the name of the type in messages."""
 
     BATCH = "the model's own KJT"
     IDS = "a KJT of selected ids"
@@ -42,7 +42,7 @@ class ValueType(Enum):
 
 
 class Stage(Enum):
-    """The parts of a step, in order; no value goes back to an earlier one."""
+    """The stages of a step, in order. No value goes back to an earlier stage."""
 
     SELECT = 0
     INPUT_DIST = 1
@@ -56,8 +56,8 @@ class Input(NamedTuple):
     """One input of a node.
 
     Args:
-        types: what may come; one of them.
-        repeats: there may be any number of such inputs in a row, also none.
+        types: the types that are accepted.
+        repeats: there may be any number of such inputs in a row, including none.
         optional: it may be missing.
     """
 
@@ -70,8 +70,8 @@ class Size(NamedTuple):
     """How big a value is.
 
     Args:
-        shape: symbolic, in ``B``, ``W`` and ``L_<feature>``; for a KJT the number of ids.
-        dtype: of its elements.
+        shape: symbolic, in ``B``, ``W`` and ``L_<feature>``; for a KJT, the number of ids.
+        dtype: the dtype of its elements.
     """
 
     shape: tuple[sympy.Expr, ...]
@@ -79,13 +79,13 @@ class Size(NamedTuple):
 
 
 def size_of_ids(tables: tuple[TableSpec, ...]) -> Size:
-    """Ids of all features of ``tables``, for one rank's batch."""
+    """The ids of all features of ``tables`` in one rank's batch."""
     ids = BATCH * sympy.Add(*(mean_length(feature) for table in tables for feature in table.feature_names))
     return Size((ids,), torch.int64)
 
 
 def size_of_nothing(tables: tuple[TableSpec, ...]) -> Size:
-    """No tensor of its own."""
+    """The value has no tensor of its own."""
     return Size((sympy.Integer(0),), torch.int64)
 
 
@@ -107,18 +107,19 @@ class NodeKind:
     """One kind of node.
 
     Args:
-        name: the word; a node is printed as ``<collection fqn>_<name>``.
-        meaning: one sentence.
-        inputs: what it takes, in order.
-        outputs: what it gives. One is the node's value itself; of several, each is an item of the value.
-        first_alone: of several outputs, the first may also be the value itself, where the others are not needed.
+        name: the name of the kind; a node is printed as ``<collection fqn>_<name>``.
+        meaning: a description in one sentence.
+        inputs: its inputs, in order.
+        outputs: its outputs. A single output is the node's value itself; several outputs are items of the value.
+        first_alone: with several outputs, the value may also be the first output itself, if the others are not needed.
         size: how big the value is, for the tables that the node works on, unless the pass that makes it knows better.
-        stage: the part of a step that it belongs to.
-        cut_before: whether a pipeline may do other things before it. Kinds with a cut are declared in the order in
-            which they run.
-        printed: attributes of its module, or of a part of it, that change what runs; ``format_graph`` shows those that
-            are set, under their last name.
-        once: what it does to its tables, by the name of the kind that does that alone; each is done to a table once.
+        stage: the stage of a step that it belongs to.
+        cut_before: whether a pipeline may do other work before it. Kinds with a cut are declared in the order in which
+            they run.
+        printed: the attributes of its module, or of a part of the module, that change what runs; ``format_graph`` shows
+            those that are set, under their last name.
+        once: what the node does to its tables that may only be done once per table, by the name of the kind that does
+            only that.
     """
 
     name: str
@@ -151,7 +152,7 @@ NODE_KINDS: dict[str, NodeKind] = {
         ),
         NodeKind(
             "select_features",
-            "keys to the collection's order, by name; unknown keys are dropped, a missing key is an error",
+            "puts keys into the collection's order, by name; unknown keys are dropped, and a missing key is an error",
             inputs=(Input((ValueType.BATCH,)),),
             outputs=(ValueType.IDS,),
             size=size_of_ids,
@@ -160,7 +161,7 @@ NODE_KINDS: dict[str, NodeKind] = {
         ),
         NodeKind(
             "bucketize",
-            "row-wise routing: each id to the rank that owns its row or its bucket of rows",
+            "row-wise routing: sends each id to the rank that owns its row or its bucket of rows",
             inputs=(_IDS,),
             outputs=(ValueType.ROUTED_IDS,),
             size=size_of_ids,
@@ -177,7 +178,7 @@ NODE_KINDS: dict[str, NodeKind] = {
         ),
         NodeKind(
             "snapshot_indexes",
-            "the indexes as they are now, for who finds rows on another thread",
+            "the current indexes, for finding rows on another thread",
             inputs=(),
             outputs=(ValueType.SNAPSHOT,),
             size=size_of_nothing,
@@ -206,7 +207,7 @@ NODE_KINDS: dict[str, NodeKind] = {
         ),
         NodeKind(
             "find_ids",
-            "the rows that ids have already; it reads only, and may run ahead of the batch's step",
+            "the rows that ids already have; it only reads, and may run before the batch's step",
             inputs=(Input(_HERE), Input((ValueType.SNAPSHOT,))),
             outputs=(ValueType.FOUND_ROWS,),
             size=size_of_ids,
@@ -215,7 +216,7 @@ NODE_KINDS: dict[str, NodeKind] = {
         ),
         NodeKind(
             "insert_ids",
-            "rows for the ids that have none yet, in the batch's turn",
+            "rows for the ids that have none yet; batches do this in order",
             inputs=(Input(_HERE), Input((ValueType.FOUND_ROWS,))),
             outputs=(ValueType.ROWS, ValueType.BATCH_IN_FLIGHT),
             size=size_of_ids,
@@ -237,7 +238,7 @@ NODE_KINDS: dict[str, NodeKind] = {
         ),
         NodeKind(
             "hash_lookup",
-            "hash_ids and lookup in one kernel, where a target has it",
+            "hash_ids and lookup in one kernel, if the target has one",
             inputs=(Input(_HERE),),
             outputs=(ValueType.POOLED,),
             size=size_of_looked_up,
@@ -265,7 +266,7 @@ NODE_KINDS: dict[str, NodeKind] = {
         ),
         NodeKind(
             "mean_divide",
-            "features that are MEAN and whose lookup ran as SUM, divided by max(length, 1)",
+            "divides features that are MEAN but whose lookup ran as SUM by max(length, 1)",
             inputs=(Input(_POOLED), _IDS),
             outputs=(ValueType.DIVIDED,),
             size=size_of_pooled,
@@ -284,4 +285,4 @@ NODE_KINDS: dict[str, NodeKind] = {
 }
 
 CUTS: tuple[str, ...] = tuple(kind.name for kind in NODE_KINDS.values() if kind.cut_before)
-"""The kinds before which a pipeline may do other things, in the order in which they run."""
+"""The kinds before which a pipeline may do other work, in the order in which they run."""

@@ -1,4 +1,4 @@
-"""Stable text of a graph: the same graph always prints the same, so that tests can keep it as golden text."""
+"""The stable text of a graph: the same graph always prints the same, so that tests can compare it with golden text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recfx.ir.typed_access import find_module
 
 
 def format_graph(graph_module: fx.GraphModule, *, with_meta: bool = False) -> str:
-    """Print a graph, one node per line, each with what its module was told, in braces: what changes what runs.
+    """Print a graph with one node per line, each with those settings of its module that change what runs, in braces.
 
     Args:
         graph_module: any graph.
@@ -52,7 +52,7 @@ def _format_node(node: fx.Node) -> str:
 
 
 def _format_attributes(graph_module: fx.GraphModule, node: fx.Node) -> str:
-    """What the node's kind declares as printed, read from its module; what is not set is left out."""
+    """Those attributes of the node's module that its kind declares as printed and that are set."""
     meta, module = node_meta(node), find_module(graph_module, node)
     kind = None if meta is None else NODE_KINDS.get(meta.kind)
     if kind is None or module is None:

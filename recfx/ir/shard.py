@@ -18,12 +18,13 @@ class Shard:
 
     Args:
         table: the table.
-        rank: where it lives; a replicated table has one shard per rank.
-        rows: first row and the row after the last.
-        columns: first column and the column after the last.
-        piece: which of the pieces that the rows of these columns are cut into; -1 where they are not cut. It decides
-            how ids are routed: a shard without a number gets all ids of its features, a numbered one those of its rows.
-        name: of the shard on its rank: the table's, with a number if there are several there.
+        rank: the rank that holds it; a replicated table has one shard per rank.
+        rows: the first row and the row after the last.
+        columns: the first column and the column after the last.
+        piece: the number of the piece, if the rows of these columns are cut into pieces; otherwise -1. It decides how
+            ids are routed: a shard without a number gets all ids of its features, and a numbered shard gets those of
+            its rows.
+        name: the name of the shard on its rank: the table's, with a number if the rank has several of its shards.
     """
 
     table: TableSpec
@@ -35,31 +36,31 @@ class Shard:
 
     @property
     def num_rows(self) -> int:
-        """How many rows it has."""
+        """The number of rows."""
         return self.rows[1] - self.rows[0]
 
     @property
     def num_columns(self) -> int:
-        """How many columns it has."""
+        """The number of columns."""
         return self.columns[1] - self.columns[0]
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no rows: it takes no part in anything but the metadata of checkpoints."""
+        """Whether it has no rows. An empty shard appears only in the metadata of checkpoints."""
         return self.num_rows == 0
 
     @property
     def output_columns(self) -> list[Columns]:
-        """What it holds of the table's output keys."""
+        """The columns of the table's output keys that it holds."""
         return columns_of((self.spec,))
 
     def of(self, whole: Tensor) -> Tensor:
-        """This rectangle of the whole table's ``[rows, dim]``: a view."""
+        """A view of this rectangle in the ``[rows, dim]`` tensor of the whole table."""
         return whole[slice(*self.rows), slice(*self.columns)]
 
     @cached_property
     def spec(self) -> TableSpec:
-        """The shard as a table of its rank. It pools sums; ``mean_divide`` comes last."""
+        """The shard as a table of its rank. It pools sums; ``mean_divide`` divides them at the end."""
         names = tuple(f"{name}{self.name.removeprefix(self.table.name)}" for name in self.table.embedding_names)
         return replace(
             self.table,
@@ -76,7 +77,7 @@ class Shard:
 
 
 def name_shards(shards: Iterable[Shard]) -> tuple[Shard, ...]:
-    """Name the shards of one table: where a rank has several, the second is ``<table>@1`` and so on."""
+    """Name the shards of one table: if a rank has several, the second is ``<table>@1`` and so on."""
     seen: dict[int, int] = {}
     named = []
     for shard in shards:

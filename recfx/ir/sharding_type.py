@@ -1,4 +1,4 @@
-"""What a sharding type must say: the protocol that the files of ``recfx/sharding/types`` implement."""
+"""What defines a sharding type: the interface that the files in ``recfx/sharding/types`` implement."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from recfx.ir.way_back import WayBack
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What a plan says of one table.
+    """What a plan says about one table.
 
     Args:
         table: the table.
-        parameter: TorchRec's plan of it.
-        world_size: number of ranks.
+        parameter: TorchRec's plan for the table.
+        world_size: the number of ranks.
         path: fully qualified name of the collection, for messages.
     """
 
@@ -33,11 +33,11 @@ class TablePlan:
 
 @dataclass(frozen=True)
 class Cut:
-    """Where the shards of one table are, and how their pooled rows travel.
+    """Where the shards of one table are, and how their pooled rows travel back.
 
     Args:
-        shards: by column block, then by row; empty ones included; without names yet.
-        way_back: of their pooled rows.
+        shards: by column block, then by row, including empty ones; they have no names yet.
+        way_back: how their pooled rows travel back.
         planned_borders: where the plan cuts the rows, if it does; a table with an index is cut at bucket borders.
     """
 
@@ -48,21 +48,21 @@ class Cut:
 
 @dataclass(frozen=True)
 class ShardingType(ABC):
-    """A way to cut a table and to place the parts: all that is special about it.
+    """A way to cut a table and to place its parts, with everything that is specific to it.
 
-    What passes, state, checkpoints and reports do follows from what it says here: how ids are routed from the shards
-    that :meth:`cut` makes (see :class:`Shard`), collectives and the averaging of gradients from their way back.
-    Implementations are frozen and have no state, so that equal types are equal objects.
+    Passes, state, checkpoints and reports derive everything else from this: the routing of ids from the shards that
+    :meth:`cut` returns (see :class:`Shard`), and collectives and the averaging of gradients from their way back.
+    Implementations are frozen and have no state, so all objects of one type are equal.
 
     Attributes:
-        name: as plans have it: the value of TorchRec's ``ShardingType``.
-        is_replicated: whether every rank has all of the table. Replicas see the ids of all ranks and stay equal; their
+        name: its name in plans: the value of TorchRec's ``ShardingType``.
+        is_replicated: whether every rank has the whole table. Replicas see the ids of all ranks and stay equal; their
             state is saved once, from rank 0, as plain tensors.
         cuts_rows: whether the rows of one column block are on several ranks.
         kernels: the compute kernels that sharders offer for it.
-        unplanned_kernels: those that TorchRec's planner refuses in its result; plans that were made otherwise may have
-            them.
-        is_planned: whether TorchRec's planner can enumerate the type; it knows those of its own alone.
+        unplanned_kernels: those kernels that TorchRec's planner refuses in its result; plans that were made in other
+            ways may have them.
+        is_planned: whether TorchRec's planner can enumerate the type; it only knows its own types.
     """
 
     name: ClassVar[str]
@@ -74,10 +74,10 @@ class ShardingType(ABC):
 
     @abstractmethod
     def cut(self, plan: TablePlan) -> Cut:
-        """Read and check what a plan says of one table.
+        """Read and check what a plan says about one table.
 
         The rows of a table with an index are cut at bucket borders, into as many pieces as the plan has; all other cuts
-        are the plan's own, so that checkpoints line up with TorchRec's.
+        are those of the plan, so that checkpoints match TorchRec's.
 
         Raises:
             ConversionError: ``plan_invalid``, ``plan_rank``, ``plan_shape_mismatch``.

@@ -1,4 +1,4 @@
-"""Which part of which table lives on which rank: what passes, state, checkpoints and reports read."""
+"""Which part of which table each rank holds, for passes, state, checkpoints and reports."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ShardedTable:
         table: the whole table.
         type: how it is sharded.
         compute_kernel: ``"fused"`` or ``"dense"``.
-        way_back: of its pooled rows.
-        shards: by column block, then by row; empty ones included.
+        way_back: how its pooled rows travel back.
+        shards: by column block, then by row, including empty ones.
         planned_borders: where the plan cuts the rows; the cuts of a table with an index are at bucket borders instead.
     """
 
@@ -34,7 +34,7 @@ class ShardedTable:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every rank has all of it."""
+        """Whether every rank has the whole table."""
         return self.type.is_replicated
 
     @cached_property
@@ -44,37 +44,37 @@ class ShardedTable:
 
     @cached_property
     def saved(self) -> tuple[Shard, ...]:
-        """The shards that are saved and gathered: each number of the table once."""
+        """The shards that are saved and gathered; they contain each element of the table once."""
         return tuple(shard for shard in self.filled if shard.rank == 0) if self.is_replicated else self.filled
 
     @cached_property
     def column_blocks(self) -> tuple[tuple[int, int], ...]:
-        """The columns that it is cut into, from left to right: first column and the column after the last."""
+        """The blocks that its columns are cut into, from left to right: first column and column after the last."""
         return tuple(sorted({shard.columns for shard in self.shards}))
 
     @cached_property
     def row_pieces(self) -> tuple[Shard, ...]:
-        """The pieces that the rows of the first column block are cut into, empty ones included; none if they are not.
+        """The pieces of the first column block's rows, including empty ones; there are none if the rows are not cut.
 
         Rows are cut at the same places in every column block.
         """
         return tuple(shard for shard in self.shards if shard.piece >= 0 and shard.columns == self.shards[0].columns)
 
     def row_borders(self) -> list[int]:
-        """Where the rows are cut. Empty where they are not."""
+        """Where the rows are cut; empty if they are not."""
         pieces = self.row_pieces
         return [*(shard.rows[0] for shard in pieces), pieces[-1].rows[1]] if pieces else []
 
     def stacked_row(self, shard: Shard) -> int:
-        """Where a shard begins in what has one number per row and column block, one block after the other."""
+        """Where a shard begins in a tensor that has one number per row and column block, one block after the other."""
         return self.column_blocks.index(shard.columns) * self.table.num_embeddings + shard.rows[0]
 
     def slices(self, shards: Sequence[Shard], rank: int | None = None) -> list[Shard]:
-        """A shard for each slice of the rows, by row: what column blocks have in common (an index) is saved once.
+        """One shard per slice of the rows, by row, for saving once what column blocks have in common (an index).
 
         Args:
-            shards: some of the table's.
-            rank: whose shard is taken where it has one; else it is the first.
+            shards: some of the table's shards.
+            rank: the rank whose shard is preferred, if it has one; otherwise the first shard is taken.
         """
         chosen: dict[tuple[int, int], Shard] = {}
         for shard in shards:
@@ -89,8 +89,8 @@ class CollectionSharding:
 
     Args:
         tables: in the collection's order.
-        rank: this one.
-        world_size: number of ranks.
+        rank: this rank.
+        world_size: the number of ranks.
     """
 
     tables: tuple[ShardedTable, ...]
@@ -99,21 +99,21 @@ class CollectionSharding:
 
     @property
     def world(self) -> World:
-        """This rank among the others."""
+        """The position of this rank among all ranks."""
         return World(self.rank, self.world_size)
 
     @property
     def local_size(self) -> int:
-        """Ranks of a host, where rows are summed inside hosts first; else 1."""
+        """The number of ranks per host, if rows are first summed within hosts; otherwise 1."""
         return max((way.local_size for way in self.ways_back), default=1)
 
     @cached_property
     def ways_back(self) -> tuple[WayBack, ...]:
-        """The ways in which pooled rows travel, in the order in which all ranks go through them."""
+        """The ways in which pooled rows travel back, in the order in which all ranks go through them."""
         return tuple(sorted({table.way_back for table in self.tables}, key=lambda way: (way.place, way.name)))
 
     def on_rank(self, rank: int) -> list[Shard]:
-        """The shards of one rank that have rows, in the order in which it gets their features."""
+        """The shards of one rank that have rows, in the order in which the rank receives their features."""
         return [shard for way in self.ways_back for shard in self.travelling(way) if shard.rank == rank]
 
     def local(self) -> list[Shard]:
@@ -125,15 +125,15 @@ class CollectionSharding:
         return [shard for shard in self.named(table).filled if shard.rank == self.rank]
 
     def tables_of(self, way: WayBack) -> tuple[TableSpec, ...]:
-        """The whole tables that travel one way."""
+        """The whole tables whose pooled rows travel back this way."""
         return tuple(table.table for table in self.tables if table.way_back == way)
 
     def travelling(self, way: WayBack) -> list[Shard]:
-        """The shards with rows of all ranks that travel one way, table after table."""
+        """The shards of all ranks that have rows and travel back this way, table by table."""
         return [shard for table in self.tables if table.way_back == way for shard in table.filled]
 
     def named(self, table: str) -> ShardedTable:
-        """One table by name."""
+        """The table of this name."""
         return self._by_name[table]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What the compiler knows of a table: a frozen description that nodes and passes share."""
+"""What the compiler knows about a table: a frozen description that nodes and passes share."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ class TableSpec:
 
     Args:
         name: table name, unique in its collection.
-        feature_names: keys of the batch that read this table.
-        embedding_names: their keys in the output; ``feature@table`` where a feature reads several tables.
-        num_embeddings: physical rows.
-        embedding_dim: columns.
+        feature_names: the keys of the batch that read this table.
+        embedding_names: their keys in the output; ``feature@table`` if a feature reads several tables.
+        num_embeddings: the number of physical rows.
+        embedding_dim: the number of columns.
         pooling: ``"SUM"`` or ``"MEAN"``.
         hashing: how raw ids become rows; ``None`` leaves the table static.
-        weight_init_min: lower end of a new row's uniform initial weights.
-        weight_init_max: upper end.
-        dtype: of its stored rows.
-        output_dtype: of its columns in the output, and on the wire. The standard collection's is float32 for rows of
-            any dtype.
-        custom_init_fn: the table brings its own ``init_fn``; new rows keep what it filled in.
-        shard_of: name of the table that this is a shard of; ``""`` for a whole table. ``name`` tells shards on one rank
-            apart, ``num_embeddings`` and ``embedding_dim`` are the shard's, ``hashing`` is the table's.
-        shard_keys: a shard's keys in the output; ``embedding_names`` are its keys among those of its rank.
-        first_row: of the table, in a shard.
-        first_column: of the table, in a shard.
+        weight_init_min: the lower end of the uniform distribution of a new row's initial weights.
+        weight_init_max: its upper end.
+        dtype: the dtype of stored rows.
+        output_dtype: the dtype of its columns in the output and in collectives. In the standard collection it is
+            float32 whatever the dtype of the rows is.
+        custom_init_fn: whether the table has its own ``init_fn``; new rows keep the values that it filled in.
+        shard_of: the name of the table that this is a shard of; ``""`` for a whole table. In a shard, ``name`` tells
+            shards on one rank apart, ``num_embeddings`` and ``embedding_dim`` are those of the shard, and ``hashing``
+            is that of the table.
+        shard_keys: the keys of a shard in the output; ``embedding_names`` are its keys among those of its rank.
+        first_row: the table's row at which a shard begins.
+        first_column: the table's column at which a shard begins.
     """
 
     name: str
@@ -57,25 +58,25 @@ class TableSpec:
 
     @property
     def table_name(self) -> str:
-        """Name of the table, also for a shard."""
+        """The name of the table; for a shard, that of the table that it is a part of."""
         return self.shard_of or self.name
 
     @property
     def output_keys(self) -> tuple[str, ...]:
-        """Keys of the output that its columns belong to."""
+        """The keys of the output that its columns belong to."""
         return self.shard_keys or self.embedding_names
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableSpec:
-        return self  # frozen: copies of a model share it
+        return self  # it is frozen, so copies of a model share it
 
     @property
     def has_index(self) -> bool:
-        """Whether raw ids go through an index before they are rows."""
+        """Whether an index maps raw ids to rows."""
         return self.hashing is not None and self.hashing.has_index
 
     @property
     def evicts(self) -> bool:
-        """Whether ids lose their rows to new ones."""
+        """Whether ids may lose their rows to new ids."""
         return self.has_index and self.hashing is not None and self.hashing.evicts
 
     @property
@@ -85,16 +86,16 @@ class TableSpec:
 
 
 def embedding_names(tables: tuple[TableSpec, ...]) -> list[str]:
-    """Output keys of ``tables``, in order."""
+    """The output keys of ``tables``, in order."""
     return [name for table in tables for name in table.embedding_names]
 
 
 def embedding_dims(tables: tuple[TableSpec, ...]) -> list[int]:
-    """Columns of each output key of ``tables``, in order."""
+    """The number of columns of each output key of ``tables``, in order."""
     return [table.embedding_dim for table in tables for _ in table.embedding_names]
 
 
 def output_dtype(tables: Iterable[TableSpec]) -> torch.dtype:
-    """Of a tensor that has columns of all ``tables``; float32 where there are none."""
+    """The dtype of a tensor that has the columns of all ``tables``; float32 if there are no tables."""
     dtypes = {table.output_dtype for table in tables}
     return functools.reduce(torch.promote_types, dtypes) if dtypes else torch.float32

@@ -1,4 +1,4 @@
-"""Nodes of recfx's graphs with what belongs to them: the module that a node calls, and its metadata, of known type."""
+"""Typed access to what belongs to a node of recfx's graphs: the module that it calls, and its metadata."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def node_module(graph_module: fx.GraphModule, node: fx.Node, wanted: type[Module
     Args:
         graph_module: the graph.
         node: a ``call_module`` node of it.
-        wanted: the class that it must be of.
+        wanted: the class that the module must have.
 
     Raises:
-        GraphVerificationError: it is not; names the node and both classes.
+        GraphVerificationError: the module has another class. The message names the node and both classes.
     """
     module = find_module(graph_module, node)
     if not isinstance(module, wanted):
@@ -31,7 +31,7 @@ def node_module(graph_module: fx.GraphModule, node: fx.Node, wanted: type[Module
 
 
 def find_module(graph_module: fx.GraphModule, node: fx.Node) -> nn.Module | None:
-    """The module that ``node`` calls, of any class; None where it calls none."""
+    """The module that ``node`` calls, of any class; None if it does not call one."""
     if node.op != "call_module":
         return None
     try:
@@ -44,9 +44,9 @@ def meta_of(node: fx.Node) -> NodeMeta:
     """The metadata of a node that recfx made.
 
     Raises:
-        GraphVerificationError: it has none; names the node.
+        GraphVerificationError: the node has no metadata. The message names the node.
     """
     meta = node_meta(node)
     if meta is None:
-        raise GraphVerificationError(f"node {node.name} has no metadata of recfx")
+        raise GraphVerificationError(f"node {node.name} has no recfx metadata")
     return meta

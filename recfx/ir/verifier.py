@@ -1,4 +1,4 @@
-"""Graph verifier: run after every pass; names the pass and the node when something is wrong."""
+"""The graph verifier: it runs after every pass, and names the pass and the node if something is wrong."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from recfx.ir.node_kinds import NODE_KINDS, NodeKind, ValueType
 
 
 class GraphVerificationError(AssertionError):
-    """A pass left a graph that is not well formed. Always a bug of recfx, never of the user's model."""
+    """A pass left a malformed graph. This is always a bug in recfx, never in the user's model."""
 
 
 Fail = Callable[[fx.Node, str], NoReturn]
 
 
 def verify_graph(graph_module: fx.GraphModule, after: str) -> None:
-    """Check that ``graph_module`` is well formed: every node as its kind is declared, every table looked up once.
+    """Check that ``graph_module`` is well formed: nodes fit the declarations of their kinds, tables are looked up once.
 
     Args:
         graph_module: the graph that a pass has just left.
-        after: name of that pass.
+        after: the name of that pass.
 
     Raises:
-        GraphVerificationError: names the pass, the node and the rule that it breaks.
+        GraphVerificationError: the graph is malformed. The message names the pass, the node and the rule that it
+            breaks.
     """
 
     def fail(node: fx.Node, rule: str) -> NoReturn:
@@ -54,7 +55,7 @@ def verify_graph(graph_module: fx.GraphModule, after: str) -> None:
 
 
 def _check_inputs(node: fx.Node, kind: NodeKind, fail: Fail) -> None:
-    """Each input is of a type that the kind declares at its place, and none is missing."""
+    """Check that each input has a type that the kind declares at its position, and that none is missing."""
     sources: list[Any] = [*node.args, *node.kwargs.values()]
     found: list[tuple[fx.Node, ValueType | None]] = [(source, _type_of(source, fail)) for source in sources]
     position = 0
@@ -67,7 +68,7 @@ def _check_inputs(node: fx.Node, kind: NodeKind, fail: Fail) -> None:
         if position == begin and not (wanted.repeats or wanted.optional):
             names = " or ".join(each.value for each in wanted.types)
             if position == len(found):
-                fail(node, f"a {kind.name} needs {names} as input {position}, and has none")
+                fail(node, f"a {kind.name} needs {names} as input {position}, but has none")
             _refuse(node, kind, *found[position], fail, f"; input {position} is {names}")
     if position < len(found):
         _refuse(node, kind, *found[position], fail)
@@ -81,7 +82,7 @@ def _refuse(
 
 
 def _type_of(value: fx.Node, fail: Fail) -> ValueType | None:
-    """What a value is, as the kind of the node that gives it is declared; None for values of foreign nodes."""
+    """The type of a value, by the declaration of the kind that produces it; None for values of foreign nodes."""
     if value.op == "placeholder":
         return ValueType.BATCH
     item: Any = None
@@ -93,7 +94,7 @@ def _type_of(value: fx.Node, fail: Fail) -> ValueType | None:
     if kind is None:
         return None
     if item is None and len(kind.outputs) > 1 and not kind.first_alone:
-        fail(value, f"a {kind.name} gives {len(kind.outputs)} values: take one of its items")
+        fail(value, f"a {kind.name} returns {len(kind.outputs)} values: use one of its items")
     if item is not None and (len(kind.outputs) == 1 or item not in range(len(kind.outputs))):
         fail(value, f"a {kind.name} has no item {item}")
     return kind.outputs[item or 0]
@@ -109,7 +110,7 @@ def _check_module_exists(graph_module: fx.GraphModule, node: fx.Node, fail: Fail
 
 
 def _check_tables(graph_module: fx.GraphModule, fail: Fail) -> None:
-    """Every table is looked up once per call of the collection, and hashed once."""
+    """Check that every table is looked up once per call of the collection, and hashed once."""
     seen: dict[tuple[str, str, str], str] = {}
     for node in graph_module.graph.nodes:
         meta = node_meta(node)
@@ -125,7 +126,7 @@ def _check_tables(graph_module: fx.GraphModule, fail: Fail) -> None:
 
 
 def _call_of(lookup: fx.Node) -> str:
-    """The keyed_tensor that a lookup ends in: a shared collection may be called several times in one graph."""
+    """The keyed_tensor that a lookup leads to, which tells several calls of a shared collection apart."""
     users = list(lookup.users)
     while users:
         meta = node_meta(users[0])

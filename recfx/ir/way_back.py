@@ -1,4 +1,4 @@
-"""How the pooled rows of sharded tables travel back to the ranks whose samples they are: what each way must say."""
+"""What defines a way back: how the pooled rows of sharded tables travel back to the ranks that own the samples."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from recfx.ir.shard import Shard
 
 
 class World(NamedTuple):
-    """One rank among others.
+    """One rank among all ranks.
 
     Args:
-        rank: this one.
-        size: number of ranks.
+        rank: this rank.
+        size: the number of ranks.
     """
 
     rank: int
@@ -32,11 +32,11 @@ class Hop:
     """One ``output_dist_start`` with its ``output_dist_wait``, as one rank sees it.
 
     Args:
-        columns: what this rank sends, in order.
-        samples: rows of what it sends, symbolically.
-        collectives: what it puts on the wire, forwards and backwards, in bytes.
-        start: makes the module of ``output_dist_start``. Its arguments: the process groups of the collection, the
-            columns of each input, and the device of the pooled rows.
+        columns: the columns that this rank sends, in order.
+        samples: the symbolic number of rows that it sends.
+        collectives: its collective calls in the forward and the backward, with their bytes.
+        start: makes the module of ``output_dist_start`` from the process groups of the collection, the columns of each
+            input, and the device of the pooled rows.
     """
 
     columns: tuple[Columns, ...]
@@ -47,14 +47,15 @@ class Hop:
 
 @dataclass(frozen=True)
 class WayBack(ABC):
-    """One way. Tables whose ways are equal share one ``output_dist``.
+    """One way back. Tables whose ways back are equal share one ``output_dist``.
 
     Args:
-        local_size: ranks of a host, where rows are summed inside hosts first; else 1.
+        local_size: the number of ranks per host, if rows are first summed within hosts; otherwise 1.
 
     Attributes:
-        name: of the way in reports.
-        place: every rank goes through the ways of a collection by ascending place, or ranks would wait for each other.
+        name: its name in reports.
+        place: every rank goes through the ways back of a collection by ascending place; in different orders, ranks
+            would wait for each other forever.
         wording: what happens to pooled rows, in a few words, for reports.
     """
 
@@ -65,13 +66,13 @@ class WayBack(ABC):
 
     @abstractmethod
     def hops(self, shards: Sequence[Shard], world: World) -> tuple[Hop, ...]:
-        """What a rank sends, hop after hop; at least one, the first of which takes what the lookups have pooled.
+        """What a rank sends, hop by hop. There is at least one hop; the first one takes what the lookups have pooled.
 
-        All ranks have the same number of hops, and their collectives in the same order, also those without a shard.
+        All ranks, even those without a shard, have the same number of hops, with their collectives in the same order.
 
         Args:
-            shards: of all ranks, of the tables that travel this way.
-            world: the rank that asks.
+            shards: the shards on all ranks of the tables that travel back this way.
+            world: the rank for which to answer.
         """
 
     @abstractmethod

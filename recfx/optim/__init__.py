@@ -1,1 +1,1 @@
-"""Fused optimizers: from those that users attach to the step inside the backward; ``rules/`` has one file per rule."""
+"""Fused optimizers: the optimizers that users attach, run inside the backward; ``rules/`` has one file per rule."""

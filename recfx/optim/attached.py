@@ -1,7 +1,8 @@
-"""The optimizers that ``apply_optimizer_in_backward`` hung on a parameter: the attributes that torch sets, and no more.
+"""The optimizers that ``apply_optimizer_in_backward`` attached to a parameter, read from the attributes that torch
+sets.
 
-Torch keeps them on the parameter itself, in ``_in_backward_optimizers``, beside the classes and the arguments that they
-were made of. Only this file knows these names.
+Torch keeps them on the parameter itself, in ``_in_backward_optimizers``, along with the classes and arguments that they
+were created from. Only this file knows these names.
 """
 
 from __future__ import annotations
@@ -17,30 +18,30 @@ _OPTIMIZERS, _CLASSES, _ARGUMENTS = "_in_backward_optimizers", "_optimizer_class
 
 
 def attached_optimizers(weight: torch.Tensor) -> Sequence[Any]:
-    """The optimizers in backward of ``weight``, in the order in which they were attached; empty without one."""
+    """The optimizers in backward of ``weight``, in the order in which they were attached; empty if there are none."""
     return weight.__dict__.get(_OPTIMIZERS) or ()
 
 
 def attached_to_each(weights: Iterable[torch.Tensor]) -> list[Sequence[Any]]:
-    """The optimizers in backward of each of ``weights``: every forward asks this, in some models of thousands."""
+    """The optimizers in backward of each of ``weights``. Every forward calls this, sometimes for thousands."""
     return [weight.__dict__.get(_OPTIMIZERS) or () for weight in weights]
 
 
 def attached_classes(weight: torch.Tensor) -> list[tuple[type, Mapping[str, Any]]]:
-    """What the optimizers in backward of ``weight`` were made of: their classes, and the arguments of these."""
+    """The classes and arguments from which the optimizers in backward of ``weight`` were created."""
     return list(zip(weight.__dict__.get(_CLASSES) or (), weight.__dict__.get(_ARGUMENTS) or (), strict=True))
 
 
 def set_attached(weight: torch.Tensor, optimizers: Sequence[Any]) -> None:
-    """Hang ``optimizers`` on ``weight`` in the place of those that are there; none of them steps by itself."""
+    """Replace the optimizers attached to ``weight`` by ``optimizers``; none of these steps by itself."""
     weight.__dict__[_OPTIMIZERS] = list(optimizers)
 
 
 def run_in_backward(optimizer_class: type, weight: nn.Parameter, settings: dict[str, Any]) -> None:
-    """Hang an optimizer on ``weight`` that steps in its backward; torch's own function, which is not public yet.
+    """Attach an optimizer to ``weight`` that steps in its backward, with torch's own function, which is not public yet.
 
-    That finds the weight's ``AccumulateGrad`` node by a view, which has none while the weight is frozen, or without
-    autograd.
+    That function finds the weight's ``AccumulateGrad`` node through a view, which does not have one while the weight is
+    frozen or autograd is off.
     """
     trained = weight.requires_grad
     with torch.inference_mode(False), torch.enable_grad():

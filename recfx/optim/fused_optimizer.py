@@ -1,7 +1,8 @@
-"""Fused optimizers: the update runs inside the lookup's backward, on the touched rows alone.
+"""Fused optimizers: the update runs inside the lookup's backward and changes only the touched rows.
 
-The settings and the state stay those of the ``torch.optim.Optimizer`` that ``apply_optimizer_in_backward`` hung on the
-parameter: a learning-rate schedule on it is felt, and the plain model can take over again where the fused one stopped.
+The settings and the state remain those of the ``torch.optim.Optimizer`` that ``apply_optimizer_in_backward`` attached
+to the parameter: a learning-rate schedule on it takes effect, and the plain model can continue where the fused one
+stopped.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ class FusedOptimizer:
     """The optimizer of one table, run in the lookup's backward.
 
     Args:
-        rule: what it is: the maths of a step, the states that it keeps and their names.
+        rule: the kind of optimizer: the maths of a step, the states that it keeps and their names.
         group: the optimizer's parameter group; read at every step, so ``group["lr"]`` may change.
-        state: the optimizer's state for the table, under ``torch.optim``'s names: the rule's states, ``step``.
-        given: the settings that somebody chose; all others in ``group`` are defaults of the optimizer's class. None:
-            all were chosen.
+        state: the optimizer's state for the table, under ``torch.optim``'s names: the rule's states and ``step``.
+        given: the settings that the user chose; all others in ``group`` are defaults of the optimizer's class. None:
+            all of them were chosen.
     """
 
     rule: Rule
@@ -36,8 +37,8 @@ class FusedOptimizer:
     given: frozenset[str] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedOptimizer:
-        # The group holds the parameter itself; a copy of a model must not hold the original's.
-        # Shards of one table share theirs, and so do the shards' copies.
+        # The group holds the parameter itself, and a copy of a model must not hold the original's parameter. Shards of
+        # one table share a group, and so do their copies.
         group = memo.setdefault(id(self.group), {key: value for key, value in self.group.items() if key != "params"})
         state = {key: value.detach().clone() if torch.is_tensor(value) else value for key, value in self.state.items()}
         return FusedOptimizer(self.rule, group, state, self.given)
@@ -47,31 +48,31 @@ class FusedOptimizer:
         return {"rule": self.rule, "group": group, "state": dict(self.state), "given": self.given}
 
     def is_form_of(self, optimizer: object) -> bool:
-        """Whether this updates in the place of ``optimizer``; that of a copy does so for none."""
+        """Whether this is the fused form of ``optimizer``. In a copy of a model, it is the form of none."""
         return False
 
     def changed_setting(self) -> str:
-        """A setting that has been given a value which no fused update carries out, since it was attached; or ``""``."""
+        """A setting that was changed after attaching, to a value that no fused update supports; or ``""``."""
         group = self.group
         return next((f"{name}={group[name]!r}" for name in WITHOUT_FUSED_FORM if group.get(name)), "")
 
     def settings(self) -> tuple[Any, ...]:
-        """What must be equal for two tables to be updated by one kernel call."""
+        """The settings that must be equal for one kernel call to update two tables."""
         group = self.group
         values = (group.get(setting.name, setting.default) for setting in self.rule.settings)
         return self.rule.name, *(float(value) if isinstance(value, torch.Tensor) else value for value in values)
 
     @property
     def differs_from_dense_rule(self) -> bool:
-        """Whether the dense rule would move rows that a batch did not use (decay, Adam's moments), unlike this one."""
+        """Whether the dense rule, unlike this one, changes rows that a batch did not use (decay, Adam's moments)."""
         return bool(self.rule.unlike_dense(self.group))
 
     def start(self, name: str) -> float:
-        """What the state ``name`` of a row is before its first step."""
+        """The value of a row's state ``name`` before the row's first step."""
         return self.rule.start(name, self.group)
 
     def starts(self) -> dict[str, float]:
-        """What each state of a row is before its first step, by the names that it is saved under."""
+        """The value of each state of a row before the row's first step, by the names under which states are saved."""
         return {saved_as: self.start(name) for saved_as, name in self.rule.saved_states.items()}
 
     def named_state(self) -> dict[str, torch.Tensor]:
@@ -81,12 +82,12 @@ class FusedOptimizer:
         return {name: tensor.view(-1) if name in one_dimensional else tensor for name, tensor in state.items()}
 
     def step(self, weight: torch.Tensor, rows: torch.Tensor, gradient: torch.Tensor) -> None:
-        """One step of the touched rows, in place, by the rule's own maths; the state was prepared.
+        """Step the touched rows in place, with the rule's own maths. ``prepare`` must have been called.
 
         Args:
             weight: ``[table rows, dim]``.
             rows: ``[n]`` int64, repeats allowed.
-            gradient: ``[n, dim]`` float32; gradients of a repeated row are summed.
+            gradient: ``[n, dim]`` float32; the gradients of a repeated row are summed.
         """
         rule, state, step = self.rule, self.state, 0.0
         if rule.counts_steps:
@@ -96,7 +97,7 @@ class FusedOptimizer:
         step_touched_rows(update, weight, rows, gradient, {each.name: state[each.name] for each in rule.states})
 
     def prepare(self, weight: torch.Tensor) -> None:
-        """Make the state that ``weight`` needs, where it is missing or kernels could not read it.
+        """Create the state that ``weight`` needs if it is missing or kernels cannot read it.
 
         Raises:
             ConversionError: ``optimizer_state_shape``.
@@ -117,18 +118,18 @@ class FusedOptimizer:
                     what_to_do="attach the optimizer again after changing the table's rows.",
                 )
             else:
-                # torch.optim gives it the table's dtype; the optimizer's own tensor stays as it is.
+                # torch.optim creates it in the table's dtype; the optimizer's own tensor is left unchanged.
                 self.state = {**self.state, name: tensor.to(weight.device, torch.float32).contiguous()}
 
     def reset_rows(self, rows: torch.Tensor) -> None:
-        """Forget what is held for ``rows``: they belong to new ids."""
+        """Reset the state of ``rows``, which now belong to new ids."""
         for each in self.rule.states:
             tensor = self.state.get(each.name)
             if tensor is not None and not tensor.is_meta:
                 tensor.index_fill_(0, rows.to(tensor.device), self.start(each.name))
 
     def _is_ready(self, weight: torch.Tensor) -> bool:
-        """Whether every state is what kernels address it as: contiguous float32 rows beside the weight."""
+        """Whether kernels can address every state: as contiguous float32 rows on the weight's device."""
         for each in self.rule.states:
             tensor = self.state.get(each.name)
             if (
@@ -143,13 +144,13 @@ class FusedOptimizer:
 
 
 class AttachedOptimizer(FusedOptimizer):
-    """The fused form of an optimizer that ``apply_optimizer_in_backward`` hung on a parameter.
+    """The fused form of an optimizer that ``apply_optimizer_in_backward`` attached to a parameter.
 
-    Settings and state are read from that optimizer each time: its ``load_state_dict`` puts other objects in place.
+    Settings and state are read from that optimizer each time, because its ``load_state_dict`` replaces these objects.
 
     Args:
         rule: as above.
-        optimizer: of one parameter.
+        optimizer: the optimizer of one parameter.
         weight: that parameter.
         given: as above.
     """
@@ -172,7 +173,7 @@ class AttachedOptimizer(FusedOptimizer):
 
     @property
     def state(self) -> dict[str, Any]:
-        """The optimizer's own, or what ``prepare`` made of it for the kernels."""
+        """The optimizer's own state, or the form of it that ``prepare`` made for the kernels."""
         theirs = self._optimizer.state[self._weight]
         if theirs is not self._theirs:
             self._theirs = self._ours = theirs
@@ -183,7 +184,7 @@ class AttachedOptimizer(FusedOptimizer):
         self._ours = state
 
     def is_form_of(self, optimizer: object) -> bool:
-        """Whether this updates in the place of ``optimizer``."""
+        """Whether this is the fused form of ``optimizer``."""
         return optimizer is self._optimizer
 
     def __reduce__(self) -> Any:

@@ -1,4 +1,4 @@
-"""``fused_params``: TorchRec's dict of arguments for FBGEMM, read as a fused optimizer of ours."""
+"""``fused_params``, TorchRec's dict of arguments for FBGEMM, converted to a fused optimizer."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES, known_settings, rule_of_type
 from recfx.optim.rules.rule import WEIGHT_DECAY, Rule, Setting
 
-# Entries that change nothing at these values; None is always one of them.
+# Entries that change nothing at these values; nor does any entry at None.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "momentum": (0, 0.0),  # FBGEMM's default is 0.9, for LARS-SGD alone; who writes it down wants momentum
-    "eta": (0.001,),  # LARS-SGD's
+    "momentum": (0, 0.0),  # FBGEMM's default of 0.9 is only for LARS-SGD; if it is given, momentum is wanted
+    "eta": (0.001,),  # for LARS-SGD
     "gradient_clipping": (False,),
-    "max_gradient": (1.0,),  # without gradient_clipping it is not looked at
+    "max_gradient": (1.0,),  # not used without gradient_clipping
     "max_norm": (0.0,),
     "weight_decay_mode": (WeightDecayMode.NONE, WeightDecayMode.L2),
     "stochastic_rounding": (False,),
     "output_dtype": (SparseType.FP32,),
-    "bounds_check_mode": (BoundsCheckMode.WARNING, BoundsCheckMode.FATAL),  # ids out of range are an error here
-    "enforce_hbm": (False, True),  # tables are never anywhere else
+    "bounds_check_mode": (BoundsCheckMode.WARNING, BoundsCheckMode.FATAL),  # here, ids out of range are always an error
+    "enforce_hbm": (False, True),  # tables are never stored anywhere else
     "cache_algorithm": (CacheAlgorithm.LRU,),
     "cache_load_factor": (0.2,),
     "cache_sets": (0,),
@@ -37,14 +37,14 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 def fused_optimizer_from_params(params: Mapping[str, Any]) -> FusedOptimizer:
-    """The optimizer of one table; every call makes one with a group of its own.
+    """The optimizer of one table; every call creates one with its own group.
 
-    Without ``optimizer`` it is exact SGD, FBGEMM's default. ``weight_decay`` is added to the gradient, as
-    ``torch.optim`` does it and FBGEMM with ``WeightDecayMode.L2``.
+    Without ``optimizer`` it is exact SGD, FBGEMM's default. ``weight_decay`` is added to the gradient, as in
+    ``torch.optim`` and in FBGEMM with ``WeightDecayMode.L2``.
 
     Args:
         params: ``optimizer`` (an ``EmbOptimType``), ``learning_rate``, ``eps``, ``beta1``, ``beta2``,
-            ``weight_decay``; other arguments of FBGEMM's only at values that change nothing.
+            ``weight_decay``; other arguments of FBGEMM are only allowed at values that change nothing.
 
     Raises:
         ConversionError: ``unsupported_fused_param``.
@@ -58,13 +58,13 @@ def fused_optimizer_from_params(params: Mapping[str, Any]) -> FusedOptimizer:
 
 
 def settings_from_params(rule: Rule, params: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``rule`` reads of ``params``, and TorchRec's defaults for what is not given; ``optimizer`` is not looked at.
+    """The settings of ``rule`` in ``params``, with TorchRec's defaults for those not given; ``optimizer`` is ignored.
 
-    A setting that the rule does not read is as meaningless as it is for FBGEMM.
+    A setting that the rule does not read has no effect, as in FBGEMM.
 
     Args:
-        rule: whose settings they are.
-        params: as those of :func:`fused_optimizer_from_params`.
+        rule: the rule that the settings are for.
+        params: as in :func:`fused_optimizer_from_params`.
 
     Raises:
         ConversionError: ``unsupported_fused_param``.
@@ -76,14 +76,14 @@ def settings_from_params(rule: Rule, params: Mapping[str, Any]) -> dict[str, Any
     for name, value in given.items():
         if name not in _NEUTRAL:
             known = ", ".join(("optimizer", *(each for setting in known_settings() for each in setting.fused_params)))
-            raise _unsupported(name, value, f"leave it out; known are {known}.")
+            raise _unsupported(name, value, f"leave it out; the known names are {known}.")
         if value not in _NEUTRAL[name]:
             raise _unsupported(name, value, f"leave {name} out.")
     return {setting.name: values[setting.name] for setting in rule.settings}
 
 
 def _value(setting: Setting, given: dict[str, Any]) -> Any:
-    """Of ``setting``, whose names leave ``given``."""
+    """The value of ``setting``; its names are removed from ``given``."""
     if len(setting.fused_params) != 1:  # one name per element
         defaults = zip(setting.fused_params, setting.default, strict=True)
         return tuple(_number(name, given.pop(name, default)) for name, default in defaults)
@@ -113,7 +113,7 @@ def _check_weight_decay(rule: Rule, weight_decay: float, mode: Any) -> None:
 
 def _unsupported(name: str, value: Any, what_to_do: str) -> ConversionError:
     return ConversionError(
-        f"fused_params has {name}={value!r}, which no fused optimizer here carries out.",
+        f"fused_params has {name}={value!r}, which no fused optimizer of recfx supports.",
         reason="unsupported_fused_param",
         what_to_do=what_to_do,
     )

@@ -1,4 +1,4 @@
-"""``model.fused_optimizer`` of a model whose collections ``convert`` sharded, as on ``DistributedModelParallel``."""
+"""``model.fused_optimizer`` for models whose collections ``convert`` has sharded, as in ``DistributedModelParallel``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ModelFusedOptimizer(CombinedOptimizer):
     """The fused optimizers of all sharded collections of a model, under TorchRec's names.
 
     Args:
-        collections: by fully qualified name in the model.
+        collections: the sharded collections, by fully qualified name in the model.
     """
 
     def __init__(self, collections: Mapping[str, FusedOptimizerModule]) -> None:
@@ -25,7 +25,7 @@ class ModelFusedOptimizer(CombinedOptimizer):
         super().__init__([(path, module.fused_optimizer) for path, module in self._collections.items()])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelFusedOptimizer:
-        """That of the copied model."""
+        """The fused optimizers of the copied model."""
         return ModelFusedOptimizer({path: copy.deepcopy(module, memo) for path, module in self._collections.items()})
 
     def __reduce__(self) -> Any:
@@ -33,7 +33,7 @@ class ModelFusedOptimizer(CombinedOptimizer):
 
 
 def attach_fused_optimizer(model: nn.Module) -> None:
-    """Give ``model`` the attribute that scripts written for ``DistributedModelParallel`` ask for.
+    """Give ``model`` the attribute that scripts written for ``DistributedModelParallel`` use.
 
     A model that has an attribute of that name keeps it.
     """
@@ -45,6 +45,6 @@ def attach_fused_optimizer(model: nn.Module) -> None:
 
 
 def detach_fused_optimizer(model: nn.Module) -> None:
-    """Forget it: collections are others now."""
+    """Remove the attribute, because the model now has different collections."""
     if isinstance(model.__dict__.get(_ATTRIBUTE), ModelFusedOptimizer):
         del model.__dict__[_ATTRIBUTE]

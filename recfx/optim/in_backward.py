@@ -1,4 +1,4 @@
-"""Optimizers in backward: which of them have a fused form, and the way back to the dense one."""
+"""Optimizers in backward: which of them have a fused form, and how to go back to the dense form."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from recfx.optim.rules.rule import COMMON_SETTINGS, NEUTRAL
 
 
 def hooks_on_step(weight: torch.Tensor) -> str:
-    """What of the user's waits for the gradient of ``weight``, or for its optimizer's step; ``""`` if nothing does.
+    """Describes a user's hook on the gradient of ``weight`` or on its optimizer's step; ``""`` if there is none.
 
-    The hooks of ``apply_optimizer_in_backward`` are none of them: they hang on its ``AccumulateGrad`` node.
+    The hooks of ``apply_optimizer_in_backward`` do not count: they are on the weight's ``AccumulateGrad`` node.
     """
     if any(hooks_of(weight) for hooks_of in _HOOKS):
         return "a gradient hook is registered on its weight"
     if any(map(_watches_steps, attached_optimizers(weight))):
-        return "its optimizer has a step hook, or a step() that was put in place of its class's"
+        return "its optimizer has a step hook, or a step() that replaces the one of its class"
     return ""
 
 
@@ -38,12 +38,12 @@ def _watches_steps(optimizer: Any) -> bool:
     found = optimizer.__dict__
     if found.get("_optimizer_step_pre_hooks") or found.get("_optimizer_step_post_hooks"):
         return True
-    # Learning-rate schedulers put a step there that only notes that it was called.
+    # Learning-rate schedulers replace step() by one that only records that it was called.
     return "step" in found and not hasattr(found["step"], "_wrapped_by_lr_sched")
 
 
 def positions_with_hooks(weights: Sequence[torch.Tensor]) -> list[int]:
-    """Which of ``weights`` have ``hooks_on_step``. Every forward asks this, of thousands of tables in some models."""
+    """Which of ``weights`` have ``hooks_on_step``. Every forward calls this, in some models for thousands of tables."""
     attached = chain.from_iterable(attached_to_each(weights))
     if not any(any(map(hooks_of, weights)) for hooks_of in _HOOKS) and not any(map(_watches_steps, attached)):
         return []
@@ -51,23 +51,23 @@ def positions_with_hooks(weights: Sequence[torch.Tensor]) -> list[int]:
 
 
 def fused_optimizer_of(weight: nn.Parameter, path: str) -> FusedOptimizer | Diagnostic | None:
-    """The fused form of the optimizer in backward that hangs on ``weight``.
+    """The fused form of the optimizer in backward that is attached to ``weight``.
 
     Args:
-        weight: of a table.
+        weight: the weight of a table.
         path: fully qualified name of the table's ``nn.EmbeddingBag``, for diagnostics.
 
     Returns:
-        None without one; why it does not run in the lookup's backward where it has no fused form. The code is
-        ``unsupported_optimizer_argument`` where the optimizer is known but an argument is not: ignoring it would train
-        another model.
+        The fused form; None if there is no optimizer; if it has no fused form, a diagnostic that says why. Its code is
+        ``unsupported_optimizer_argument`` if the optimizer is known but an argument is not: ignoring the argument would
+        train a different model.
     """
     optimizers = attached_optimizers(weight)
     if not optimizers:
         return None
     if len(optimizers) > 1:
         return _not_fused(
-            "several_optimizers", path, f"{len(optimizers)} optimizers run in its backward.", "attach one."
+            "several_optimizers", path, f"{len(optimizers)} optimizers run in its backward.", "attach only one."
         )
     (optimizer,) = optimizers
     rule = rule_of_class(type(optimizer))
@@ -81,10 +81,10 @@ def fused_optimizer_of(weight: nn.Parameter, path: str) -> FusedOptimizer | Diag
         )
     if hasattr(optimizer, "param_groups"):
         group = optimizer.param_groups[0]
-    else:  # torchrec.optim's placeholders hold nothing but their arguments; FBGEMM's defaults apply
+    else:  # torchrec.optim's placeholders only hold their arguments; FBGEMM's defaults apply
         defaults = {setting.name: setting.default for setting in (*COMMON_SETTINGS, *rule.settings)}
         group = {**defaults, **optimizer._kwargs}
-    arguments = inspect.signature(type(optimizer)).parameters  # schedulers write other things into the group
+    arguments = inspect.signature(type(optimizer)).parameters  # schedulers write more entries into the group
     for name, value in group.items():
         if name in rule.supported or (name not in NEUTRAL and name not in arguments):
             continue
@@ -108,7 +108,7 @@ def _not_fused(code: str, path: str, message: str, what_to_do: str) -> Diagnosti
 
 
 def _given(optimizer: Any, group: Mapping[str, Any]) -> frozenset[str]:
-    """The settings that somebody chose: they were passed with the class, or are not its defaults (any more)."""
+    """The settings that the user chose: those passed with the class, and those that differ from its defaults."""
     if not hasattr(optimizer, "param_groups"):
         return frozenset(optimizer._kwargs)
     passed: set[str] = set()
@@ -127,16 +127,16 @@ def _is(value: Any, default: Any) -> bool:
 
 
 def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
-    """Hang the dense form of a fused optimizer on ``weight``, with its settings and state, unless it has one already.
+    """Attach the dense form of a fused optimizer to ``weight``, with its settings and state, unless one is attached.
 
-    Copies of a parameter lose their optimizer in backward; without it a plain model would quietly stop training.
+    Copies of a parameter lose their optimizer in backward, without which a plain model would silently stop training.
     """
     attached = attached_optimizers(weight)
     if attached:
-        if not fused.is_form_of(attached[0]):  # another one, attached since
+        if not fused.is_form_of(attached[0]):  # a different one, which was attached later
             return
         state = attached[0].state.get(weight) if hasattr(attached[0], "state") else None
-        if state is not None and state is not fused.state:  # another dtype: the fused state is a copy
+        if state is not None and state is not fused.state:  # a different dtype, so the fused state is a copy
             state.update({name: _like(value, state.get(name)) for name, value in fused.state.items()})
         return
     settings = {key: fused.group[key] for key in fused.rule.supported if key in fused.group}
@@ -153,10 +153,10 @@ def _like(value: Any, old: Any) -> Any:
 
 
 def fused_optimizers(bags: nn.ModuleDict, collection: str) -> tuple[dict[str, FusedOptimizer], dict[str, Diagnostic]]:
-    """The optimizers in backward of these tables: those with a fused form, and why the others have none.
+    """The optimizers in backward of these tables: those that have a fused form, and diagnostics for the others.
 
     Args:
-        bags: one ``nn.EmbeddingBag`` a table.
+        bags: one ``nn.EmbeddingBag`` per table.
         collection: fully qualified name, for messages.
 
     Raises:
@@ -171,7 +171,7 @@ def fused_optimizers(bags: nn.ModuleDict, collection: str) -> tuple[dict[str, Fu
             not_fused[name] = _not_fused(
                 "optimizer_not_fused",
                 path,
-                f"{hooks}: a fused optimizer has neither a gradient of the weight nor a step() to call, so it runs on "
+                f"{hooks}: a fused optimizer neither computes a gradient of the weight nor calls step(), so it runs on "
                 "the whole table after the backward, as before.",
                 "remove the hook to have it fused; a hook on the collection's output sees the pooled gradient.",
             )

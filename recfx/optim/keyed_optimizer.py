@@ -1,4 +1,4 @@
-"""TorchRec's view of the fused optimizers, which also loads what was saved when the table had fewer rows."""
+"""TorchRec's view of the fused optimizers, which also loads state that was saved when the table had fewer rows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class FusedKeyedOptimizer(KeyedOptimizer):
     """State and settings of the fused optimizers of one collection, under TorchRec's names.
 
     Args:
-        parameters: by name in the collection.
-        state: of each parameter: ``<table>.momentum1`` and so on, one row a row of the table.
+        parameters: the parameters, by name in the collection.
+        state: the state of each parameter: ``<table>.momentum1`` and so on, with one row per row of the table.
         groups: the optimizers' settings.
-        moves: of the tables whose weights were loaded from fewer rows, by parameter name.
-        starts: what each state of a row is before its first step, by parameter name and name of the state.
+        moves: the row moves of tables whose weights were loaded from fewer rows, by parameter name.
+        starts: the value of each state before a row's first step, by parameter name and name of the state.
     """
 
     def __init__(
@@ -37,19 +37,19 @@ class FusedKeyedOptimizer(KeyedOptimizer):
     def step(self, closure: Any = None) -> None:
         """Does nothing, so that it can be one of several in TorchRec's ``CombinedOptimizer``.
 
-        The tables took their step inside ``backward``; settings such as ``lr`` are read at every step.
+        The tables were updated inside ``backward``; settings such as ``lr`` are read at every step.
         """
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Does nothing: the tables' gradients are used up inside ``backward``."""
+        """Does nothing: the tables' gradients are consumed inside ``backward``."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As TorchRec's. State with fewer rows follows the weights that ``load_state_dict`` loaded just before.
+        """Like TorchRec's. State with fewer rows is moved like the weights that ``load_state_dict`` has just loaded.
 
         Raises:
-            CheckpointError: ``rows_mismatch``: the state has another number of rows, and no weights were loaded with
-                that number since the last training step. Nothing has changed.
-            ValueError: TorchRec's own, for other tables or other state.
+            CheckpointError: ``rows_mismatch``: the state has a different number of rows, and no weights with that
+                number were loaded since the last training step. Nothing has changed.
+            ValueError: TorchRec's own error, for different tables or state.
         """
         saved = dict(state_dict["state"])
         for name, parameter in self.params.items():
@@ -68,9 +68,9 @@ class FusedKeyedOptimizer(KeyedOptimizer):
         move = self._moves.get(name)
         if move is None or saved.dim() == 0 or (move.saved_rows, *current.shape[1:]) != tuple(saved.shape):
             raise CheckpointError(
-                f"the saved optimizer state is {tuple(saved.shape)}, the table needs {tuple(current.shape)}.",
+                f"the saved optimizer state is {tuple(saved.shape)}, but the table needs {tuple(current.shape)}.",
                 reason="rows_mismatch",
                 module_path=name,
-                what_to_do="load the model's state of the same moment first, and the optimizer's before training on.",
+                what_to_do="load the model's state from the same checkpoint first, then the optimizer's, then train.",
             )
         return move.apply(saved, torch.full_like(current, self._starts[name][key]))

@@ -98,7 +98,7 @@ def put(key: str, place: int, value: int) -> Callable[[State], None]:
         (put("candidate_order", 2, -1), "torn_state", "of a batch that has not run"),
         (put("candidate_order", 2, 4 << 31), "torn_state", "of a batch that has not run"),
         (put("candidate_ids", 1, 100), "duplicate_id", "Id 100 has candidate place 1 and also an earlier one"),
-        (put("candidate_ids", 1, 200), "duplicate_id", "Id 200 has the place of a candidate 1"),
+        (put("candidate_ids", 1, 200), "duplicate_id", "Id 200 has candidate place 1"),
         (lambda s: s.pop("row_state"), "torn_state", "row_state is missing"),
     ],
 )

@@ -20,7 +20,7 @@ def test_the_module_that_a_node_calls() -> None:
     assert find_module(graph_module, nodes["features"]) is None
     with pytest.raises(GraphVerificationError, match="node features calls no module, not a Lookup"):
         node_module(graph_module, nodes["features"], Lookup)
-    with pytest.raises(GraphVerificationError, match="node features has no metadata of recfx"):
+    with pytest.raises(GraphVerificationError, match="node features has no recfx metadata"):
         meta_of(nodes["features"])
     nodes["ebc_lookup"].target = "nowhere"
     with pytest.raises(GraphVerificationError, match="node ebc_lookup calls no module, not a Lookup"):

@@ -101,7 +101,7 @@ def test_what_may_not(kind: str, position: int, source: str) -> None:
     sources[position] = source
     with pytest.raises(GraphVerificationError, match=f"after pass broken: node a_{kind}_tested: a {kind} ") as caught:
         Chain(kind, sources).verify()
-    assert "cannot be fed by" in str(caught.value) or "and has none" in str(caught.value)
+    assert "cannot be fed by" in str(caught.value) or "but has none" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", sorted(TAKES))
@@ -126,7 +126,7 @@ def test_an_input_that_is_missing(kind: str, position: int) -> None:
     ("user", "sources"), [("lookup", ["input_dist_wait"]), ("input_dist_wait", ["input_dist_start", "features"])]
 )
 def test_several_values_are_not_one(user: str, sources: list[str]) -> None:
-    with pytest.raises(GraphVerificationError, match=f"a {sources[0]} gives 2 values: take one of its items"):
+    with pytest.raises(GraphVerificationError, match=f"a {sources[0]} returns 2 values: use one of its items"):
         Chain(user, sources).verify()
 
 

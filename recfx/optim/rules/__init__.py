@@ -1,4 +1,4 @@
-"""The rules of fused optimizers: one file per rule, and one line here."""
+"""The rules of fused optimizers. Each rule is one file, and one line here."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ RULES: list[Rule] = [SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM]
 
 @contextmanager
 def registered(rule: Rule) -> Iterator[Rule]:
-    """Have one more rule inside a ``with`` block: what its optimizer classes are attached to is fused by it.
+    """Register one more rule inside a ``with`` block: tables with its optimizer classes attached are fused by it.
 
     Args:
-        rule: whose name and classes no other rule has.
+        rule: the rule; no other rule may have its name or classes.
 
     Raises:
-        ValueError: another rule has the name, or one of the classes or of TorchRec's types.
+        ValueError: another rule has its name, one of its classes or one of its TorchRec types.
     """
     for other in RULES:
         if other.name == rule.name or {*other.classes, *other.fused_types} & {*rule.classes, *rule.fused_types}:
-            raise ValueError(f"rule {rule.name!r} stands for what rule {other.name!r} stands for already.")
+            raise ValueError(f"rule {rule.name!r} has the name, a class or a type of rule {other.name!r}.")
     RULES.append(rule)
     try:
         yield rule
@@ -37,12 +37,12 @@ def registered(rule: Rule) -> Iterator[Rule]:
 
 
 def rule_of_class(optimizer: type) -> Rule | None:
-    """The rule that an optimizer class stands for, itself and not a class that it is derived from; or None."""
+    """The rule for an optimizer class, or None. The class must match exactly: subclasses do not count."""
     return next((rule for rule in RULES if optimizer in rule.classes), None)
 
 
 def rule_of_type(optimizer: object) -> Rule | None:
-    """The rule that ``optimizer`` in TorchRec's ``fused_params`` stands for, or None."""
+    """The rule for the value of ``optimizer`` in TorchRec's ``fused_params``, or None."""
     if not isinstance(optimizer, EmbOptimType):
         return None
     return next((rule for rule in RULES if optimizer in rule.fused_types), None)
@@ -54,7 +54,7 @@ def known_settings() -> tuple[Setting, ...]:
 
 
 def class_names() -> str:
-    """The optimizer classes to attach, for messages: ``SGD, Adagrad, RowWiseAdagrad or Adam``."""
+    """The optimizer classes that users can attach, for messages: ``SGD, Adagrad, RowWiseAdagrad or Adam``."""
     *names, last = [rule.dense_class.__name__ for rule in RULES]
     return f"{', '.join(names)} or {last}"
 

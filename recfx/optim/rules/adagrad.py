@@ -1,4 +1,4 @@
-"""Adagrad, with a sum of squares for every element."""
+"""Adagrad, with a sum of squares per element."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Adagrad(Rule):
         step: float,
         group: Mapping[str, Any],
     ) -> torch.Tensor:
-        """As ``torch.optim.Adagrad``."""
+        """The same step as ``torch.optim.Adagrad``."""
         gradient = decayed(values, gradient, group)
         total = state["sum"].add_(gradient.square())
         return values - float(group["lr"]) * gradient / (total.sqrt() + group["eps"])

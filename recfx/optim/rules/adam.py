@@ -1,4 +1,4 @@
-"""Adam; its bias correction reads the table's count of steps, not the row's."""
+"""Adam. Its bias correction uses the number of steps of the table, not of the row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recfx.optim.rules.rule import BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY, Rule
 
 
 class Adam(Rule):
-    """Two moving averages for every element, which stand still while no batch touches the row."""
+    """Adam with two moving averages per element, which do not change while no batch touches the row."""
 
     def update(
         self,
@@ -23,7 +23,7 @@ class Adam(Rule):
         step: float,
         group: Mapping[str, Any],
     ) -> torch.Tensor:
-        """As ``torch.optim.Adam``."""
+        """The same step as ``torch.optim.Adam``."""
         gradient = decayed(values, gradient, group)
         first_beta, second_beta = group["betas"]
         first = state["exp_avg"].lerp_(gradient, 1 - first_beta)
@@ -32,7 +32,7 @@ class Adam(Rule):
         return values - float(group["lr"]) / (1 - first_beta**step) * first / denominator
 
     def unlike_dense(self, group: Mapping[str, Any]) -> str:
-        """Always: dense averages go on moving a row that no batch touches."""
+        """Never empty: the averages of dense Adam keep changing a row that no batch touches."""
         return self.label
 
 
@@ -46,6 +46,6 @@ ADAM = Adam(
     states=(StateTensor("exp_avg", "momentum1"), StateTensor("exp_avg_sq", "momentum2")),
     counts_steps=True,
     saves_step=True,
-    decay_in_fused_params="FBGEMM's Adam takes it off the weights (AdamW), ours adds it to the gradient: leave it out, "
-    "or attach torch.optim.Adam(weight_decay=...) with apply_optimizer_in_backward if that is the rule you mean.",
+    decay_in_fused_params="FBGEMM's Adam subtracts it from the weights (AdamW), recfx's adds it to the gradient: leave it "
+    "out, or attach torch.optim.Adam(weight_decay=...) with apply_optimizer_in_backward if that is the rule you mean.",
 )

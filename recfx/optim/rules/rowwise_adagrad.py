@@ -1,4 +1,4 @@
-"""Row-wise Adagrad: one sum for every row, of the mean of its squared gradients."""
+"""Row-wise Adagrad: one sum per row, of the mean of its squared gradients."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class RowWiseAdagrad(Rule):
         step: float,
         group: Mapping[str, Any],
     ) -> torch.Tensor:
-        """As ``torchrec.optim.RowWiseAdagrad``."""
+        """The same step as ``torchrec.optim.RowWiseAdagrad``."""
         gradient = decayed(values, gradient, group)
         total = state["sum"].add_(gradient.square().mean(dim=1, keepdim=True))
         return values - float(group["lr"]) * gradient / (total.sqrt() + group["eps"])
 
     def when_columns_are_cut(self, blocks: int) -> tuple[str, str]:
-        """Each block has a sum of its own."""
+        """Each block of columns has its own sum."""
         message = (
-            f"row-wise Adagrad keeps one number a row in each of the {blocks} column blocks, the mean over the block's "
-            "columns: as TorchRec's does, and not what the whole table would train."
+            f"row-wise Adagrad keeps one number per row in each of the {blocks} column blocks, a mean over the block's "
+            "columns. TorchRec's does the same, but the uncut table would train differently."
         )
-        return message, "use Adagrad, or cut no columns, where training must not depend on the plan."
+        return message, "use Adagrad, or do not cut columns, if training must not depend on the plan."
 
 
 ROWWISE_ADAGRAD = RowWiseAdagrad(

@@ -1,7 +1,7 @@
-"""What a rule is: everything that is specific to one kind of optimizer, as one frozen object.
+"""The definition of a rule: one frozen object with everything that is specific to one kind of optimizer.
 
-A rule says which classes of torch and TorchRec it stands for, which of their settings a fused step carries out, what it
-keeps for a table and under which names that is saved, and how one step changes the rows that a batch touched.
+A rule says which classes of torch and TorchRec it stands for, which of their settings a fused step supports, which
+state it keeps for a table and under which names that is saved, and how one step changes the rows that a batch touched.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Setting:
     """One setting that a fused step reads.
 
     Args:
-        name: of ``torch.optim``, in an optimizer's parameter group.
-        default: what TorchRec's kernels take where it is not given.
-        fused_params: its names in TorchRec's ``fused_params``; several where the setting is a tuple.
+        name: its name in the parameter group of ``torch.optim``'s optimizer.
+        default: the value that TorchRec's kernels use if it is not given.
+        fused_params: its names in TorchRec's ``fused_params``; several if the setting is a tuple.
     """
 
     name: str
@@ -35,12 +35,12 @@ EPS = Setting("eps", 1e-8, ("eps",))
 BETAS = Setting("betas", (0.9, 0.999), ("beta1", "beta2"))
 WEIGHT_DECAY = Setting("weight_decay", 0.0, ("weight_decay",))
 COMMON_SETTINGS = (LEARNING_RATE, EPS, BETAS, WEIGHT_DECAY)
-"""What TorchRec's ``fused_params`` may name whatever the rule; a rule reads some of them."""
+"""The settings that TorchRec's ``fused_params`` may contain for any rule; each rule reads some of them."""
 
 STEP = "step"
-"""The count of steps, in an optimizer's state: one number per table."""
+"""The name of the number of steps in an optimizer's state: one number per table."""
 
-# Arguments of torch's classes that change nothing at these values, and that no fused step carries out at others.
+# Arguments of torch's classes that change nothing at these values, and that no fused step supports at other values.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "momentum": (0, 0.0),
     "dampening": (0, 0.0),
@@ -55,7 +55,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "capturable": (False, True),
     "differentiable": (False,),
 }
-# Those of them that make another rule as soon as they are neither zero nor False.
+# Those of them that make it a different rule unless they are zero or False.
 WITHOUT_FUSED_FORM = ("momentum", "maximize", "lr_decay", "amsgrad", "decoupled_weight_decay", "nesterov")
 
 
@@ -64,9 +64,9 @@ class StateTensor:
     """One tensor that a rule keeps for a table, float32.
 
     Args:
-        name: of ``torch.optim``, in an optimizer's state.
+        name: its name in the state of ``torch.optim``'s optimizer.
         saved_as: the name under which FBGEMM and TorchRec save it.
-        per_row: it is ``[rows, 1]``, saved as ``[rows]``; otherwise it has the table's shape.
+        per_row: whether it is ``[rows, 1]``, saved as ``[rows]``; otherwise it has the table's shape.
     """
 
     name: str
@@ -74,26 +74,28 @@ class StateTensor:
     per_row: bool = False
 
     def shape(self, rows: int, dim: int) -> tuple[int, int]:
-        """Of the tensor for a table ``[rows, dim]``."""
+        """The shape of the tensor for a table ``[rows, dim]``."""
         return rows, 1 if self.per_row else dim
 
 
 @dataclass(frozen=True, eq=False)
 class Rule(ABC):
-    """One kind of optimizer. A rule is one constant of its file, called as its ``name`` in capitals.
+    """One kind of optimizer. A rule is a constant in its own file, named after its ``name`` in capitals.
 
     Args:
-        name: what code, checkpoints and reports call it.
-        label: what a sentence calls it.
-        dense_class: the optimizer of torch or TorchRec that carries it out on whole tables.
-        placeholders: TorchRec's classes for it that hold nothing but their arguments.
-        fused_types: TorchRec's names of it in ``fused_params``.
-        settings: which settings a step reads.
-        start_setting: the setting that says what the state is before a row's first step; zero without one.
-        states: what it keeps for a table, in the order in which it is saved.
+        name: its name in code, checkpoints and reports.
+        label: its name in sentences.
+        dense_class: the optimizer of torch or TorchRec that runs it on whole tables.
+        placeholders: TorchRec's classes for it that only hold their arguments.
+        fused_types: TorchRec's names for it in ``fused_params``.
+        settings: the settings that a step reads.
+        start_setting: the setting that gives the value of the state before a row's first step; if there is none, the
+            state starts at zero.
+        states: the state tensors that it keeps for a table, in the order in which they are saved.
         counts_steps: whether the state has a ``step``.
-        saves_step: whether TorchRec saves that: where the rule reads it.
-        decay_in_fused_params: why ``weight_decay`` in ``fused_params`` is refused, and what to do; empty: it is not.
+        saves_step: whether TorchRec saves ``step``, which it does if the rule reads it.
+        decay_in_fused_params: why ``weight_decay`` in ``fused_params`` is refused, and what to do about it; empty if it
+            is accepted.
     """
 
     name: str
@@ -117,13 +119,13 @@ class Rule(ABC):
         step: float,
         group: Mapping[str, Any],
     ) -> torch.Tensor:
-        """One step of the rows that a batch touched, in float32: the reference of every kernel.
+        """Step the rows that a batch touched, in float32. This is the reference for every kernel.
 
         Args:
-            values: ``[n, dim]`` the rows' weights.
-            gradient: ``[n, dim]`` the sum over the batch of each row's gradients.
-            state: by the states' names, ``[n, dim]`` or ``[n, 1]``; changed in place.
-            step: how many steps there were, this one included; 0 for rules that do not count.
+            values: ``[n, dim]``, the weights of the rows.
+            gradient: ``[n, dim]``, the gradient of each row, summed over the batch.
+            state: ``[n, dim]`` or ``[n, 1]``, by the names of the states; changed in place.
+            step: the number of steps, including this one; 0 for rules that do not count steps.
             group: the settings.
 
         Returns:
@@ -132,22 +134,22 @@ class Rule(ABC):
 
     @property
     def classes(self) -> tuple[type, ...]:
-        """Every optimizer class that it stands for."""
+        """All optimizer classes that it stands for."""
         return self.dense_class, *self.placeholders
 
     @property
     def supported(self) -> tuple[str, ...]:
-        """The arguments of its classes that a fused optimizer carries out at any value."""
+        """The arguments of its classes that a fused optimizer supports at any value."""
         return (*(setting.name for setting in self.settings), *filter(None, [self.start_setting]))
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
-        """The tensors in an optimizer's state after a step."""
+        """The names of the tensors in an optimizer's state after a step."""
         return (*(state.name for state in self.states), *([STEP] if self.counts_steps else []))
 
     @property
     def saved_states(self) -> dict[str, str]:
-        """Names of the tensors in an optimizer's state, by the names under which TorchRec saves them."""
+        """The names of the tensors in an optimizer's state, by the names under which TorchRec saves them."""
         return {state.saved_as: state.name for state in self.states} | ({STEP: STEP} if self.saves_step else {})
 
     @property
@@ -157,36 +159,36 @@ class Rule(ABC):
 
     @property
     def has_row_state(self) -> bool:
-        """Whether a row has a number for all its columns: under column cuts, one per block of columns."""
+        """Whether it keeps one number per row for all columns; if columns are cut, that is one per block of columns."""
         return any(state.per_row for state in self.states)
 
     def state_named(self, name: str) -> StateTensor | None:
-        """The state of that name in ``torch.optim``; None for ``step`` and names that are none of its own."""
+        """The state of that name in ``torch.optim``; None for ``step`` and for any other name."""
         return next((state for state in self.states if state.name == name), None)
 
     def start(self, name: str, group: Mapping[str, Any]) -> float:
-        """What the state ``name`` of a row is before the row's first step; 0 for what is none of its states."""
+        """The value of a row's state ``name`` before the row's first step; 0 if the rule has no such state."""
         return 0.0 if self.state_named(name) is None else float(group.get(self.start_setting, 0.0))
 
     def unlike_dense(self, group: Mapping[str, Any]) -> str:
-        """What to call it where the dense rule moves rows that a batch did not touch, unlike this one; else empty."""
+        """The rule's description, if the dense rule changes rows that a batch did not touch; otherwise empty."""
         weight_decay = group.get("weight_decay", 0)
         return f"{self.name} with weight_decay={weight_decay:g}" if weight_decay else ""
 
     def when_columns_are_cut(self, blocks: int) -> tuple[str, str] | None:
-        """What column cuts change, as a message and what to do about it; None where they change nothing.
+        """How cutting columns changes training, as a message and what to do about it; None if it does not.
 
         Args:
-            blocks: into how many blocks of columns the table is cut, two or more.
+            blocks: the number of blocks that the table's columns are cut into, at least two.
         """
         return None
 
     def __reduce__(self) -> str:
-        # Copies and pickles are the constant itself.
+        # Copying and unpickling give the constant itself.
         return self.name.upper()
 
 
 def decayed(values: torch.Tensor, gradient: torch.Tensor, group: Mapping[str, Any]) -> torch.Tensor:
-    """The gradient with weight decay as ``torch.optim`` has it: added, not taken off the weights."""
+    """The gradient with weight decay as in ``torch.optim``: added to the gradient, not subtracted from the weights."""
     weight_decay = group.get("weight_decay", 0)
     return gradient + weight_decay * values if weight_decay else gradient
