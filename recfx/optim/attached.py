@@ -1,5 +1,4 @@
-"""The optimizers that ``apply_optimizer_in_backward`` attached to a parameter, read from the attributes that torch
-sets.
+"""The optimizers that ``apply_optimizer_in_backward`` attached to a parameter, read from the attributes torch sets.
 
 Torch keeps them on the parameter itself, in ``_in_backward_optimizers``, along with the classes and arguments that they
 were created from. Only this file knows these names.

@@ -1,4 +1,4 @@
-"""``model.fused_optimizer`` for models whose collections ``convert`` has sharded, as in ``DistributedModelParallel``."""
+"""``model.fused_optimizer`` for models whose collections ``convert`` sharded, as in ``DistributedModelParallel``."""
 
 from __future__ import annotations
 

@@ -46,6 +46,6 @@ ADAM = Adam(
     states=(StateTensor("exp_avg", "momentum1"), StateTensor("exp_avg_sq", "momentum2")),
     counts_steps=True,
     saves_step=True,
-    decay_in_fused_params="FBGEMM's Adam subtracts it from the weights (AdamW), recfx's adds it to the gradient: leave it "
-    "out, or attach torch.optim.Adam(weight_decay=...) with apply_optimizer_in_backward if that is the rule you mean.",
+    decay_in_fused_params="FBGEMM's Adam subtracts it from the weights (AdamW), recfx's adds it to the gradient: leave "
+    "it out, or attach torch.optim.Adam(weight_decay=...) with apply_optimizer_in_backward if you mean that rule.",
 )
