@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 
 import recfx
+from tests.builders.optimizers import attach
 
 RAW = recfx.HashConfig(dense_rows=0)
 
@@ -125,7 +125,7 @@ def test_a_collection_without_tables() -> None:
 def test_state_of_another_size() -> None:
     model = Model()
     weight = model.part.ebc.embedding_bags["t"].weight
-    _apply_optimizer_in_backward(torch.optim.Adagrad, [weight], {"lr": 0.1})
+    attach([weight], torch.optim.Adagrad)
     weight._in_backward_optimizers[0].state[weight]["sum"] = torch.zeros(3, 4)
     converted = recfx.convert(model)
     before = weight.detach().clone()
@@ -140,7 +140,7 @@ def test_two_optimizers_in_backward_run_as_before() -> None:
     plain.load_state_dict(model.state_dict())
     for one in (model, plain):
         for rate in (0.1, 0.2):
-            _apply_optimizer_in_backward(torch.optim.SGD, one.parameters(), {"lr": rate})
+            attach(one, torch.optim.SGD, lr=rate)
     converted = recfx.convert(model)
     (reason,) = [reason for reason in recfx.explain(converted).reasons if reason.code == "optimizer_not_fused"]
     assert "2 optimizers" in reason.message
@@ -190,7 +190,7 @@ def test_tables_do_not_grow_under_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_collection_that_is_kept_after_all_keeps_its_rows() -> None:
     """Its first table could grow, its second cannot: neither may."""
     model = nn.ModuleDict({"good": collection("g"), "bad": collection("a", "b")})
-    _apply_optimizer_in_backward(torch.optim.SGD, [model["bad"].embedding_bags["b"].weight], {"lr": 0.1})
+    attach([model["bad"].embedding_bags["b"].weight], torch.optim.SGD)
     before = copy.deepcopy(model.state_dict())
     converted = recfx.convert(model, hashing=recfx.HashConfig(rows=30), on_unsupported="keep")
     by_path = {found.paths[0]: (found.status, found.reason) for found in recfx.explain(converted).collections}

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 
 import recfx
 from recfx.checkpoint import manifest as manifest_module
 from recfx.checkpoint import model_plan, storage
 from recfx.checkpoint.manifest import Manifest
+from tests.builders.optimizers import attach
 from tests.checkpoint.training import RAW, OnePart, Training, TwoPart, assert_same
 
 
@@ -240,7 +240,7 @@ def test_no_optimizer_in_backward_yet(saved: Path) -> None:
     assert_same(dict(model.state_dict()), before)
     recfx.load_checkpoint(model, saved, in_backward=False)
     assert len(model.first.index("a")) > 0
-    _apply_optimizer_in_backward(torch.optim.Adam, [model.first.weight("a")], {"lr": 0.1})
+    attach([model.first.weight("a")], torch.optim.Adam)
     recfx.load_checkpoint(model, saved)
     assert float(model.first.fused_optimizers()["a"].state["step"]) == 2
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 import recfx
 from recfx.checkpoint import model_plan
 from recfx.checkpoint.dtypes import DTYPES
+from tests.builders.optimizers import attach
 from tests.checkpoint.training import KINDS, RAW, OnePart, Training, TwoPart, assert_same, batch
 
 DERIVED = (".slots",)  # may be laid out in another order
@@ -92,7 +92,7 @@ def test_optimizers_in_backward_without_a_fused_form(tmp_path: Path) -> None:
     def build() -> nn.Module:
         torch.manual_seed(0)
         model = recfx.convert(OnePart(200), hashing=RAW)
-        _apply_optimizer_in_backward(torch.optim.NAdam, model.parameters(), {"lr": 0.01})
+        attach(model, torch.optim.NAdam, lr=0.01)
         return model
 
     def steps(model: nn.Module, begin: int, end: int) -> list[float]:
@@ -132,7 +132,7 @@ def test_half_precision_tables_keep_their_float_state(tmp_path: Path) -> None:
     def build() -> Training:
         torch.manual_seed(0)
         model = recfx.convert(OnePart(200).bfloat16(), hashing=RAW)
-        _apply_optimizer_in_backward(torch.optim.Adagrad, [model.first.weight("a")], {"lr": 0.1})
+        attach([model.first.weight("a")], torch.optim.Adagrad)
         dense = list(model.after.parameters())
         return Training(model, torch.optim.Adam(dense), {})
 
@@ -193,13 +193,13 @@ def test_under_distributed_data_parallel(tmp_path: Path) -> None:
 
 def test_a_plain_model_and_an_adopted_one(tmp_path: Path) -> None:
     plain = TwoPart()
-    _apply_optimizer_in_backward(torch.optim.Adagrad, plain.first.parameters(), {"lr": 0.1})
+    attach(plain.first, torch.optim.Adagrad)
     features = batch(0)
     features.values().remainder_(300)
     plain(features).sum().backward()
     recfx.save_checkpoint(plain, tmp_path)
     adopted = TwoPart()
-    _apply_optimizer_in_backward(torch.optim.Adagrad, adopted.first.parameters(), {"lr": 0.1})
+    attach(adopted.first, torch.optim.Adagrad)
     adopted = recfx.convert(adopted)
     recfx.load_checkpoint(adopted, tmp_path)
     for one in (plain, adopted):

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
 from recfx.modules.collection import unsharded_collections
+from tests.builders.optimizers import attach
 
 KINDS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
@@ -96,7 +96,7 @@ class Training:
         optimizer_class, settings = KINDS[kind]
         tables = {name: each for name, each in model.named_parameters() if "embedding_bags" in name}
         converted = recfx.convert(model, hashing=hashing)
-        _apply_optimizer_in_backward(optimizer_class, tables.values(), settings)
+        attach(tables.values(), optimizer_class, **settings)
         dense = [each for name, each in converted.named_parameters() if name not in tables]
         optimizer = torch.optim.Adam(dense, lr=0.01)
         attached = {name: each._in_backward_optimizers[0] for name, each in tables.items()}

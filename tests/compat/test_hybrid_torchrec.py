@@ -16,7 +16,6 @@ from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
 from torchrec.distributed.model_parallel import DistributedModelParallel as TorchRecModelParallel
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.streamable import Pipelineable
@@ -26,6 +25,7 @@ from recfx.compat import hybrid_torchrec as hybrid
 from recfx.compat.hybrid_torchrec.distributed import hybrid_train_pipeline, sharding_plan
 from recfx.compat.hybrid_torchrec.modules import hash_embeddingbag
 from recfx.planner.topology import NpuTopology
+from tests.builders.optimizers import attach
 
 CPU = torch.device("cpu")
 CONSTRAINTS = {"table": ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])}
@@ -93,7 +93,7 @@ def parallel(model: nn.Module, **arguments: Any) -> hybrid.DistributedModelParal
 
 def trainable() -> tuple[nn.Module, torch.optim.Optimizer]:
     model = Model()
-    apply_optimizer_in_backward(torch.optim.Adagrad, model.ebc.parameters(), {"lr": 0.1, "eps": 1e-8})
+    attach(model.ebc, torch.optim.Adagrad, eps=1e-8)
     wrapped = parallel(model)
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(wrapped.named_parameters())), lambda params: torch.optim.SGD(params, lr=0.1)

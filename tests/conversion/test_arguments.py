@@ -11,7 +11,8 @@ from torch import nn
 
 import recfx
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig, HashIndex
-from tests.models.data import batch, collection, table
+from tests.builders.batches import batch
+from tests.builders.collections import collection, table
 
 RAW = HashConfig(dense_rows=0)
 

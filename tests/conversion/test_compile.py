@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.conversion.convert import convert
 from recfx.hashing import HashConfig
-from tests.models.data import batch
+from tests.builders.batches import batch
 from tests.models.handwritten import Tower
 from tests.optim.fused_pairs import fused_pair, train
 

@@ -15,7 +15,7 @@ from recfx.conversion.convert import convert
 from recfx.errors import TableFullError
 from recfx.hashing import HashConfig
 from recfx.modules.collection import HashEmbeddingBagCollection
-from tests.models.data import collection, table
+from tests.builders.collections import collection, table
 
 EXTREMES = [-(2**63), 2**63 - 1, -1, 0, 1, 2**32, -(2**31)]
 RAW = HashConfig(dense_rows=0)

@@ -20,7 +20,8 @@ from torchrec.modules.mc_modules import (
 
 import recfx
 from recfx.modules.collection import HashEmbeddingBagCollection
-from tests.models.data import batch, collection, table
+from tests.builders.batches import batch
+from tests.builders.collections import collection, table
 
 RAW = recfx.HashConfig(dense_rows=0)
 

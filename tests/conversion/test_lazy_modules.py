@@ -12,7 +12,8 @@ from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.modules.collection import HashEmbeddingBagCollection
-from tests.models.data import batch, collection
+from tests.builders.batches import batch
+from tests.builders.collections import collection
 
 
 class Lazy(nn.Module):

@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.modules.collection import unsharded_collections
+from tests.builders.optimizers import attach
 from tests.support.work import CountedName, work_of
 
 TABLES = 25
@@ -78,7 +78,7 @@ def many(tables: int) -> tuple[nn.Module, KeyedJaggedTensor]:
 
 def fused(tables: int) -> tuple[nn.Module, KeyedJaggedTensor]:
     model = collection(tables)
-    apply_optimizer_in_backward(torch.optim.Adagrad, model.parameters(), {"lr": 0.1})
+    attach(model, torch.optim.Adagrad)
     return model, batch(tables)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -14,9 +13,11 @@ from recfx.errors import ConversionError, InputError
 from recfx.hashing import HashConfig
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.record.conversion import conversion_of
+from tests.builders.batches import batch
+from tests.builders.collections import collection, table, two_tables
+from tests.builders.optimizers import attach
 from tests.models import REFUSED
 from tests.models.case import tensors_in
-from tests.models.data import batch, collection, table, two_tables
 from tests.models.handwritten import Tower
 from tests.models.refused import Doubled, Holder, Refused
 
@@ -148,7 +149,7 @@ def test_an_index_over_a_weight_that_two_tables_share_is_refused(hashing: HashCo
 def test_sgd_with_momentum_in_backward_is_refused() -> None:
     """The table-batched SGD would ignore it."""
     model, features = Tower(), batch(4)
-    _apply_optimizer_in_backward(torch.optim.SGD, model.ebc.parameters(), {"lr": 0.1, "momentum": 0.9})
+    attach(model.ebc, torch.optim.SGD, momentum=0.9)
     with pytest.raises(ConversionError, match="momentum") as raised:
         convert(model, verify=False)
     assert raised.value.reason == "unsupported_optimizer_argument"

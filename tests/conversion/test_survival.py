@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingBagCollectionInterface
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
@@ -20,9 +19,11 @@ from recfx.conversion.convert import convert
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.modules.collection import HashEmbeddingBagCollection
-from tests.models.data import batch, collection, table
+from tests.builders.batches import batch
+from tests.builders.collections import collection, table
+from tests.builders.optimizers import attach
 from tests.models.handwritten import Tower, process_group
-from tests.optim.fused_pairs import fused_pair, in_backward
+from tests.optim.fused_pairs import fused_pair
 
 RAW_ID = 2**60  # an id that only an index can read
 
@@ -268,7 +269,7 @@ def test_a_copy_is_independent_and_equal(whole_graph: bool, hashing: HashConfig,
 def test_a_deepcopy_trains_by_itself(kind: str) -> None:
     """With a fused optimizer: its state is copied, and the original's tables and state do not move."""
     model = Tower()
-    _apply_optimizer_in_backward(*in_backward(kind, model.ebc.parameters()))
+    attach(model.ebc, kind)
     converted = convert(model)
     converted(batch(5)).square().sum().backward()
     duplicate, twin = copy.deepcopy(converted), copy.deepcopy(converted)
@@ -366,9 +367,7 @@ def test_a_failure_leaves_everything_as_it_was(inplace: bool, why: str) -> None:
     elif why == "tied":
         model.zz_last.embedding_bags["t1"].weight = model.ebc.embedding_bags["t1"].weight
     else:
-        _apply_optimizer_in_backward(
-            torch.optim.SGD, model.zz_last.parameters(), {"lr": 0.1, "nesterov": True, "momentum": 0.5}
-        )
+        attach(model.zz_last, torch.optim.SGD, nesterov=True, momentum=0.5)
     features = batch(4)
     before = model(features).detach().clone()
     modules, parameters = list(model.modules()), list(model.parameters())
@@ -403,7 +402,7 @@ def test_a_table_with_a_gradient_can_grow() -> None:
 def test_a_table_with_an_optimizer_in_backward_grows_or_is_refused(optimizer: type[torch.optim.Optimizer]) -> None:
     """The optimizer's hook remembers the old shape."""
     model = Tower()
-    _apply_optimizer_in_backward(optimizer, model.ebc.parameters(), {"lr": 0.1})
+    attach(model.ebc, optimizer)
     features = batch(5)
     try:
         converted = convert(model, hashing=HashConfig(rows=50))

@@ -22,7 +22,8 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
 from recfx.modules.collection import HashEmbeddingBagCollection
-from tests.models.data import batch, collection
+from tests.builders.batches import batch
+from tests.builders.collections import collection
 
 Lookup = Callable[[KeyedJaggedTensor], Any]
 

@@ -11,7 +11,7 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
 from recfx.record.verify_report import SKIPPED
-from tests.models.data import table
+from tests.builders.collections import table
 
 
 def features(ids: list[int]) -> KeyedJaggedTensor:

@@ -8,7 +8,7 @@ from torchrec import EmbeddingBagCollection
 
 import recfx
 from recfx.hashing.index import Occupancy
-from tests.models.data import two_tables
+from tests.builders.collections import two_tables
 
 
 def on_meta() -> nn.Module:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from recfx import (
     ConversionError,
@@ -23,6 +22,7 @@ from recfx import (
 from recfx.diagnostics import Diagnostic
 from recfx.inspect import HashingReport, TableReport
 from recfx.inspect.explain import explain
+from tests.builders.optimizers import attach
 
 
 def table(rows: int = 10, **hashing: Any) -> HashEmbeddingBagCollection:
@@ -196,7 +196,7 @@ def test_evict_needs_fused_optimizer() -> None:
     with pytest.raises(ConversionError) as caught:  # what the report says is so
         see(collection, torch.tensor([1]))
     assert caught.value.reason == reason.code
-    apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.1})
+    attach(collection, torch.optim.SGD)
     assert report_of(collection).reasons == ()
     see(collection, torch.tensor([1]))
 
@@ -204,7 +204,7 @@ def test_evict_needs_fused_optimizer() -> None:
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.RMSprop])
 def test_evict_needs_fused_optimizer_not_any(optimizer: type) -> None:
     collection = table(on_full="evict").requires_grad_(True)
-    apply_optimizer_in_backward(optimizer, collection.parameters(), {"lr": 0.1})
+    attach(collection, optimizer)
     codes = {reason.code for reason in report_of(collection).reasons}
     expected = set() if optimizer is torch.optim.SGD else {"evict_needs_fused_optimizer", "optimizer_not_fused"}
     assert codes == expected

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from recfx import ConversionError, HashConfig, HashEmbeddingBagCollection, convert
 from recfx.diagnostics import Diagnostic
 from recfx.inspect import HashingReport
 from recfx.inspect.explain import explain
+from tests.builders.optimizers import attach
 from tests.inspect.models import Towers, Wrapped, batch, collection, config, dlrm, towers
 
 DLRM_PATH = "sparse_arch.embedding_bag_collection"
@@ -165,7 +165,7 @@ def test_refusals_of_single_tables_are_reported_not_raised() -> None:
 
 def test_momentum_is_refused() -> None:
     model = Wrapped(collection())
-    apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1, "momentum": 0.9})
+    attach(model, torch.optim.SGD, momentum=0.9)
     report = explain(model)
     assert codes(report.reasons) == [("error", "unsupported_optimizer_argument", "inner")]
 
@@ -272,7 +272,7 @@ def watched() -> tuple[nn.Module, list[object]]:
     model = Towers()
     model.user.extra = nn.Dropout()
     model.scripted = torch.jit.script(nn.Dropout())
-    apply_optimizer_in_backward(torch.optim.Adam, model.user.parameters(), {"lr": 0.1})
+    attach(model.user, torch.optim.Adam)
     model.user.extra.eval()
     return model, _everything(model)
 

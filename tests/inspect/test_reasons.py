@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection
 from torchrec.modules.embedding_configs import DataType
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from recfx import HashConfig, convert
 from recfx.diagnostics import Diagnostic
 from recfx.inspect.explain import explain
+from tests.builders.optimizers import attach
 from tests.inspect.models import Wrapped, batch, collection, config
 
 INDEX = HashConfig(dense_rows=0)
@@ -29,7 +29,7 @@ def only(model: nn.Module, code: str) -> list[Diagnostic]:
 
 def optimized(kind: type, tables: int = 1, **arguments: Any) -> nn.Module:
     model = Wrapped(collection(tables))
-    apply_optimizer_in_backward(kind, model.parameters(), {"lr": 0.1} | arguments)
+    attach(model, kind, **arguments)
     return convert(model)
 
 
@@ -66,7 +66,7 @@ def test_optimizer_not_fused() -> None:
 
 def test_optimizer_attached_after_conversion_is_taken_over() -> None:
     model = convert(Wrapped(collection(1)))
-    apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    attach(model, torch.optim.SGD)
     assert explain(model).collections[0].tables[0].optimizer == "fused sgd"
     assert explain(model).reasons == ()
     model(batch([1, 2], features=1)).sum().backward()

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
 from recfx.ir import format_graph
+from tests.builders.optimizers import attach
 from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
 
 
@@ -34,7 +34,7 @@ def test_what_changes_what_runs_is_printed_as_it_is_now() -> None:
     plain = EmbeddingBagCollection(
         [EmbeddingBagConfig(name="t", num_embeddings=4, embedding_dim=4, feature_names=["f"])], is_weighted=True
     )
-    _apply_optimizer_in_backward(torch.optim.Adagrad, plain.parameters(), {"lr": 0.1})
+    attach(plain, torch.optim.Adagrad)
     converted: Any = recfx.convert(plain)
     line = "ebc_lookup = lookup(ebc_select_features) {tables=[t], pooling=SUM, is_weighted, "
     assert f"{line}dtype=float32, optimizer=adagrad, kernel=cpu}}" in format_graph(converted.graph_module)

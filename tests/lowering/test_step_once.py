@@ -12,13 +12,12 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo import compiled_autograd
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.utils.checkpoint import checkpoint
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.modules.embedding_configs import PoolingType
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
+from tests.builders.optimizers import OPTIMIZERS, attach
 
 ROWS, DIM = 12, 4
 KEYS = ["f0", "g0", "f1", "f2"]
@@ -55,17 +54,6 @@ def loss(values: torch.Tensor) -> torch.Tensor:
 
 
 Step = Callable[[nn.Module, int], None]
-OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-    "sgd": (torch.optim.SGD, {"lr": 0.5}),
-    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-3}),
-    "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-3}),
-    "adam": (torch.optim.Adam, {"lr": 0.05, "eps": 1e-3}),
-}
-
-
-def attach(model: nn.Module, optimizer: str) -> None:
-    kind, settings = OPTIMIZERS[optimizer]
-    _apply_optimizer_in_backward(kind, model.parameters(), settings)
 
 
 def pair(optimizer: str, build: Callable[[], nn.Module], backend: str = "auto") -> tuple[nn.Module, nn.Module]:

@@ -20,8 +20,9 @@ from torchrec.modules.regroup import KTRegroupAsDict
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recfx.tracing.sample import Sample
+from tests.builders.batches import batch
+from tests.builders.collections import collection, table, two_tables
 from tests.models.case import Case
-from tests.models.data import batch, collection, table, two_tables
 
 _WIDTH = 24  # columns of `collection()`
 

@@ -25,7 +25,7 @@ from torchrec.modules.mc_modules import (
 )
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from tests.models.data import collection, table, two_tables
+from tests.builders.collections import collection, table, two_tables
 from tests.models.handwritten import Tower, process_group
 
 

@@ -11,8 +11,9 @@ from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain, DLR
 from torchrec.models.experimental.transformerdlrm import DLRM_Transformer
 
 from recfx.tracing.sample import Sample
+from tests.builders.batches import batch
+from tests.builders.collections import collection
 from tests.models.case import Case
-from tests.models.data import batch, collection
 
 _DENSE = 5
 

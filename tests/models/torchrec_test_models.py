@@ -25,8 +25,9 @@ from torchrec.distributed.test_utils.test_model import (
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
 from recfx.tracing.sample import Sample
+from tests.builders.batches import batch
+from tests.builders.collections import ROWS, table
 from tests.models.case import Case
-from tests.models.data import ROWS, batch, table
 
 _DENSE = 10  # the test models' default
 _CPU = torch.device("cpu")

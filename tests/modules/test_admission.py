@@ -13,8 +13,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
 from recfx.hashing import HashConfig
-from tests.models.data import table
-from tests.support.lifecycle import OPTIMIZERS, pair
+from tests.builders.collections import table
+from tests.builders.optimizers import OPTIMIZERS
+from tests.support.lifecycle import pair
 
 
 def admits(after: int, **options: Any) -> HashConfig:

@@ -18,7 +18,8 @@ from recfx.conversion.convert import convert
 from recfx.hashing import HashConfig
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.embedding_bag_config import HashEmbeddingBagConfig
-from tests.models.data import batch, table
+from tests.builders.batches import batch
+from tests.builders.collections import table
 
 SUM, MEAN = PoolingType.SUM, PoolingType.MEAN
 

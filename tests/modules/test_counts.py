@@ -7,7 +7,7 @@ import torch
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
-from tests.models.data import table
+from tests.builders.collections import table
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])

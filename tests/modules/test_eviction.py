@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
 from recfx.errors import ConversionError, InputError, TableFullError
 from recfx.hashing import HashConfig
-from tests.models.data import table
-from tests.support.lifecycle import BATCH, OPTIMIZERS, Batch, Pair, pair
+from tests.builders.collections import table
+from tests.builders.optimizers import OPTIMIZERS, attach
+from tests.support.lifecycle import BATCH, Batch, Pair, pair
 
 LRU = HashConfig(dense_rows=0, on_full="evict")
 LFU = HashConfig(dense_rows=0, on_full="evict", evict="lfu", seed=3)
@@ -78,7 +78,7 @@ def test_a_checkpoint_loaded_in_place_is_noticed_by_the_model(config: HashConfig
     models = []
     for ids in ((1, 2, 2, 3, 3), (7, 7, 8, 8, 1, 1)):
         plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=4, rows=10)])
-        apply_optimizer_in_backward(torch.optim.SGD, plain.parameters(), {"lr": 0.1})
+        attach(plain, torch.optim.SGD)
         models.append(recfx.convert(plain, hashing=config))
         run(models[-1], *ids)
         run(models[-1].eval(), *ids)
@@ -96,7 +96,7 @@ def test_a_checkpoint_loaded_in_place_is_noticed_by_the_model(config: HashConfig
 
 def test_a_row_that_is_taken_starts_at_the_optimizers_own_beginning() -> None:
     plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=4, rows=4)])
-    apply_optimizer_in_backward(torch.optim.Adagrad, plain.parameters(), {"lr": 0.1, "initial_accumulator_value": 0.5})
+    attach(plain, torch.optim.Adagrad, initial_accumulator_value=0.5)
     model = recfx.convert(plain, hashing=LRU)
     run(model, 1, 2, 3, 4).sum().backward()
     run(model, 1, 2, 3).sum().backward()
@@ -111,9 +111,8 @@ def test_a_row_that_is_taken_starts_at_the_optimizers_own_beginning() -> None:
 
 def small(rows: int = 4, optimizer: str = "sgd", **config: Any) -> recfx.HashEmbeddingBagCollection:
     plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=4, rows=rows)])
-    kind, settings = OPTIMIZERS[optimizer]
     model = recfx.convert(plain, hashing=HashConfig(dense_rows=0, on_full="evict", **config))
-    apply_optimizer_in_backward(kind, model.parameters(), settings)
+    attach(model, optimizer)
     assert isinstance(model, recfx.HashEmbeddingBagCollection)
     return model
 
@@ -260,7 +259,7 @@ def test_compiled_models_evict_in_place(config: HashConfig) -> None:
     torch._dynamo.reset()
     rows, dim = 3000, 4
     plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=dim, rows=rows)])
-    apply_optimizer_in_backward(torch.optim.Adagrad, plain.parameters(), {"lr": 0.1})
+    attach(plain, torch.optim.Adagrad)
     model = recfx.convert(plain, hashing=config)
     twin = copy.deepcopy(model)
     compiled = torch.compile(model, backend="aot_eager")
@@ -304,18 +303,18 @@ def test_evicting_needs_a_fused_optimizer() -> None:
     run(model, 8)
     assert {7, 8} < held(model)
     model.weight("t").requires_grad_(True).grad = None
-    apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    attach(model, torch.optim.SGD)
     run(model, 9).sum().backward()
     assert model.weight("t").grad is None
 
 
-@pytest.mark.parametrize("attach", [False, True])
-def test_conversion_with_a_sample(attach: bool) -> None:
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_conversion_with_a_sample(is_trained: bool) -> None:
     """The optimizer may come later."""
     plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=4, rows=8)])
     original = copy.deepcopy(plain)
-    for each in (plain, original) if attach else ():
-        apply_optimizer_in_backward(torch.optim.SGD, each.parameters(), {"lr": 0.1})
+    for each in (plain, original) if is_trained else ():
+        attach(each, torch.optim.SGD)
     sample = features_of((1, 2, 2, 3), torch.tensor([3, 1]))
     model = recfx.convert(plain, sample=(sample,), hashing=LRU)
     report = recfx.verify(original, model, (sample,))
@@ -356,7 +355,7 @@ def test_rows_of_a_table_with_its_own_init_fn_are_filled_again() -> None:
         name="t", feature_names=["f"], embedding_dim=4, num_embeddings=4, init_fn=init_fn, hashing=LRU
     )
     model = recfx.HashEmbeddingBagCollection([config])
-    apply_optimizer_in_backward(torch.optim.Adagrad, model.parameters(), {"lr": 0.5})
+    attach(model, torch.optim.Adagrad, lr=0.5)
     start = float(model.weight("t").detach()[0, 0])
     assert run(model, 1, 2).detach()[0, 0] == 2 * start, "rows that were never used are filled already"
     run(model, 1, 2, 3).sum().backward()

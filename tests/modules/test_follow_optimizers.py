@@ -7,13 +7,13 @@ import pickle
 
 import pytest
 import torch
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.copy_modules import copy_modules
 from recfx.nodes import Lookup
+from tests.builders.optimizers import attach
 
 BATCH = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 1, 0, 1]))
 
@@ -39,7 +39,7 @@ def test_copies_around_the_same_weights_make_their_own_graphs_anew(first: str) -
     original = collection()
     duplicate, _ = copy_modules(original)
     assert lookups(original) == lookups(duplicate) == 1
-    apply_optimizer_in_backward(torch.optim.SGD, [original.weight("a")], {"lr": 1.0})
+    attach([original.weight("a")], torch.optim.SGD, lr=1.0)
     both = (original, duplicate) if first == "original" else (duplicate, original)
     for module in both:
         before = original.weight("a").detach().clone()
@@ -53,11 +53,11 @@ def test_copies_around_the_same_weights_make_their_own_graphs_anew(first: str) -
 @pytest.mark.parametrize("duplicated", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
 def test_a_copy_keeps_its_optimizers_and_follows_its_own_weights(duplicated: object) -> None:
     original = collection()
-    apply_optimizer_in_backward(torch.optim.SGD, [original.weight("a")], {"lr": 1.0})
+    attach([original.weight("a")], torch.optim.SGD, lr=1.0)
     step(original)
     assert callable(duplicated)
     duplicate = duplicated(original)
     assert list(duplicate.fused_optimizers()) == ["a"]
-    apply_optimizer_in_backward(torch.optim.SGD, [duplicate.weight("b")], {"lr": 1.0})
+    attach([duplicate.weight("b")], torch.optim.SGD, lr=1.0)
     step(duplicate)
     assert (sorted(duplicate.fused_optimizers()), sorted(original.fused_optimizers())) == (["a", "b"], ["a"])

@@ -8,13 +8,13 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
 from recfx import HashConfig, HashEmbeddingBagCollection
 from recfx.errors import IdRangeError, InputError
+from tests.builders.optimizers import attach
 
 EVICT = HashConfig(dense_rows=0, on_full="evict", buckets=1)
 
@@ -39,7 +39,7 @@ def batch(*ids: list[int]) -> KeyedJaggedTensor:
 
 def evicting(**config: object) -> HashEmbeddingBagCollection:
     plain = collection(**config)  # type: ignore[arg-type]
-    apply_optimizer_in_backward(torch.optim.SGD, plain.parameters(), {"lr": 1.0})
+    attach(plain, torch.optim.SGD, lr=1.0)
     converted = recfx.convert(plain, hashing=EVICT)
     assert isinstance(converted, HashEmbeddingBagCollection)
     return converted
@@ -79,7 +79,7 @@ def test_an_init_fn_that_fails_leaves_no_id_with_weights_of_another() -> None:
             EmbeddingBagConfig(name="t1", num_embeddings=4, embedding_dim=4, feature_names=["f1"]),
         ]
     )  # fmt: skip
-    apply_optimizer_in_backward(torch.optim.SGD, plain.parameters(), {"lr": 1.0})
+    attach(plain, torch.optim.SGD, lr=1.0)
     with torch.no_grad():
         for weight in plain.parameters():
             weight.fill_(7.0)
@@ -106,7 +106,7 @@ def test_trained_rows_of_an_init_fn_are_filled_again_when_ids_get_them() -> None
 def test_a_backward_after_erase_says_so(fused: bool, training: bool) -> None:
     plain = collection()
     if fused:
-        apply_optimizer_in_backward(torch.optim.SGD, plain.parameters(), {"lr": 1.0})
+        attach(plain, torch.optim.SGD, lr=1.0)
     converted = recfx.convert(plain, hashing=HashConfig(dense_rows=0))
     converted(batch([1, 2, 3]))
     output = converted.train(training)(batch([1, 2])).values().sum()
@@ -125,7 +125,7 @@ def test_a_backward_after_erase_says_so(fused: bool, training: bool) -> None:
 @pytest.mark.parametrize("table", ["t0", "t1"])
 def test_every_index_is_watched_until_the_backward(table: str) -> None:
     plain = collection(2)
-    apply_optimizer_in_backward(torch.optim.SGD, plain.parameters(), {"lr": 1.0})
+    attach(plain, torch.optim.SGD, lr=1.0)
     converted = recfx.convert(plain, hashing=HashConfig(dense_rows=0))
     output = converted(batch([1, 2], [3])).values().sum()
     converted.index(table).erase(torch.tensor([2 if table == "t0" else 3]))
@@ -167,7 +167,7 @@ def test_a_batch_in_a_backward_must_not_bring_new_ids() -> None:
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad, torch.optim.Adam])
 def test_verify_of_a_full_evicting_table(optimizer: type[torch.optim.Optimizer]) -> None:
     plain = collection(rows=16)
-    apply_optimizer_in_backward(optimizer, plain.parameters(), {"lr": 0.1})
+    attach(plain, optimizer)
     converted = recfx.convert(plain, hashing=EVICT)
     for step in range(6):
         converted(batch(list(range(8 * step, 8 * step + 8)))).values().square().sum().backward()

@@ -10,7 +10,6 @@ from typing import cast
 
 import pytest
 import torch
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
@@ -20,6 +19,7 @@ from recfx.kernels.index_buffers import is_uninitialized
 from recfx.kernels.row_initialization import initialization_key
 from recfx.kernels.row_initialization_reference import initial_rows
 from recfx.modules.collection import HashEmbeddingBagCollection
+from tests.builders.optimizers import attach
 from tests.support.interrupts import interrupt, places
 
 LR, EPS, DIM, ROWS, FILL = 0.1, 1e-2, 3, 12, 0.25
@@ -58,7 +58,7 @@ class Trained:
         ]
         torch.manual_seed(0)
         standard = EmbeddingBagCollection(tables)
-        _apply_optimizer_in_backward(torch.optim.Adagrad, standard.parameters(), {"lr": LR, "eps": EPS})
+        attach(standard, torch.optim.Adagrad, lr=LR, eps=EPS)
         converted = recfx.convert(standard, hashing=hashing, backend=backend)
         self.collection = cast(HashEmbeddingBagCollection, converted)
 

@@ -10,7 +10,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.conversion.convert import convert
 from recfx.hashing import HashConfig
-from tests.models.data import table
+from tests.builders.collections import table
 
 RAW = {7: 10**12, 8: -3, 9: 2**40}  # what the hashed tables see instead of the oracle's rows
 BAGS = {

@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import recfx
-from tests.models.data import batch, collection
+from tests.builders.batches import batch
+from tests.builders.collections import collection
 
 
 def change(name: str, value: Any) -> Callable[[nn.EmbeddingBag], object]:

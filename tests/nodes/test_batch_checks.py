@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
 from recfx.lowering import LookupSpec, _fbgemm_limits
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
+from tests.builders.optimizers import attach
 
 HASHINGS = {"adopted": recfx.HashConfig(), "static": None, "hashed": recfx.HashConfig(dense_rows=0)}
 each_hashing = pytest.mark.parametrize("hashing", HASHINGS.values(), ids=HASHINGS.keys())
@@ -173,7 +173,7 @@ def test_meta(hashing: recfx.HashConfig | None, optimizer: Any, permuted: bool) 
     for is_ours in (False, True):
         model: nn.Module = standard(device="meta")
         if optimizer is not None:
-            apply_optimizer_in_backward(optimizer, model.parameters(), {"lr": 0.1})
+            attach(model, optimizer)
         model = recfx.convert(model, hashing=hashing) if is_ours else model
         for device in ("meta", "cpu"):
             keys = ["b", "x", "a"] if permuted else ["a", "b"]
@@ -209,7 +209,7 @@ def test_torch_func(hashing: recfx.HashConfig | None, fused: bool, how: str) -> 
 
     plain = standard()
     if fused:
-        apply_optimizer_in_backward(torch.optim.SGD, plain.parameters(), {"lr": 0.1})
+        attach(plain, torch.optim.SGD)
     model = recfx.convert(plain, hashing=hashing)
     found = gradients(model)
     before = copy.deepcopy(model.state_dict())
@@ -280,7 +280,7 @@ def test_the_last_rows_of_a_huge_table_are_trained(rows: int, dim: int, dtype: t
     ids = torch.tensor([0, 5, rows - 1])
     with torch.no_grad():
         weight[ids] = 1.0
-    apply_optimizer_in_backward(optimizer, plain.parameters(), {"lr": 0.5})
+    attach(plain, optimizer, lr=0.5)
     model = recfx.convert(plain)
     model(KeyedJaggedTensor(["f"], ids[1:], lengths=torch.tensor([1, 1]))).values().sum().backward()
     torch.testing.assert_close(weight[ids, 0].float(), torch.tensor([1.0, 0.5, 0.5]))

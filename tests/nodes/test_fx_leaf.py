@@ -17,9 +17,10 @@ from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipeline
 
 import recfx
 from recfx.modules.collection import unsharded_collections
+from tests.builders.batches import batch
+from tests.builders.collections import collection
 from tests.models import ZOO, Case
 from tests.models.case import BATCH_SIZES, run
-from tests.models.data import batch, collection
 
 Trace = Callable[[nn.Module], fx.GraphModule]
 TRACERS: list[Trace] = [torch.fx.symbolic_trace, torchrec.fx.symbolic_trace]

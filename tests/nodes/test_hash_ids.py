@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.utils.checkpoint import checkpoint
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
+from tests.builders.optimizers import attach
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -39,7 +39,7 @@ def two_tables(**config: object) -> EmbeddingBagCollection:
         EmbeddingBagConfig(name=name, num_embeddings=8, embedding_dim=4, feature_names=[name]) for name in ("a", "b")
     ]
     plain = EmbeddingBagCollection(tables)
-    _apply_optimizer_in_backward(torch.optim.SGD, plain.parameters(), {"lr": 0.1})
+    attach(plain, torch.optim.SGD)
     return recfx.convert(plain, hashing=recfx.HashConfig(dense_rows=0, **config))  # type: ignore[arg-type,return-value]
 
 

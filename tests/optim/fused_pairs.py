@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.utils.checkpoint
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.conversion.convert import convert
-from tests.models.data import collection, table
+from tests.builders.collections import collection, table
+from tests.builders.optimizers import attach
 
 RAW_ID = 2**60  # an id that only an index can read
-
-
-def in_backward(
-    kind: str, parameters: Iterator[nn.Parameter], **more: Any
-) -> tuple[type[torch.optim.Optimizer], list[nn.Parameter], dict[str, Any]]:
-    made: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-        "sgd": (torch.optim.SGD, {"lr": 0.1}),
-        "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-2}),
-        "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-2}),
-        "adam": (torch.optim.Adam, {"lr": 0.1, "eps": 1e-2}),
-        "adamw": (torch.optim.AdamW, {"lr": 0.1, "eps": 1e-2}),
-    }
-    optimizer, settings = made[kind]
-    return optimizer, list(parameters), settings | more
 
 
 def standard(kind: str) -> EmbeddingBagCollection:
@@ -41,13 +25,15 @@ def standard(kind: str) -> EmbeddingBagCollection:
     )  # fmt: skip
 
 
-def fused_pair(kind: str, backend: str, tables: str, **more: Any) -> tuple[nn.Module, nn.Module]:
+def fused_pair(
+    kind: str | type[torch.optim.Optimizer], backend: str, tables: str, **more: Any
+) -> tuple[nn.Module, nn.Module]:
     """A standard collection with the dense torch rule in backward, and its conversion."""
     plain = standard(tables)
     model = copy.deepcopy(plain)
     for one in (plain, model):
         # Each table its own call, as a model with several groups has it: optimizers are not shared in any case.
-        _apply_optimizer_in_backward(*in_backward(kind, one.parameters(), **more))
+        attach(one, kind, **more)
     return plain, convert(model, backend=backend)
 
 

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.conversion.convert import convert
-from tests.models.data import batch, collection, table
+from tests.builders.batches import batch
+from tests.builders.collections import collection, table
+from tests.builders.optimizers import attach
 from tests.models.handwritten import Tower
-from tests.optim.fused_pairs import fused_kinds, fused_pair, in_backward, train
+from tests.optim.fused_pairs import fused_kinds, fused_pair, train
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +117,7 @@ def test_fused_optimizers_of_half_precision_tables(kind: str, backend: str) -> N
     half = copy.deepcopy(exact).half()
     exact.load_state_dict({name: value.float() for name, value in half.state_dict().items()})
     for one in (exact, half):
-        _apply_optimizer_in_backward(*in_backward(kind, one.parameters()))
+        attach(one, kind)
     converted = convert(half, backend=backend)
     for _ in range(3):
         features = batch(6)
@@ -135,7 +136,7 @@ def test_a_weighted_collection_learns_both_tables_and_weights(kind: str, backend
     )
     model = copy.deepcopy(plain)
     for one in (plain, model):
-        _apply_optimizer_in_backward(*in_backward(kind, one.parameters()))
+        attach(one, kind)
     converted = convert(model, backend=backend)
     same = batch(6, weighted=True)
     gradients = []
@@ -154,7 +155,7 @@ def test_training_goes_on_from_plain_to_fused_and_back(kind: str) -> None:
     plain = collection()
     model = copy.deepcopy(plain)
     for one in (plain, model):
-        _apply_optimizer_in_backward(*in_backward(kind, one.parameters()))
+        attach(one, kind)
     features = batch(6)
     for _ in range(2):
         train(plain, features)
@@ -187,7 +188,7 @@ def test_a_changed_learning_rate_is_felt(kind: str, backend: str) -> None:
 
 def test_an_optimizer_without_a_fused_form_trains_as_before() -> None:
     """AdamW moves untouched rows too."""
-    plain, converted = fused_pair("adamw", "auto", "shared_features")
+    plain, converted = fused_pair(torch.optim.AdamW, "auto", "shared_features", eps=1e-2)
     for _ in range(3):
         features = batch(6, rows=12)
         train(plain, features)
@@ -204,7 +205,7 @@ def test_one_table_fused_and_one_not() -> None:
     steppers = []
     for one in (plain, model):
         first, second = one.parameters()
-        _apply_optimizer_in_backward(*in_backward("adagrad", iter([first])))
+        attach([first], "adagrad")
         steppers.append(torch.optim.SGD([second], lr=0.1))
     converted = convert(model)
     for _ in range(3):

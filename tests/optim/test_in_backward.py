@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
+from tests.builders.optimizers import attach
 
 ROWS, DIM = 6, 4
 
@@ -24,10 +24,6 @@ def collection() -> EmbeddingBagCollection:
     return EmbeddingBagCollection(
         [EmbeddingBagConfig(name="t", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f", "g"])]
     )
-
-
-def attach(model: nn.Module, kind: type[torch.optim.Optimizer], **settings: Any) -> None:
-    _apply_optimizer_in_backward(kind, model.parameters(), {"lr": 0.1, **settings})
 
 
 def batch(*ids: int) -> KeyedJaggedTensor:

@@ -10,19 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
+from tests.builders.optimizers import OPTIMIZERS, attach
 
 ROWS, DIM = 6, 4
-FUSED: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-    "sgd": (torch.optim.SGD, {"lr": 0.1}),
-    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-3}),
-    "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-3}),
-    "adam": (torch.optim.Adam, {"lr": 0.1, "eps": 1e-3}),
-}
 
 
 class Model(nn.Module):
@@ -58,11 +51,6 @@ def train(model: nn.Module, steps: int = 2) -> None:
         loss(model(batch())).backward()
 
 
-def attach(model: nn.Module, optimizer: str) -> None:
-    kind, settings = FUSED[optimizer]
-    _apply_optimizer_in_backward(kind, [weight_of(model)], dict(settings))
-
-
 def pair(optimizer: str, **how: Any) -> tuple[nn.Module, nn.Module]:
     """The same model twice, the second one converted."""
     torch.manual_seed(0)
@@ -78,7 +66,7 @@ def assert_same(plain: nn.Module, converted: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("whole_graph", [False, True], ids=["collections", "whole_graph"])
-@pytest.mark.parametrize("optimizer", FUSED)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_load_state_dict_of_the_optimizer_itself(optimizer: str, whole_graph: bool) -> None:
     """It puts other objects in the place of the settings and the state."""
     plain, converted = pair(optimizer, whole_graph=whole_graph, sample=(batch(),) if whole_graph else None)
@@ -237,7 +225,7 @@ def test_casts_and_copies_keep_their_optimizer(way: Callable[[nn.Module], nn.Mod
     assert_same(plain, changed)
 
 
-@pytest.mark.parametrize("optimizer", FUSED)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_copy_with_frozen_tables_is_unconverted(optimizer: str) -> None:
     plain, converted = pair(optimizer)
     train(plain, 4)

@@ -9,25 +9,24 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.conversion.convert import convert
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.nodes import Lookup
-from tests.models.data import table
+from tests.builders.collections import table
+from tests.builders.optimizers import attach
 
 ROWS = 5
-BASE: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-    "sgd": (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.0}),
-    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-2, "weight_decay": 0.0}),
-    "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-2}),
-    "adam": (torch.optim.Adam, {"lr": 0.1, "eps": 1e-2, "betas": (0.9, 0.99)}),
+BASE: dict[str, dict[str, Any]] = {
+    "sgd": {"lr": 0.1, "weight_decay": 0.0},
+    "adagrad": {"lr": 0.1, "eps": 1e-2, "weight_decay": 0.0},
+    "rowwise_adagrad": {"lr": 0.1, "eps": 1e-2},
+    "adam": {"lr": 0.1, "eps": 1e-2, "betas": (0.9, 0.99)},
 }
 OTHER = {"lr": 0.4, "eps": 1.0, "betas": (0.5, 0.6), "weight_decay": 0.3}
-CASES = [(kind, name) for kind, (_, settings) in BASE.items() for name in settings]
+CASES = [(kind, name) for kind, settings in BASE.items() for name in settings]
 CHANGED_LATER = [case for case in CASES if case[1] != "weight_decay"]
 """Decay that is switched on later is refused."""
 
@@ -67,11 +66,10 @@ def compare(plain: nn.Module, converted: nn.Module, between: Callable[[nn.Module
 def test_different_when_converted(kind: str, name: str) -> None:
     plain = three_tables()
     model = copy.deepcopy(plain)
-    optimizer, settings = BASE[kind]
     for one in (plain, model):
         for position, parameter in enumerate(one.parameters()):
             changed = {name: OTHER[name]} if position == 1 else {}
-            _apply_optimizer_in_backward(optimizer, [parameter], {**settings, **changed})
+            attach([parameter], kind, **{**BASE[kind], **changed})
     converted = convert(model)
     compare(plain, converted)
     assert calls_of(converted) == 2
@@ -82,9 +80,8 @@ def test_changed_later_for_one_table(kind: str, name: str) -> None:
     """Of the second table of three that one call serves."""
     plain = three_tables()
     model = copy.deepcopy(plain)
-    optimizer, settings = BASE[kind]
     for one in (plain, model):
-        _apply_optimizer_in_backward(optimizer, one.parameters(), dict(settings))
+        attach(one, kind, **BASE[kind])
     converted = convert(model)
     assert calls_of(converted) == 1
 
@@ -99,8 +96,8 @@ def test_different_kinds() -> None:
     plain = three_tables()
     model = copy.deepcopy(plain)
     for one in (plain, model):
-        for parameter, (optimizer, settings) in zip(one.parameters(), list(BASE.values())[:3], strict=True):
-            _apply_optimizer_in_backward(optimizer, [parameter], dict(settings))
+        for parameter, (kind, settings) in zip(one.parameters(), list(BASE.items())[:3], strict=True):
+            attach([parameter], kind, **settings)
     converted = convert(model)
     compare(plain, converted)
     assert calls_of(converted) == 3

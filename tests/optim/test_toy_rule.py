@@ -12,12 +12,12 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
 from recfx.optim.attached import attached_optimizers
 from recfx.optim.rules import registered
+from tests.builders.optimizers import attach
 from tests.sharding.cases import OPTIMIZERS, Case
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import LRU, assert_same, case_of, make, train, whole_state
@@ -38,7 +38,7 @@ def collection() -> EmbeddingBagCollection:
     torch.manual_seed(0)
     table = EmbeddingBagConfig(name="t", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f", "g"])
     made = EmbeddingBagCollection([table])
-    _apply_optimizer_in_backward(SignSGD, made.parameters(), dict(SETTINGS))
+    attach(made, SignSGD, **SETTINGS)
     return made
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.utils.checkpoint import checkpoint
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
@@ -16,6 +15,7 @@ from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.ir import format_graph
 from recfx.nodes import HashIds, HashLookup, Lookup
 from recfx.passes import passes, run_passes
+from tests.builders.optimizers import attach
 from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
 
 EVICTING = HashConfig(dense_rows=0, on_full="evict")
@@ -127,7 +127,7 @@ def two_forms(on_full: str = "error", **config: Any) -> tuple[Any, Any]:
             for name in ("a", "b")
         ]
         converted = HashEmbeddingBagCollection(tables)
-        _apply_optimizer_in_backward(torch.optim.Adagrad, converted.parameters(), {"lr": 0.1})
+        attach(converted, torch.optim.Adagrad)
         converted.fused_optimizers()  # takes them over, and compiles
         made.append(converted)
     fused, plain = made

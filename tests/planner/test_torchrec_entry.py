@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 from torchrec import EmbeddingBagCollection
 from torchrec.distributed import sharding_plan
@@ -29,6 +28,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 import recfx
 from recfx.planner.torchrec_entry import extend_torchrec, sharders_for, stock_defaults
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
+from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Model, Table, batches, build
 from tests.sharding.ranks import ranks
 
@@ -48,7 +48,7 @@ def converted(hashing: Any = None, fused: bool = True, kind: type = EmbeddingBag
     torch.manual_seed(1)
     model = Model(standard, width)
     if fused:
-        _apply_optimizer_in_backward(torch.optim.SGD, model.sparse.parameters(), {"lr": 1.0})
+        attach(model.sparse, torch.optim.SGD, lr=1.0)
     return recfx.convert(model, hashing=hashing)
 
 

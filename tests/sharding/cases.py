@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 from torchrec.distributed import sharding_plan as stock
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
@@ -22,6 +21,7 @@ import recfx
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.shard_collection import shard_collection
+from tests.builders.optimizers import attach
 
 OPTIMIZERS: dict[str, tuple[type, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 2.0}),
@@ -193,7 +193,7 @@ def with_optimizer(case: Case, standard: nn.Module) -> nn.Module:
     """The optimizer in the backward of the tables, if the kernels are fused."""
     if case.kernel == "fused":
         kind, settings = OPTIMIZERS[case.optimizer]
-        _apply_optimizer_in_backward(kind, standard.parameters(), settings)
+        attach(standard, kind, **settings)
     return standard
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -19,6 +18,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
+from tests.builders.optimizers import attach
 from tests.sharding.ranks import ranks
 
 SGD, ADAGRAD, ADAM = torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam
@@ -55,7 +55,7 @@ def trained(optimizer: Any, arguments: Any, params: Any, kernel: str, ours: bool
     """The table after three steps of it and of an ordinary optimizer of the rest; and what the report says of it."""
     model: nn.Module = Model()
     if optimizer is not None:
-        _apply_optimizer_in_backward(optimizer, model.sparse.parameters(), dict(arguments))
+        attach(model.sparse, optimizer, **{"lr": None, **arguments})
     if ours:
         model = recfx.convert(model)
     how = data_parallel() if kernel == "dense" else table_wise(rank=0, compute_kernel=kernel)
@@ -101,7 +101,7 @@ def test_three_steps_are_torchrecs(name: str, kernel: str) -> None:
 def settings_of(rank: int, world_size: int, optimizer: Any, arguments: Any, change: dict[str, Any]) -> Any:
     """Of a table that recfx shards by itself, where TorchRec has no such CPU kernel or refuses the argument."""
     model: nn.Module = Model()
-    _apply_optimizer_in_backward(optimizer, model.sparse.parameters(), arguments)
+    attach(model.sparse, optimizer, **{"lr": None, **arguments})
     model.sparse.embedding_bags["a"].weight._in_backward_optimizers[0].param_groups[0].update(change)
     model = recfx.convert(model)
     plan = construct_module_sharding_plan(model.sparse, {"a": table_wise(rank=0, compute_kernel="fused")})

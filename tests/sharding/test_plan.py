@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed import sharding_plan as stock
@@ -30,6 +29,7 @@ from torchrec.modules.embedding_configs import DataType
 import recfx
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.sharding.plan import read_plan
+from tests.builders.optimizers import attach
 
 WORLD = 4
 RAW = recfx.HashConfig(dense_rows=0, buckets=4)
@@ -224,7 +224,7 @@ def test_a_plan_for_the_rows_that_the_table_had_before() -> None:
 @pytest.mark.usefixtures("four_ranks")
 def test_an_optimizer_in_backward_that_has_no_fused_form() -> None:
     model = Model()
-    _apply_optimizer_in_backward(torch.optim.RMSprop, model.parameters(), {"lr": 0.1})
+    attach(model, torch.optim.RMSprop)
     plan = ShardingPlan({"part.ebc": EmbeddingModuleShardingPlan(right_plan(Model()))})
     with pytest.raises(recfx.ConversionError) as caught:
         recfx.convert(model, plan=plan)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from recfx.sharding.shard_collection import shard_collection
+from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Table, batches, build, concatenate, plan_of, shard, with_optimizer
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import gather
@@ -92,7 +92,7 @@ def hook_before_sharding(rank: int, world_size: int) -> tuple[str, str]:
 
 def unfused_after_conversion(rank: int, world_size: int) -> str:
     converted: Any = recfx.convert(build(CASE)[0])
-    _apply_optimizer_in_backward(torch.optim.AdamW, converted.parameters(), {"lr": 0.1})
+    attach(converted, torch.optim.AdamW)
     with pytest.raises(recfx.ConversionError) as caught:
         shard_collection(converted, plan_of(CASE, converted, 1), ShardingEnv.from_process_group(dist.group.WORLD))
     return caught.value.reason

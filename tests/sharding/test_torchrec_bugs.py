@@ -21,6 +21,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv, ShardingPlan
 
 import recfx
+from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Table, batches, build, check, plan_of, shard, train_sharded
 from tests.sharding.ranks import ranks
 
@@ -106,7 +107,7 @@ def test_what_torchrec_takes_and_does_not_carry_out_is_refused() -> None:
         recfx.convert(EmbeddingBagCollection([config], is_weighted=True))
     assert caught.value.reason == "weighted_mean"
     standard = EmbeddingBagCollection([config])
-    _apply_optimizer_in_backward(torch.optim.SGD, standard.parameters(), {"lr": 0.1, "momentum": 0.9})
+    attach(standard, torch.optim.SGD, momentum=0.9)
     with pytest.raises(recfx.ConversionError, match=r"momentum=0\.9") as caught:
         recfx.convert(standard)
     assert caught.value.reason == "unsupported_optimizer_argument"

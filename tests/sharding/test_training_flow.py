@@ -16,6 +16,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import recfx
+from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Model, Table, batches, build, concatenate, plan_of, shard
 from tests.sharding.ranks import ranks
 
@@ -35,7 +36,7 @@ def parallel_model(case: Case, world_size: int) -> tuple[DistributedModelParalle
     standard, width = build(case)
     torch.manual_seed(1)
     model = recfx.convert(Model(standard, width))
-    _apply_optimizer_in_backward(torch.optim.SGD, model.sparse.parameters(), {"lr": 1.0})
+    attach(model.sparse, torch.optim.SGD, lr=1.0)
     plan = ShardingPlan({"sparse": _module_plan(case, model.sparse, world_size)})
     wrapped = DistributedModelParallel(
         model,

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from recfx.sharding.gather import gather_tables
 from recfx.sharding.shard_collection import shard_collection
+from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Table, check, plan_of, train_sharded
 from tests.sharding.ranks import ranks
 
@@ -44,7 +44,7 @@ def train_dyadic(rank: int, world_size: int, case: Case, steps: int) -> dict[str
             weight.copy_(torch.randint(-64, 65, weight.shape) / 64)
     converted = recfx.convert(standard, hashing=case.hashing)
     assert isinstance(converted, recfx.HashEmbeddingBagCollection)
-    _apply_optimizer_in_backward(torch.optim.SGD, converted.parameters(), {"lr": 0.5})
+    attach(converted, torch.optim.SGD, lr=0.5)
     plan = plan_of(case, converted, world_size)
     sharded = shard_collection(converted, plan, ShardingEnv.from_process_group(dist.group.WORLD))
     for step in range(steps):

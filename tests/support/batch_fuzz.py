@@ -15,11 +15,11 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 import recfx
 from recfx.errors import RecfxError
 from recfx.nodes.training_checks import on_a_copy
+from tests.builders.optimizers import attach
 
 ROWS = 20
 RATE = 0.05
@@ -479,7 +479,7 @@ def judge(expected: str, wanted: Answer, found: Answer, *, any_id: bool = False)
 
 
 def with_sgd(model: nn.Module) -> nn.Module:
-    apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": RATE})
+    attach(model, torch.optim.SGD, lr=RATE)
     return model
 
 

@@ -8,26 +8,19 @@ from typing import Any
 import torch
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.conversion.convert import convert
 from recfx.hashing import HashConfig
 from recfx.modules.collection import HashEmbeddingBagCollection
-from tests.models.data import table
+from tests.builders import optimizers
+from tests.builders.collections import table
 from tests.support.per_id import Bags, Optimizer, Table
 
 ROWS = {"t1": 26, "t2": 16}
 FEATURES = {"t1": ["f1", "f2"], "t2": ["f3"]}
 DIMS = {"t1": 4, "t2": 8}
 BATCH = 3
-OPTIMIZERS: dict[str, tuple[type, dict[str, Any]]] = {
-    "sgd": (torch.optim.SGD, {"lr": 0.1}),
-    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-2}),
-    "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-2}),
-    "adam": (torch.optim.Adam, {"lr": 0.1, "eps": 1e-2, "betas": (0.9, 0.99)}),
-}
 
 
 @dataclass
@@ -149,12 +142,11 @@ def pair(
         table(name, FEATURES[name], dim=DIMS[name], rows=ROWS[name], pooling=pooling, **options) for name in configs
     ]
     plain = EmbeddingBagCollection(tables=tables, is_weighted=is_weighted)
-    kind, settings = OPTIMIZERS[optimizer]
     if attach == "before":
-        apply_optimizer_in_backward(kind, plain.parameters(), settings)
+        optimizers.attach(plain, optimizer)
     model = convert(plain, hashing=configs)
     if attach == "after":
-        apply_optimizer_in_backward(kind, model.parameters(), settings)
+        optimizers.attach(model, optimizer)
     assert isinstance(model, HashEmbeddingBagCollection)
     oracle = {
         name: Table(name, config, model.weight(name), Optimizer(optimizer, 0.1), mean)

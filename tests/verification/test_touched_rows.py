@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
 from recfx.record.verify_report import DIFFERENT
-from tests.models.data import table
+from tests.builders.collections import table
+from tests.builders.optimizers import attach
 
 TABLE = "ebc.embedding_bags.t.weight"
 MOVE_OTHERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -40,7 +40,7 @@ def trained(kind: str, hashing: recfx.HashConfig | None) -> tuple[nn.Module, nn.
     """A model whose optimizer has moments for rows that the sample does not read, and its conversion."""
     model = Model()
     optimizer, settings = MOVE_OTHERS[kind]
-    _apply_optimizer_in_backward(optimizer, model.parameters(), settings)
+    attach(model, optimizer, **settings)
     if hashing is None:
         model(batch(1, 2, 7)).square().sum().backward()
     converted = recfx.convert(model, hashing=hashing)

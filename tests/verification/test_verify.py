@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
 
 import recfx
 from recfx.record.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
 from recfx.tracing.randomness import fixed_randomness
+from tests.builders.optimizers import attach
 
 HASHED = recfx.HashConfig(dense_rows=0)
 TABLE = "ebc.embedding_bags.t.weight"
@@ -153,7 +153,7 @@ def test_a_wrong_gradient_of_an_input() -> None:
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad])
 def test_a_fused_optimizer_that_steps_wrongly(kind: type[torch.optim.Optimizer]) -> None:
     model = Model()
-    _apply_optimizer_in_backward(kind, model.ebc.parameters(), {"lr": 0.1})
+    attach(model.ebc, kind)
     converted = recfx.convert(model)
     assert recfx.verify(model, converted, (batch(),)).ok
     wrong = copy.deepcopy(converted)
@@ -372,7 +372,7 @@ def test_nothing_is_touched() -> None:
 
 def test_the_optimizer_in_backward_does_not_step() -> None:
     model = Model()
-    _apply_optimizer_in_backward(torch.optim.Adagrad, model.ebc.parameters(), {"lr": 0.1})
+    attach(model.ebc, torch.optim.Adagrad)
     converted = recfx.convert(model)
     converted(batch()).sum().backward()
     weight, fused = converted.ebc.weight("t"), converted.ebc.fused_optimizers()["t"]

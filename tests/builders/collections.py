@@ -1,13 +1,11 @@
-"""Tables and batches for tests: small, seeded, with empty bags."""
+"""Small standard collections and their tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 ROWS = 20
 
@@ -37,22 +35,11 @@ def collection(dim: int = 8) -> EmbeddingBagCollection:
     return EmbeddingBagCollection(tables=two_tables(dim))
 
 
-def batch(
-    batch_size: int,
-    keys: Sequence[str] = ("f1", "f2", "f3"),
-    *,
-    rows: int = ROWS,
-    weighted: bool = False,
-    longest: int = 4,
-    dtype: torch.dtype = torch.int64,
-) -> KeyedJaggedTensor:
-    """Random bags of 0 to ``longest`` ids below ``rows``, from torch's generator."""
-    lengths = torch.randint(0, longest + 1, (len(keys) * batch_size,), dtype=dtype)
-    total = int(lengths.sum())
-    return KeyedJaggedTensor(
-        list(keys),
-        torch.randint(0, rows, (total,), dtype=dtype),
-        torch.rand(total) if weighted else None,
-        lengths=lengths,
-        stride=batch_size,
-    )
+def one_table(features: Sequence[str] = ("f",), *, rows: int = 10, dim: int = 4) -> EmbeddingBagCollection:
+    """A standard collection of the table ``t``, by default ten rows of four columns for the feature ``f``."""
+    return EmbeddingBagCollection([table("t", features, rows=rows, dim=dim)])
+
+
+def tables_named(*names: str, rows: int = 10, dim: int = 4, **options: object) -> EmbeddingBagCollection:
+    """A standard collection with one table per name, for the feature of the same name; ``options`` as for ``table``."""
+    return EmbeddingBagCollection([table(name, [name], rows=rows, dim=dim, **options) for name in names])
