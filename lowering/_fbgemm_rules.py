@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,8 +16,7 @@ from recfx.optim.rules.sgd import SGD
 FLOAT32 = 0  # fbgemm_gpu.split_embedding_configs.SparseType.FP32.as_int()
 
 
-@dataclass(frozen=True)
-class StateArguments:
+class StateArguments(NamedTuple):
     """The arguments of a kernel that come from the optimizers, not from the gradient or the tables.
 
     Args:

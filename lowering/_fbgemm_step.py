@@ -46,11 +46,6 @@ class FusedStep:
         self._step_counts = torch.empty(0)
         self._step_views: list[torch.Tensor] = []
 
-    @property
-    def _kernel(self) -> FbgemmRule:
-        """The kernel of the rule, which all tables of one lookup share."""
-        return FBGEMM_RULES[self.optimizers[0].rule]
-
     def run(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
         """Update every trained table.
 
@@ -58,22 +53,23 @@ class FusedStep:
             batch: what was looked up.
             grad_output: ``[B, sum D]`` float32, contiguous.
         """
-        self._prepare(batch.weights)
+        kernel = FBGEMM_RULES[self.optimizers[0].rule]  # tables of one lookup have the same rule
+        self._prepare(batch.weights, kernel.state)
         trained = [weight.requires_grad for weight in batch.weights]
         # Frozen tables, and learning rates that have diverged since the conversion, need one call per table as well.
-        one_call = self._kernel.tables_in_one_call and all(trained)
+        one_call = kernel.tables_in_one_call and all(trained)
         rates = self._learning_rates()
         if one_call and len({(id(rate), eps) for rate, eps in rates}) == 1:
             offsets = self.layout.weight_offsets(batch.weights)
             states = self._state_base, offsets if self._state_offsets is None else self._state_offsets
-            self._step(batch, self.layout.whole, grad_output, (self.layout.base, offsets), states, rates[0])
+            self._step(kernel, batch, self.layout.whole, grad_output, (self.layout.base, offsets), states, rates[0])
         else:
             for table, weight in enumerate(batch.weights):
                 if trained[table]:
                     part = self.layout.part(table)
-                    state = self.optimizers[table].state.get(self._kernel.state, self.layout.base)
+                    state = self.optimizers[table].state.get(kernel.state, self.layout.base)
                     where = (weight.detach().view(-1), part.at_start), (state.view(-1), part.at_start)
-                    self._step(batch, part, grad_output, *where, rates[table])
+                    self._step(kernel, batch, part, grad_output, *where, rates[table])
         self._count(trained)
 
     def run_once(self, batches: list[TrainedBatch], grad_outputs: list[torch.Tensor]) -> None:
@@ -98,16 +94,16 @@ class FusedStep:
         values = by_feature([batch.values for batch in batches])
         return TrainedBatch(batches[0].weights, values, offsets, by_feature(scales) if scales else None)
 
-    def _prepare(self, weights: list[torch.Tensor]) -> None:
+    def _prepare(self, weights: list[torch.Tensor], state: str) -> None:
         """Make sure that the kernels can address every state; does nothing unless a state has moved."""
-        states = [optimizer.state.get(self._kernel.state) for optimizer in self.optimizers]
-        addresses = tuple(-1 if state is None else state.data_ptr() for state in states)
+        states = [optimizer.state.get(state) for optimizer in self.optimizers]
+        addresses = tuple(-1 if each is None else each.data_ptr() for each in states)
         if addresses == self._addresses:
             return
         for optimizer, weight in zip(self.optimizers, weights, strict=True):
             optimizer.prepare(weight)
-        states = [optimizer.state.get(self._kernel.state) for optimizer in self.optimizers]
-        self._addresses = tuple(-1 if state is None else state.data_ptr() for state in states)
+        states = [optimizer.state.get(state) for optimizer in self.optimizers]
+        self._addresses = tuple(-1 if each is None else each.data_ptr() for each in states)
         if states[0] is not None:
             self._state_offsets = distances(self._state_base, self._addresses, self.layout.whole.table_of_feature)
 
@@ -131,6 +127,7 @@ class FusedStep:
 
     def _step(
         self,
+        kernel: FbgemmRule,
         batch: TrainedBatch,
         part: Part,
         grad_output: torch.Tensor,
@@ -157,7 +154,7 @@ class FusedStep:
             False,  # stochastic rounding
         ]
         base, offsets = states
-        self._kernel.step(arguments, StateArguments(base, part.placements, offsets, *rate))
+        kernel.step(arguments, StateArguments(base, part.placements, offsets, *rate))
 
     def _count(self, trained: list[bool]) -> None:
         """Count the batch in every ``step``; these are views of one tensor, so that a single addition does it."""

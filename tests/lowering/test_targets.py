@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from types import ModuleType
 
 import pytest
@@ -202,6 +203,39 @@ def test_repeated_runs_give_identical_bits(target: str) -> None:
         runs.append([output.detach(), *(weight.detach() for weight in ours)])
     for one, other in zip(*runs, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad"])
+def test_a_fused_step_calls_little_python_per_table(kind: str) -> None:
+    """A model has dozens of tables, and FBGEMM's Adagrad takes one kernel call for each of them."""
+    few, many = _python_calls_of_a_step(kind, 2), _python_calls_of_a_step(kind, 12)
+    assert many - few <= 8 * 10
+
+
+def _python_calls_of_a_step(kind: str, number: int) -> int:
+    names = [(f"f{table}",) for table in range(number)]
+    adopted = HashConfig().resolve(10, adopt=True)
+    described = tuple(
+        TableSpec(f"t{table}", keys, keys, 10, 4, "SUM", adopted, 0.0, 0.0) for table, keys in enumerate(names)
+    )
+    ours: list[torch.Tensor] = [nn.Parameter(torch.randn(10, 4)) for _ in names]
+    optimizers = [FusedOptimizer(RULE[kind], dict(SETTINGS[kind])) for _ in names]
+    kernel = cpu.build(LookupSpec(described, "SUM", False, ours, optimizers))
+    data = LookupBatch(torch.zeros(number, dtype=torch.int64), torch.arange(number + 1), None, 1)
+    kernel(ours, data).sum().backward()  # makes what stays
+    output, calls = kernel(ours, data).sum(), 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        output.backward()
+    finally:
+        sys.setprofile(before)
+    return calls
 
 
 def test_the_tables_live_until_the_backward_has_run() -> None:
