@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -78,3 +79,13 @@ def test_no_test_imports_another_test() -> None:
         if name.startswith("tests.") and any(part.startswith("test_") for part in name.split(".")[1:3])
     ]
     assert not importing, "\n".join(importing)
+
+
+def test_the_repository_holds_text_alone() -> None:
+    """A wheel, an archive or a checkpoint that was left behind would be in every clone for good."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    files = [ROOT / name for name in listed.split("\0") if name]
+    binary = [str(path.relative_to(ROOT)) for path in files if path.is_file() and b"\0" in path.read_bytes()]
+    assert not binary, "\n".join(binary)
