@@ -1,4 +1,4 @@
-"""What users hang on a module goes over to the module that takes its place."""
+"""Carries over what users attach to a module to the module that takes its place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def carry_hooks(source: nn.Module, replacement: nn.Module) -> None:
 
 
 def carry_over(source: nn.Module, replacement: nn.Module, skip: frozenset[str] = frozenset()) -> None:
-    """Give ``replacement`` what the user or a subclass hung on ``source``, except hooks."""
+    """Give ``replacement`` the attributes that the user or a subclass put on ``source``, except hooks."""
     for name, value in source.__dict__.items():
         if name not in MODULE_HOOKS and name not in replacement.__dict__ and name not in skip:
             replacement.__dict__[name] = value

@@ -1,4 +1,4 @@
-"""``HashEmbeddingBagCollection``: a standard collection's drop-in, whose forward is a graph of explicit nodes."""
+"""``HashEmbeddingBagCollection``: a drop-in for the standard collection, whose forward is a graph of explicit nodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from recfx.passes import run_pipeline
 
 
 class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
-    """Pooled embeddings of raw or dense ids; input and output as ``torchrec.EmbeddingBagCollection``.
+    """Pooled embeddings of raw or dense ids; input and output are those of ``torchrec.EmbeddingBagCollection``.
 
     Owns ``graph_module``, a ``torch.fx.GraphModule`` of explicit nodes. Parameters are
     ``embedding_bags.<table>.weight``, as in the standard collection; index state is ``hash_indexes.<table>.*``.
@@ -40,12 +40,12 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
     Args:
         tables: configs; plain ``EmbeddingBagConfig`` are hashed with ``HashConfig()``.
         is_weighted: whether batches carry per-id weights (SUM tables only).
-        device: of the tables; ``"meta"`` allocates nothing.
+        device: device of the tables; ``"meta"`` allocates nothing.
         backend: kernel target of the lookups.
 
     Raises:
         ConversionError: a table or setting is not supported.
-        ValueError: two tables have one name.
+        ValueError: two tables have the same name.
     """
 
     def __init__(
@@ -86,18 +86,18 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
         requested: Mapping[str, HashConfig | None] = MappingProxyType({}),
         calls: int = 1,
     ) -> HashEmbeddingBagCollection:
-        """Around tables that exist already; used by the conversion.
+        """A collection around tables that already exist; used by the conversion.
 
         Args:
             configs: the standard collection's configs.
-            specs: one description a table.
-            bags: one ``nn.EmbeddingBag`` a table; their parameters stay the same objects.
+            specs: one description per table.
+            bags: one ``nn.EmbeddingBag`` per table; their parameters stay the same objects.
             is_weighted: whether batches carry per-id weights.
-            device: what the standard collection's ``device`` says.
+            device: the standard collection's ``device``.
             collection: fully qualified name in the model.
             backend: kernel target of the lookups.
             source: where the user's code calls or makes the collection.
-            standard: class of the collection that is replaced; the methods of a subclass stay.
+            standard: class of the collection that is replaced; the methods of a subclass are kept.
             requested: the hashing that was asked for, by table.
             calls: how often one forward calls the collection, as far as that is known.
         """
@@ -144,7 +144,7 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
         self._compile()
 
     def _compile(self) -> None:
-        """Make the graph from the tables: derived, so copies and pickles make it again."""
+        """Make the graph from the tables. It is derived, so copies and pickles make it again."""
         graph_module = self.unexpanded_graph()
         self.pass_records = run_pipeline(graph_module, self.backend)
         self.graph_module = graph_module
@@ -153,7 +153,7 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
         """The graph before the first pass: input, the collection as one leaf, output.
 
         Args:
-            resources: what the nodes will work on, by default the collection's own tables.
+            resources: what the nodes will work on; by default the collection's own tables.
         """
         resources = resources or Resources(self._store)
         return make_unexpanded_graph(self.collection, self.tables, self._is_weighted, resources, self.source)
@@ -178,13 +178,13 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
         return pooled
 
     def _hold_bags(self) -> None:
-        """Bags that were put in place of others have to be plain ones too."""
+        """Check bags that the user has put in place of others: they have to be plain, too."""
         for config in self._embedding_bag_configs:
             check_bag(config, self.embedding_bags[config.name], self._is_weighted, self.collection)
         hold(self.embedding_bags)
 
     def _follow_optimizers(self) -> None:
-        """Take over what was attached to the weights since."""
+        """Take over optimizers and hooks that were attached to the weights since the last look."""
         if self._follower.look() != self._attached:
             self._follower.take_over()
             self.not_fused, self._attached = self._follower.not_fused, self._follower.look()
@@ -193,7 +193,7 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
 
     @property
     def device(self) -> torch.device | str:
-        """What the collection was built for, as the standard collection says it."""
+        """The device that the collection was built for, as in the standard collection."""
         return self._device
 
     def fused_optimizers(self) -> dict[str, FusedOptimizer]:
@@ -202,11 +202,11 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
         return self._store.optimizers
 
     def own_names(self) -> frozenset[str]:
-        """Attributes that belong to this class, as against those that users hang on a collection."""
+        """Attributes that belong to this class, as opposed to those that users put on a collection."""
         return frozenset(_OWN_NAMES)
 
     def reset_parameters(self) -> None:
-        """Fill every table by its ``init_fn`` and forget all ids; does nothing on meta."""
+        """Fill every table with its ``init_fn`` and forget all ids; does nothing on meta."""
         for config in self._embedding_bag_configs:
             weight = self._store.weight(config.name)
             if weight.is_meta:
@@ -218,7 +218,7 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> HashEmbeddingBagCollection:
         super()._apply(fn, recurse)
-        self._store.own_weights()  # they may be other objects now
+        self._store.own_weights()  # they may be different objects now
         weights = [self._store.weight(table.name) for table in self.tables]
         if weights:
             self._device = weights[0].device
@@ -236,7 +236,7 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        # Trained weights may have become others than the store's in a copy that replaces modules.
+        # In a copy that replaces modules, the trained weights may no longer be those of the store.
         self._store.bags, self._store.indexes = self.embedding_bags, self.hash_indexes
         self._store.own_weights()
         self._attached = self._follower.look()

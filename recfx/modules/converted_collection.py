@@ -36,7 +36,7 @@ class ConvertedCollection(FxLeaf):
         backend: kernel target of the lookups.
         source: where the user's code calls or makes the collection.
         not_fused: the optimizers in backward that no kernel can carry out, and why not, by table name.
-        embedding_bags: what holds the weights.
+        embedding_bags: the modules that hold the weights.
         hash_indexes: the indexes of the tables that have one.
         graph_module: the graph that ``forward`` runs.
         pass_records: what each pass did to the graph.
@@ -81,7 +81,7 @@ class ConvertedCollection(FxLeaf):
         return [table.name for table in self.tables if table.has_index]
 
     def hashed_in_turn(self) -> list[str]:
-        """The tables that count every id or evict: their rows are looked up in the batch's own step, never earlier."""
+        """The tables that count every id or evict: their rows are found in the batch's own step, never earlier."""
         return [table.name for table in self.tables if table.evicts or table.admits]
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
@@ -107,11 +107,11 @@ class ConvertedCollection(FxLeaf):
 
     @property
     def embedding_bag_collection(self: _Collection) -> _Collection:
-        """This collection itself: what the graph of ``torch.fx.symbolic_trace(collection)`` calls."""
+        """This collection itself, which the graph of ``torch.fx.symbolic_trace(collection)`` calls."""
         return self
 
     def _enter(self, run: Callable[..., Any], compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call ``run``; under a torch.fx tracer one leaf node, under torch.compile ``compiled`` in one graph break."""
+        """Call ``run``; a torch.fx tracer gets one leaf node, torch.compile ``compiled`` in one graph break."""
         if torch.compiler.is_dynamo_compiling():
             return opaque(compiled, *args, **kwargs)
         tracer = tracer_of_call(self, args, kwargs)
@@ -126,32 +126,32 @@ class ConvertedCollection(FxLeaf):
         """Check whether the collection could load its part of a state; changes nothing.
 
         Args:
-            saved: a state, which may be that of a bigger model.
-            prefix: of this collection's keys in it.
+            saved: a state, which may be that of a larger model.
+            prefix: the prefix of this collection's keys in it.
 
         Raises:
             CheckpointError: what is wrong with the saved tables.
         """
 
     def note_row_moves(self, moves: Mapping[str, RowMove], *, keep: bool = False) -> None:
-        """Note where a load has put the rows of tables that have grown: the state of their optimizers follows later.
+        """Record where a load has put the rows of resized tables: the state of their optimizers follows later.
 
         Args:
             moves: by table name; tables that are not named have not moved.
-            keep: tables that are not named have moved as was noted before.
+            keep: tables that are not named keep the moves that were recorded before.
         """
         if not keep:
             self._row_moves = {}
         self._row_moves.update(moves)
 
     def _forget_row_moves(self) -> None:
-        """A training step begins: optimizer state that is loaded from here on belongs to the rows as they are."""
+        """Note that a training step begins: optimizer state loaded from now on belongs to the rows as they are."""
         if self._row_moves and self.training:
             self._row_moves = {}
 
     @abstractmethod
     def own_names(self) -> frozenset[str]:
-        """The attributes that belong to the class, and not to the user who put them on the collection it replaces."""
+        """The attributes that belong to the class, not to the user, who may have put others on the original."""
 
 
 def converted_collections(model: nn.Module) -> dict[str, ConvertedCollection]:
@@ -165,13 +165,13 @@ def collections_of(model: nn.Module, kind: type[_Collection]) -> dict[str, _Coll
 
 
 def collections_by_prefix(model: nn.Module, kind: type[_Collection]) -> list[tuple[str, _Collection]]:
-    """The collections of one class with the prefix of their keys in a state; a shared one stands under every name."""
+    """The collections of one class with the prefix of their keys in a state; a shared one appears under every name."""
     modules = model.named_modules(remove_duplicate=False)
     return [(f"{path}." * bool(path), module) for path, module in modules if isinstance(module, kind)]
 
 
 def index_of(module: nn.Module, table: str) -> HashIndex | None:
-    """The index of a table; None if ``module`` is no converted collection, or its table has none."""
+    """The index of a table; None if ``module`` is not a converted collection or the table has no index."""
     if not isinstance(module, ConvertedCollection) or table not in module.hash_indexes:
         return None
     return module.index(table)

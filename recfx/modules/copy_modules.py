@@ -23,15 +23,15 @@ def copy_modules(
 ) -> tuple[nn.Module, dict[int, nn.Module]]:
     """Copy every module object of ``root``, but none of its tensors.
 
-    Training flags, hooks and other attributes of the copy are its own. Where plain attributes lead to a module of
-    ``root`` (through containers, helper objects, closures, bound methods, weak references), those of the copy lead to
-    its copy. ScriptModules are shared, because there is no Python object to copy; so are managed collisions, whose
-    buffers and Python counters belong together.
+    The copy has its own training flags, hooks and other attributes. If plain attributes refer to a module of ``root``
+    (through containers, helper objects, closures, bound methods, weak references), those of the copy refer to its copy.
+    ScriptModules are shared, because there is no Python object to copy; so are managed collisions, whose buffers and
+    Python counters belong together.
 
     Args:
         root: the module to copy.
-        replacements: what stands in the copy for some modules, by ``id`` of the original. They are taken as they are,
-            except that what they have of the original's plain attributes leads to the copies as well.
+        replacements: modules that take the place of some modules in the copy, by ``id`` of the original. They are taken
+            as they are, except that plain attributes that come from the original also refer to the copies.
 
     Returns:
         the copy of ``root``, and the copy of every module by ``id`` of the original.
@@ -64,15 +64,15 @@ def copy_modules(
 
 
 def copy_with_tensors(root: nn.Module) -> nn.Module:
-    """A deep copy of ``root``, whose functions, bound methods and weak references lead to the copy as well.
+    """A deep copy of ``root``, whose functions, bound methods and weak references also refer to the copy.
 
-    ``copy.deepcopy`` shares those: a copy would call modules of the original.
+    ``copy.deepcopy`` shares these, so its copy would call modules of the original.
     """
     uninitialized: Any = UninitializedBuffer
     memo: dict[int, Any] = {
         id(buffer): uninitialized(buffer.requires_grad, buffer.device, buffer.dtype)
         for buffer in root.buffers()
-        if isinstance(buffer, UninitializedBuffer)  # of which deepcopy can make none
+        if isinstance(buffer, UninitializedBuffer)  # deepcopy cannot copy these
     }
     duplicate = copy.deepcopy(root, memo)
     copies = {id(module): memo[id(module)] for module in root.modules() if id(module) in memo}
@@ -94,7 +94,7 @@ def compiled_in_place(root: nn.Module) -> list[str]:
 
 
 def replace_in_place(root: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
-    """Put each replacement wherever ``root`` registers the original, or leads to it by plain attributes."""
+    """Put each replacement wherever ``root`` registers the original or refers to it by plain attributes."""
     _rewire(root, replacements, inplace=True)
 
 
@@ -136,7 +136,7 @@ def _reached(root: nn.Module, replacements: Mapping[int, nn.Module]) -> tuple[li
 
 
 def _carried(original: nn.Module, replacement: nn.Module) -> Iterator[Edge]:
-    """Plain attributes that a replacement has because the original has them."""
+    """Plain attributes that a replacement took over from the original."""
     own: Any = getattr(replacement, "own_names", frozenset)()
     for name, value in attributes(replacement):
         if name in original.__dict__ and name not in own:
@@ -153,7 +153,7 @@ def _copy_registry(key: str, value: Any, copies: Mapping[int, nn.Module]) -> Any
 
 
 def _rebound(hook: Any, copies: Mapping[int, Any]) -> Any:
-    """The hook as a method of the copy, also inside a partial. Closures stay the user's own."""
+    """The hook as a method of the copy, also inside a partial. Closures stay as they are."""
     if isinstance(hook, nn.Module):
         return copies.get(id(hook), hook)
     if isinstance(hook, types.MethodType) and id(hook.__self__) in copies:

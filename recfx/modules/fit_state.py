@@ -1,4 +1,4 @@
-"""What an unsharded collection takes of a saved state, table by table, before any of it is loaded."""
+"""Decides what an unsharded collection takes from a saved state, table by table, before any of it is loaded."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def fit_state(
     """Check the saved indexes of a collection and fit what was saved with fewer rows. Changes nothing.
 
     Args:
-        collection: the one that is to load.
-        saved: a state, also of a bigger model.
-        prefix: of the collection's keys in it.
+        collection: the collection that is to load the state.
+        saved: a state, possibly of a larger model.
+        prefix: the prefix of the collection's keys in it.
         hooked: also look at indexes with load hooks, which may still rename keys; such an index checks itself.
 
     Returns:
-        index state that takes the place of the saved one, by key (``state.ABSENT`` for what an index without any is to
-        do); and where the rows of the tables move, by table name, for tables that have more rows now.
+        index state that replaces the saved one, by key (``state.ABSENT`` says what an index is to do for which nothing
+        was saved); and where the rows of the tables move, by table name, for tables that have more rows now.
 
     Raises:
-        CheckpointError: what is wrong with an index, or ``torn_state`` where its table's weight is missing or does not
+        CheckpointError: what is wrong with an index, or ``torn_state`` if its table's weight is missing or does not
             fit it.
     """
     fitted: dict[str, object] = {}
@@ -44,7 +44,7 @@ def fit_state(
         keys = {name: f"{prefix}hash_indexes.{table.name}.{name}" for name in saved_names(index)}
         found = {name: saved[key] for name, key in keys.items() if key in saved}
         weight = saved.get(prefix + weight_name("", table.name))
-        # Under any name below its bag: a parametrization has others.
+        # Any name below its bag will do, because a parametrization changes the name.
         has_weight = weight is not None or table.name in bags_saved or _weight_may_be_renamed(collection, table.name)
         if not state.has_index(found):
             what = without_index(has_weight=has_weight, holds_ids=index.holds_ids)
@@ -71,7 +71,7 @@ def fit_weights(
     """The saved weights whose rows move, as new ``[rows, dim]`` tensors, by key; rows that are not saved stay.
 
     Raises:
-        CheckpointError: ``rows_mismatch``, if the table is on meta: there are no rows to put the saved ones between.
+        CheckpointError: ``rows_mismatch`` if the table is on meta and so has no rows to put the saved ones between.
     """
     fitted = {}
     for table, move in moves.items():
@@ -81,7 +81,7 @@ def fit_weights(
             continue
         if weight.is_meta:
             raise CheckpointError(
-                f"The saved table has {found.shape[0]} rows, this one {weight.shape[0]}, and it is on the meta device.",
+                f"The saved table has {found.shape[0]} rows, this one has {weight.shape[0]} and is on the meta device.",
                 reason="rows_mismatch",
                 module_path=prefix + table,
                 what_to_do="Call to_empty() and reset_parameters() first.",

@@ -1,7 +1,7 @@
-"""Which saved rows and which saved index fit a table: the one place that decides it, for every way of loading.
+"""Which saved rows and which saved index fit a table: the one place that decides this, for every way of loading.
 
 ``load_state_dict`` of unsharded and sharded collections and checkpoints ask here, with what they have: whole tensors,
-or shapes alone of what they will read later. Nothing is changed here.
+or only the shapes of what they will read later. Nothing is changed here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class FittedIndex(NamedTuple):
 
     Args:
         buffers: what the index loads, by buffer name.
-        move: where the table's rows go; None where no row moves.
+        move: where the table's rows go; None if no row moves.
     """
 
     buffers: dict[str, object]
@@ -33,13 +33,13 @@ def fit_index(index: HashIndex, found: Mapping[str, object], weight: object, dim
     """Check a saved index, and give it as many rows as the table has.
 
     Args:
-        index: the one that is to load, or the whole table's on meta.
-        found: what was saved of the index, by buffer name.
-        weight: what was saved of its table; its shape alone is read, and nothing if it is no tensor.
-        dim: columns of the table.
+        index: the index that is to load the state, or that of the whole table on meta.
+        found: the saved buffers of the index, by name.
+        weight: the saved weight of its table; only its shape is read, and it is ignored if it is not a tensor.
+        dim: number of columns of the table.
 
     Raises:
-        CheckpointError: what is wrong with the index, or ``torn_state`` or ``columns_mismatch`` where the saved weight
+        CheckpointError: what is wrong with the index, or ``torn_state`` or ``columns_mismatch`` if the saved weight
             does not fit it.
     """
     check_weight(index.name, found.get("row_ids"), weight, dim)
@@ -59,12 +59,12 @@ def without_index(*, has_weight: bool, holds_ids: Callable[[], bool]) -> str:
 
 
 def first_rows(weight: object, rows: int, dim: int) -> RowMove | None:
-    """The move of a table that had fewer rows, and no index, when it was saved: all stay where they are.
+    """The move of a table that had fewer rows and no index when it was saved: all its rows stay where they are.
 
     Args:
-        weight: what was saved of the table.
-        rows: of the table now.
-        dim: columns of the table.
+        weight: the saved weight of the table.
+        rows: number of rows of the table now.
+        dim: number of columns of the table.
     """
     if isinstance(weight, Tensor) and weight.dim() == 2 and weight.shape[0] < rows and weight.shape[1] == dim:
         return RowMove.keep_first(weight.shape[0])
@@ -82,10 +82,10 @@ def check_weight(name: str, row_ids: object, saved: object, dim: int) -> None:
     torch would load the index and only then complain about the weight.
 
     Args:
-        name: of the index, for messages.
+        name: name of the index, for messages.
         row_ids: the saved ids of the rows.
         saved: the saved weight.
-        dim: columns of the table.
+        dim: number of columns of the table.
 
     Raises:
         CheckpointError: ``torn_state``, ``columns_mismatch``.
@@ -94,14 +94,14 @@ def check_weight(name: str, row_ids: object, saved: object, dim: int) -> None:
         return
     if saved.dim() != 2 or saved.shape[0] != row_ids.numel():
         raise CheckpointError(
-            f"The saved index has {row_ids.numel()} rows, the saved weight the shape {tuple(saved.shape)}.",
+            f"The saved index has {row_ids.numel()} rows, but the saved weight has the shape {tuple(saved.shape)}.",
             reason="torn_state",
             module_path=name,
             what_to_do="The saved state is damaged: use another one.",
         )
     if saved.shape[1] != dim:
         raise CheckpointError(
-            f"The saved rows have {saved.shape[1]} columns, those of this table {dim}.",
+            f"The saved rows have {saved.shape[1]} columns, but those of this table have {dim}.",
             reason="columns_mismatch",
             module_path=name,
             what_to_do="Build the table with the embedding_dim that it was saved with.",
@@ -111,15 +111,15 @@ def check_weight(name: str, row_ids: object, saved: object, dim: int) -> None:
 def without_weight(name: str) -> CheckpointError:
     """The error for an index that was saved without its table."""
     return CheckpointError(
-        "The state has the index, but not the weight of its table: ids would find rows of others.",
+        "The state has the index but not the weight of its table: ids would find the rows of other ids.",
         reason="torn_state",
         module_path=name,
-        what_to_do="Load the index together with the weight, or leave the keys of both out.",
+        what_to_do="Load the index together with the weight, or leave out the keys of both.",
     )
 
 
 def is_strict() -> bool:
-    """What the ``load_state_dict`` that is running was called with: torch does not tell the modules."""
+    """The arguments of the ``load_state_dict`` that is running, which torch does not tell the modules."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code is nn.Module.load_state_dict.__code__:

@@ -1,4 +1,4 @@
-"""A collection takes over what users attach to its weights: optimizers in backward and gradient hooks."""
+"""Takes over what users attach to the weights of a collection: optimizers in backward and gradient hooks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recfx.optim.in_backward import attach_unfused, fused_optimizers, hooks_on_s
 
 
 class OptimizerFollower:
-    """Keeps the fused optimizers of a :class:`TableStore` as what is attached to its weights says.
+    """Keeps the fused optimizers of a :class:`TableStore` in line with what is attached to its weights.
 
     Args:
         store: its ``optimizers`` are kept up to date.
@@ -32,19 +32,19 @@ class OptimizerFollower:
         self.take_over()
 
     def take_over(self) -> None:
-        """Take over the optimizers in backward that hang on the tables; those of copies and pickles are kept."""
+        """Take over the optimizers in backward that are attached to the tables; copies and pickles keep theirs."""
         self._set_aside()
         for table, optimizer in self._store.optimizers.items():
-            if hooks_on_step(self._store.weight(table)):  # goes on with what the fused one has in its state
+            if hooks_on_step(self._store.weight(table)):  # it goes on with the state of the fused one
                 attach_unfused(self._store.weight(table), optimizer)
         optimizers, self.not_fused = fused_optimizers(self._store.bags, self._collection)
         self._store.optimizers.update(optimizers)
-        for table in self.not_fused:  # a second optimizer beside one that was fused, say
+        for table in self.not_fused:  # such as a second optimizer beside one that was fused
             self._store.optimizers.pop(table, None)
         self._store.own_weights()
 
     def _set_aside(self) -> None:
-        """An optimizer in backward belongs to its parameter, not to one that stands in for that or replaced it."""
+        """Set aside optimizers whose parameter was replaced by another one, and bring them back when it returns."""
         for table, (owner, optimizer) in list(self._aside.items()):
             if owner() is self._store.weight(table) or owner() is None:
                 del self._aside[table]
@@ -56,15 +56,15 @@ class OptimizerFollower:
                 self._aside[table] = before, self._store.optimizers.pop(table)
 
     def look(self) -> list[int]:
-        """Which optimizers in backward hang on the tables, by ``id``, and on which tables there are gradient hooks.
+        """The ``id``s of the optimizers in backward on the tables, and which tables have gradient hooks.
 
-        It is equal as long as nothing is attached or taken off. Each collection keeps its own last look: copies of its
-        modules share the follower, and have a graph of their own to make anew.
+        The value stays equal as long as nothing is attached or removed. Each collection keeps its own last value:
+        copies of its modules share the follower, but have their own graph to make anew.
         """
         bags = self._store.bags
         try:
             weights: list[Any] = [bag._parameters["weight"] for bag in bags._modules.values() if bag is not None]
-        except KeyError:  # pruned, say: which one, and what to do
+        except KeyError:  # the weight is gone, for instance by pruning: say which one, and what to do
             weights = [self._store.weight(table) for table in bags]
         found = [id(optimizer) for optimizers in attached_to_each(weights) for optimizer in optimizers]
         if found or self._store.optimizers or self._aside:

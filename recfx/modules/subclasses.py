@@ -1,4 +1,4 @@
-"""Users subclass the standard collection: what replaces an instance must be an instance of their class too."""
+"""Users subclass the standard collection: the replacement of an instance must be an instance of their class, too."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _classes: dict[tuple[type[Any], type[Any]], type[Any]] = {}
 def class_for(replacement: type[Any], standard: type[EmbeddingBagCollection]) -> type[Any]:
     """``replacement`` itself for the standard collection; for a subclass of it, a class that has its methods too.
 
-    Public methods that the subclass overrides win over those of ``replacement``; ``forward`` is never one of them, for
-    a subclass with its own is not converted.
+    Public methods that the subclass overrides win over those of ``replacement``. ``forward`` is never one of them,
+    because a subclass with its own forward is not converted.
     """
     if standard is EmbeddingBagCollection:
         return replacement
-    if (replacement, standard) in _classes:  # one class each, or copies would not be of the same
+    if (replacement, standard) in _classes:  # one class per pair, or copies would be of a different class
         return _classes[replacement, standard]
     overrides: dict[str, Any] = {"_standard": standard}
     for base in reversed(standard.__mro__[: standard.__mro__.index(EmbeddingBagCollection)]):
@@ -36,6 +36,6 @@ def classes_made_for(replacement: type[Any]) -> list[type[Any]]:
 
 
 def new_instance(replacement: type[Replacement], standard: type[EmbeddingBagCollection]) -> Replacement:
-    """An instance without state: what pickles and copies start from, since the class has no name to be found by."""
+    """An instance without state, from which pickles and copies start: the class cannot be found by its name."""
     kind: type[Replacement] = class_for(replacement, standard)
     return kind.__new__(kind)

@@ -9,14 +9,14 @@ from torch import nn
 
 from recfx.errors import ConversionError
 
-# What changes how nn.EmbeddingBag pools; `training` and the weight are followed.
+# Attributes that change how nn.EmbeddingBag pools; `training` and the weight are followed.
 _SETTINGS = frozenset(
     {"max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse", "include_last_offset", "padding_idx", "forward"}
 )
 
 
 class TableHolder(nn.EmbeddingBag):
-    """An ``nn.EmbeddingBag`` that refuses what its lookup would not do, instead of ignoring it."""
+    """An ``nn.EmbeddingBag`` that refuses what its lookup would otherwise ignore."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """As ``nn.Module``'s.
@@ -25,9 +25,9 @@ class TableHolder(nn.EmbeddingBag):
             ConversionError: ``unsupported_bag_option``, ``unsupported_bag``.
         """
         if name in _SETTINGS and (name == "forward" or value != self.__dict__.get(name, value)):
-            what = "a forward of its own" if name == "forward" else f"{name}={value!r}"
-            raise _refused(what, "unsupported_bag_option", "set it before the conversion, which says what it can carry")
-        if name == "__class__":  # how torch.nn.utils.parametrize begins
+            what = "its own forward" if name == "forward" else f"{name}={value!r}"
+            raise _refused(what, "unsupported_bag_option", "set it before the conversion, which says what it supports")
+        if name == "__class__":  # the first thing that torch.nn.utils.parametrize does
             raise _refused("a parametrization", "unsupported_bag", "unconvert the model first")
         super().__setattr__(name, value)
 
@@ -35,7 +35,7 @@ class TableHolder(nn.EmbeddingBag):
         """As ``nn.Module``'s.
 
         Raises:
-            ConversionError: ``unsupported_bag``: the weight is what the lookups read.
+            ConversionError: ``unsupported_bag``, because the lookups read the weight.
         """
         if name == "weight":
             raise _refused(
@@ -62,14 +62,14 @@ class TableHolder(nn.EmbeddingBag):
 
 
 def hold(bags: nn.ModuleDict) -> None:
-    """Let the ``nn.EmbeddingBag``s of a converted collection refuse what would be ignored."""
+    """Make the ``nn.EmbeddingBag``s of a converted collection refuse what would be ignored."""
     for bag in bags._modules.values():
         if type(bag) is nn.EmbeddingBag:
             bag.__class__ = TableHolder
 
 
 def all_held(bags: nn.ModuleDict) -> bool:
-    """Whether no bag was put in place of another since."""
+    """Whether no bag has been replaced since."""
     return set(map(type, bags._modules.values())) <= {TableHolder}
 
 
@@ -82,7 +82,7 @@ def release(bags: nn.ModuleDict) -> None:
 
 def _refused(what: str, reason: str, instead: str) -> ConversionError:
     return ConversionError(
-        f"{what} is put on the nn.EmbeddingBag of a converted table, but all tables are looked up together, from "
+        f"{what} was put on the nn.EmbeddingBag of a converted table, but all tables are looked up together, from "
         "their weights alone.",
         reason=reason,
         what_to_do=f"{instead}.",

@@ -23,10 +23,10 @@ from recfx.ir.tables import TableSpec
 
 
 def allocate_bags(tables: list[EmbeddingBagConfig], device: torch.device | str | None) -> nn.ModuleDict:
-    """One ``nn.EmbeddingBag`` a table, of its physical rows and in its ``data_type``.
+    """One ``nn.EmbeddingBag`` per table, with its physical rows and its ``data_type``.
 
     Raises:
-        ValueError: two tables have one name, as the standard collection says it.
+        ValueError: two tables have the same name; the message is that of the standard collection.
     """
     bags = nn.ModuleDict()
     for config in tables:
@@ -45,7 +45,7 @@ def allocate_bags(tables: list[EmbeddingBagConfig], device: torch.device | str |
 
 
 def check_config(config: object) -> None:
-    """Refuse what no table can be made of.
+    """Refuse a config from which no table can be made.
 
     Raises:
         ConversionError: ``invalid_table_config``.
@@ -88,10 +88,10 @@ def describe_tables(
 
     Args:
         configs: the collection's configs, in order.
-        bags: one ``nn.EmbeddingBag`` a table.
+        bags: one ``nn.EmbeddingBag`` per table.
         hashing: how each table's ids become rows; None leaves it static.
         is_weighted: whether the collection is weighted.
-        adopt: True for a table that exists already: by default its rows are dense.
+        adopt: True for tables that already exist, whose rows are dense by default.
         collection: fully qualified name, for messages.
 
     Raises:
@@ -128,7 +128,7 @@ def _rows(config: EmbeddingBagConfig, bag: nn.EmbeddingBag, adopt: bool) -> int:
 
 
 def check_bag(config: EmbeddingBagConfig, bag: nn.Module, is_weighted: bool, collection: str) -> nn.EmbeddingBag:
-    """``bag``, if a batched lookup does the same with its weight.
+    """``bag``, if a batched lookup of its weight does the same.
 
     Raises:
         ConversionError: ``weighted_mean``, ``unsupported_pooling``, ``unsupported_bag``, ``unsupported_bag_option``.
@@ -142,9 +142,9 @@ def _plain_bag(config: EmbeddingBagConfig, bag: nn.Module, collection: str) -> n
     """``bag``, if nothing is lost by reading its weight without calling it."""
     problem = ""
     if not isinstance(bag, nn.EmbeddingBag) or type(bag).forward is not nn.EmbeddingBag.forward:
-        problem = f"is a {type(bag).__name__} with a forward of its own"
+        problem = f"is a {type(bag).__name__} with its own forward"
     elif type(bag.__dict__["_parameters"].get("weight")) is not nn.Parameter:
-        problem = "has a weight that is not a plain parameter (a parametrization, say)"
+        problem = "has a weight that is not a plain parameter (but a parametrization, for example)"
     elif has_call_hooks(bag):
         problem = "has forward or backward hooks, which a batched lookup would not run"
     elif bag.mode.upper() != config.pooling.name:
@@ -172,7 +172,7 @@ def _check(config: EmbeddingBagConfig, bag: nn.EmbeddingBag, is_weighted: bool, 
             f"table {config.name!r} is MEAN in a weighted collection, which the standard collection refuses as well.",
             reason="weighted_mean",
             module_path=collection,
-            what_to_do="use PoolingType.SUM, with the weights divided as you mean them.",
+            what_to_do="use PoolingType.SUM, and divide the weights as you intend.",
         )
     options = {
         "max_norm": (bag.max_norm, None),
@@ -191,9 +191,9 @@ def _check(config: EmbeddingBagConfig, bag: nn.EmbeddingBag, is_weighted: bool, 
 
 
 def _uniform_range(config: EmbeddingBagConfig) -> tuple[float, float] | None:
-    """The range that ``init_fn`` fills rows from; None where it is something else than ``uniform_``.
+    """The range from which ``init_fn`` fills rows; None if it is anything other than ``uniform_``.
 
-    TorchRec's own default is ``partial(torch.nn.init.uniform_, a=min, b=max)``, made when the config was.
+    TorchRec's own default is ``partial(torch.nn.init.uniform_, a=min, b=max)``, made together with the config.
     """
     init_fn = config.init_fn
     if init_fn is None:
@@ -208,7 +208,7 @@ def physical_configs(configs: list[EmbeddingBagConfig], specs: tuple[TableSpec, 
     copies = []
     for config, spec in zip(configs, specs, strict=True):
         duplicate = copy(config)
-        if spec.num_embeddings != config.num_embeddings:  # the range of initial weights stays that of the old rows
+        if spec.num_embeddings != config.num_embeddings:  # initial weights keep the range of the old number of rows
             duplicate.weight_init_min, duplicate.weight_init_max = (
                 config.get_weight_init_min(),
                 config.get_weight_init_max(),

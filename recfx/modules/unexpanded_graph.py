@@ -19,7 +19,7 @@ def make_unexpanded_graph(
     resources: Resources,
     source: SourceLocation | None,
 ) -> fx.GraphModule:
-    """Input, the collection as one leaf, output; arguments as :class:`UnexpandedCollection` takes them."""
+    """Input, the collection as one leaf, output; the arguments are those of :class:`UnexpandedCollection`."""
     leaf = UnexpandedCollection(collection, tables, is_weighted, resources, source)
     graph = fx.Graph()
     features = graph.create_node("placeholder", "features", type_expr=KeyedJaggedTensor, name="features")

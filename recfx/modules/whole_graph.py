@@ -38,7 +38,7 @@ class WholeGraph(nn.Module):
         self._take_signature()
 
     def _take_signature(self) -> None:
-        """Let ``forward`` have the arguments of the graphs: a tracer cannot follow ``*args``."""
+        """Give ``forward`` the arguments of the graphs, because a tracer cannot follow ``*args``."""
         self.__class__ = _with_signature_of(self.train_graph)
 
     @property
@@ -65,14 +65,14 @@ class WholeGraph(nn.Module):
         return self.train_graph if self.training else self.eval_graph
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the original model's.
+        """The original model's forward.
 
         Raises:
             ConversionError: ``mixed_modes``.
         """
         check_modes(self, self.training, self.__dict__["_entered"][self.training])
         graph_module = self.graph_module
-        if tracer_of_call(self, args, kwargs) is not None:  # its modules are this one's: no tracer finds it by itself
+        if tracer_of_call(self, args, kwargs) is not None:  # the graph is not registered, so no tracer would find it
             return type(graph_module).forward(graph_module, *args, **kwargs)
         return graph_module(*args, **kwargs)
 
@@ -80,7 +80,7 @@ class WholeGraph(nn.Module):
         return _without_state, (), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A pickled GraphModule is its code; names and metadata of the nodes travel beside it.
+        # A pickled GraphModule consists of its code; names and metadata of the nodes are pickled beside it.
         facts = {
             training: [(node.name, node.meta.get(META_KEY)) for node in graph_module.graph.nodes]
             for training, graph_module in self.__dict__["_graphs"].items()
@@ -100,7 +100,7 @@ class WholeGraph(nn.Module):
 
 
 def _with_signature_of(graph_module: fx.GraphModule) -> type[WholeGraph]:
-    """``WholeGraph`` with a ``forward`` of the same arguments as that of ``graph_module``."""
+    """``WholeGraph`` with a ``forward`` that has the same arguments as that of ``graph_module``."""
     _, *parameters = inspect.signature(type(graph_module).forward).parameters.values()
     scope: dict[str, Any] = {"run": WholeGraph.forward}
     declared = []
@@ -123,7 +123,7 @@ def _without_state() -> WholeGraph:
 
 
 def check_modes(root: nn.Module, training: bool, entered: tuple[str, ...]) -> None:
-    """A graph holds the code of one mode; refuse to run it for parts that are in the other.
+    """Refuse to run the graph of one mode if parts of the model are in the other.
 
     Raises:
         ConversionError: ``mixed_modes``.
@@ -131,7 +131,7 @@ def check_modes(root: nn.Module, training: bool, entered: tuple[str, ...]) -> No
     for path in entered:
         if root.get_submodule(path).training != training:
             raise ConversionError(
-                f"it is in {'eval' if training else 'train'} mode, but the graph around it is for the other.",
+                f"it is in {'eval' if training else 'train'} mode, but the graph around it is for the other mode.",
                 reason="mixed_modes",
                 module_path=path,
                 what_to_do="set one mode for the whole model, or convert without whole_graph=True.",

@@ -1,4 +1,4 @@
-"""The state of tables that a rank has as a whole: how they are loaded, and the optimizer that goes with them."""
+"""The state of tables that a rank has as a whole: how they are loaded, and their optimizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WholeTables(ConvertedCollection):
 
     @property
     def process_group(self) -> None:
-        """None: every rank has the tables as a whole."""
+        """None, because every rank has the tables as a whole."""
         return None
 
     @abstractmethod
@@ -39,18 +39,18 @@ class WholeTables(ConvertedCollection):
             parameters[key] = weight
             starts[key] = {f"{name}.{saved_as}": value for saved_as, value in optimizer.starts().items()}
             state[weight] = {f"{name}.{momentum}": tensor for momentum, tensor in optimizer.named_state().items()}
-            optimizer.group.setdefault("params", [weight])  # copies have none: it would be the original's
+            optimizer.group.setdefault("params", [weight])  # copies lack it, because it would be the original's
             groups.append(optimizer.group)
         moves = {weight_name("", table): move for table, move in self._row_moves.items()}
         return FusedKeyedOptimizer(parameters, state, groups, moves, starts)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Fewer rows than these fit: ids move to their bucket's rows, and their weights with them.
+        """Load a state, which may have fewer rows: ids then move to their bucket's rows, and their weights with them.
 
         Raises:
-            CheckpointError: an index is damaged or another's. Nothing of this collection has changed then.
+            CheckpointError: an index is damaged or belongs to something else. Nothing of this collection has changed.
         """
-        for hook in load_hooks(self).values():  # before the keys are read: they may rename them
+        for hook in load_hooks(self).values():  # before the keys are read, because they may rename them
             hook(state_dict, prefix, *args)
         fitted, moves = fit_state(self, state_dict, prefix)
         fitted.update(fit_weights(self, state_dict, prefix, moves))
@@ -62,5 +62,5 @@ class WholeTables(ConvertedCollection):
         self.note_row_moves(moves)
 
     def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
-        """Check whether the collection could load its part of a state; arguments and errors as the base class says."""
+        """Check whether the collection could load its part of a state; see the base class for arguments and errors."""
         fit_state(self, saved, prefix)

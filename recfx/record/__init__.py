@@ -1,1 +1,1 @@
-"""What a converted model remembers of its conversion: plain data, copied and pickled with the model."""
+"""What a converted model records about its conversion: plain data, copied and pickled with the model."""

@@ -1,4 +1,4 @@
-"""What a converted model remembers of its conversion: plain data, so that it is copied and pickled with the model."""
+"""What a converted model records about its conversion: plain data, so that it is copied and pickled with the model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Conversion:
         rollbacks: modules that the trace could not enter.
         verification: what ``convert`` compared, if it did.
         on_unsupported: ``"error"`` or ``"keep"``.
-        notes: anything else worth a line.
+        notes: anything else worth reporting.
     """
 
     found: list[Found]
@@ -49,12 +49,12 @@ class Conversion:
 
 def attach_conversion(model: nn.Module, conversion: Conversion) -> None:
     """Attach ``conversion`` to the model inside its wrappers."""
-    if not isinstance(unwrap(model), torch.jit.ScriptModule):  # it is shared with the user's model
+    if not isinstance(unwrap(model), torch.jit.ScriptModule):  # which is shared with the user's model
         unwrap(model).__dict__[_ATTRIBUTE] = conversion
 
 
 def detach_conversion(model: nn.Module) -> None:
-    """Forget the conversion: the model is a plain one again."""
+    """Forget the conversion: the model is a plain model again."""
     unwrap(model).__dict__.pop(_ATTRIBUTE, None)
 
 

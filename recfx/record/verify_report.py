@@ -17,8 +17,8 @@ class Check:
         batch: ``"sample"``, or ``"sample + 1"`` for the second batch size.
         what: ``outputs``, ``gradients``, ``parameters`` and ``buffers`` (after one step), ``calls`` (how often a
             collection is called), ``run``, or ``index`` (only where ids are not found where they are listed).
-        where: output, parameter, input or collection. For a run that failed who failed: ``original``, ``converted`` or
-            ``refused_sample`` (converted, with an error of recfx); or what stood in the way:
+        where: output, parameter, input or collection. For a run that failed, the model that failed: ``original``,
+            ``converted`` or ``refused_sample`` (converted, with an error of recfx); or what prevented the run:
             ``copy``, ``sample``, ``meta``.
         status: ``equal``, ``different``, ``not_reproducible`` (the original differs from itself) or ``skipped``.
         largest: largest absolute difference.
@@ -52,7 +52,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Something was compared and nothing differs. What is not reproducible does not count against the model."""
+        """Whether something was compared and nothing differs. What is not reproducible does not count."""
         return bool(self.of(EQUAL)) and not self.of(DIFFERENT)
 
     def of(self, status: str) -> list[Check]:

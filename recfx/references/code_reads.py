@@ -1,4 +1,4 @@
-"""What code reads without being handed it: globals, and attributes, closures and defaults of classes.
+"""What code reads without getting it as an argument: globals, and attributes, closures and defaults of classes.
 
 They belong to every model of the class, so a conversion of one model cannot change them.
 """
@@ -16,7 +16,7 @@ from torch import nn
 
 from recfx.references.object_kinds import Edge, edges_of, is_atom, is_users
 
-# Not run by a forward.
+# Methods that a forward does not run.
 _SETUP = frozenset({"__init__", "__new__", "__post_init__", "__init_subclass__", "__del__", "__repr__", "__str__"})
 
 
@@ -25,8 +25,8 @@ class CodeReads:
     """One thing that code reads.
 
     Args:
-        why: what it is and who reads it.
-        edges: the thing.
+        why: what it is and which code reads it.
+        edges: the thing itself.
     """
 
     why: str
@@ -34,14 +34,14 @@ class CodeReads:
 
 
 def owner_of_code(value: Any) -> Any:
-    """Whose code runs when ``value`` is used: a function itself, the class of a module or helper; None for the rest."""
+    """What owns the code that runs when ``value`` is used: a function, or the class of a module or helper; or None."""
     if isinstance(value, types.FunctionType):
         return value if is_users(value.__module__) else None
     return type(value) if is_users(type(value).__module__) else None
 
 
 def reads_of(owner: Any) -> list[CodeReads]:
-    """What the code of a function, or that of a class as far as a forward can run it, reads."""
+    """What is read by the code of a function, or by the code of a class that a forward can run."""
     if isinstance(owner, types.FunctionType):
         return list(_globals_read(owner, owner.__qualname__))
     found = []
@@ -57,7 +57,7 @@ def reads_of(owner: Any) -> list[CodeReads]:
 
 
 def _members_used(kind: type[Any]) -> Iterator[tuple[type[Any], str, Any]]:
-    """Members of the user's classes that calling an instance may use, going by names."""
+    """Members of the user's classes that calling an instance may use, judged by their names."""
     classes = [base for base in kind.__mro__ if is_users(base.__module__)]
     if issubclass(kind, nn.Module):
         waiting, seen = ["forward", "__call__", "__getattr__"], set[str]()
@@ -89,7 +89,7 @@ def _functions(member: Any) -> Iterator[types.FunctionType]:
 
 @functools.lru_cache(maxsize=4096)
 def names_used(code: types.CodeType) -> tuple[str, ...]:
-    """Every attribute and global that a piece of code names, functions inside it included."""
+    """Every attribute and global that a piece of code names, including functions inside it."""
     inside = [const for const in code.co_consts if isinstance(const, types.CodeType)]
     return (*code.co_names, *(name for each in inside for name in names_used(each)))
 
@@ -98,7 +98,7 @@ def _globals_read(function: types.FunctionType, where: str) -> Iterator[CodeRead
     for path in _paths_read(function.__code__):
         value = function.__globals__.get(path[0])
         for name in path[1:]:
-            # Only where the global is a module or a class: a value is looked into as a whole.
+            # Attributes count only if the global is a module or a class: a value is searched as a whole.
             if isinstance(value, (types.ModuleType, type)):
                 value = vars(value).get(name) if is_users(_module_name(value)) else None
         if value is not None and not is_atom(value):
@@ -111,7 +111,7 @@ def _module_name(value: types.ModuleType | type[Any]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _paths_read(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
-    """Globals that a piece of code reads, each with the attribute that is asked of it at once."""
+    """Globals that a piece of code reads, each with the attributes that it reads from them directly."""
     found: list[tuple[str, ...]] = []
     before: str | None = None
     for instruction in dis.get_instructions(code):

@@ -1,8 +1,8 @@
-"""The ways from modules to other modules that ``nn.Module`` does not see, and how to make them lead elsewhere.
+"""References from modules to other modules that ``nn.Module`` does not see, and how to redirect them.
 
 A model may hold a module a second time: in a list, a helper object, a closure, a default argument, a weak reference.
-``References`` finds these ways. ``Rewiring`` copies, or changes in place, whatever stands on them. What can be neither
-copied nor changed, such as a generator, is *fixed*.
+``References`` finds these paths. ``Rewiring`` copies, or changes in place, every object on them. Objects that can be
+neither copied nor changed, such as generators, are *fixed*.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _OWN_CONTAINERS = (list, dict, set, tuple, collections.OrderedDict, collections.
 
 
 class Fixed(NamedTuple):
-    """Something that leads to targets and can be neither copied nor changed.
+    """Something that refers to targets and can be neither copied nor changed.
 
     Args:
-        where: it is, written as one would in Python.
-        why: it is fixed.
-        targets: ``id`` of each.
+        where: where it is, as a Python expression.
+        why: why it is fixed.
+        targets: the ``id`` of each target.
         read_by_code: code that can run names it, whether or not it calls the targets.
     """
 
@@ -56,12 +56,12 @@ class Fixed(NamedTuple):
 
 
 class References:
-    """The ways from ``roots`` to ``targets`` that lead through other objects than registered children.
+    """The paths from ``roots`` to ``targets`` through objects other than registered children.
 
     Args:
-        targets: the modules that are looked for, by ``id``.
-        roots: name, module and plain attributes of every module to look from. No way leads through a root.
-        code: look also at the globals and class attributes that the code on the way reads. They are fixed.
+        targets: the modules to look for, by ``id``.
+        roots: name, module and plain attributes of every module to start from. No path leads through a root.
+        code: also look at the globals and class attributes that code on a path reads. They are fixed.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class References:
         code: bool = False,
     ) -> None:
         self._targets, self._code = targets, code
-        self._alive: dict[int, Any] = {}  # an id is that of one object only as long as the object lives
+        self._alive: dict[int, Any] = {}  # an id is unique only as long as its object is alive
         self._parents: dict[int, list[int]] = {}
         self._first: dict[int, tuple[int, str]] = {}
         self._fixed: dict[int, str] = {}
@@ -88,11 +88,11 @@ class References:
         self._fix_what_is_held_weakly()
 
     def reaches(self, value: Any) -> bool:
-        """Whether ``value`` leads to a target."""
+        """Whether ``value`` refers to a target, directly or indirectly."""
         return id(value) in self._reaching
 
     def fixed(self) -> list[Fixed]:
-        """What leads to targets and is fixed."""
+        """The fixed objects that refer to targets."""
         return [
             Fixed(self._way(key), why, self._targets_of(key), isinstance(self._alive[key], CodeReads))
             for key, why in self._fixed.items()
@@ -100,7 +100,7 @@ class References:
         ]
 
     def way_to(self, target: int) -> str:
-        """The first way that was found to a target, written as one would in Python; ``""`` if there is none."""
+        """The first path to a target that was found, as a Python expression; ``""`` if there is no path."""
         return self._way(target) if target in self._first else ""
 
     def _follow(self, waiting: list[tuple[Any, Edge]]) -> None:
@@ -110,7 +110,7 @@ class References:
                 continue
             key = id(value)
             self._first.setdefault(key, (id(parent), label))
-            if not isinstance(value, CodeReads):  # what code reads, its owner need not be copied for
+            if not isinstance(value, CodeReads):  # the owner need not be copied because of what its code reads
                 self._parents.setdefault(key, []).append(id(parent))
             if key in self._alive or key in self._targets:
                 continue
@@ -140,7 +140,7 @@ class References:
         return reaching
 
     def _fix_what_is_held_weakly(self) -> None:
-        """A copy of an object that is only referred to weakly would be gone at once."""
+        """Mark weakly referenced objects that nothing else holds as fixed: a copy of them would be gone at once."""
         for key in self._reaching:
             holders = [self._alive[parent] for parent in self._parents.get(key, ())]
             if holders and all(isinstance(holder, (*WEAK_REFERENCES, *WEAK_CONTAINERS)) for holder in holders):
@@ -171,12 +171,12 @@ class References:
 
 
 class Rewiring:
-    """Lets plain attributes lead to other modules than they do.
+    """Redirects plain attributes to other modules.
 
     Args:
-        modules: what stands for a module, by ``id`` of the module.
-        references: the ways to those modules.
-        inplace: change what can be changed; otherwise everything on the way is copied, as are plain containers.
+        modules: the replacement of each module, by ``id`` of the module.
+        references: the paths to those modules.
+        inplace: change what can be changed; otherwise everything on a path is copied, and so are plain containers.
     """
 
     def __init__(self, modules: Mapping[int, nn.Module], references: References, inplace: bool = False) -> None:
@@ -187,11 +187,11 @@ class Rewiring:
         self._unhashed: collections.deque[Callable[[], None]] = collections.deque()
 
     def leads(self, value: Any) -> bool:
-        """Whether ``value`` is, or leads to, a module that something else stands for."""
+        """Whether ``value`` is, or refers to, a module that is replaced."""
         return id(value) in self.known or self._references.reaches(value)
 
     def rewired(self, value: Any) -> Any:
-        """What stands for ``value``; complete after ``finish``."""
+        """The replacement of ``value``; complete after ``finish``."""
         if is_atom(value):
             return value
         if id(value) in self.known:
@@ -205,7 +205,7 @@ class Rewiring:
         return made
 
     def finish(self) -> None:
-        """Fill what was made. What hashes its content comes last, when that content is complete."""
+        """Fill the objects that were made. Those that hash their content come last, when that content is complete."""
         while self._unfilled or self._unhashed:
             (self._unfilled or self._unhashed).popleft()()
 
@@ -236,7 +236,7 @@ class Rewiring:
         return self._object(value)
 
     def _object(self, value: Any) -> Any:
-        """Containers, helper objects, and those that are both."""
+        """Handle containers, helper objects, and objects that are both."""
         kind, layout = type(value), layout_of(type(value))
         if layout in (tuple, frozenset):
             items = [self.rewired(item) for item in value]
@@ -284,7 +284,7 @@ class Rewiring:
             set_slot(duplicate, name, self.rewired(item))
 
     def _module(self, value: nn.Module) -> nn.Module:
-        """A module that is no child of the model, but holds one."""
+        """Handle a module that is not a child of the model but holds one."""
         duplicate = value if self._inplace else empty_copy(value)
 
         def fill() -> None:
@@ -303,7 +303,7 @@ class Rewiring:
         return duplicate
 
     def _function(self, value: types.FunctionType) -> types.FunctionType:
-        """The same code over other variables: those of the user's own function stay."""
+        """The same code over different variables; those of the user's own function stay as they are."""
         closure = value.__closure__ and tuple(self._cell(cell) for cell in value.__closure__)
         defaults = value.__defaults__ and tuple(self.rewired(item) for item in value.__defaults__)
         duplicate = types.FunctionType(value.__code__, value.__globals__, value.__name__, defaults, closure)
@@ -319,7 +319,7 @@ class Rewiring:
         return duplicate
 
     def _cell(self, cell: types.CellType) -> types.CellType:
-        """A variable of its own where it leads to a module that is replaced; the very same one otherwise."""
+        """A new variable if it refers to a module that is replaced; otherwise the same one."""
         try:
             content = cell.cell_contents
         except ValueError:  # not set yet
@@ -363,12 +363,12 @@ class Rewiring:
 
 
 def rebound_method(method: types.MethodType, owner: Any, function: Any = None) -> Any:
-    """The same method of another object, which may be of another class and have a method of its own by that name.
+    """The same method of another object, which may be of a different class that has its own method of that name.
 
     Args:
         method: a bound method.
-        owner: what to bind it to.
-        function: what to bind; default: the function of ``method``.
+        owner: the object to bind it to.
+        function: the function to bind. Default: the function of ``method``.
     """
     function = method.__func__ if function is None else function
     name = getattr(function, "__name__", "")
@@ -380,8 +380,8 @@ def rebound_method(method: types.MethodType, owner: Any, function: Any = None) -
 def is_shared(module: nn.Module) -> bool:
     """Whether a module is never copied: ScriptModules, and managed collisions.
 
-    What managed collisions have seen is kept partly in buffers and partly in Python numbers: a copy that shares the
-    buffers and counts by itself would spoil them.
+    Managed collisions keep what they have seen partly in buffers and partly in Python numbers: a copy that shares the
+    buffers but counts by itself would corrupt them.
     """
     return isinstance(module, (torch.jit.ScriptModule, ManagedCollisionCollection, ManagedCollisionModule))
 
@@ -393,10 +393,10 @@ def own_modules(root: nn.Module) -> list[nn.Module]:
 
 
 def empty_copy(module: nn.Module) -> nn.Module:
-    """A module object of the same class, with nothing in it."""
+    """An empty module object of the same class."""
     if is_shared(module):
         return module
-    # Not __new__ of the class: a GraphModule's makes a class of its own for each instance.
+    # Not __new__ of the class: that of GraphModule makes a new class for each instance.
     return object.__new__(type(module))
 
 

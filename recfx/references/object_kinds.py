@@ -30,7 +30,7 @@ WEAK_REFERENCES = (weakref.ref, weakref.ProxyType, weakref.CallableProxyType)
 WEAK_CONTAINERS = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 METHODS_IN_C = (types.BuiltinMethodType, types.MethodWrapperType)
 CACHE: type[Any] = type(functools.lru_cache(lambda: None))
-# Their instances, and those of classes made from them in Python, can be made anew and filled.
+# Instances of these, and of classes derived from them in Python, can be created empty and then filled.
 LAYOUTS: tuple[type[Any], ...] = (
     object, dict, list, tuple, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict,
     collections.Counter, types.SimpleNamespace, collections.UserDict, collections.UserList, collections.ChainMap,
@@ -38,23 +38,23 @@ LAYOUTS: tuple[type[Any], ...] = (
 
 _ATOM_TYPES = frozenset((bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Parameter))
 _ATOMS = (torch.Tensor, type, types.ModuleType, types.CodeType, types.FrameType, enum.Enum)
-# Objects of these packages are not looked into: they hold no module of the user's, or are not for us to copy.
+# Objects of these packages are not searched: they hold none of the user's modules, or must not be copied.
 _OPAQUE = frozenset(
     {"torch", "torchrec", "fbgemm_gpu", "tensordict", "numpy", "pandas", "pyarrow", "recfx", "builtins"}
 ) | frozenset(sys.stdlib_module_names)
-# These have a life of their own: a second one would not be the same.
+# These have their own running state: a second one would not be the same.
 _ALIVE = (threading.Thread, queue.Queue, queue.SimpleQueue, concurrent.futures.Executor, concurrent.futures.Future)
-_OF_A_STARTED_THREAD = ("_target", "_args", "_kwargs")  # what it runs, once: nobody can call that by it again
+_OF_A_STARTED_THREAD = ("_target", "_args", "_kwargs")  # what it runs, once; nothing can call this through it again
 _ITERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, zip, map, filter, enumerate, reversed)
 
 
 def is_atom(value: Any) -> bool:
-    """Whether ``value`` cannot refer to a module, or is not looked into."""
+    """Whether ``value`` cannot refer to a module, or is not searched."""
     return type(value) in _ATOM_TYPES or isinstance(value, _ATOMS)
 
 
 def is_users(module: object) -> bool:
-    """Whether code of that ``__module__`` is neither of Python nor of torch and its family."""
+    """Whether code of that ``__module__`` belongs neither to Python nor to torch and related packages."""
     return str(module).split(".")[0] not in _OPAQUE
 
 
@@ -69,7 +69,7 @@ def attributes(module: nn.Module) -> Iterator[Edge]:
 
 
 def slots(value: Any) -> Iterator[Edge]:
-    """What stands in the ``__slots__`` of an object, by name."""
+    """The values in the ``__slots__`` of an object, by name."""
     for kind in type(value).__mro__:
         if "__slots__" in kind.__dict__:
             for name, member in kind.__dict__.items():
@@ -90,9 +90,9 @@ def set_slot(value: Any, name: str, content: Any) -> None:
 
 
 def edges_of(value: Any) -> Iterator[Edge]:
-    """What ``value`` refers to, each with how one would write it."""
+    """What ``value`` refers to, each with how it is written in Python."""
     kind = type(value)
-    if issubclass(kind, WEAK_REFERENCES):  # first: a proxy says that it is what it stands for
+    if issubclass(kind, WEAK_REFERENCES):  # first, because a proxy claims to be the object it refers to
         yield "()", _referent(value)
     elif isinstance(value, nn.Module):
         if not isinstance(value, torch.jit.ScriptModule):
@@ -126,7 +126,7 @@ def edges_of(value: Any) -> Iterator[Edge]:
 def why_fixed(value: Any) -> str:
     """Why what ``value`` refers to can neither be changed nor copied, or ``""``."""
     if _is_iterator(value):
-        return f"a {type(value).__name__}, whose variables nobody else can set"
+        return f"a {type(value).__name__}, whose variables cannot be set from outside"
     if isinstance(value, _ALIVE):
         return f"a {type(value).__name__}, of which no copy can be made"
     if isinstance(value, functools.partial) and type(value) is not functools.partial:
@@ -140,17 +140,17 @@ def why_fixed(value: Any) -> str:
 
 
 def layout_of(kind: type[Any]) -> type[Any] | None:
-    """Which of ``LAYOUTS`` instances of ``kind`` have; None for those of other classes in C."""
+    """Which of ``LAYOUTS`` instances of ``kind`` have; None for instances of other classes written in C."""
     base: type[Any] | None = kind
     while base is not None and base not in LAYOUTS:
-        if not base.__flags__ & (1 << 9):  # a class in C
+        if not base.__flags__ & (1 << 9):  # a class written in C
             return None
         base = base.__base__
     return base
 
 
 def weak_items(value: Any) -> list[Any]:
-    """What is alive in a weak container, keys and values."""
+    """The live keys and values in a weak container."""
     if isinstance(value, weakref.WeakSet):
         return list(value)
     return [item for pair in value.items() for item in pair]
@@ -168,18 +168,18 @@ def _edges_of_function(function: types.FunctionType) -> Iterator[Edge]:
 
 
 def _referent(value: Any) -> Any:
-    if isinstance(value, weakref.WeakMethod):  # its method is made at every call
+    if isinstance(value, weakref.WeakMethod):  # every call makes a new bound method
         return getattr(value(), "__self__", None)
     if isinstance(value, weakref.ref):
         return value()
     try:
-        return value.__repr__.__self__  # a proxy answers as the object that it stands for
+        return value.__repr__.__self__  # a proxy answers as the object it refers to
     except ReferenceError:
         return None
 
 
 def _items(value: Any) -> Iterator[Edge]:
-    if not gc.is_tracked(value):  # holds numbers and strings alone
+    if not gc.is_tracked(value):  # holds only numbers and strings
         return
     if isinstance(value, dict):
         yield from (("[...]", key) for key in dict.keys(value))

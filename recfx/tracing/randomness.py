@@ -19,8 +19,8 @@ def fixed_randomness(seed: int = 0) -> Iterator[None]:
     warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
     try:
         with torch.random.fork_rng(), warnings.catch_warnings():
-            # Fills uninitialised memory with NaN: code that reads it (the backward of torchrec's KTRegroupAsDict, for
-            # keys in no group) then gives the same each time, instead of what happened to be there.
+            # Uninitialised memory is filled with NaN, so code that reads it (the backward of torchrec's
+            # KTRegroupAsDict, for keys in no group) gives the same result each time.
             warnings.filterwarnings("ignore", ".*deterministic.*")
             torch.use_deterministic_algorithms(True, warn_only=True)
             torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Sample inputs: how the user hands them over, and how they are copied and resized for checks."""
+"""Sample inputs: how the user passes them, and how they are copied and resized for checks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Sample:
         return any(tensor.is_meta for tensor in tensors_of((self.args, self.kwargs)))
 
     def resized(self) -> Sample | None:
-        """The same call with the first sample once more at the end, or None if the batch size is not known."""
+        """The same call with the first sample repeated at the end, or None if the batch size is not known."""
         batch_size = _batch_size((self.args, self.kwargs))
         if not batch_size:
             return None
@@ -51,7 +51,7 @@ class Sample:
 
 
 def clone_value(value: Any) -> Any:
-    """A copy that shares no tensor; leaf tensors stay leaves that require gradients as before."""
+    """A copy that shares no tensors; leaf tensors stay leaves, and require gradients as before."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
     if isinstance(value, KeyedJaggedTensor):
@@ -87,7 +87,7 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     """Every tensor in a nest of containers, dataclasses and TorchRec types, in a fixed order."""
     if isinstance(value, torch.Tensor):
         return [value]
-    if isinstance(value, LazyAwaitable):  # what a sharded collection gives
+    if isinstance(value, LazyAwaitable):  # the output of a sharded collection
         return tensors_of(value.wait())
     if isinstance(value, KeyedTensor):
         return [value.values()]

@@ -1,7 +1,7 @@
-"""Shallow whole-model tracing: only modules that hold a collection are entered, the rest are leaves.
+"""Shallow whole-model tracing: only modules that hold a collection are entered; all others are leaves.
 
 A module that cannot be traced is rolled back to one opaque leaf, with the reason. What a trace would lose silently
-(autocast, activation checkpointing, gradient modes) raises while tracing, and ends in such a leaf too.
+(autocast, activation checkpointing, gradient modes) raises while tracing, and also ends in such a leaf.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class LostByTracing(Exception):
 
 
 class ShallowTracer(fx.Tracer):
-    """A tracer that enters only what holds a collection.
+    """A tracer that enters only modules that hold a collection.
 
     Args:
-        leaves: ids of the modules that are leaves by themselves: the collections.
+        leaves: ids of the modules that are always leaves: the collections.
         opaque: fully qualified names of modules that must not be entered.
     """
 
     def __init__(self, leaves: set[int], opaque: frozenset[str] = frozenset()) -> None:
         super().__init__()
         self.record_stack_traces = True
-        self.proxy_buffer_attributes = True  # buffers that change are nodes, never changed by the trace itself
+        self.proxy_buffer_attributes = True  # buffers become nodes, so the trace itself never changes them
         self.rollbacks: list[Diagnostic] = []
         self.entered: list[str] = []
         self._leaves = leaves
@@ -63,18 +63,18 @@ class ShallowTracer(fx.Tracer):
         return not holds
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """Do what torch.fx does, and remember the cache, which a rollback has to clean."""
+        """Do what torch.fx does, and keep a reference to the cache, which a rollback has to clean."""
         self._parameter_proxies = parameter_proxy_cache
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Enter ``m``, or make it an opaque leaf where that fails."""
+        """Enter ``m``, or make it an opaque leaf if that fails."""
         path = self.path_of_module(m)
         if self.is_leaf_module(m, path):
             return super().call_module(m, forward, args, kwargs)
-        # fx makes the nodes of attribute proxies late; if they were made inside `m`, a rollback would remove them.
+        # fx creates the nodes of attribute proxies lazily; if it did so inside `m`, a rollback would remove them.
         map_aggregate((args, kwargs), _touch)
         last = next(iter(reversed(self.graph.nodes)), None)
         module_stack = self.module_stack.copy()
@@ -118,15 +118,15 @@ def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer) -> fx.Gr
         Exception: whatever the root's own code raises on proxies.
     """
     target, concrete = _explicit_root(root, sample)
-    # Random numbers drawn while tracing are constants of the graph: parity, under another seed, finds them.
+    # Random numbers drawn while tracing become constants of the graph; the comparison, under another seed, finds them.
     with fixed_randomness(seed=_TRACING_SEED), _raise_where_a_graph_would_forget():
         graph = tracer.trace(target, concrete_args=concrete or None)
     for node in graph.nodes:
         if node.op == "placeholder":
             name = re.sub(r"_1$", "", str(node.target))
             if concrete and name in concrete:
-                node.target = name  # torch.fx renames specialised arguments; callers know the old name
-        if isinstance(node.type, str):  # postponed annotations: a pickle, and TorchScript, need the type itself
+                node.target = name  # torch.fx renames specialised arguments; callers use the old name
+        if isinstance(node.type, str):  # a postponed annotation; pickles and TorchScript need the type itself
             node.type = _type_hints(target).get("return" if node.op == "output" else str(node.target))
     return graph
 
@@ -134,12 +134,12 @@ def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer) -> fx.Gr
 def _type_hints(root: nn.Module) -> dict[str, Any]:
     try:
         return typing.get_type_hints(type(root).forward)
-    except (NameError, AttributeError, TypeError):  # hints that only a type checker can see
+    except (NameError, AttributeError, TypeError):  # hints that only a type checker can resolve
         return {}
 
 
 def _explicit_root(root: nn.Module, sample: Sample) -> tuple[nn.Module, dict[str, Any]]:
-    """``root`` with a signature without ``*args``, and the arguments that the sample fixes."""
+    """``root`` with a signature that has no ``*args``, and the arguments that the sample fixes."""
     signature = inspect.signature(type(root).forward)
     parameters = list(signature.parameters.values())
     variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
@@ -179,7 +179,7 @@ def _raise_where_a_graph_would_forget() -> Iterator[None]:
         original = getattr(owner, name)
 
         def raise_instead(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != tracing_thread:  # training may go on elsewhere in the process
+            if threading.get_ident() != tracing_thread:  # other threads of the process may be training
                 return original(*args, **kwargs)
             raise LostByTracing(f"{what} would be missing from the graph")
 

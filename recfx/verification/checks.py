@@ -1,4 +1,4 @@
-"""What is compared of two steps of a model, as the checks of a report."""
+"""Compares two steps of a model, and records the results as checks of a report."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Checker:
     """Compares the step of the original with that of the converted model.
 
     Args:
-        collections: of the converted model, by path.
-        masked: names of the weights whose rows may differ where the batch did not use them: the dense rule moves them,
-            the fused one does not.
+        collections: the collections of the converted model, by path.
+        masked: names of the weights whose rows may differ if the batch did not use them: the dense rule updates them,
+            the fused rule does not.
         rtol: relative tolerance.
         atol: absolute tolerance.
         counts_calls: whether every collection must be called as often as in the original.
-        way_around: by what the converted model reaches the original's modules, in words.
+        way_around: how the converted model reaches the original's modules, in words.
     """
 
     collections: Mapping[str, HashEmbeddingBagCollection]
@@ -36,7 +36,7 @@ class Checker:
     way_around: Callable[[], str]
 
     def of_calls(self, mode: str, batch: str, wanted: Run, found: Run) -> list[Check]:
-        """Every collection must be called as often as in the original; the converted model may call no other."""
+        """Check that every collection is called as often as in the original, and that no original one is called."""
         if not self.counts_calls:
             return []
         checks = []
@@ -50,7 +50,7 @@ class Checker:
             else:
                 message = f"{actual} calls of the converted collection, but the original's is called {expected} times"
             way = self.way_around()
-            message += f"; it reaches the original's modules by {way}" if way else ""
+            message += f"; it reaches the original's modules through {way}" if way else ""
             checks.append(Check(mode, batch, "calls", path, DIFFERENT, float(abs(actual - expected)), message))
         return checks
 
@@ -72,7 +72,7 @@ class Checker:
         if wanted is None or found is None:
             present = found if wanted is None else wanted
             if present is None or (what == "gradients" and not bool(present.any())):
-                return Check(mode, batch, what, where, EQUAL)  # no gradient is a zero gradient
+                return Check(mode, batch, what, where, EQUAL)  # a missing gradient counts as zero
             message = f"only the {'converted' if wanted is None else 'original'} model has it"
             return Check(mode, batch, what, where, DIFFERENT, float("inf"), message)
         if torch.equal(wanted, found) and wanted.dtype == found.dtype:
@@ -104,12 +104,12 @@ class Checker:
 
 
 def _same_rows(expected: torch.Tensor | None, actual: torch.Tensor | None) -> torch.Tensor | None:
-    """Without what a mapped table has after its rows."""
+    """The value without the extra rows that a mapped table has after its own."""
     if expected is None or actual is None or expected.dim() != 2 or expected.shape[0] <= actual.shape[0]:
         return expected
     return expected[: actual.shape[0]]
 
 
 def _touched(value: torch.Tensor | None, rows: torch.Tensor | None) -> torch.Tensor | None:
-    """The rows that the batch used: a fused step moves no others, a dense one may."""
+    """The rows that the batch used: a fused step updates only these, a dense step may update others."""
     return value if value is None or rows is None else value[rows[rows < value.shape[0]]]

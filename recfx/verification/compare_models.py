@@ -1,4 +1,4 @@
-"""Run one step of two models on the same call and compare them: the one runner, of ``verify`` and of whole graphs."""
+"""Runs one step of two models on the same call and compares them; ``verify`` and whole graphs both use it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Outcome(Generic[Result]):
-    """What came of two steps.
+    """The outcome of two steps.
 
     Args:
-        wanted: of the model that is right by definition; None if it failed.
-        found: of the other; None if either failed.
+        wanted: the step of the model that is right by definition; None if it failed.
+        found: the step of the other model; None if either failed.
         expected_error: why there is no ``wanted``.
         actual_error: why there is no ``found``.
-        result: of the comparison; None if there was none.
-        unsteady: names of what differs between two steps of the first model; None if nothing differed on any rank.
+        result: the result of the comparison; None if nothing was compared.
+        unsteady: names of the values that differ between two steps of the first model; None if the two models agreed on
+            every rank.
     """
 
     wanted: Run | None = None
@@ -46,15 +47,15 @@ def compare_models(
 
     Args:
         expected: one step of a copy of the model that is right by definition.
-        actual: one step of a copy of the other.
-        compare: both runs.
-        different: names of what differs in a result.
-        again: one more step of the first model; None: ``expected`` makes a new copy each time.
-        any_rank: whether any rank has a flag: where steps communicate, all ranks must run them alike.
+        actual: one step of a copy of the other model.
+        compare: compares both runs.
+        different: names of the values that differ in a result.
+        again: one more step of the first model. None: ``expected`` makes a new copy each time.
+        any_rank: whether a flag is set on any rank; if steps communicate, all ranks must run the same steps.
     """
     try:
         wanted = expected()
-    except Exception as error:  # the model's own failure: there is nothing to compare with
+    except Exception as error:  # the model itself fails, so there is nothing to compare with
         return Outcome(expected_error=error)
     try:
         found = actual()
@@ -68,5 +69,5 @@ def compare_models(
 
 
 def batch_sizes(sample: Sample) -> list[tuple[str, Sample | None]]:
-    """The calls to compare with, by name; None for a second batch size if the sample's own cannot be told."""
+    """The calls to compare with, by name; the second is None if the sample's batch size is unknown."""
     return [("sample", sample), ("sample + 1", sample.resized())]

@@ -9,10 +9,10 @@ import torch
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two runs part.
+    """A difference between two runs.
 
     Args:
-        where: which value.
+        where: the value that differs.
         message: how they differ.
     """
 
@@ -26,7 +26,7 @@ class Difference:
 def compare_tensors(
     where: str, expected: torch.Tensor, actual: torch.Tensor, rtol: float, atol: float
 ) -> Difference | None:
-    """None where shape and dtype are equal and the values close."""
+    """The difference; None if shape and dtype are equal and the values are close."""
     if expected.shape != actual.shape:
         return Difference(where, f"shape {tuple(actual.shape)} instead of {tuple(expected.shape)}")
     if expected.dtype != actual.dtype:
@@ -37,7 +37,7 @@ def compare_tensors(
 
 
 def largest_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
-    """0 for empty tensors; inf where one has a NaN or the shapes differ."""
+    """The largest absolute difference: 0 for empty tensors; inf if one has a NaN or the shapes differ."""
     expected, actual = expected.detach(), actual.detach()
     if expected.shape != actual.shape:
         return float("inf")

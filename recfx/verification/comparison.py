@@ -29,11 +29,11 @@ from recfx.verification.run_step import LEARNING_RATE, run_step
 
 
 class _Compared(NamedTuple):
-    """Two steps.
+    """The comparison of two steps.
 
     Args:
         checks: what was found.
-        whole_step: False: a forward called the original model's collections, and nothing else ran then.
+        whole_step: False if a forward called the original model's collections, so that nothing else was run.
     """
 
     checks: list[Check]
@@ -41,7 +41,7 @@ class _Compared(NamedTuple):
 
 
 class Comparison:
-    """Collects what is found; the models are never changed, only copies of them.
+    """Collects the results; only copies of the models are run, so the models are never changed.
 
     Args:
         original: with standard collections.
@@ -64,9 +64,9 @@ class Comparison:
             for table, optimizer in collection.fused_optimizers().items()
         }
         self.fused = set(fused)
-        # Only here may rows differ that the batch did not use: the dense rule moves them, the fused one does not.
+        # Only here may rows that the batch did not use differ: the dense rule updates them, the fused one does not.
         masked = frozenset(name for name, optimizer in fused.items() if optimizer.differs_from_dense_rule)
-        counts_calls = not isinstance(converted, WholeGraph)  # which leaves calls out of which nothing is used
+        counts_calls = not isinstance(converted, WholeGraph)  # a graph leaves out calls whose results are not used
         self.checker = Checker(self.collections, masked, rtol, atol, counts_calls, self._way_around)
 
     def report(self) -> VerifyReport:
@@ -85,7 +85,7 @@ class Comparison:
                     self.checks.append(Check("", "", "index", where, DIFFERENT, float("inf"), message))
 
     def skip(self, mode: str, batch: str, where: str, message: str) -> None:
-        """Note that nothing was compared."""
+        """Record that nothing was compared."""
         self.checks.append(Check(mode, batch, "run", where, SKIPPED, message=message))
 
     def compare(self, mode: str, batch: str, call: Sample) -> None:
@@ -100,10 +100,10 @@ class Comparison:
             return
         if training and self._has_index() and self._admits_between_calls():
             self.skip(mode, batch, "hash_ids", "one forward calls a collection several times, and ids may be admitted "
-                      "between the calls: the standard collection has no such thing")  # fmt: skip
+                      "between the calls, which the standard collection cannot reproduce")  # fmt: skip
             return
         hashed, failure = self._hash_sample(call) if training and self._has_index() else (subject, None)
-        kept = copy_with_tensors(hashed) if self._has_index() and not training else hashed  # as it is before its step
+        kept = copy_with_tensors(hashed) if self._has_index() and not training else hashed  # its state before the step
 
         def actual() -> Run:
             if failure is not None:
@@ -151,16 +151,16 @@ class Comparison:
         return _Compared(checks, whole_step=False)
 
     def _hash_sample(self, call: Sample) -> tuple[nn.Module, Exception | None]:
-        """A copy of the converted model as it is once the sample's ids are hashed, and what went wrong with that.
+        """A copy of the converted model in which the sample's ids are hashed, and the error if that failed.
 
-        Nothing else of a training step has happened to it: the reference model needs the rows that the step will use.
+        Nothing else of a training step has been run on it: the reference model needs the rows that the step will use.
         """
         hashed = copy_with_tensors(self.converted).train()
         hashed_call = call.clone()
         try:
             with fixed_randomness(), torch.no_grad(), on_a_copy():
                 hashed(*hashed_call.args, **hashed_call.kwargs)
-        except Exception as error:  # compared with what the original does, by the caller
+        except Exception as error:  # the caller compares it with what the original does
             return self.converted, error
         return hashed, None
 
@@ -172,7 +172,7 @@ class Comparison:
         )
 
     def _attach_missing(self, model: nn.Module) -> None:
-        """A table that evicts cannot train without an optimizer in backward: where there is none yet, SGD stands in."""
+        """Attach SGD to evicting tables without an optimizer in backward, because they cannot train without one."""
         for path, collection in self.collections.items():
             for table in collection.tables:
                 name = weight_name(path, table.name)
@@ -181,7 +181,7 @@ class Comparison:
                     run_in_backward(torch.optim.SGD, weight, {"lr": LEARNING_RATE})
 
     def _advice(self, subject: nn.Module, call: Sample, training: bool) -> str:
-        """What the converted model says where the original fails: it knows what to do about a wrong batch."""
+        """The error of the converted model if the original fails: it says what to do about a wrong batch."""
         try:
             run_step(subject, call, training)
         except RecfxError as error:
@@ -203,7 +203,7 @@ class Comparison:
         return run_step(reference, call, training, self.originals)
 
     def _way_around(self) -> str:
-        """By what the converted model reaches the original collections, or modules that hold them."""
+        """How the converted model reaches the original collections, or modules that hold them."""
         holders = [
             module
             for module in self.original.modules()
@@ -213,14 +213,14 @@ class Comparison:
 
 
 def _names_of_different(compared: _Compared) -> list[tuple[str, str]]:
-    """What a second step of the original may tell more about."""
+    """The values that a second step of the original can tell more about."""
     if not compared.whole_step:
         return []
     return [(check.what, check.where) for check in compared.checks if check.status == DIFFERENT]
 
 
 def _refused_or_failed(mode: str, batch: str, error: Exception) -> Check:
-    if isinstance(error, RecfxError):  # a table that is full, say: the message says what to do
+    if isinstance(error, RecfxError):  # such as a full table; the message says what to do
         return Check(mode, batch, "run", REFUSED_SAMPLE, DIFFERENT, float("inf"), str(error))
     message = f"raises {type(error).__name__}: {error}"
     return Check(mode, batch, "run", "converted", DIFFERENT, float("inf"), message)

@@ -1,6 +1,6 @@
-"""The standard collection that a hashed one is compared with: it is fed the ids mapped through ``items()``.
+"""The standard collection that a hashed one is compared with: its ids are mapped through ``items()``.
 
-The mapping is made here from that listing alone, so that a fault of the index cannot hide itself.
+The mapping is made here from that listing alone, so that a fault in the index cannot hide itself.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from recfx.modules.collection import HashEmbeddingBagCollection
 
 
 class MappedCollection(EmbeddingBagCollection):
-    """The standard collection over a hashed one's tables, with a row of zeros after them for ids without a row.
+    """The standard collection over the tables of a hashed one, with a row of zeros after them for ids without a row.
 
-    Where ids that are not admitted read a shared row without training it, a copy of all rows follows: what is read
-    there trains nothing that is compared.
+    If ids that are not admitted read a shared row without training it, a copy of all rows follows: reading from the
+    copy does not train any row that is compared.
 
     Args:
-        hashed: the converted collection; its weights are copied, its items read at every call.
+        hashed: the converted collection; its weights are copied, and its items are read at every call.
     """
 
     def __init__(self, hashed: HashEmbeddingBagCollection) -> None:
@@ -33,7 +33,7 @@ class MappedCollection(EmbeddingBagCollection):
         for config, table in zip(hashed.embedding_bag_configs(), hashed.tables, strict=True):
             duplicate = copy.copy(config)
             duplicate.num_embeddings = table.num_embeddings + 1 + (table.num_embeddings if _reads_copies(table) else 0)
-            duplicate.feature_names = list(table.embedding_names)  # one key a table: each maps ids in its own way
+            duplicate.feature_names = list(table.embedding_names)  # one key per table: each maps ids differently
             configs.append(duplicate)
         super().__init__(configs, hashed.is_weighted(), torch.device("meta"))
         self.__dict__["hashed"] = hashed

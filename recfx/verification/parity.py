@@ -1,4 +1,4 @@
-"""Whether two models agree in one mode: how a whole graph is compared with the Python model. On copies."""
+"""Whether two models agree in one mode: compares a whole graph with the Python model, on copies."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from recfx.verification.run_step import run_step
 def compare_forward(expected: nn.Module, actual: nn.Module, sample: Sample, training: bool) -> Difference | str | None:
     """Compare one step of two models, on copies, at two batch sizes in one mode.
 
-    With sharded collections the steps communicate: all ranks compare together, and agree on what comes of it.
+    With sharded collections the steps communicate: all ranks compare together and agree on the result.
 
     Returns:
-        the first difference in outputs, gradients, parameters or buffers; None if they agree; text where ``expected``
+        the first difference in outputs, gradients, parameters or buffers; None if they agree; text if ``expected``
         itself fails on the sample, so that nothing was compared.
     """
     on_any_rank = partial(any_rank, [each.process_group for each in converted_collections(expected).values()])
@@ -44,7 +44,7 @@ def compare_forward(expected: nn.Module, actual: nn.Module, sample: Sample, trai
             return Difference("forward", f"raises {type(outcome.actual_error).__name__}: {outcome.actual_error}")
         if outcome.unsteady is not None and not on_any_rank(bool(outcome.unsteady)):
             return outcome.result or Difference("another rank", "its values differ")
-        # else they agree, or the model differs from itself under one seed
+        # Otherwise they agree, or the model differs from itself under the same seed.
     return None
 
 

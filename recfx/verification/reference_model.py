@@ -18,8 +18,8 @@ def reference_of(original: nn.Module, converted: nn.Module) -> nn.Module:
     """A copy of ``original`` whose hashed collections are mapped ones over the tables of ``converted``.
 
     Args:
-        original: standard collections.
-        converted: its conversion; collections stand at the same paths.
+        original: a model with standard collections.
+        converted: its conversion; the collections have the same paths.
     """
     duplicate = copy_with_tensors(original)
     replacements: dict[int, nn.Module] = {}
@@ -32,9 +32,9 @@ def reference_of(original: nn.Module, converted: nn.Module) -> nn.Module:
 
 
 def attach_optimizers(source: nn.Module, duplicate: nn.Module, skip: set[str]) -> None:
-    """Give the parameters of ``duplicate`` the optimizers in backward that hang on those of ``source``.
+    """Give the parameters of ``duplicate`` the optimizers in backward that are attached to those of ``source``.
 
-    Copies of a parameter lose them. Settings and state are copied; parameters named in ``skip`` are left alone.
+    Copying a parameter loses them. Settings and state are copied; parameters named in ``skip`` are left alone.
     """
     parameters: dict[str, Any] = dict(duplicate.named_parameters())
     parameter: Any
@@ -52,7 +52,7 @@ def attach_optimizers(source: nn.Module, duplicate: nn.Module, skip: set[str]) -
 def copy_fused_state(hashed: nn.Module, reference: nn.Module) -> None:
     """Give the optimizers in backward of ``reference`` the state of the fused ones of ``hashed``.
 
-    Hashing a batch resets the state of rows that go to new ids, so that of the original model is not the same.
+    Hashing a batch resets the state of rows that go to new ids, so the state of the original model would be wrong.
     """
     for path, collection in unsharded_collections(hashed).items():
         for table, fused in collection.fused_optimizers().items():
@@ -67,7 +67,7 @@ def _fitted(value: Any, weight: torch.Tensor) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     copied = value.detach().clone()
-    if copied.dim() > 0 and copied.shape[0] < weight.shape[0]:  # what a mapped table has after its rows
+    if copied.dim() > 0 and copied.shape[0] < weight.shape[0]:  # the extra rows that a mapped table has after its own
         copied = torch.cat([copied, copied.new_ones(weight.shape[0] - copied.shape[0], *copied.shape[1:])])
     return copied
 

@@ -1,4 +1,4 @@
-"""What one step of a model gave, with everything worth comparing."""
+"""The result of one step of a model, with everything worth comparing."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from dataclasses import dataclass, field
 import torch
 
 COMPARED = ("outputs", "gradients", "parameters", "buffers")
-"""What is compared of two runs, in this order."""
+"""The parts of two runs that are compared, in this order."""
 
 
 @dataclass
 class Run:
-    """What one step gave.
+    """The result of one step.
 
     Args:
         outputs: the model's output tensors, by position.
-        gradients: of parameters and of inputs that require them.
-        parameters: after the step.
-        buffers: after the step; those of the indexes are not compared.
+        gradients: gradients of parameters and of inputs that require them.
+        parameters: parameters after the step.
+        buffers: buffers after the step; those of the indexes are not compared.
         pooled: output of every collection, by path and key.
-        touched: rows that the batch used, by parameter name; of standard collections only.
+        touched: rows that the batch used, by parameter name; only for standard collections.
         calls: how often the forward called each collection, by path.
-        originals: paths of the collections of which it called the original, not the copy: then nothing else ran.
+        originals: paths of the collections whose original the forward called instead of the copy; if there are any,
+            nothing else was run.
     """
 
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)

@@ -21,17 +21,17 @@ LEARNING_RATE = 0.1
 def run_step(
     model: nn.Module, call: Sample, training: bool, originals: Mapping[str, nn.Module] = MappingProxyType({})
 ) -> Run:
-    """Run one step of ``model``, which it changes, and whose tensors the result holds: pass a copy.
+    """Run one step of ``model``. Pass a copy: the step changes it, and the result holds its tensors.
 
-    The loss is a fixed random combination of all outputs. Parameters that still have a gradient after the backward (no
-    optimizer in backward took it) make an SGD step.
+    The loss is a fixed random combination of all outputs. Parameters that still have a gradient after the backward
+    (because no optimizer in backward took it) take an SGD step.
 
     Args:
         model: a copy.
-        call: what to call it with.
+        call: the arguments to call it with.
         training: the mode to run it in.
-        originals: the collections of what ``model`` is a copy of, by path. A copy that still calls them has no
-            backward, which would leave gradients in the user's model.
+        originals: the collections of the model that ``model`` is a copy of, by path. If the copy still calls them, no
+            backward is run, because it would leave gradients in the user's model.
     """
     run = Run()
     model.train(training)

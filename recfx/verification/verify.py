@@ -25,23 +25,23 @@ def verify(
 ) -> VerifyReport:
     """Compare a converted model with the original: outputs, gradients and one step, train and eval, two batch sizes.
 
-    Works on copies: random states, index, norms and gradients of both models stay. The step is SGD where no optimizer
-    runs in the backward. The reference of a hashed table is the standard collection fed the ids mapped through
-    ``items()``.
+    Works on copies, so random states, indexes, norms and gradients of both models stay as they are. The step is SGD if
+    no optimizer runs in the backward. A hashed table is compared with the standard collection, whose ids are mapped
+    through ``items()``.
 
     Args:
-        original: with standard collections.
+        original: the model with standard collections.
         converted: what ``convert`` made of it.
         sample: one call, as for ``convert``.
         rtol: relative tolerance; at least 1e-2 with float16 tables and 2e-2 with bfloat16 ones.
         atol: absolute tolerance, likewise.
 
     Raises:
-        ConversionError: ``invalid_argument``; ``sharded_model``: what one rank holds is no whole model.
+        ConversionError: ``invalid_argument``; ``sharded_model``: one rank does not hold the whole model.
     """
     check_module(original, "original")
     check_module(converted, "converted")
-    with torch.inference_mode(False), torch.enable_grad():  # whatever the caller is in
+    with torch.inference_mode(False), torch.enable_grad():  # whatever the caller's modes are
         return _verify(original, converted, Sample.of(sample), rtol, atol)
 
 
@@ -49,7 +49,7 @@ def _verify(original: nn.Module, converted: nn.Module, call: Sample, rtol: float
     _refuse_sharded(original, converted)
     original, converted = unwrap(original), unwrap(converted)
     if call.on_meta() or any(parameter.is_meta for parameter in converted.parameters()):
-        message = "there is nothing to compute with on the meta device"
+        message = "the model is on the meta device, where nothing can be computed"
         return VerifyReport((Check("", "", "run", "meta", SKIPPED, message=message),), rtol=rtol, atol=atol)
     floor = max([_TOLERANCE.get(parameter.dtype, 0.0) for parameter in converted.parameters()], default=0.0)
     comparison = Comparison(original, converted, max(rtol, floor), max(atol, floor))
@@ -57,7 +57,7 @@ def _verify(original: nn.Module, converted: nn.Module, call: Sample, rtol: float
     for batch, sized in batch_sizes(call):
         for mode in ("train", "eval"):
             if sized is None:
-                comparison.skip(mode, batch, "sample", "the sample's batch size cannot be told")
+                comparison.skip(mode, batch, "sample", "the sample's batch size is unknown")
             else:
                 comparison.compare(mode, batch, sized)
     return comparison.report()
@@ -68,8 +68,8 @@ def _refuse_sharded(*models: nn.Module) -> None:
         for path, collection in converted_collections(model).items():
             if collection.is_sharded:
                 raise ConversionError(
-                    "the collection is sharded: a rank has its shards and its samples alone, and nothing that it could "
-                    "be compared with.",
+                    "the collection is sharded: a rank has only its own shards and samples, and nothing to compare "
+                    "them with.",
                     reason="sharded_model",
                     module_path=path,
                     what_to_do="verify before sharding; convert(model, sample, plan=...) does so by itself.",

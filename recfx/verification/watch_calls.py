@@ -1,4 +1,4 @@
-"""Hooks that note what the collections of a model do in one step."""
+"""Hooks that record what the collections of a model do in one step."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from recfx.verification.run import Run
 
 @contextlib.contextmanager
 def counted_calls(model: nn.Module, originals: Mapping[str, nn.Module], run: Run) -> Iterator[None]:
-    """Count the calls of collections, by what runs inside them: their ``forward`` may be called without their hooks."""
+    """Count the calls of collections by what runs inside them: ``forward`` may be called without their hooks."""
     watched = {id(module): (path, module) for path, module in originals.items()}
     watched |= {id(module): (path, module) for path, module in model.named_modules()}
     own = {id(module) for module in model.modules()}
     handles = []
     for key, (path, module) in watched.items():
         if isinstance(module, HashEmbeddingBagCollection):
-            module.fused_optimizers()  # one attached since makes the graph anew, which the hook must see
+            module.fused_optimizers()  # a newly attached one makes a new graph, which the hook must see
             parts = [part for part in module.graph_module.modules() if isinstance(part, SelectFeatures)]
             hook = partial(_note_call, run, path, key in own)
         elif isinstance(module, EmbeddingBagCollection) and len(module.embedding_bags):
@@ -54,9 +54,9 @@ def _note_call(run: Run, path: str, own: bool, part: nn.Module, inputs: Any, nam
 def _note_bag_call(
     run: Run, path: str, own: bool, seen: list[int], features: int, bag: nn.Module, inputs: Any, named: dict[str, Any]
 ) -> None:
-    """The standard forward calls a table once per feature, and names all three arguments.
+    """Count calls that the standard forward makes: it calls a table once per feature, and names all three arguments.
 
-    The user's own code may call the table by itself; it hardly names them all.
+    The user's own code may also call the table, but is unlikely to name all of them.
     """
     if not inputs and len(named) == 3:
         seen[0] += 1
@@ -66,7 +66,7 @@ def _note_bag_call(
 
 @contextlib.contextmanager
 def noted_lookups(model: nn.Module, run: Run) -> Iterator[None]:
-    """Note in ``run`` what every collection pools, and which rows standard ones read."""
+    """Record in ``run`` what every collection pools, and which rows standard ones read."""
     handles: list[Any] = []
     for path, module in model.named_modules():
         if isinstance(module, EmbeddingBagCollection) or (

@@ -448,7 +448,7 @@ def test_verify_sees_what_was_put_back_later(target: str) -> None:
     report = recfx.verify(model, converted, (features,))
     wrong = [check for check in report.of("different") if check.what == "calls"]
     assert {(check.mode, check.where) for check in wrong} == {("train", "block.ebc"), ("eval", "block.ebc")}
-    assert "reaches the original's modules by Reaching.lookup.module.module" in wrong[0].message
+    assert "reaches the original's modules through Reaching.lookup.module.module" in wrong[0].message
 
 
 def test_a_collection_that_one_mode_alone_goes_around() -> None:

@@ -86,7 +86,7 @@ class Constant(EmbeddingBagCollectionInterface):
 
 
 class TaughtBag(nn.EmbeddingBag):
-    """A table with a forward of its own."""
+    """A table with its own forward."""
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         return super().forward(*args, **kwargs) * 3
@@ -210,7 +210,7 @@ REFUSED = [
         lambda: Holder(_forward_on_the_instance()),
         "own_forward",
         "arch.sparse",
-        "forward of its own",
+        "its own forward",
     ),
     Refused("another_implementation", lambda: Holder(Constant()), "unknown_collection", "arch.sparse", "Constant"),
     Refused(
