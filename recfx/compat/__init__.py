@@ -1,1 +1,1 @@
-"""Other products' names on recfx, so that code written for them runs with its imports changed."""
+"""The names of other products on top of recfx, so that code written for them runs once its imports are changed."""

@@ -1,1 +1,1 @@
-"""Running a training so that communication and hashing of the next batch overlap with this one's step."""
+"""Trains so that communication and hashing of the next batch overlap with the step of the current one."""

@@ -1,4 +1,4 @@
-"""Whether all ranks have a batch: asked where no message of a batch could tell it."""
+"""Whether all ranks have a batch: an exchange of its own, for when no message of a batch can tell."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Held(NamedTuple):
     """What a rank has.
 
     Args:
-        batches: so many are loaded.
-        failed: its iterator raised something else than ``StopIteration``.
+        batches: how many batches it has loaded.
+        failed: whether its iterator raised anything other than ``StopIteration``.
     """
 
     batches: int
@@ -31,7 +31,7 @@ class Agreement:
     """Tells all ranks of a model's collections how many batches each of them has.
 
     Args:
-        model: the process group is that of its first sharded collection.
+        model: the process group of its first sharded collection is used.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -40,7 +40,7 @@ class Agreement:
         self._mark, self._mark_after_error = marks.identity(_NAME, [], []), marks.identity(_AFTER_AN_ERROR, [], [])
 
     def reach(self, mine: Held) -> list[Held]:
-        """What each rank has, in order; mine alone where there are no others. Collective.
+        """What each rank has, in order; only this rank's answer if there are no others. Collective.
 
         Raises:
             OutOfStepError: ``ranks_at_different_calls``.
@@ -48,10 +48,10 @@ class Agreement:
         return self._exchange(mine, self._mark)
 
     def meet_after_error(self) -> None:
-        """Wait for all ranks: a step failed on them alike, or else others are still in the middle of it. Collective.
+        """Wait for all ranks: the step failed on all of them, or some are still in the middle of it. Collective.
 
-        Those wait for this rank's pooled rows or gradients, and must not get the ones of a later step instead. Here
-        this rank waits for them, so that all fail when the group's timeout is over.
+        Those are waiting for this rank's pooled rows or gradients, and must not get those of a later step instead. This
+        rank waits for them here, so that all ranks fail when the group's timeout expires.
 
         Raises:
             OutOfStepError: ``ranks_at_different_calls``.

@@ -18,10 +18,10 @@ Job = tuple[Callable[[], Any], "Future[Any]"]
 
 
 class Streams:
-    """A stream for copies and one for ids, on any device type that has streams; none on the CPU.
+    """A stream for copies and one for ids, on any device type that has streams; no streams on the CPU.
 
     Args:
-        device: that the model computes on.
+        device: the device that the model computes on.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -32,14 +32,14 @@ class Streams:
             self.ids: Any = None if self._module is None else self._module.Stream()
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Run on ``stream`` what stands inside."""
+        """Run the body of the ``with`` statement on ``stream``."""
         if stream is None:
             return nullcontext()
         entered: AbstractContextManager[Any] = self._module.stream(stream)
         return entered
 
     def take(self, values: Any, stream: Any) -> None:
-        """``values``, which ``stream`` makes, are used on the current stream from here on."""
+        """Let the current stream use ``values``, which ``stream`` makes."""
         if stream is None:
             return
         current = self._module.current_stream(self.device)
@@ -48,7 +48,7 @@ class Streams:
             value.record_stream(current)
 
     def use_device(self) -> None:
-        """Make the device this thread's current one."""
+        """Make the device the current device of this thread."""
         if self._module is not None and self.device.index is not None:
             self._module.set_device(self.device)
 
@@ -60,7 +60,7 @@ class Worker:
         self._jobs: SimpleQueue[Job | None] | None = None
 
     def run(self, function: Callable[[], Any]) -> Future[Any]:
-        """Call ``function`` on the thread; errors are raised by the future's ``result``."""
+        """Call ``function`` on the thread; the future's ``result`` raises its errors."""
         if self._jobs is None:
             self._jobs = SimpleQueue()
             threading.Thread(target=_work, args=(self._jobs,), name="recfx-pipeline", daemon=True).start()
@@ -77,4 +77,4 @@ def _work(jobs: SimpleQueue[Job | None]) -> None:
             future.set_result(function())
         except BaseException as error:
             future.set_exception(error)
-        del job, function, future  # while it waits for the next one, it keeps no batch alive
+        del job, function, future  # so that no batch is kept alive while waiting for the next job

@@ -1,4 +1,4 @@
-"""Where in a batch an object stands: how a pipeline knows ahead what a collection will be called with."""
+"""Finds an object within a batch: how a pipeline knows in advance what a collection will be called with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEEPEST = 4
 
 
 def path_in(batch: Any, wanted: Any) -> Path | None:
-    """The shortest way from ``batch`` to the very object ``wanted``; None if it is not a part of the batch.
+    """The shortest path from ``batch`` to the very object ``wanted``; None if it is not a part of the batch.
 
     Looks into tuples, lists, dicts, and attributes of objects; not into tensors.
     """
@@ -38,7 +38,7 @@ def path_in(batch: Any, wanted: Any) -> Path | None:
 
 
 def follow(batch: Any, path: Path) -> Any:
-    """What stands there in another batch.
+    """The object at the same place in another batch.
 
     Raises:
         AttributeError, LookupError, TypeError: this batch has no such part.
@@ -49,7 +49,7 @@ def follow(batch: Any, path: Path) -> Any:
 
 
 def tensors_in(batch: Any) -> Iterator[Any]:
-    """The parts of the batch that have ``record_stream``: tensors, and TorchRec's jagged ones."""
+    """The parts of the batch that have ``record_stream``: tensors, and TorchRec's jagged tensors."""
     waiting, seen = [batch], set()
     while waiting:
         value = waiting.pop()
@@ -63,7 +63,7 @@ def tensors_in(batch: Any) -> Iterator[Any]:
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """The batch on ``device``: by its own ``to``, or part by part: a tuple, a list, a dict or a dataclass."""
+    """The batch on ``device``, moved by its own ``to`` or, for a tuple, list, dict or dataclass, part by part."""
     if hasattr(batch, "to"):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

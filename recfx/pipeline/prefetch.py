@@ -1,4 +1,4 @@
-"""Which calls of a model can be made ahead, learned from its first batch; and how the model gets their results."""
+"""Which calls of a model can be started ahead, learned from its first batch, and how the model gets their results."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class PipelinedCollection:
     """What a pipeline does with one collection.
 
     Args:
-        path: in the model.
+        path: its path in the model.
         pipelined: whether its ids are sent ahead.
-        why: the reason why they are not, or what else is not done ahead; None if there is nothing to say.
+        why: why they are not, or what else is not done ahead; None if there is nothing to say.
     """
 
     path: str
@@ -37,11 +37,11 @@ class PipelinedCollection:
 
 
 class CallsAhead:
-    """The calls of a model's collections, of several batches at once.
+    """The calls of a model's collections, for several batches at once.
 
     Args:
-        model: whose collections.
-        streams: of its device.
+        model: the model that has the collections.
+        streams: the streams of its device.
     """
 
     def __init__(self, model: nn.Module, streams: Streams) -> None:
@@ -51,9 +51,9 @@ class CallsAhead:
         self._not_ahead: dict[str, Diagnostic] = {}
 
     def start(self, batch: Any, is_last: bool) -> list[StartedCall] | None:
-        """Start the calls of a batch; None while the model has not run yet. Collective, as all of these.
+        """Start the calls of a batch; None if the model has not run yet. Collective, like all of these methods.
 
-        Also those behind a call that the batch does not fit: other ranks, whose batches fit, start them.
+        This includes calls after one that the batch does not fit, because ranks whose batches fit start them, too.
         """
         if self._known is None:
             return None
@@ -72,15 +72,15 @@ class CallsAhead:
         return all(known) if known else None
 
     def _together(self) -> AbstractContextManager[None]:
-        """Around calls that all ranks make: an interrupt between them is one in the middle of a step."""
+        """Guard calls that all ranks make: an interrupt between them counts as one in the middle of a step."""
         ours = [module for module in self._modules.values() if isinstance(module, ShardedHashEmbeddingBagCollection)]
         return in_step(ours[0].groups.pooled, ours[0].collection) if ours else nullcontext()
 
     @contextmanager
     def given(self, batch: Any, started: list[StartedCall] | None) -> Iterator[None]:
-        """Inside, the model's collections take what was started for this batch; of the first batch, calls are learned.
+        """Within this context, collections use what was started for this batch; calls are learned from the first batch.
 
-        Only inside: a model that is called between the steps of a pipeline knows nothing of it.
+        A model that is called outside of it, between the steps of a pipeline, is not affected.
         """
         before = {path: module.__dict__.get("forward") for path, module in self._modules.items()}
         originals = {path: module.forward for path, module in self._modules.items()}
@@ -108,7 +108,7 @@ class CallsAhead:
         """What is done with each collection."""
         found = [self._of_sharded(path, module) for path, module in self._modules.items()]
         for path in unsharded_collections(self._model):
-            why = "it is on this rank as a whole: there are no ids to send."
+            why = "this rank has the whole collection, so there are no ids to send."
             found.append(PipelinedCollection(path, False, Diagnostic("not_sharded", path, why)))
         return found
 
@@ -119,7 +119,7 @@ class CallsAhead:
                 self._keep_out(Diagnostic("not_called", path, "the model did not call it with its first batch."))
         for path, call in made:
             if call is None:
-                why = "the model computes its input; only parts of the batch, as they are, are known ahead."
+                why = "the model computes its input, but only unchanged parts of the batch are known in advance."
                 self._keep_out(Diagnostic("input_not_in_batch", path, why))
         self._known = [call for path, call in made if call is not None and path not in self._not_ahead]
 
@@ -135,7 +135,7 @@ class CallsAhead:
             if waiting and waiting[0].is_for(args, kwargs):
                 return waiting.popleft().finish(self._streams)
             if path not in self._not_ahead:
-                why = "the model's calls of it were others than with the first batch."
+                why = "the model called it differently than with the first batch."
                 self._keep_out(Diagnostic("input_changed", path, why))
             return original(*args, **kwargs)
 
@@ -149,7 +149,7 @@ class CallsAhead:
             return PipelinedCollection(path, False, Diagnostic("no_batch_yet", path, why))
         in_turn = module.hashed_in_turn() if isinstance(module, ShardedHashEmbeddingBagCollection) else []
         if in_turn:
-            why = f"its ids are sent ahead but hashed in turn: tables {in_turn} count every id, or evict."
+            why = f"its ids are sent ahead but hashed in turn, because tables {in_turn} count every id or evict."
             return PipelinedCollection(path, True, Diagnostic("hashed_in_turn", path, why))
         return PipelinedCollection(path, True)
 

@@ -1,4 +1,4 @@
-"""Calls of sharded collections ahead of the model: their ids are sent while an earlier batch computes."""
+"""Calls of sharded collections that run ahead of the model: their ids are sent while an earlier batch computes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class KnownCall:
 
     Args:
         name: path of the module in the model.
-        module: what is called.
-        args, kwargs: where in a batch the arguments stand.
+        module: the module that is called.
+        args, kwargs: where the arguments are in a batch.
     """
 
     def __init__(self, name: str, module: Any, args: list[Path], kwargs: dict[str, Path]) -> None:
@@ -32,7 +32,7 @@ class KnownCall:
     def find(
         cls, name: str, module: Any, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> KnownCall | None:
-        """The call that was made with these arguments; None if some are no part of the batch."""
+        """The call that was made with these arguments; None if some of them are not part of the batch."""
         places = [path_in(batch, arg) for arg in args]
         named = {key: path_in(batch, arg) for key, arg in kwargs.items()}
         if any(place is None for place in (*places, *named.values())):
@@ -50,14 +50,14 @@ class KnownCall:
 
 
 class StartedCall:
-    """One call for one batch, on its way: ``start``, ``send``, ``wait``, ``finish``, in this order.
+    """One call for one batch, in flight: ``start``, ``send``, ``wait``, ``finish``, in this order.
 
-    All collectives are started by ``start`` and ``send``, on the caller's thread: their order is the same on all ranks.
-    An error of any of these is kept until ``finish``: it belongs to the batch, and is raised when its turn comes.
+    ``start`` and ``send`` start all collectives, on the caller's thread, so their order is the same on all ranks. An
+    error in any of these is kept until ``finish``: it belongs to the batch, and is raised when the batch's turn comes.
 
     Args:
-        call: which one.
-        arguments: for this batch; None: the batch has no such parts.
+        call: the call.
+        arguments: its arguments for this batch; None if the batch has no such parts.
     """
 
     def __init__(self, call: KnownCall, arguments: tuple[list[Any], dict[str, Any]] | None) -> None:
@@ -70,7 +70,7 @@ class StartedCall:
         self._result: Any = None
 
     def start(self, streams: Streams, is_last: bool) -> None:
-        """Select the ids, and start telling the other ranks how many they are, and whether this is the last batch."""
+        """Select the ids, and start telling the other ranks how many there are and whether this is the last batch."""
         module = self.call.module
         ours = isinstance(module, ShardedHashEmbeddingBagCollection)
         if self._lacks_arguments and not ours:
@@ -82,7 +82,7 @@ class StartedCall:
                 if ours:
                     self._context.says = marks.AHEAD | (marks.LAST if is_last else 0)
                 if self._lacks_arguments:
-                    # The others may have such parts, and wait for this rank's ids.
+                    # Other ranks may have such parts, and wait for this rank's ids.
                     self._context.says |= marks.REFUSED
                     self._sizes = module.send_nothing(self._context)
                     return
@@ -92,7 +92,7 @@ class StartedCall:
             self.error = error
 
     def send(self, streams: Streams, worker: Worker) -> None:
-        """Start sending the ids; the worker waits for those that arrive, and finds their rows where it can."""
+        """Start sending the ids; the worker waits for those that arrive, and finds their rows if it can."""
         if self.error is not None or self._sizes is None:
             return
         module = self.call.module
@@ -120,19 +120,19 @@ class StartedCall:
 
     @property
     def has_next(self) -> bool | None:
-        """Whether all ranks have a batch behind this one; None if that is not known from this call."""
+        """Whether all ranks have a batch after this one; None if this call cannot tell."""
         if self.error is not None or not isinstance(self.call.module, ShardedHashEmbeddingBagCollection):
             return None
         found = self._context.marks
         return not marks.any_of(found, marks.LAST) if found else None
 
     def wait(self) -> None:
-        """Until the worker has nothing to do with this call any more."""
+        """Wait until the worker has finished with this call."""
         if self._arrived is not None:
             self._arrived.exception()
 
     def is_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the model calls with the very objects that were expected."""
+        """Whether the model makes the call with the very objects that were expected."""
         same_names = len(args) == len(self.args) and kwargs.keys() == self.kwargs.keys()
         return (
             same_names
@@ -144,13 +144,13 @@ class StartedCall:
         """The rest of the call, in the model's forward. Returns its result.
 
         Raises:
-            Exception: what went wrong in the call, ahead or now.
+            Exception: the error of the call, whether it happened ahead or now.
         """
         if self.error is not None:
             raise self.error
         assert self._arrived is not None
         module = self.call.module
-        # The ids were exchanged: what went wrong since, on the worker, is in the middle of the step.
+        # The ids were exchanged, so an error on the worker since then is in the middle of the step.
         ours = isinstance(module, ShardedHashEmbeddingBagCollection)
         if ours:
             module.refuse_out_of_step()
@@ -162,12 +162,12 @@ class StartedCall:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the model has the values of the result: nothing of the forward is missing to other ranks."""
+        """Whether the model has the values of the result, so that other ranks wait for nothing of this forward."""
         return self._result.has_run if isinstance(self._result, Result) else self._result is not None
 
 
 def sharded_modules(model: Any) -> dict[str, Any]:
-    """The outermost sharded modules, by path; TorchRec's own as well."""
+    """The outermost sharded modules, by path, including TorchRec's own."""
     found: dict[str, Any] = {}
     for path, module in model.named_modules():
         inside = any(path.startswith(f"{outer}." if outer else "") for outer in found)

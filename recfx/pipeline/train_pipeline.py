@@ -1,4 +1,4 @@
-"""``recfx.TrainPipeline``: while a batch computes, the ids of the next one travel, on every device."""
+"""``recfx.TrainPipeline``: sends the ids of the next batch while a batch computes, on every kind of device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from recfx.pipeline.prefetched_call import StartedCall
 
 @dataclass
 class _Batch:
-    """A batch on the device. ``calls``: those that were made ahead, None if none could be."""
+    """A batch on the device. ``calls``: those that were started ahead; None if none could be."""
 
     value: Any
     calls: list[StartedCall] | None = None
@@ -33,27 +33,27 @@ class _Batch:
 class TrainPipeline:
     """Runs steps of a model with sharded collections; a drop-in for TorchRec's ``TrainPipelineSparseDist``.
 
-    While a batch computes, the ids of the next batch are selected, sent, awaited and, where that changes nothing,
-    looked up in the indexes; the batch after that is copied to the device. Results are those of steps that run one by
-    one, to the last bit: indexes insert, count and evict in the order of the batches, each in its own step, and a
-    lookup comes after the update of the step before.
+    While a batch computes, the ids of the next batch are selected, sent, awaited and, if that does not change the
+    results, looked up in the indexes; the batch after that is copied to the device. Results are bit for bit those of
+    running the steps one by one: indexes insert, count and evict in the order of the batches, each in its own step, and
+    a lookup comes after the update of the previous step.
 
     The model is called with one batch and returns ``(losses, output)``. A collection that it calls with a part of the
-    batch (the batch itself, an attribute, an item, of any depth up to 4) is pipelined; ``report()`` says which are not,
-    and why, and so does a warning. Between steps the model is free: run it, save it, switch its mode.
+    batch (the batch itself, an attribute or an item, up to a depth of 4) is pipelined; ``report()`` says which are not,
+    and why, and so does a warning. Between steps the model may be used freely: run it, save it, switch its mode.
 
-    Every rank runs the same number of steps: with the messages of a batch ranks tell each other whether they have
-    another one, and where data ends on some ranks only, all raise the same error. An error of a batch (in selecting its
-    ids, a full table) is raised by the ``progress`` whose batch it is, which is dropped then; batches after it stay. An
-    error on some ranks only is as without a pipeline: a batch that one rank refuses is refused by all; after an error
-    in the middle of a step (a full table) this rank sends nothing more (``OutOfStepError``), and the others wait in a
-    collective. Where the model, or the backward, raises something on some ranks only, these wait for the others before
-    they begin another step, and all fail when the group's timeout is over.
+    Every rank runs the same number of steps: along with the messages of a batch, ranks tell each other whether they
+    have another one, and if the data of only some ranks ends, all ranks raise the same error. An error of a batch (in
+    selecting its ids, or a full table) is raised by the ``progress`` of that batch, which is then dropped; later
+    batches stay. An error on only some ranks has the same effect as without a pipeline: a batch that one rank refuses
+    is refused by all; after an error in the middle of a step (such as a full table) this rank sends nothing more
+    (``OutOfStepError``), and the others wait in a collective. If the model or the backward raises on only some ranks,
+    these wait for the others before they begin another step, and all fail when the group's timeout expires.
 
     Args:
-        model: in training mode, or in eval mode: then nothing is trained.
-        optimizer: of what no fused optimizer trains.
-        device: where the model computes.
+        model: a model in training mode, or in eval mode, in which nothing is trained.
+        optimizer: the optimizer of the parameters that no fused optimizer trains.
+        device: the device on which the model computes.
 
     Raises:
         ConversionError: ``invalid_argument``, ``device_unavailable``, ``two_dimensional_parallelism``.
@@ -62,7 +62,7 @@ class TrainPipeline:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device | str) -> None:
         if isinstance(model, DMPCollection):
             raise ConversionError(
-                "a DMPCollection keeps copies of the tables in step between groups, which this pipeline does not do.",
+                "a DMPCollection synchronises copies of the tables between groups, which this pipeline does not do.",
                 reason="two_dimensional_parallelism",
                 what_to_do="use torchrec's TrainPipelineSparseDist.",
             )
@@ -72,9 +72,9 @@ class TrainPipeline:
         self._ahead = CallsAhead(model, self._streams)
         self._agreement = Agreement(model)
         self._batches: deque[_Batch] = deque()
-        self._shared = 0  # so many of them are known to have a counterpart on every rank
+        self._shared = 0  # how many of them are known to have a counterpart on every rank
         self._steps = 0  # since the iterator was given
-        self._failed = False  # the step before, when other ranks may have gone on with it
+        self._failed = False  # whether the previous step failed while other ranks may have gone on with it
         self._over: Exception | None = None  # how the iterator ended, on all ranks
         self._iterator: Iterator[Any] | None = None
         self._ended: Exception | None = None
@@ -82,14 +82,14 @@ class TrainPipeline:
     def progress(self, iterator: Iterator[Any]) -> Any:
         """Run one step, and return the model's output.
 
-        Two batches more than have run are taken from ``iterator``. Those taken from an earlier one run first.
+        The pipeline takes up to two batches from ``iterator`` in advance. Batches of an earlier iterator run first.
 
         Raises:
-            StopIteration: ``iterator`` is at its end on every rank, and all batches have run.
-            OutOfStepError: ``data_ended``: it is at its end on some ranks, and all batches that every rank has were
-                run; the others are dropped. ``data_failed_on_another_rank``: this rank's batch is kept.
+            StopIteration: ``iterator`` is exhausted on every rank, and all batches have run.
+            OutOfStepError: ``data_ended``: it is exhausted on some ranks, and all batches that every rank has were run;
+                the others are dropped. ``data_failed_on_another_rank``: this rank's batch is kept.
             ConversionError: ``no_loss_and_output``.
-            Exception: of the model, the optimizer, or, once the batches before have run, of ``iterator``.
+            Exception: any error of the model, the optimizer or, once the batches before it have run, of ``iterator``.
         """
         if iterator is not self._iterator:
             self._iterator, self._ended, self._over, self._steps = iterator, None, None, 0
@@ -112,7 +112,7 @@ class TrainPipeline:
             self._steps += 1
         for batch in self._batches:
             for call in batch.calls or ():
-                call.wait()  # whoever changes an index between steps must be alone with it
+                call.wait()  # code that changes an index between steps must have it to itself
         return output
 
     def report(self) -> list[PipelinedCollection]:
@@ -128,7 +128,7 @@ class TrainPipeline:
             with self._ahead.given(current.value, current.calls):
                 result = self._model(current.value)
             losses, output = _loss_and_output(result)
-            self._start(1)  # after the first batch of all, from which calls are learned
+            self._start(1)  # only after the very first batch, from which calls are learned
             self._send(1)
             if training:
                 torch.sum(losses).backward()
@@ -140,14 +140,14 @@ class TrainPipeline:
         return output
 
     def _rejoin(self) -> None:
-        """Be where ranks are that went on with the step that failed here, and wait for them."""
+        """Wait for ranks that went on with the step that failed here."""
         self._start(0)
         self._send(0)
         self._agreement.meet_after_error()
         self._failed = False
 
     def _load(self, count: int) -> None:
-        """Have ``count`` batches, or all that there are. An error of the iterator waits until they have run."""
+        """Load ``count`` batches, or all that are left. An error of the iterator is raised once they have run."""
         assert self._iterator is not None
         while len(self._batches) < count and self._ended is None:
             try:
@@ -161,11 +161,12 @@ class TrainPipeline:
                 self._batches.append(_Batch(value))
 
     def _share(self) -> None:
-        """Ask all ranks for their batches: how many of them every rank has.
+        """Ask all ranks how many batches they have, and return how many every rank has.
 
         Raises:
             StopIteration: no rank has any.
-            Exception: of the iterator; an ``OutOfStepError`` if it is another rank's, or if some ranks have batches.
+            Exception: the error of the iterator; an ``OutOfStepError`` if it is that of another rank, or if only some
+                ranks have batches.
         """
         error = None if isinstance(self._ended, StopIteration) else self._ended
         found = self._agreement.reach(Held(len(self._batches), error is not None))
@@ -173,7 +174,7 @@ class TrainPipeline:
         if self._shared:
             return
         if error is not None and not self._batches:
-            self._ended = None  # the next batch may be a good one
+            self._ended = None  # the next batch may be fine
             raise error
         without = [rank for rank, held in enumerate(found) if not held.batches]
         failed = [rank for rank in without if found[rank].failed]
@@ -187,14 +188,14 @@ class TrainPipeline:
         raise self._over
 
     def _start(self, position: int) -> None:
-        """Start the batch there, if it has not been, and if every rank has it."""
+        """Start the batch at this position, unless it has been started or not every rank has it."""
         if position < min(self._shared, len(self._batches)):
             batch = self._batches[position]
             if batch.calls is None:
                 batch.calls = self._ahead.start(batch.value, is_last=len(self._batches) == position + 1)
 
     def _send(self, position: int) -> None:
-        """Send the ids of the batch there, if it was started. Its messages say whether every rank has the next one."""
+        """Send the ids of the batch at this position, if it was started. Its messages say whether all have the next."""
         if position < len(self._batches) and self._ahead.send(self._batches[position].calls):
             self._shared = max(self._shared, position + 2)
 
@@ -205,5 +206,5 @@ def _loss_and_output(result: Any) -> tuple[Any, Any]:
     raise ConversionError(
         f"the model returned a {type(result).__name__}, not (losses, output).",
         reason="no_loss_and_output",
-        what_to_do="let its forward compute the loss, and return it first; wrap the model if need be.",
+        what_to_do="let its forward compute the loss, and return it first; wrap the model if necessary.",
     )

@@ -1,1 +1,1 @@
-"""Plans for sharding, and the ways by which TorchRec shards converted collections."""
+"""Sharding plans, and the entry points through which TorchRec shards converted collections."""

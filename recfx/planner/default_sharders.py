@@ -1,4 +1,4 @@
-"""``recfx.sharders``: ours for what was converted, TorchRec's for everything else in the model."""
+"""``recfx.sharders``: recfx's sharders for converted collections, TorchRec's for everything else in the model."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def sharders(
     standard ones; these add row-wise types on CPUs, ``host_env``, and fused optimizers of data-parallel tables.
 
     TorchRec looks sharders up by a module's exact class. A converted subclass of ``EmbeddingBagCollection`` has a class
-    that the conversion made, so there is one sharder for each class made so far; those of classes that are made later
-    are added where the list is used.
+    that the conversion made, so there is one sharder per class made so far; those of classes that are made later are
+    added when the list is used.
 
     Args:
-        host_env: environment over a gloo group on which ids travel, where the model's own group is hccl or nccl.
-        fused_params: optimizer of the tables that have none in backward, as TorchRec takes it: ``optimizer``,
-            ``learning_rate``, ``eps``, ``beta1``, ``beta2``, ``weight_decay``. Collections that were not converted get
-            it too.
+        host_env: environment over a gloo group that sends the ids, if the model's own group is hccl or nccl.
+        fused_params: optimizer for the tables that have none in backward, in TorchRec's format: ``optimizer``,
+            ``learning_rate``, ``eps``, ``beta1``, ``beta2``, ``weight_decay``. It also applies to collections that were
+            not converted.
 
     Returns:
-        Ours first, then ``torchrec.distributed.sharding_plan.get_default_sharders()``.
+        recfx's sharders, followed by ``torchrec.distributed.sharding_plan.get_default_sharders()``.
 
     Raises:
         ConversionError: ``unsupported_fused_param``, ``host_env_without_group``.

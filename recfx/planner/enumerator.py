@@ -1,4 +1,4 @@
-"""TorchRec's search space, with what it leaves out: the memory of indexes, and a fixed order."""
+"""TorchRec's search space, plus what it lacks: the memory of indexes, and a fixed order."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from recfx.sharding.types import type_named, type_names
 
 
 class IndexStorageEstimator(EmbeddingStorageEstimator):
-    """TorchRec's estimate of storage, and the host memory of each shard's part of the table's index.
+    """TorchRec's estimate of storage, plus the host memory of each shard's part of the table's index.
 
-    TorchRec's planner does not ask the sharder (``storage_usage`` is not called), so this is where it can be counted.
+    TorchRec's planner does not ask the sharder (it does not call ``storage_usage``), so the index is counted here.
     """
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
@@ -36,7 +36,7 @@ class IndexStorageEstimator(EmbeddingStorageEstimator):
 
 
 def index_bytes(module: nn.Module, table: str) -> int:
-    """Bytes of host memory that the index of a table takes, 0 without one; known on the meta device too."""
+    """Bytes of host memory that the index of a table takes, 0 without one; also known on the meta device."""
     index = index_of(module, table)
     return 0 if index is None else sum(buffer.numel() * buffer.element_size() for buffer in index.buffers())
 
@@ -44,16 +44,16 @@ def index_bytes(module: nn.Module, table: str) -> int:
 class OrderedEnumerator(EmbeddingEnumerator):
     """TorchRec's enumerator, in an order that does not depend on the process.
 
-    TorchRec goes through Python sets of strings, whose order is another in every process; it must not decide among
-    equally good plans. Options that its planner refuses once it has chosen them are not offered: ``dense`` for anything
-    but data parallel tables. Nor are cuts that leave ranks without rows; a table with an index is cut between buckets,
-    and its shards are as large as they will be.
+    TorchRec iterates over Python sets of strings, whose order differs between processes; that order must not decide
+    among equally good plans. Options that TorchRec's planner would choose and then refuse are not offered (``dense``
+    for anything but data parallel tables), nor are cuts that leave ranks without rows. A table with an index is cut
+    between buckets, and its shards have the sizes that they will really have.
 
     Args:
-        topology: what is planned for.
-        batch_size: samples a rank.
-        constraints: by table name.
-        empty_ranks: offer a cut that leaves ranks without rows where the constraints allow no other.
+        topology: the topology to plan for.
+        batch_size: samples per rank.
+        constraints: constraints by table name.
+        empty_ranks: offer a cut that leaves ranks without rows if the constraints allow no other.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class OrderedEnumerator(EmbeddingEnumerator):
         super().__init__(topology, batch_size, constraints, estimators)
 
     def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
-        """Every way to shard every table, with time and storage estimated.
+        """Every way to shard every table, with estimates of time and storage.
 
         Raises:
-            ConversionError: ``no_sharding_option``: all that the constraints allow would leave ranks without rows.
+            ConversionError: ``no_sharding_option``: every option that the constraints allow leaves ranks without rows.
         """
         options: list[ShardingOption] = super().enumerate(module, sharders)
         places = {fqn: place for place, fqn in enumerate(dict.fromkeys(option.fqn for option in options))}
@@ -92,7 +92,7 @@ class OrderedEnumerator(EmbeddingEnumerator):
         )
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
-        """Estimate the shards as they will be cut."""
+        """Estimate the shards in the sizes that they will really have."""
         for option in sharding_options:
             cut_between_buckets(option)
         super().populate_estimates(sharding_options)
@@ -120,15 +120,15 @@ def has_empty_shard(option: ShardingOption) -> bool:
 def _no_option(option: ShardingOption) -> ConversionError:
     index, filled = index_of(option.module[1], option.name), sum(shard.size[0] > 0 for shard in option.shards)
     if index is not None:
-        what = f"its rows are cut between its buckets, of which there are {index.config.buckets}"
+        what = f"its rows are cut between its buckets, and it has only {index.config.buckets}"
         advice = "give it HashConfig(buckets=...), a multiple of the ranks that share it, allow table_wise, or pass "
         advice += "empty_ranks=True."
     else:
         what = f"it has {option.tensor.shape[0]} rows"
         advice = "allow table_wise or data_parallel for so small a table, or pass empty_ranks=True."
     return ConversionError(
-        f"table {option.name!r} cannot be sharded {option.sharding_type} as its constraints say: {what}, so that only "
-        f"{filled} of {len(option.shards)} shards would have any.",
+        f"table {option.name!r} cannot be sharded {option.sharding_type} as its constraints say: {what}, so only "
+        f"{filled} of {len(option.shards)} shards would have any rows.",
         reason="no_sharding_option",
         module_path=option.path,
         what_to_do=advice,

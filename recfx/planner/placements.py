@@ -1,4 +1,4 @@
-"""Plans made for devices that are not there, placed on those that are."""
+"""Moves plans that were made for devices that this host lacks to devices that it has."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ PRIVATE = "privateuseone"
 def replace_placements(plan: ShardingPlan, device_type: str, local_world_size: int | None = None) -> ShardingPlan:
     """``plan`` with every shard on a device of ``device_type``: ``rank:3/cuda:3`` becomes ``rank:3/npu:3``.
 
-    Ranks, sizes, kernels and everything else stay. Without torch_npu, torch does not know the name ``npu``; shards are
-    then on ``privateuseone``, the same device under the name that it has until torch_npu renames it.
+    Ranks, sizes, kernels and everything else stay the same. Without torch_npu, torch does not know the name ``npu``;
+    shards are then on ``privateuseone``, the name of the same device until torch_npu renames it.
 
     Args:
-        plan: any plan of TorchRec's; it is not changed.
+        plan: any TorchRec plan; it is not changed.
         device_type: ``"npu"``, ``"cpu"``, ``"cuda"``, ...
-        local_world_size: devices a host: a rank's index is its remainder by it. Default: the index that the shard has.
+        local_world_size: number of devices per host; a rank's device index is its rank modulo this number. Default: the
+            shard keeps its index.
 
     Returns:
-        A new plan. Parts of it that say nothing of devices are the same objects.
+        A new plan. Parts of it that do not mention devices are the same objects.
 
     Raises:
         ConversionError: ``unknown_device``, ``unsupported_placement``.
@@ -47,14 +48,14 @@ def replace_placements(plan: ShardingPlan, device_type: str, local_world_size: i
 
 def _on_device(parameter: ParameterSharding, device: str, local_world_size: int | None, path: str) -> ParameterSharding:
     spec = parameter.sharding_spec
-    if spec is None:  # data parallel: on every rank
+    if spec is None:  # data parallel: the table is on every rank
         return replace(parameter)
     if not isinstance(spec, EnumerableShardingSpec):
         raise ConversionError(
             f"its sharding_spec is a {type(spec).__name__}.",
             reason="unsupported_placement",
             module_path=path,
-            what_to_do="give a plan that lists its shards (EnumerableShardingSpec), as TorchRec's planners do.",
+            what_to_do="pass a plan that lists its shards (EnumerableShardingSpec), as TorchRec's planners make it.",
         )
     shards = [
         ShardMetadata(
@@ -71,7 +72,7 @@ def _placement(shard: ShardMetadata, device: str, local_world_size: int | None, 
     rank = rank_of(shard)
     if rank is None:
         raise ConversionError(
-            f"a shard is placed on {shard.placement}, which names no rank.",
+            f"a shard is placed on {shard.placement}, which does not name a rank.",
             reason="unsupported_placement",
             module_path=path,
             what_to_do="place shards on rank:<rank>/<device>.",
@@ -84,7 +85,7 @@ def _placement(shard: ShardMetadata, device: str, local_world_size: int | None, 
             f"a shard is placed on {shard.placement}, which names no device of the host.",
             reason="unsupported_placement",
             module_path=path,
-            what_to_do="pass local_world_size, the number of devices a host.",
+            what_to_do="pass local_world_size, the number of devices per host.",
         )
     return f"rank:{rank}/{device}:{index}"
 
@@ -99,6 +100,6 @@ def _known(device_type: str) -> str:
         raise ConversionError(
             f"torch knows no device type {device_type!r}.",
             reason="unknown_device",
-            what_to_do="use npu, cuda or cpu, or import the package that brings the device.",
+            what_to_do="use npu, cuda or cpu, or import the package that provides the device.",
         ) from error
     return device_type

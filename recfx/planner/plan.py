@@ -32,18 +32,18 @@ def plan(
 ) -> ShardingPlan:
     """How to shard the collections of ``model``; the same arguments give the same plan in every process.
 
-    No process group is needed and the model is not changed; it may be on the meta device, converted or not
-    (``recfx`` shards an ``EmbeddingBagCollection`` after conversion, so the plan has what it can do then). No cut
-    leaves a rank without rows, unless ``empty_ranks`` says so; tables with an index are cut between buckets, and
-    the plan says where. What else TorchRec can shard in the model is planned too, except for NPUs, on which
-    TorchRec's own lookups do not run. The host memory of indexes counts, as far as the model is converted.
+    No process group is needed, and the model is not changed. It may be on the meta device, and converted or not (recfx
+    shards an ``EmbeddingBagCollection`` after conversion, so the plan may use everything that converted collections
+    support). No cut leaves a rank without rows unless ``empty_ranks`` allows it; tables with an index are cut between
+    buckets, and the plan says where. Other modules that TorchRec can shard are planned too, except for NPUs, on which
+    TorchRec's own lookups do not run. The host memory of indexes is counted if the model is converted.
 
     Args:
-        model: with its collections under the names that they have when it is sharded.
-        topology: TorchRec's, or an :func:`recfx.planner.topology.npu_topology`.
-        constraints: TorchRec's, by table name. ``grid_shard`` is planned only where they ask for it.
-        batch_size: samples a rank.
-        empty_ranks: take a cut that leaves ranks without rows where the constraints allow no other.
+        model: the model, with its collections under the names that they will have when it is sharded.
+        topology: TorchRec's topology, or an :func:`recfx.planner.topology.npu_topology`.
+        constraints: TorchRec's constraints, by table name. ``grid_shard`` is planned only if they ask for it.
+        batch_size: samples per rank.
+        empty_ranks: accept a cut that leaves ranks without rows if the constraints allow no other.
 
     Raises:
         ConversionError: ``plan_does_not_fit`` with TorchRec's own text, ``plan_failed``, ``unknown_table``,
@@ -53,7 +53,7 @@ def plan(
         raise ConversionError(
             f"topology is a {type(topology).__name__}.",
             reason="invalid_topology",
-            what_to_do="give a torchrec.distributed.planner.Topology or recfx.planner.topology.npu_topology(...).",
+            what_to_do="pass a torchrec.distributed.planner.Topology or recfx.planner.topology.npu_topology(...).",
         )
     for path in sharded_collections(model):
         raise ConversionError(
@@ -86,11 +86,11 @@ def plan(
 def planning_sharders(model: nn.Module, *, others: bool) -> list[ModuleSharder[nn.Module]]:
     """A sharder for each class of collection in ``model`` that is converted or can be.
 
-    Those of standard collections are good for planning alone.
+    The sharders of standard collections are for planning only.
 
     Args:
-        model: what is planned for.
-        others: whether to add TorchRec's sharders, for what cannot be converted.
+        model: the model to plan for.
+        others: whether to add TorchRec's sharders, for modules that cannot be converted.
     """
     ours: dict[type[nn.Module], ModuleSharder[nn.Module]] = {}
     for path, module in model.named_modules():
@@ -100,7 +100,7 @@ def planning_sharders(model: nn.Module, *, others: bool) -> list[ModuleSharder[n
     if not others:
         return list(ours.values())
     # TorchRec takes the last sharder of a class, so ours must be the only one. Feature-processed collections are
-    # planned by the collection inside: that is what recfx converts.
+    # planned as the collection inside them, which is what recfx converts.
     taken = {*ours, FeatureProcessedEmbeddingBagCollection}
     return [*ours.values(), *(sharder for sharder in torchrec_sharders() if sharder.module_type not in taken)]
 
@@ -111,7 +111,7 @@ def _check(
     device: str,
     constraints: dict[str, ParameterConstraints],
 ) -> None:
-    """Refuse what TorchRec would ignore (names of no table), or answer with a log line and a RuntimeError."""
+    """Refuse what TorchRec would ignore (unknown table names), or answer with a log line and a RuntimeError."""
     by_class = {sharder.module_type: sharder for sharder in sharders}
     tables: set[str] = set()
     for path, module in model.named_modules():
@@ -134,7 +134,7 @@ def _check(
         raise ConversionError(
             "there is no collection to shard.",
             reason="no_collection",
-            what_to_do="give a model that holds a torchrec.EmbeddingBagCollection.",
+            what_to_do="pass a model that holds a torchrec.EmbeddingBagCollection.",
         )
     unknown = sorted(constraints.keys() - tables)
     if unknown:
@@ -158,7 +158,7 @@ def _options(sharder: ModuleSharder[nn.Module], device: str, wanted: ParameterCo
 
 
 def _refusal(error: PlannerError) -> ConversionError:
-    """TorchRec's error with its text, as one of ours."""
+    """TorchRec's error as one of recfx's, with TorchRec's text."""
     memory = (PlannerErrorType.INSUFFICIENT_STORAGE, PlannerErrorType.STRICT_CONSTRAINTS, PlannerErrorType.PARTITION)
     if error.error_type in memory:
         return ConversionError(
@@ -169,5 +169,5 @@ def _refusal(error: PlannerError) -> ConversionError:
     return ConversionError(
         f"TorchRec's planner failed ({error.error_type.value}): {error}",
         reason="plan_failed",
-        what_to_do="see its text; constraints are what can be changed here.",
+        what_to_do="see TorchRec's text; the constraints can be changed here.",
     )

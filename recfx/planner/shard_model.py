@@ -1,4 +1,4 @@
-"""``recfx.convert(model, plan=..., env=...)``: every converted collection of a model becomes a sharded one."""
+"""Shards every converted collection of a model, for ``recfx.convert(model, plan=..., env=...)``."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def shard_collections(
     """The sharded form of every converted collection, by ``id``; ``model`` is not changed. Collective.
 
     Args:
-        model: converted.
-        plan: by fully qualified name of the collection; None: TorchRec's planner makes one for ``env``.
-        env: None: all ranks of the default process group.
-        device: of the shards; None: where the tables are.
+        model: a converted model.
+        plan: by fully qualified name of the collection. None: TorchRec's planner makes one for ``env``.
+        env: the ranks to shard over. None: all ranks of the default process group.
+        device: the device of the shards. None: that of the tables.
 
     Raises:
         ConversionError: ``no_process_group``, ``plan_unknown_collection``, ``plan_missing_collection``, and what
@@ -46,7 +46,7 @@ def shard_collections(
     unknown = [path for path in per_collection if path not in known]
     if unknown:
         raise ConversionError(
-            f"the plan names {unknown[0]!r}, which is no converted collection; there are {sorted(known)}.",
+            f"the plan names {unknown[0]!r}, which is not a converted collection; the model has {sorted(known)}.",
             reason="plan_unknown_collection",
             module_path=unknown[0],
             what_to_do="make the plan from this model; modules that recfx does not convert are sharded by "
@@ -57,7 +57,7 @@ def shard_collections(
         planned = next((alias for alias in paths[id(collection)] if alias in per_collection), None)
         if planned is None:
             raise ConversionError(
-                "the plan says nothing of this collection.",
+                "the plan does not name this collection.",
                 reason="plan_missing_collection",
                 module_path=path,
                 what_to_do="make the plan from this model.",
@@ -80,7 +80,7 @@ def _environment(env: ShardingEnv | None) -> ShardingEnv:
 
 
 def _make_plan(model: nn.Module, env: ShardingEnv, device: torch.device | None) -> ShardingPlan:
-    """As ``DistributedModelParallel`` makes one."""
+    """A plan, made as ``DistributedModelParallel`` makes it."""
     kind = "cpu" if device is None or device.type == "meta" else device.type
     planner = EmbeddingShardingPlanner(topology=Topology(world_size=env.world_size, compute_device=kind))
     ours = [sharder for sharder in sharders() if issubclass(sharder.module_type, HashEmbeddingBagCollection)]

@@ -37,7 +37,7 @@ class ConvertedCollectionSharder(BaseEmbeddingSharder[HashEmbeddingBagCollection
     """What both sharders of converted collections have in common: the sharding itself.
 
     Args:
-        fused_params: TorchRec's dict; a table that has an optimizer in backward keeps that.
+        fused_params: TorchRec's dict; a table that has an optimizer in backward keeps that optimizer.
         module_type: class of the collections; TorchRec looks sharders up by it, and a converted subclass has its own.
     """
 
@@ -52,7 +52,7 @@ class ConvertedCollectionSharder(BaseEmbeddingSharder[HashEmbeddingBagCollection
 
     @abstractmethod
     def options(self) -> dict[str, Any]:
-        """What else :func:`recfx.sharding.shard_collection.shard_collection` is to be told."""
+        """Further arguments of :func:`recfx.sharding.shard_collection.shard_collection`."""
 
     def shard(
         self,
@@ -67,12 +67,12 @@ class ConvertedCollectionSharder(BaseEmbeddingSharder[HashEmbeddingBagCollection
         Args:
             module: the collection.
             params: how each table is sharded, by table name.
-            env: whose process group the ranks of ``params`` are.
+            env: the environment whose process group has the ranks of ``params``.
             device: where this rank's tables go.
             module_fqn: the collection's fully qualified name.
 
         Raises:
-            ConversionError: ``not_converted``, and what sharding itself refuses.
+            ConversionError: ``not_converted``, and the codes of sharding itself.
         """
         path = module_fqn or ""
         converted = _converted(module, path)
@@ -86,9 +86,9 @@ class HashEmbeddingBagCollectionSharder(ConvertedCollectionSharder):
     """Sharder of converted collections, for TorchRec's planners and ``DistributedModelParallel``.
 
     Args:
-        fused_params: TorchRec's dict, see :func:`recfx.optim.fused_params.fused_optimizer_from_params`; used where
-            a table has no optimizer in backward. None or empty: no fused optimizer.
-        host_env: its process group carries the ids where the model's own group cannot (hccl, nccl): one of gloo.
+        fused_params: TorchRec's dict, see :func:`recfx.optim.fused_params.fused_optimizer_from_params`; used if a table
+            has no optimizer in backward. None or empty: no fused optimizer.
+        host_env: an environment with a gloo group, which sends the ids if the model's own group (hccl, nccl) cannot.
         module_type: class of the collections; TorchRec looks sharders up by it, and a converted subclass has its own.
 
     Raises:
@@ -103,13 +103,13 @@ class HashEmbeddingBagCollectionSharder(ConvertedCollectionSharder):
         module_type: type[nn.Module] = HashEmbeddingBagCollection,
     ) -> None:
         if fused_params:
-            fused_optimizer_from_params(fused_params)  # raises here, not on every rank in the middle of sharding
+            fused_optimizer_from_params(fused_params)  # raise here rather than on every rank in the middle of sharding
         super().__init__(dict(fused_params) if fused_params else None, module_type)
         self._host_group = _group_of(host_env)
 
     @property
     def host_group(self) -> ProcessGroup | None:
-        """What carries the ids, where it is not the model's own group."""
+        """The environment whose group sends the ids, if that is not the model's own group."""
         return self._host_group
 
     def for_class(self, module_type: type[nn.Module]) -> HashEmbeddingBagCollectionSharder:
@@ -124,30 +124,30 @@ class HashEmbeddingBagCollectionSharder(ConvertedCollectionSharder):
         return {table: bag.weight for table, bag in bags.items()}
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """All seven, row-wise ones on a CPU too (TorchRec's own sharder offers those on CUDA alone)."""
+        """All seven types, with row-wise ones also on CPUs (TorchRec's own sharder offers these only on CUDA)."""
         return list(planned_types()) if compute_device_type in DEVICES else []
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """``dense`` for data parallel tables, as TorchRec's planner counts them; else ``fused`` and ``dense``.
+        """``dense`` for data parallel tables, as TorchRec's planner counts them; otherwise ``fused`` and ``dense``.
 
-        Stock planners never choose ``dense`` for other types: they refuse such a plan as invalid. Plans that were made
-        otherwise may have it.
+        Stock planners never choose ``dense`` for other types, because they refuse such a plan as invalid. Plans that
+        were made in other ways may have it.
         """
         return list(type_named(sharding_type).kernels)
 
     def options(self) -> dict[str, Any]:
-        """The group of the ids."""
+        """The process group that sends the ids."""
         return {"host_group": self._host_group}
 
 
 class StockSharder(ConvertedCollectionSharder):
-    """Shards converted collections as a sharder of TorchRec's would shard the standard ones.
+    """Shards converted collections as one of TorchRec's sharders would shard the standard ones.
 
-    It offers the types and kernels of that sharder that recfx has, and on kernel ``dense`` it leaves a table to the
-    script's ordinary optimizer, whatever is attached to it: a script of TorchRec's calls trains the same model.
+    It offers those types and kernels of that sharder that recfx supports. On kernel ``dense`` it leaves a table to the
+    script's ordinary optimizer, whatever is attached to it, so a plain TorchRec script trains the same model.
 
     Args:
-        stock: TorchRec's, or a subclass of it.
+        stock: TorchRec's sharder, or a subclass of it.
         module_type: class of the collections.
 
     Raises:
@@ -160,28 +160,28 @@ class StockSharder(ConvertedCollectionSharder):
                 f"the {type(stock).__name__} quantizes what ranks send (qcomm_codecs_registry), which converted "
                 "collections do not.",
                 reason="quantized_communication",
-                what_to_do="leave qcomm_codecs_registry out: rows travel in the tables' own precision then.",
+                what_to_do="leave out qcomm_codecs_registry: rows are then sent in the tables' own precision.",
             )
         super().__init__(stock.fused_params, module_type)
         self._stock = stock
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        """As the stock sharder says it."""
+        """The same as for the stock sharder."""
         parameters: dict[str, nn.Parameter] = self._stock.shardable_parameters(module)
         return parameters
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Those of the stock sharder."""
+        """The types of the stock sharder."""
         return [kind for kind in self._stock.sharding_types(compute_device_type) if kind in type_names()]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Those of the stock sharder that there are."""
+        """Those kernels of the stock sharder that recfx supports."""
         return [
             kernel for kernel in self._stock.compute_kernels(sharding_type, compute_device_type) if kernel in KERNELS
         ]
 
     def options(self) -> dict[str, Any]:
-        """Kernel ``dense`` as TorchRec has it."""
+        """Treat kernel ``dense`` as TorchRec does."""
         return {"dense_as_torchrec": True}
 
 

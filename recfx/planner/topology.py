@@ -1,8 +1,8 @@
 """What an NPU pod looks like to a planner.
 
 The numbers are data-sheet peaks of one product, the Atlas 800T A2 (eight Ascend 910B); **nothing here was measured**. A
-planner compares options with each other, so their ratios matter more than their heights; give your own where you have
-measured them.
+planner compares options with each other, so the ratios matter more than the absolute numbers; pass your own numbers if
+you have measured them.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from recfx.errors import ConversionError
 
 GB, GIB = 10**9, 1024**3
 
-# 64 GB of HBM2e a device. `npu-smi info` shows 65536 MB; Rec SDK Torch's patch of TorchRec plans with the same.
+# 64 GB of HBM2e per device. `npu-smi info` shows 65536 MB; Rec SDK Torch's patch of TorchRec plans with the same.
 HBM_BYTES = 64 * GIB
-# 1.6 TB/s, the 910B's HBM2e as its specification tables give it.
+# 1.6 TB/s: the 910B's HBM2e, according to its specification tables.
 HBM_BANDWIDTH = 1600 * GB
-# 392 GB/s: seven HCCS links a device, one to each other device of the server, 56 GB/s both ways together. TorchRec's
-# own figure for CUDA (NVLink, 600 GB/s) is a sum over links and both ways as well.
+# 392 GB/s: seven HCCS links per device, one to each other device of the server, with 56 GB/s in both directions
+# together. TorchRec's own figure for CUDA (NVLink, 600 GB/s) is also a sum over links and directions.
 HCCS_BANDWIDTH = 392 * GB
-# 25 GB/s: one 200 Gbit/s RoCE port a device.
+# 25 GB/s: one 200 Gbit/s RoCE port per device.
 ROCE_BANDWIDTH = 25 * GB
-# The host's memory is what was bought: up to 32 DDR4 modules a server. 1 TiB (32 x 32 GB), by eight devices.
+# Host memory varies: up to 32 DDR4 modules per server. Here 1 TiB (32 x 32 GB), divided by eight devices.
 DDR_BYTES = 128 * GIB
-# Four Kunpeng 920 with eight channels of DDR4-3200 (25.6 GB/s) each, by eight devices.
+# Four Kunpeng 920 with eight channels of DDR4-3200 (25.6 GB/s) each, divided by eight devices.
 DDR_BANDWIDTH = 4 * 8 * 25.6 * GB / 8
 DEVICES_A_SERVER = 8
 
@@ -36,14 +36,14 @@ class NpuTopology:
     """A pod of equal NPU servers, for ``recfx.plan``; TorchRec's ``Topology`` knows no NPU.
 
     Args:
-        world_size: devices in all.
-        local_world_size: devices a server.
-        hbm_cap: bytes of device memory, a device.
-        ddr_cap: bytes of host memory, a device's share; the indexes of hashed tables are there.
-        hbm_bandwidth: bytes a second, a device.
-        ddr_bandwidth: bytes a second, a device's share of the host.
-        intra_host_bandwidth: bytes a second between the devices of a server, a device.
-        inter_host_bandwidth: bytes a second between servers, a device.
+        world_size: total number of devices.
+        local_world_size: devices per server.
+        hbm_cap: bytes of device memory per device.
+        ddr_cap: bytes of host memory per device; the indexes of hashed tables are there.
+        hbm_bandwidth: device memory bandwidth, in bytes per second per device.
+        ddr_bandwidth: host memory bandwidth, in bytes per second per device.
+        intra_host_bandwidth: bytes per second per device between the devices of a server.
+        inter_host_bandwidth: bytes per second per device between servers.
 
     Raises:
         ConversionError: ``invalid_topology``.
@@ -61,15 +61,15 @@ class NpuTopology:
     def __post_init__(self) -> None:
         for field in fields(self):
             if not getattr(self, field.name) > 0:
-                raise _invalid(f"{field.name} is {getattr(self, field.name)!r}.", "give a number above 0.")
+                raise _invalid(f"{field.name} is {getattr(self, field.name)!r}.", "pass a number above 0.")
         if self.world_size % self.local_world_size:
             raise _invalid(
-                f"{self.world_size} devices are no whole number of servers with {self.local_world_size} each.",
-                "give a local_world_size that divides world_size.",
+                f"{self.world_size} devices are not a whole number of servers with {self.local_world_size} each.",
+                "pass a local_world_size that divides world_size.",
             )
 
     def as_cuda(self) -> Topology:
-        """The same pod as TorchRec can plan it: devices called ``cuda``, bandwidths in bytes a millisecond."""
+        """The same pod as TorchRec can plan it: devices called ``cuda``, bandwidths in bytes per millisecond."""
         return Topology(
             world_size=self.world_size,
             local_world_size=self.local_world_size,
@@ -80,7 +80,7 @@ class NpuTopology:
             ddr_mem_bw=self.ddr_bandwidth / 1000,
             intra_host_bw=self.intra_host_bandwidth / 1000,
             inter_host_bw=self.inter_host_bandwidth / 1000,
-            created_by_factory=True,  # or it warns that "the job will fail", which is about Meta's launcher
+            created_by_factory=True,  # otherwise it warns that "the job will fail", which is about Meta's launcher
         )
 
 
@@ -95,9 +95,9 @@ def npu_topology(
     intra_host_bandwidth: float = HCCS_BANDWIDTH,
     inter_host_bandwidth: float = ROCE_BANDWIDTH,
 ) -> NpuTopology:
-    """A pod of ``world_size`` NPUs; fewer than a server has are taken to be in one server.
+    """A pod of ``world_size`` NPUs; if a server has more than that, they are all in one server.
 
-    The rest as in :class:`NpuTopology`; by default that of Atlas 800T A2 servers.
+    The other arguments are those of :class:`NpuTopology`; by default, those of Atlas 800T A2 servers.
     """
     return NpuTopology(
         world_size,

@@ -1,10 +1,10 @@
 """TorchRec's own ways to shard a model, taught about converted collections.
 
 ``DistributedModelParallel`` and the planners look a sharder up by a module's exact class, in a list that scripts leave
-out (TorchRec's defaults), or write themselves: ``[EmbeddingBagCollectionSharder()]``. The class of a converted
-collection is not there, so TorchRec would leave it unsharded and say nothing, and each rank would train a copy of its
-own. :func:`extend_torchrec` wraps these functions: where a model holds converted collections, what would have sharded
-the standard ones shards them. Other models are sharded as ever.
+out (TorchRec's defaults) or write themselves: ``[EmbeddingBagCollectionSharder()]``. The class of a converted
+collection is not in these lists, so TorchRec would silently leave it unsharded, and each rank would train its own copy.
+:func:`extend_torchrec` wraps these functions: if a model holds converted collections, they are sharded by the sharder
+that would have sharded the standard ones. Other models are sharded as before.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Sharders = list[ModuleSharder[nn.Module]]
 def extend_torchrec() -> None:
     """Let TorchRec's entry points shard converted collections; called when recfx is imported, and idempotent.
 
-    Extended are ``DistributedModelParallel``, ``EmbeddingShardingPlanner.plan`` (which ``collective_plan`` calls),
-    ``get_default_sharders`` where TorchRec looks it up, ``EmbeddingBagCollectionSharder.shard``, and what
-    TorchRec shards models with on its own account (``_shard_modules``). torch's ``DistributedDataParallel`` leaves
-    sharded collections alone, wherever in its model they are: it would give all ranks the rows of rank 0.
+    This extends ``DistributedModelParallel``, ``EmbeddingShardingPlanner.plan`` (which ``collective_plan`` calls),
+    ``get_default_sharders`` where TorchRec looks it up, ``EmbeddingBagCollectionSharder.shard``, and the function with
+    which TorchRec itself shards models (``_shard_modules``). torch's ``DistributedDataParallel`` is made to leave
+    sharded collections alone, wherever they are in its model: it would give all ranks the rows of rank 0.
     """
     _wrap(DistributedDataParallel, "__new__", _extend_data_parallel)
     _wrap(DistributedModelParallel, "__init__", _extend_model_parallel)
@@ -55,15 +55,15 @@ def extend_torchrec() -> None:
 
 
 def sharders_for(model: nn.Module, given: Sequence[ModuleSharder[nn.Module]]) -> Sequence[ModuleSharder[nn.Module]]:
-    """``given``, and a sharder for each class of converted collection in ``model`` that it has none for.
+    """``given``, plus a sharder for each class of converted collection in ``model`` for which it has none.
 
     Args:
-        model: what is sharded.
-        given: TorchRec's defaults, or what a script lists. Its ``EmbeddingBagCollectionSharder`` shards converted
-            collections as it would the standard ones: same types, kernels and ``fused_params``.
+        model: the model to be sharded.
+        given: TorchRec's defaults, or the list of a script. Its ``EmbeddingBagCollectionSharder`` shards converted
+            collections as it would shard the standard ones: with the same types, kernels and ``fused_params``.
 
     Returns:
-        ``given`` itself for a model without converted collections, and where nothing in it shards bags.
+        ``given`` itself if the model has no converted collections, or if nothing in ``given`` shards bags.
 
     Raises:
         ConversionError: ``feature_processed``.
@@ -84,9 +84,9 @@ def sharders_for(model: nn.Module, given: Sequence[ModuleSharder[nn.Module]]) ->
 
 
 def _without_feature_processed(model: nn.Module, given: Sequence[ModuleSharder[nn.Module]]) -> Sharders:
-    """Without TorchRec's sharder of feature-processed collections, where these hold converted ones.
+    """The list without TorchRec's sharder of feature-processed collections, if these hold converted collections.
 
-    The converted collection inside is sharded by itself then, after the features were processed.
+    The converted collection inside is then sharded by itself, after the features were processed.
     """
     holders = [each for each in model.modules() if isinstance(each, FeatureProcessedEmbeddingBagCollection)]
     converted = [isinstance(each._embedding_bag_collection, HashEmbeddingBagCollection) for each in holders]
@@ -97,7 +97,7 @@ def _without_feature_processed(model: nn.Module, given: Sequence[ModuleSharder[n
             "some of the model's FeatureProcessedEmbeddingBagCollections hold a converted collection, some do not: "
             "TorchRec has one sharder for all of them.",
             reason="feature_processed",
-            what_to_do="convert the whole model, or shard the others by themselves.",
+            what_to_do="convert the whole model, or shard the others separately.",
         )
     return [each for each in given if each.module_type is not FeatureProcessedEmbeddingBagCollection]
 
@@ -105,10 +105,10 @@ def _without_feature_processed(model: nn.Module, given: Sequence[ModuleSharder[n
 def refuse_left_out(
     model: nn.Module, plan: ShardingPlan | None, sharders: Sequence[ModuleSharder[nn.Module]], world_size: int
 ) -> None:
-    """A converted collection that stays unsharded in a ``DistributedModelParallel`` must have ordinary gradients.
+    """Check that a converted collection that stays unsharded has ordinary gradients.
 
-    These are averaged by the ``DistributedDataParallel`` inside. An index, or an optimizer in the lookup's backward,
-    would be this rank's alone.
+    The ``DistributedDataParallel`` inside ``DistributedModelParallel`` averages these. An index, or an optimizer in the
+    lookup's backward, would belong to this rank alone.
 
     Raises:
         ConversionError: ``collection_left_out``, ``weights_require_grad``.
@@ -124,11 +124,11 @@ def refuse_left_out(
             continue
         apart = [*collection.hash_indexes, *collection.fused_optimizers()]
         if planned and plan is not None:
-            why = "the plan shards it, but no sharder of the list does"
+            why = "the plan shards it, but no sharder in the list does"
         elif world_size < 2 or not apart:
             continue
         else:
-            why = f"nothing shards it, and tables {sorted(set(apart))} would train apart on each of {world_size} ranks"
+            why = f"nothing shards it, and each of {world_size} ranks would train its own tables {sorted(set(apart))}"
         raise ConversionError(
             f"{why}.",
             reason="collection_left_out",
@@ -147,11 +147,11 @@ def _refuse_trained_processors(model: nn.Module, world_size: int) -> None:
             and any(parameter.requires_grad for parameter in module._feature_processors.parameters())
         ):
             raise ConversionError(
-                "its feature processors are trained through the batch's weights, and no gradient of those comes back "
+                "its feature processors are trained through the batch's weights, whose gradients do not come back "
                 "from other ranks.",
                 reason="weights_require_grad",
                 module_path=path,
-                what_to_do="convert the other parts of the model alone, so that TorchRec shards this one; or freeze "
+                what_to_do="convert only the other parts of the model, so that TorchRec shards this one; or freeze "
                 "the processors with requires_grad_(False).",
             )
 
@@ -188,11 +188,11 @@ def _extend_model_parallel(original: Callable[..., None]) -> Callable[..., None]
 
 
 def _extend_data_parallel(original: Callable[..., Any]) -> Callable[..., Any]:
-    """In ``__new__``: a frame of ours around ``__init__`` would take the blame for its warnings."""
+    """Wrap ``__new__``: a wrapper around ``__init__`` would be blamed for its warnings."""
 
     @functools.wraps(original)
     def extended(kind: type[Any], *arguments: Any, **keywords: Any) -> Any:
-        for value in (*arguments, *keywords.values()):  # a subclass may take its module in any place
+        for value in (*arguments, *keywords.values()):  # a subclass may take its module in any position
             if isinstance(value, nn.Module):
                 leave_to_collections(value)
         return object.__new__(kind)
@@ -235,7 +235,7 @@ def _refuse_converted(original: Callable[..., None]) -> Callable[..., None]:
     def extended(self: Any, module: Any, *arguments: Any, **keywords: Any) -> None:
         if isinstance(module, HashEmbeddingBagCollection):
             raise ConversionError(
-                "TorchRec's ShardedEmbeddingBagCollection would leave the indexes of a converted collection out.",
+                "TorchRec's ShardedEmbeddingBagCollection would leave out the indexes of a converted collection.",
                 reason="wrong_sharded_class",
                 module_path=module.collection,
                 what_to_do="shard it with recfx.sharders(), or EmbeddingBagCollectionSharder().shard.",
@@ -250,10 +250,10 @@ def _refuse_feature_processed(original: Callable[..., Any]) -> Callable[..., Any
     def extended(self: Any, module: Any, *arguments: Any, **keywords: Any) -> Any:
         if isinstance(module._embedding_bag_collection, HashEmbeddingBagCollection):
             raise ConversionError(
-                "a converted collection is sharded after the features were processed, not together with that.",
+                "a converted collection is sharded by itself, after the features were processed.",
                 reason="feature_processed",
                 module_path=module._embedding_bag_collection.collection,
-                what_to_do="shard the collection inside: DistributedModelParallel(model) does, recfx.plan plans it.",
+                what_to_do="shard the collection inside: DistributedModelParallel(model) does so, recfx.plan plans it.",
             )
         return original(self, module, *arguments, **keywords)
 
@@ -261,7 +261,7 @@ def _refuse_feature_processed(original: Callable[..., Any]) -> Callable[..., Any
 
 
 def stock_defaults() -> Sharders:
-    """TorchRec's default sharders, without ours."""
+    """TorchRec's own default sharders, without those of recfx."""
     return list(inspect.unwrap(sharding_plan.get_default_sharders)())
 
 

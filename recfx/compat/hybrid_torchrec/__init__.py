@@ -1,11 +1,11 @@
-"""The names of Rec SDK Torch's ``hybrid_torchrec``: its quick start runs with the import lines changed.
+"""The names of Rec SDK Torch's ``hybrid_torchrec``: its quick start runs once the import lines are changed.
 
-Submodules are where theirs are: put ``recfx.compat.`` in front of every ``hybrid_torchrec`` in an import. What Rec SDK
-Torch gets by patching TorchRec is here, as recfx leaves TorchRec alone: ``DistributedModelParallel``, and ``Topology``
-with its ``EmbeddingShardingPlanner``, which know the device ``npu``.
+Submodules have the same paths: put ``recfx.compat.`` in front of every ``hybrid_torchrec`` in an import. Rec SDK Torch
+patches TorchRec; recfx does not, so the classes that know the device ``npu`` are here: ``DistributedModelParallel``,
+and ``Topology`` with its ``EmbeddingShardingPlanner``.
 
-What is refused there for want of a kernel and works here (all sharding types, any dim and data type, ids of all 64
-bits) is not refused. There is no ``hashing`` in a config: raw ids are spread over all ``num_embeddings`` rows.
+What Rec SDK Torch refuses because it has no kernel for it, but works here (all sharding types, any dim and data type,
+ids of all 64 bits), is not refused. Configs have no ``hashing``: raw ids are spread over all ``num_embeddings`` rows.
 Nothing in here has run on an NPU.
 """
 

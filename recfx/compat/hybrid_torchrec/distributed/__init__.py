@@ -1,1 +1,1 @@
-"""As ``hybrid_torchrec.distributed``."""
+"""The counterpart of ``hybrid_torchrec.distributed``."""

@@ -1,4 +1,4 @@
-"""``HybridTrainPipelineSparseDist``: the ids of the next batches travel while a batch is trained."""
+"""``HybridTrainPipelineSparseDist``: sends the ids of the next batches while a batch is trained."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ MOST_BATCHES = 12
 
 
 class HybridTrainPipelineSparseDist:
-    """Trains a sharded model on what an iterator gives.
+    """Trains a sharded model on the batches of an iterator.
 
     The model's ``forward`` takes a batch (TorchRec's ``Pipelineable``) and returns ``(loss, output)``. The loss may
-    have several elements: their sum is what is minimised.
+    have several elements; their sum is minimised.
 
     Args:
-        model: as ``DistributedModelParallel`` gave it.
-        optimizer: of the model, fused ones included (``CombinedOptimizer``).
-        device: where the model is.
-        execute_all_batches: True: the batches in flight are trained when the iterator ends.
-        apply_jit: False.
-        return_loss: whether ``progress`` gives back the loss too.
-        pipe_n_batch: from 1 to 12. How many batches Rec SDK Torch has on their way; checked and not used, as the
-            results are the same and the pipeline here keeps its own number.
+        model: the result of ``DistributedModelParallel``.
+        optimizer: the model's optimizer, including fused ones (``CombinedOptimizer``).
+        device: the device of the model.
+        execute_all_batches: must be True: the batches in flight are trained when the iterator ends.
+        apply_jit: must be False.
+        return_loss: whether ``progress`` also returns the loss.
+        pipe_n_batch: from 1 to 12; the number of batches that Rec SDK Torch keeps in flight. It is checked but not
+            used, because the results are the same and the pipeline here chooses its own number.
 
     Raises:
         ConversionError: ``pipeline_argument``.
@@ -59,7 +59,7 @@ class HybridTrainPipelineSparseDist:
             ConversionError: ``forward_without_loss``.
         """
         losses: list[torch.Tensor] = []
-        # Every pipeline calls the model once for a batch; the loss is in what it returns.
+        # Every pipeline calls the model once per batch; the loss is in what it returns.
         hook = self._model.register_forward_hook(lambda _, __, returned: losses.append(_loss_of(returned)))
         try:
             output = self._pipeline.progress(dataloader_iter)
@@ -96,10 +96,10 @@ def _check(
     placed = getattr(model, "device", None)
     if isinstance(placed, torch.device) and placed.type != device.type:
         raise _refusal(
-            f"device is {device}, the model is on {placed}.", "pass the device that the model was built for."
+            f"device is {device}, but the model is on {placed}.", "pass the device that the model was built for."
         )
     if execute_all_batches is not True:
-        raise _refusal(f"execute_all_batches is {execute_all_batches!r}.", "leave it out: no batch is left behind.")
+        raise _refusal(f"execute_all_batches is {execute_all_batches!r}.", "leave it out: every batch is trained.")
     if apply_jit is not False:
         raise _refusal(f"apply_jit is {apply_jit!r}.", "leave it out: graphs of sharded tables are not scripted.")
     if isinstance(pipe_n_batch, bool) or not isinstance(pipe_n_batch, int) or not 1 <= pipe_n_batch <= MOST_BATCHES:

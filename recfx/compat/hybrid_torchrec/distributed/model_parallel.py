@@ -16,22 +16,23 @@ from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 
 
 class DistributedModelParallel(TorchRecModelParallel):  # type: ignore[misc, unused-ignore]
-    """TorchRec's, which on NPUs is called in one way only: other ways are refused before anything is sharded.
+    """TorchRec's class, with the one way to call it on NPUs: other ways are refused before anything is sharded.
 
     Args:
         module: holds at least one ``HashEmbeddingBagCollection``.
-        env: None.
-        device: of the shards; on ``npu`` the arguments are checked.
-        plan: what ``EmbeddingShardingPlanner(...).collective_plan(module, sharders, pg)`` gave.
-        sharders: what ``get_default_hybrid_sharders(host_env)`` gave.
-        init_data_parallel: True.
-        init_parameters: True.
-        data_parallel_wrapper: None.
-        model_tracker_configs: None.
-        check_arguments: None: on ``npu`` alone, as elsewhere TorchRec takes more; True, False: always, never.
+        env: must be None.
+        device: the device of the shards; on ``npu`` the arguments are checked.
+        plan: the result of ``EmbeddingShardingPlanner(...).collective_plan(module, sharders, pg)``.
+        sharders: the result of ``get_default_hybrid_sharders(host_env)``.
+        init_data_parallel: must be True.
+        init_parameters: must be True.
+        data_parallel_wrapper: must be None.
+        model_tracker_configs: must be None.
+        check_arguments: True or False: always or never check. None: check only on ``npu``, because TorchRec accepts
+            more on other devices.
 
     Raises:
-        ConversionError: ``npu_argument`` for one that must stay at its default, ``npu_plan``, ``npu_sharders``,
+        ConversionError: ``npu_argument`` for an argument that must keep its default, ``npu_plan``, ``npu_sharders``,
             ``no_collection``.
     """
 
@@ -77,7 +78,7 @@ def _check_defaults(**arguments: tuple[Any, Any]) -> None:
     for name, (value, default) in arguments.items():
         if value is not default:
             raise ConversionError(
-                f"{name} is {value!r}; on NPUs it is {default!r} and nothing else.",
+                f"{name} is {value!r}; on NPUs it must be {default!r}.",
                 reason="npu_argument",
                 what_to_do=f"leave {name} out.",
             )
@@ -88,14 +89,14 @@ def _check_sharders(sharders: list[ModuleSharder[nn.Module]] | None) -> None:
     if not ours or any(sharder.host_group is None for sharder in ours):
         raise ConversionError(
             "sharders are not those of get_default_hybrid_sharders: "
-            + ("none sends ids over the hosts." if ours else "none is for HashEmbeddingBagCollection."),
+            + ("none of them sends ids between hosts." if ours else "none of them shards HashEmbeddingBagCollection."),
             reason="npu_sharders",
             what_to_do="pass sharders=get_default_hybrid_sharders(host_env=host_env).",
         )
 
 
 def _check_plan(plan: ShardingPlan | None, module: nn.Module) -> None:
-    """Where a plan came from cannot be seen; that it is one for this model can."""
+    """Check that the plan is for this model; where it came from cannot be checked."""
     how = "pass plan=EmbeddingShardingPlanner(...).collective_plan(module, sharders, dist.GroupMember.WORLD)."
     if not isinstance(plan, ShardingPlan):
         raise ConversionError(f"plan is a {type(plan).__name__}.", reason="npu_plan", what_to_do=how)
@@ -111,7 +112,7 @@ def _check_plan(plan: ShardingPlan | None, module: nn.Module) -> None:
         missing = [table.name for table in collection.tables if table.name not in planned]
         if missing:
             raise ConversionError(
-                f"the plan says nothing of table {missing[0]!r}: it was made for another model.",
+                f"the plan does not name table {missing[0]!r}: it was made for a different model.",
                 reason="npu_plan",
                 module_path=path,
                 what_to_do=how,

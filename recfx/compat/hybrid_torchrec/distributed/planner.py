@@ -22,9 +22,9 @@ def Topology(world_size: int, compute_device: str, **settings: Any) -> TorchRecT
     """TorchRec's topology, or an NPU pod with the figures of :func:`recfx.planner.topology.npu_topology`.
 
     Args:
-        world_size: devices in all.
-        compute_device: ``"npu"``, or what TorchRec knows.
-        settings: TorchRec's other arguments; none for ``"npu"``, whose documented defaults are those of a GPU.
+        world_size: total number of devices.
+        compute_device: ``"npu"``, or a device that TorchRec knows.
+        settings: TorchRec's other arguments; not allowed for ``"npu"``, whose documented defaults are those of a GPU.
 
     Raises:
         ConversionError: ``npu_argument``.
@@ -32,7 +32,7 @@ def Topology(world_size: int, compute_device: str, **settings: Any) -> TorchRecT
     if compute_device != "npu":
         return TorchRecTopology(world_size=world_size, compute_device=compute_device, **settings)
     if settings:
-        raise _must_stay(sorted(settings), "describe another pod with recfx.planner.topology.npu_topology.")
+        raise _must_stay(sorted(settings), "describe a different pod with recfx.planner.topology.npu_topology.")
     return npu_topology(world_size)
 
 
@@ -40,10 +40,10 @@ class EmbeddingShardingPlanner:
     """TorchRec's planner, for NPU pods too.
 
     Args:
-        topology: what :func:`Topology` gave.
-        batch_size: samples a rank.
-        constraints: by table.
-        settings: TorchRec's other arguments; none for an NPU pod.
+        topology: the result of :func:`Topology`.
+        batch_size: samples per rank.
+        constraints: constraints by table.
+        settings: TorchRec's other arguments; not allowed for an NPU pod.
 
     Raises:
         ConversionError: ``npu_argument``.
@@ -64,10 +64,10 @@ class EmbeddingShardingPlanner:
             raise _must_stay(sorted(settings), "plan with recfx.plan, or as TorchRec does it for its own devices.")
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
-        """A plan of this process alone."""
+        """A plan made by this process alone."""
         if self._pod is None:
             return self._torchrec.plan(module, sharders)
-        # Its scripts ask for row_wise, whatever the size of the table.
+        # Rec SDK Torch's scripts ask for row_wise, whatever the size of the table.
         return plan(module, self._pod, self._constraints, batch_size=self._batch_size, empty_ranks=True)
 
     def collective_plan(

@@ -1,4 +1,4 @@
-"""``get_default_hybrid_sharders``: sharders whose ids travel between the hosts."""
+"""``get_default_hybrid_sharders``: sharders that send ids between the hosts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def get_default_hybrid_sharders(host_env: ShardingEnv) -> list[ModuleSharder[nn.
     """Sharders for the planner and for ``DistributedModelParallel``.
 
     Args:
-        host_env: over a gloo group of all ranks, on which ids travel; pooled rows use the model's own group.
+        host_env: an environment over a gloo group of all ranks, which sends the ids; pooled rows use the model's group.
 
     Raises:
         ConversionError: ``host_env_missing``, ``host_env_without_group``, ``host_env_not_gloo``.
@@ -29,7 +29,7 @@ def get_default_hybrid_sharders(host_env: ShardingEnv) -> list[ModuleSharder[nn.
     backend = dist.get_backend(host_env.process_group)
     if backend != "gloo":
         raise ConversionError(
-            f"host_env is over {backend}: ids are on the host, where only gloo sends.",
+            f"host_env is over {backend}: ids are in host memory, and only gloo can send from there.",
             reason="host_env_not_gloo",
             what_to_do=_HOW,
         )
