@@ -191,7 +191,15 @@ def test_a_manifest_that_is_no_file_is_left_alone(tmp_path: Path, kind: str) -> 
     assert os.listdir(path.parent) == ["checkpoint.json"]
 
 
-@pytest.mark.parametrize("unreadable", [OSError("no more file descriptors"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "unreadable",
+    [
+        OSError("no more file descriptors"),
+        KeyboardInterrupt(),
+        manifest_module.torn(Path("checkpoint.json"), "its checksum is different"),
+    ],
+    ids=["unreadable", "interrupted", "damaged"],
+)
 def test_an_error_after_the_switch_deletes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: BaseException
 ) -> None:

@@ -16,6 +16,7 @@ from torchrec.optim.keyed import KeyedOptimizerWrapper
 import recfx
 from recfx.checkpoint import model_plan
 from recfx.checkpoint.dtypes import DTYPES
+from recfx.modules.collection import unsharded_collections
 from tests.builders.optimizers import attach
 from tests.checkpoint.training import KINDS, RAW, OnePart, Training, TwoPart, assert_same, batch
 
@@ -300,3 +301,17 @@ def test_modules_under_two_names(tmp_path: Path) -> None:
     ids = source.model.first.index("a").items()[0]
     assert torch.equal(*(each.model.eval()(batch(1)).detach() for each in (source, target)))
     assert len(target.model.again.index("a")) == len(ids)
+
+
+def test_a_state_that_was_not_there_yet_starts_anew(tmp_path: Path) -> None:
+    """Adagrad's sums do not start from 0 here."""
+    saved, trained = Training.build("adagrad"), Training.build("adagrad", seed=1)
+    for optimizer in saved.user_optimizers.values():
+        optimizer.state.clear()
+    saved.save(tmp_path)
+    trained.steps(0, 2)
+    trained.load(tmp_path)
+    start = KINDS["adagrad"][1]["initial_accumulator_value"]
+    for collection in unsharded_collections(trained.model).values():
+        for fused in collection.fused_optimizers().values():
+            assert bool((fused.state["sum"] == start).all())

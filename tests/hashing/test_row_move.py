@@ -11,6 +11,7 @@ from recfx.errors import CheckpointError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.hashing.row_move import check_saved_index, fit_rows
 from recfx.kernels.buckets import bucket_begin, bucket_of
+from recfx.kernels.index_buffers import FREED, NEVER_USED, TAKEN
 
 
 def index_of(rows: int, buckets: int, dense_rows: int = 0, seed: int = 0) -> HashIndex:
@@ -61,6 +62,15 @@ def test_every_id_takes_the_lowest_free_row_of_its_bucket_in_the_order_of_old_ro
     old_of = {int(new): int(old) for old, new in zip(move.old_rows, move.new_rows, strict=True)}
     assert all(old_of[row] == row for row in range(dense_rows))
     assert {wanted[id_]: row for row, id_ in held} == {new: old for new, old in old_of.items() if new >= dense_rows}
+
+
+def test_rows_that_lose_their_ids_are_marked_as_used_and_others_are_not() -> None:
+    source, target = index_of(8, 1), index_of(16, 1)
+    source.insert(torch.arange(100, 103))
+    target.insert(torch.arange(200, 205))
+    target.erase(torch.tensor([204]))
+    state, _ = fit_rows(target, dict(source.state_dict()))
+    assert state["row_state"].tolist() == [TAKEN] * 3 + [FREED] * 2 + [NEVER_USED] * 11
 
 
 def test_a_table_with_as_many_rows_is_left_alone() -> None:

@@ -26,6 +26,7 @@ from tests.builders.optimizers import attach
 OPTIMIZERS: dict[str, tuple[type, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 2.0}),
     "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-2}),
+    "adagrad_from_a_half": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-2, "initial_accumulator_value": 0.5}),
     "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-2}),
     "adam": (torch.optim.Adam, {"lr": 0.05, "eps": 1e-2}),
 }

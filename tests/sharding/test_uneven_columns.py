@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import recfx
+from recfx.sharding.gather import gather_tables
 from tests.sharding.cases import Case, Table, check, train_sharded, train_whole
 from tests.sharding.ranks import ranks
+from tests.sharding.stateful import make, sharded_of, train
 
 CASE = Case(
     (
@@ -35,3 +39,47 @@ def test_hashed_means_are_divided_by_the_lengths_of_their_own_bags(admit_after: 
     for answer in answers:
         for name, (_, index) in answer["indexes"].items():
             assert torch.equal(index["row_ids"], whole.index(name).row_ids)
+
+
+def cut(*sharding: tuple[Any, ...]) -> Case:
+    tables = tuple(replace(table, sharding=kind) for table, kind in zip(CASE.tables, sharding, strict=True))
+    return replace(CASE, tables=tables, optimizer="rowwise_adagrad")
+
+
+def gathered(model: Any) -> dict[str, torch.Tensor]:
+    """The sums of each table's optimizer. Collective."""
+    return {
+        name: table.optimizer.state["sum"]
+        for name, table in gather_tables(sharded_of(model)).items()
+        if table.optimizer is not None
+    }
+
+
+def save(rank: int, world_size: int, case: Case, folder: str) -> dict[str, torch.Tensor]:
+    model = make(case, world_size)
+    train(model, case, rank, world_size, 0, 1)
+    recfx.save_checkpoint(model, folder)
+    return gathered(model)
+
+
+def load(rank: int, world_size: int, case: Case, folder: str) -> dict[str, torch.Tensor]:
+    model = make(case, world_size, seed=5)
+    recfx.load_checkpoint(model, folder)
+    return gathered(model)
+
+
+def test_sums_of_blocks_become_their_mean_weighted_by_columns(tmp_path: Path) -> None:
+    """After one step that is what the uncut table has, wherever it is gathered or loaded."""
+    uneven = cut(("column_sizes", 4, 8), ("column_sizes", 4, 16), ("column_sizes", 12, 4))
+    folder = str(tmp_path)
+    whole = make(uneven, 0)
+    train(whole, uneven, 0, 0, 0, 1)
+    wanted = {name: fused.state["sum"] for name, fused in whole.sparse.fused_optimizers().items()}
+    unsharded = make(uneven, 0, seed=5)
+    found = ranks(2).run(save, uneven, folder)
+    found += ranks(2).run(load, cut(("row_wise",), ("table_wise", 1), ("column_sizes", 8, 8)), folder)
+    recfx.load_checkpoint(unsharded, folder)
+    found.append({name: fused.state["sum"] for name, fused in unsharded.sparse.fused_optimizers().items()})
+    for each in found:
+        for name, value in wanted.items():
+            torch.testing.assert_close(each[name], value, rtol=1e-4, atol=1e-6)
