@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import fx
 
 from recfx.ir.meta import node_meta
-from recfx.ir.node_kinds import CUTS
+from recfx.ir.node_kinds import CUTS, NODE_KINDS
 from recfx.ir.typed_access import node_module
 from recfx.ir.verifier import verify_graph
 from recfx.nodes import SnapshotIndexes
@@ -23,6 +23,18 @@ from recfx.passes.split_hash_ids import SplitHashIds
 
 # Such a node, and all that need it, come after the cut of this number.
 _CUT_BEFORE = {kind: number for number, kind in enumerate(CUTS, start=1)}
+
+
+def _earliest(kind: str) -> int:
+    """The number of the first stage in which a node of this kind may run, whatever it needs.
+
+    A node comes after all cuts of earlier stages of a step. A rank without any shard of some tables has nothing to look
+    up for them; their ``output_dist_start`` must be called in its turn all the same, as all other ranks call it.
+    """
+    if kind in _CUT_BEFORE:
+        return _CUT_BEFORE[kind]
+    own = NODE_KINDS[kind].stage.value
+    return max((number for cut, number in _CUT_BEFORE.items() if NODE_KINDS[cut].stage.value < own), default=0)
 
 
 class Stage:
@@ -54,8 +66,8 @@ class Stages(NamedTuple):
         select: a rank's own work.
         send: ``input_dist_start``.
         snapshot: what is noted before something runs on another thread.
-        arrive: ids that have arrived, and ``find_ids``; without that, everything up to the last ``output_dist_start``.
-        compute: from ``insert_ids`` to the last ``output_dist_start``.
+        arrive: ids that have arrived, and ``find_ids`` or ``hash_ids``.
+        compute: from ``insert_ids``, or from the lookups, to the last ``output_dist_start``.
         collect: the rest.
     """
 
@@ -125,7 +137,7 @@ def _number_nodes(graph: fx.Graph) -> dict[fx.Node, int]:
         if node.op == "output":
             continue
         meta = node_meta(node)
-        own = 0 if meta is None else _CUT_BEFORE.get(meta.kind, 0)
+        own = 0 if meta is None else _earliest(meta.kind)
         number_of[node] = max([own, *(number_of[source] for source in node.all_input_nodes)])
     return number_of
 

@@ -21,6 +21,7 @@ from recfx.nodes.resources import Resources
 from recfx.passes import passes, run_passes
 from recfx.passes._nodes import nodes_of_kind
 from recfx.sharding.local_tables import make_local_tables
+from recfx.sharding.pipeline_stages import Prefetching, cut
 from recfx.sharding.plan import read_plan
 from tests.sharding.cases import Case, Table, plan_of
 
@@ -105,6 +106,20 @@ def test_a_rank_without_tables_takes_part_all_the_same() -> None:
         "ebc_keyed_tensor = keyed_tensor(ebc_output_dist_wait)",
         "return ebc_keyed_tensor",
     ]
+
+
+@pytest.mark.parametrize("hashing", [None, recfx.HashConfig(dense_rows=0, buckets=4)])
+def test_a_rank_without_shards_sends_in_its_turn(hashing: recfx.HashConfig | None) -> None:
+    """What it sends needs nothing of its own; sent when ids arrive, it would overtake what the ranks before it send."""
+    tables = (Table("a", 8, 8, ("f0",), "SUM", ("table_wise", 3)), Table("b", 8, 8, ("f1",), "SUM", ("row_wise",)))
+    graph_module, _ = graph_of(tables, hashing, after="lower")
+    prefetching = Prefetching(graph_module)
+    assert prefetching.is_of_use == (hashing is not None)
+    for stages in (cut(graph_module), prefetching.stages):
+        of_stage = {name: stage.outputs for name, stage in stages._asdict().items()}
+        assert of_stage["compute"] == ["ebc_output_dist_start", "ebc_output_dist_start_1"]
+        assert of_stage["collect"] == ["ebc_keyed_tensor"]
+        assert not any("lookup" in output for output in of_stage["arrive"])
 
 
 def test_rows_cut_inside_hosts_take_two_hops() -> None:

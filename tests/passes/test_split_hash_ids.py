@@ -69,10 +69,10 @@ def test_the_stages_of_the_split_graph() -> None:
     assert made == {
         "select": ["ebc_select_features"],
         "send": [],
-        "snapshot": ["ebc_find_ids"],
-        "arrive": [],
-        "compute": ["ebc_keyed_tensor"],
-        "collect": [],
+        "snapshot": ["ebc_snapshot_indexes"],
+        "arrive": ["ebc_find_ids"],
+        "compute": ["ebc_lookup"],
+        "collect": ["ebc_keyed_tensor"],
     }
 
 

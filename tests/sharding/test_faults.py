@@ -131,7 +131,7 @@ def train_until_a_rank_dies(rank: int, folder: Path) -> dict[str, Any]:
     torch.save(second, folder.parent / f"second{rank}")
     dist.barrier()
     if rank == 1:
-        model.sparse.graph_module.lookup.register_forward_hook(lambda *_: os._exit(7))
+        model.sparse.graph_module.hash_lookup.register_forward_hook(lambda *_: os._exit(7))
     began = time.monotonic()
     try:
         step(model, data[2])
