@@ -54,7 +54,13 @@ class FusedOptimizer:
     def changed_setting(self) -> str:
         """A setting that was changed after attaching, to a value that no fused update supports; or ``""``."""
         group = self.group
-        return next((f"{name}={group[name]!r}" for name in WITHOUT_FUSED_FORM if group.get(name)), "")
+        for name in WITHOUT_FUSED_FORM:
+            if group.get(name):
+                return f"{name}={group[name]!r}"
+        own = self.rule.neutral.items()
+        return next(
+            (f"{name}={group[name]!r}" for name, values in own if name in group and group[name] not in values), ""
+        )
 
     def settings(self) -> tuple[Any, ...]:
         """The settings that must be equal for one kernel call to update two tables."""

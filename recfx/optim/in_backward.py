@@ -85,10 +85,11 @@ def fused_optimizer_of(weight: nn.Parameter, path: str) -> FusedOptimizer | Diag
         defaults = {setting.name: setting.default for setting in (*COMMON_SETTINGS, *rule.settings)}
         group = {**defaults, **optimizer._kwargs}
     arguments = inspect.signature(type(optimizer)).parameters  # schedulers write more entries into the group
+    neutral = {**NEUTRAL, **rule.neutral}
     for name, value in group.items():
-        if name in rule.supported or (name not in NEUTRAL and name not in arguments):
+        if name in rule.supported or (name not in neutral and name not in arguments):
             continue
-        if name != "params" and (isinstance(value, torch.Tensor) or value not in NEUTRAL.get(name, ())):
+        if name != "params" and (isinstance(value, torch.Tensor) or value not in neutral.get(name, ())):
             return _not_fused(
                 "unsupported_optimizer_argument",
                 path,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -133,6 +134,32 @@ def test_without_the_line_it_is_not_fused() -> None:
 def test_no_two_rules_stand_for_one_class() -> None:
     with registered(SIGN_SGD), pytest.raises(ValueError, match="sign_sgd"), registered(SIGN_SGD):
         pass
+
+
+class SignSGDWithOption(SignSGD):
+    """Has an argument that no other optimizer has, and that is no setting of the rule."""
+
+    def __init__(self, params: Any, lr: float = 0.1, floor: float = 1.0, upside_down: bool = False) -> None:
+        super().__init__(params, lr, floor)
+        self.param_groups[0]["upside_down"] = upside_down
+
+
+def test_a_rule_names_the_values_at_which_an_argument_of_its_class_changes_nothing() -> None:
+    rule = replace(SIGN_SGD, dense_class=SignSGDWithOption, neutral={"upside_down": (False,)})
+    dense, refused = collection(), collection()
+    for made, upside_down in ((dense, False), (refused, True)):
+        made.embedding_bags["t"].weight = nn.Parameter(made.embedding_bags["t"].weight.detach())
+        attach(made, SignSGDWithOption, upside_down=upside_down, **SETTINGS)
+    with registered(rule):
+        converted: Any = recfx.convert(dense)
+        (table,) = recfx.explain(converted).collections[0].tables
+        assert table.optimizer == "fused sign_sgd"
+        with pytest.raises(recfx.ConversionError, match=r"SignSGDWithOption\(upside_down=True\) has no fused form"):
+            recfx.convert(refused)
+        (optimizer,) = attached_optimizers(converted.weight("t"))
+        optimizer.param_groups[0]["upside_down"] = True
+        with pytest.raises(recfx.ConversionError, match="was given upside_down=True after the conversion"):
+            steps(converted, torch.arange(ROWS))
 
 
 def train_and_reload(rank: int, world_size: int, case: Case) -> list[dict[str, torch.Tensor]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -96,6 +96,8 @@ class Rule(ABC):
         saves_step: whether TorchRec saves ``step``, which it does if the rule reads it.
         decay_in_fused_params: why ``weight_decay`` in ``fused_params`` is refused, and what to do about it; empty if it
             is accepted.
+        neutral: arguments of its classes that no other rule has, with the values that change nothing; all other values
+            are refused.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Rule(ABC):
     counts_steps: bool = False
     saves_step: bool = False
     decay_in_fused_params: str = ""
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @abstractmethod
     def update(
