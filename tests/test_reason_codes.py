@@ -15,28 +15,20 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
 
 import recfx
+from tests.builders.batches import one_bag
+from tests.builders.collections import tables_named
 from tests.builders.optimizers import attach
 
 RAW = recfx.HashConfig(dense_rows=0)
 
 
-def collection(*names: str, rows: int = 10) -> EmbeddingBagCollection:
-    return EmbeddingBagCollection(
-        [EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=4, feature_names=[name]) for name in names]
-    )
-
-
-def batch(*ids: int) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["t"], torch.tensor(ids), lengths=torch.tensor([len(ids)]))
-
-
 class Part(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.ebc = collection("t")
+        self.ebc = tables_named("t")
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         pooled = self.ebc(features).values()
@@ -75,7 +67,7 @@ def test_an_attribute_that_the_converted_collection_uses_itself(name: str) -> No
 def test_unconvert_of_a_table_that_holds_ids() -> None:
     converted = recfx.convert(Model(), hashing=RAW)
     assert isinstance(recfx.unconvert(converted).part.ebc, EmbeddingBagCollection)
-    converted(batch(70, 80))
+    converted(one_bag(70, 80, feature="t"))
     with pytest.raises(recfx.ConversionError, match=r"'t' holds 2 ids.*with_mapping=True") as caught:
         recfx.unconvert(converted)
     assert (caught.value.reason, caught.value.module_path) == ("index_holds_ids", "part.ebc")
@@ -83,15 +75,15 @@ def test_unconvert_of_a_table_that_holds_ids() -> None:
 
 
 def test_a_graph_does_not_run_parts_in_the_other_mode() -> None:
-    graph = recfx.convert(Model(), (batch(1),), whole_graph=True)
+    graph = recfx.convert(Model(), (one_bag(1, feature="t"),), whole_graph=True)
     graph.part.eval()
     with pytest.raises(recfx.ConversionError) as caught:
-        graph(batch(1))
+        graph(one_bag(1, feature="t"))
     assert (caught.value.reason, caught.value.module_path) == ("mixed_modes", "part")
     model = Model()
     model.part.eval()
     with pytest.raises(recfx.ConversionError) as caught:
-        recfx.trace(model, (batch(1),))
+        recfx.trace(model, (one_bag(1, feature="t"),))
     assert caught.value.reason == "mixed_modes"
 
 
@@ -108,7 +100,7 @@ def test_a_mode_in_which_the_model_cannot_run_is_named() -> None:
         def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
             return self.inner(features)
 
-    graph = recfx.convert(Outer(), (batch(1),), whole_graph=True)
+    graph = recfx.convert(Outer(), (one_bag(1, feature="t"),), whole_graph=True)
     reasons = [reason for reason in recfx.explain(graph).reasons if reason.code == "not_compared"]
     assert len(reasons) == 1
     assert "train mode" in reasons[0].message
@@ -130,7 +122,7 @@ def test_state_of_another_size() -> None:
     converted = recfx.convert(model)
     before = weight.detach().clone()
     with pytest.raises(recfx.ConversionError, match=r"\(3, 4\)") as caught:
-        converted(batch(1)).sum().backward()
+        converted(one_bag(1, feature="t")).sum().backward()
     assert caught.value.reason == "optimizer_state_shape"
     assert torch.equal(weight, before)
 
@@ -146,7 +138,7 @@ def test_two_optimizers_in_backward_run_as_before() -> None:
     assert "2 optimizers" in reason.message
     assert converted.part.ebc.not_fused["t"].code == "several_optimizers"
     for one in (converted, plain):
-        one(batch(1, 2)).sum().backward()
+        one(one_bag(1, 2, feature="t")).sum().backward()
     torch.testing.assert_close(converted.state_dict(), plain.state_dict(), rtol=1e-5, atol=1e-6)
 
 
@@ -154,7 +146,7 @@ def test_a_table_of_another_shape_is_not_looked_up() -> None:
     converted = recfx.convert(Model())
     converted.part.ebc.weight("t").data = torch.rand(5, 4)
     with pytest.raises(recfx.ConversionError, match=r"\(5, 4\).*\(10, 4\)") as caught:
-        converted(batch(1))
+        converted(one_bag(1, feature="t"))
     assert (caught.value.reason, caught.value.module_path) == ("table_shape_changed", "part.ebc")
 
 
@@ -174,7 +166,7 @@ def test_a_conversion_that_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AssembleKeyedTensor, "forward", lambda self, *pooled: right(self, *(p + 1 for p in pooled)))
     model = Model()
     with pytest.raises(recfx.ConversionError, match="outputs 0") as caught:
-        recfx.convert(model, (batch(1),), hashing=recfx.HashConfig(rows=30))
+        recfx.convert(model, (one_bag(1, feature="t"),), hashing=recfx.HashConfig(rows=30))
     assert caught.value.reason == "verification_failed"
     assert model.part.ebc.embedding_bags["t"].weight.shape == (10, 4)
 
@@ -189,7 +181,7 @@ def test_tables_do_not_grow_under_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_collection_that_is_kept_after_all_keeps_its_rows() -> None:
     """Its first table could grow, its second cannot: neither may."""
-    model = nn.ModuleDict({"good": collection("g"), "bad": collection("a", "b")})
+    model = nn.ModuleDict({"good": tables_named("g"), "bad": tables_named("a", "b")})
     attach([model["bad"].embedding_bags["b"].weight], torch.optim.SGD)
     before = copy.deepcopy(model.state_dict())
     converted = recfx.convert(model, hashing=recfx.HashConfig(rows=30), on_unsupported="keep")

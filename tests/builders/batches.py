@@ -9,6 +9,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from tests.builders.collections import ROWS
 
+RAW_ID = 2**60  # an id that only an index can read
+
 
 def batch(
     batch_size: int,
@@ -41,6 +43,11 @@ def bags(features: Mapping[str, Sequence[Sequence[int]]], weights: torch.Tensor 
     listed = [bag for each in features.values() for bag in each]
     ids = torch.tensor([id_ for bag in listed for id_ in bag], dtype=torch.int64)
     return KeyedJaggedTensor(list(features), ids, weights, lengths=torch.tensor([len(bag) for bag in listed]))
+
+
+def raw_batch() -> KeyedJaggedTensor:
+    """One sample of ``f1``, ``f2`` and ``f3``, which a collection without an index refuses."""
+    return bags({"f1": [[RAW_ID]], "f2": [[2]], "f3": [[3]]})
 
 
 def one_bag(*ids: int, feature: str = "f", weights: torch.Tensor | None = None) -> KeyedJaggedTensor:

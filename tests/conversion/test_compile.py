@@ -8,11 +8,10 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from torch import nn
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.conversion.convert import convert
 from recfx.hashing import HashConfig
-from tests.builders.batches import batch
+from tests.builders.batches import batch, raw_batch
 from tests.models.handwritten import Tower
 from tests.optim.fused_pairs import fused_pair, train
 
@@ -24,11 +23,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def raw_batch() -> KeyedJaggedTensor:
-    """A batch that a collection without an index refuses."""
-    return KeyedJaggedTensor(["f1", "f2", "f3"], torch.tensor([2**60, 2, 3]), lengths=torch.tensor([1, 1, 1]))
 
 
 @pytest.mark.parametrize(

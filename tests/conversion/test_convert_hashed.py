@@ -21,7 +21,7 @@ EXTREMES = [-(2**63), 2**63 - 1, -1, 0, 1, 2**32, -(2**31)]
 RAW = HashConfig(dense_rows=0)
 
 
-def bags(lengths: list[int], ids: list[int], keys: list[str]) -> KeyedJaggedTensor:
+def flat_bags(lengths: list[int], ids: list[int], keys: list[str]) -> KeyedJaggedTensor:
     """A KJT of these ids."""
     return KeyedJaggedTensor(keys, torch.tensor(ids, dtype=torch.int64), lengths=torch.tensor(lengths))
 
@@ -39,7 +39,7 @@ def one_table(
 
 def pooled(model: nn.Module, ids: list[int]) -> torch.Tensor:
     """One bag of ``f1`` for each id."""
-    return model(bags([1] * len(ids), ids, ["f1"])).values().detach().clone()
+    return model(flat_bags([1] * len(ids), ids, ["f1"])).values().detach().clone()
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
@@ -78,7 +78,7 @@ def test_the_mean_counts_ids_without_a_row() -> None:
     model = one_table(pooling=PoolingType.MEAN)
     seen = pooled(model, [5, 6])
     model.eval()
-    answer = model(bags([3, 1, 0, 2], [5, 77, 6, 88, 5, 5], ["f1"])).values()
+    answer = model(flat_bags([3, 1, 0, 2], [5, 77, 6, 88, 5, 5], ["f1"])).values()
     wanted = torch.stack([(seen[0] + seen[1]) / 3, torch.zeros(4), torch.zeros(4), seen[0]])
     torch.testing.assert_close(answer, wanted, rtol=1e-6, atol=1e-7)
 
@@ -107,12 +107,12 @@ def test_a_full_table_is_named_and_no_table_of_the_collection_changes() -> None:
     """The first table has room and has inserted when the second one is full."""
     tables = [table("roomy", ["f1"], dim=4, rows=50), table("small", ["f2"], dim=4, rows=3)]
     model = convert(nn.ModuleDict({"ebc": EmbeddingBagCollection(tables=tables)}), hashing=RAW)["ebc"]
-    model(bags([2, 2], [10, 11, 20, 21], ["f1", "f2"]))
+    model(flat_bags([2, 2], [10, 11, 20, 21], ["f1", "f2"]))
     twin = copy.deepcopy(model)
     before = copy.deepcopy(model.state_dict())
     counters = model.hash_indexes["roomy"].counters
     with pytest.raises(TableFullError) as raised:
-        model(bags([3, 2], [12, 13, 10, 22, 23], ["f1", "f2"]))
+        model(flat_bags([3, 2], [12, 13, 10, 22, 23], ["f1", "f2"]))
     error = raised.value
     assert error.reason == "table_full"
     assert error.module_path == "ebc"
@@ -124,7 +124,7 @@ def test_a_full_table_is_named_and_no_table_of_the_collection_changes() -> None:
     assert model.hash_indexes["roomy"].counters["inserted"] == counters["inserted"]
     assert len(model.hash_indexes["roomy"]) == len(model.hash_indexes["small"]) == 2
     # What comes next is as if the batch had never been.
-    following = bags([2, 1], [14, 12, 22], ["f1", "f2"])
+    following = flat_bags([2, 1], [14, 12, 22], ["f1", "f2"])
     assert torch.equal(model(following).values(), twin(following).values())
     assert all(map(torch.equal, model.hash_indexes["roomy"].items(), twin.hash_indexes["roomy"].items()))
 
@@ -196,7 +196,7 @@ def test_one_table_hashed_beside_one_adopted() -> None:
     oracle = copy.deepcopy(standard)
     model = convert(standard, hashing={"t1": RAW})
     assert list(model.hash_indexes) == ["t1"]
-    features = bags([1, 2, 1, 2, 0, 1], [2**50, -9, 2**50, 3, 4, 5, 6], ["f1", "f2", "f3"])
+    features = flat_bags([1, 2, 1, 2, 0, 1], [2**50, -9, 2**50, 3, 4, 5, 6], ["f1", "f2", "f3"])
     found = model(features)
     ids, rows = model.hash_indexes["t1"].items()
     row_of = dict(zip(ids.tolist(), rows.tolist(), strict=True))
@@ -221,7 +221,7 @@ def test_training_equals_the_standard_collection_fed_rows(
         batches.append((universe[torch.randint(0, 40, (int(lengths.sum()),))], lengths))
 
     hashed = convert(EmbeddingBagCollection(tables=tables), hashing=RAW)
-    hashed(bags([40, 40], [*universe.tolist(), *universe.tolist()], ["f1", "f2"]))  # rows for all, before training
+    hashed(flat_bags([40, 40], [*universe.tolist(), *universe.tolist()], ["f1", "f2"]))  # rows for all, before training
     oracle = EmbeddingBagCollection(tables=tables)
     oracle.load_state_dict(hashed.state_dict(), strict=False)
     row_of = {
@@ -248,8 +248,8 @@ def test_training_equals_the_standard_collection_fed_rows(
 def test_new_rows_between_forward_and_backward() -> None:
     """Rows are initialised inside forward: autograd must not see that as a change of what it saved."""
     model = one_table()
-    first = model(bags([2], [1, 2], ["f1"])).values()
-    second = model(bags([2], [3, 1], ["f1"])).values()
+    first = model(flat_bags([2], [1, 2], ["f1"])).values()
+    second = model(flat_bags([2], [3, 1], ["f1"])).values()
     (first.sum() + second.sum()).backward()
     assert int((model.embedding_bags["t1"].weight.grad != 0).any(dim=1).sum()) == 3
 

@@ -19,13 +19,11 @@ from recfx.conversion.convert import convert
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.modules.collection import HashEmbeddingBagCollection
-from tests.builders.batches import batch
+from tests.builders.batches import RAW_ID, batch, raw_batch
 from tests.builders.collections import collection, table
 from tests.builders.optimizers import attach
 from tests.models.handwritten import Tower, process_group
 from tests.optim.fused_pairs import fused_pair
-
-RAW_ID = 2**60  # an id that only an index can read
 
 
 @pytest.fixture(autouse=True)
@@ -35,11 +33,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def raw_batch() -> KeyedJaggedTensor:
-    """A batch that a collection without an index refuses."""
-    return KeyedJaggedTensor(["f1", "f2", "f3"], torch.tensor([RAW_ID, 2, 3]), lengths=torch.tensor([1, 1, 1]))
 
 
 def assert_same_outputs(one: nn.Module, other: nn.Module, features: KeyedJaggedTensor | None = None) -> None:

@@ -11,11 +11,8 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
 from recfx.record.verify_report import SKIPPED
+from tests.builders.batches import two_bags
 from tests.builders.collections import table
-
-
-def features(ids: list[int]) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.tensor([len(ids) - 1, 1]))
 
 
 class Modes(nn.Module):
@@ -33,7 +30,7 @@ class Modes(nn.Module):
 
 @pytest.mark.parametrize("modes", [(1, 0), (0, 1), (2, 1), (1, 3), (2, 2)])
 def test_calls_of_the_mode_that_makes_most(modes: tuple[int, int]) -> None:
-    sample = (features([1, 2, 3]),)
+    sample = (two_bags(1, 2, 3),)
     for was_training in (True, False):
         model = Modes(*modes).train(was_training)
         report = recfx.explain(model, sample)
@@ -44,12 +41,12 @@ def test_calls_of_the_mode_that_makes_most(modes: tuple[int, int]) -> None:
 
 
 def test_a_collection_that_nothing_calls() -> None:
-    assert recfx.explain(Modes(0, 0), (features([1, 2, 3]),)).collections[0].found == "never called"
+    assert recfx.explain(Modes(0, 0), (two_bags(1, 2, 3),)).collections[0].found == "never called"
 
 
 @pytest.mark.parametrize("modes", [(2, 1), (1, 1)])
 def test_ids_that_may_be_admitted_between_two_calls_have_no_oracle(modes: tuple[int, int]) -> None:
-    sample = (features([1, 2, 2]),)
+    sample = (two_bags(1, 2, 2),)
     model = Modes(*modes)
     converted = recfx.convert(model, sample=sample, hashing=recfx.HashConfig(dense_rows=0, admit_after=2))
     report = recfx.verify(model, converted, sample)
@@ -87,7 +84,7 @@ class Careless(nn.Module):
 @pytest.mark.parametrize("step", ["explain", "convert", "trace"])
 def test_nothing_that_the_caller_holds_changes(step: str) -> None:
     model = Careless()
-    inputs = Inputs(features([1, 2, 3]), torch.ones(2, 1), ["kept"])
+    inputs = Inputs(two_bags(1, 2, 3), torch.ones(2, 1), ["kept"])
     options = {"scale": torch.ones(1)}
     before = inputs.features, inputs.dense, inputs.notes
     sample = (inputs, options)

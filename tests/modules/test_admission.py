@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
 from recfx.hashing import HashConfig
+from tests.builders.batches import one_bag
 from tests.builders.collections import table
 from tests.builders.optimizers import OPTIMIZERS
 from tests.support.lifecycle import pair
@@ -62,7 +63,7 @@ def test_rows_in_flight_with_admission() -> None:
 
 
 def features(ids: list[int], weights: torch.Tensor | None = None) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["f"], torch.tensor(ids), weights, lengths=torch.tensor([len(ids)]))
+    return one_bag(*ids, weights=weights)
 
 
 def model_of(config: HashConfig, *, pooling: PoolingType = PoolingType.SUM, is_weighted: bool = False) -> Any:

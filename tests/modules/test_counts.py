@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection
 
 import recfx
+from tests.builders.batches import bags
 from tests.builders.collections import table
 
 
@@ -16,8 +16,7 @@ def test_resident_ids_count_beside_new_ones(backend: str) -> None:
     converted = recfx.convert(plain, hashing=recfx.HashConfig(dense_rows=0), backend=backend)
 
     def batch(first: list[int], second: list[int]) -> None:
-        ids = torch.tensor(first + second)
-        converted(KeyedJaggedTensor(["f1", "f2"], ids, lengths=torch.tensor([len(first), len(second)])))
+        converted(bags({"f1": [first], "f2": [second]}))
 
     batch([1, 2], [7])
     batch([2, 2, 3], [7, 7])

@@ -14,27 +14,21 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 import recfx
 from recfx import HashConfig, HashEmbeddingBagCollection
 from recfx.errors import IdRangeError, InputError
+from tests.builders.batches import bags
+from tests.builders.collections import table
 from tests.builders.optimizers import attach
 
 EVICT = HashConfig(dense_rows=0, on_full="evict", buckets=1)
 
 
 def collection(tables: int = 1, rows: int = 4, **config: object) -> EmbeddingBagCollection:
-    return EmbeddingBagCollection(
-        [
-            EmbeddingBagConfig(
-                name=f"t{table}", num_embeddings=rows, embedding_dim=4, feature_names=[f"f{table}"], **config
-            )
-            for table in range(tables)
-        ]
-    )
+    configs = [table(f"t{number}", [f"f{number}"], dim=4, rows=rows, **config) for number in range(tables)]
+    return EmbeddingBagCollection(configs)
 
 
 def batch(*ids: list[int]) -> KeyedJaggedTensor:
     """One sample; one list of ids a table."""
-    values = torch.tensor([id_ for each in ids for id_ in each])
-    keys = [f"f{table}" for table in range(len(ids))]
-    return KeyedJaggedTensor(keys, values, lengths=torch.tensor([len(each) for each in ids]))
+    return bags({f"f{number}": [each] for number, each in enumerate(ids)})
 
 
 def evicting(**config: object) -> HashEmbeddingBagCollection:

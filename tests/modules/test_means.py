@@ -10,6 +10,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.conversion.convert import convert
 from recfx.hashing import HashConfig
+from tests.builders.batches import bags
 from tests.builders.collections import table
 
 RAW = {7: 10**12, 8: -3, 9: 2**40}  # what the hashed tables see instead of the oracle's rows
@@ -31,9 +32,7 @@ def collection(width: int) -> EmbeddingBagCollection:
 
 
 def features(names: dict[int, int]) -> KeyedJaggedTensor:
-    bags = [bag for each in BAGS.values() for bag in each]
-    ids = torch.tensor([names.get(id_, id_) for bag in bags for id_ in bag])
-    return KeyedJaggedTensor(list(BAGS), ids, lengths=torch.tensor([len(bag) for bag in bags]))
+    return bags({key: [[names.get(id_, id_) for id_ in bag] for bag in each] for key, each in BAGS.items()})
 
 
 @pytest.mark.parametrize("hashing", [HashConfig(), None], ids=["adopted", "static"])

@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
+from tests.builders.batches import one_bag
+from tests.builders.collections import one_table
 from tests.support.ports import free_port
 
 
@@ -29,10 +30,8 @@ def replica(rank: int, port: int, folder: str) -> None:
 
 def check_replica(rank: int) -> None:
     torch.manual_seed(0)
-    plain = EmbeddingBagCollection(
-        [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])]
-    )
-    batch = KeyedJaggedTensor(["f"], torch.tensor([1, 2 + rank]), lengths=torch.tensor([2]))
+    plain = one_table()
+    batch = one_bag(1, 2 + rank)
     adopted = DistributedDataParallel(recfx.convert(plain))
     adopted(batch).values().sum().backward()
     gradient = plain.embedding_bags["t"].weight.grad

@@ -6,45 +6,37 @@ import copy
 
 import pytest
 import torch
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
 import recfx
-
-
-def collection() -> EmbeddingBagCollection:
-    return EmbeddingBagCollection(
-        [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])]
-    )
-
-
-def batch(*ids: int) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.tensor([len(ids)]))
+from tests.builders.batches import one_bag
+from tests.builders.collections import one_table
 
 
 def test_adopted_tables_save_the_plain_keys_and_load_both_ways() -> None:
-    plain, other = collection(), collection()
+    plain, other = one_table(), one_table()
     converted = recfx.convert(plain)
     assert list(converted.state_dict()) == list(plain.state_dict())
     converted.load_state_dict(other.state_dict(), strict=True)
     assert torch.equal(converted.weight("t"), other.embedding_bags["t"].weight)
-    third = collection()
+    third = one_table()
     third.load_state_dict(converted.state_dict(), strict=True)
     assert torch.equal(third.embedding_bags["t"].weight, other.embedding_bags["t"].weight)
 
 
 def test_a_plain_state_makes_an_index_empty() -> None:
-    converted = recfx.convert(collection(), hashing=recfx.HashConfig(dense_rows=0))
-    converted(batch(7_000_000_000))
+    converted = recfx.convert(one_table(), hashing=recfx.HashConfig(dense_rows=0))
+    converted(one_bag(7_000_000_000))
     assert len(converted.index("t")) == 1
     with pytest.warns(UserWarning, match="forgets its 1 ids"):
-        converted.load_state_dict(collection().state_dict(), strict=True)
+        converted.load_state_dict(one_table().state_dict(), strict=True)
     assert len(converted.index("t")) == 0
 
 
 def test_a_state_with_fewer_rows_fills_the_first() -> None:
-    plain = collection()
-    converted = recfx.convert(collection(), hashing=recfx.HashConfig(rows=16))
-    converted(batch(3, 123_456_789_012))
+    plain = one_table()
+    converted = recfx.convert(one_table(), hashing=recfx.HashConfig(rows=16))
+    converted(one_bag(3, 123_456_789_012))
     tail = converted.weight("t")[10:].detach().clone()
     with pytest.warns(UserWarning, match="forgets its 1 ids"):
         converted.load_state_dict(plain.state_dict(), strict=True)
@@ -53,13 +45,13 @@ def test_a_state_with_fewer_rows_fills_the_first() -> None:
 
 
 def test_an_indexed_state_comes_back_exactly() -> None:
-    converted = recfx.convert(collection(), hashing=recfx.HashConfig(dense_rows=0))
+    converted = recfx.convert(one_table(), hashing=recfx.HashConfig(dense_rows=0))
     ids = (-(2**63), -1, 0, 2**63 - 1, 5)
-    first = converted(batch(*ids)).values()
-    fresh = recfx.convert(collection(), hashing=recfx.HashConfig(dense_rows=0)).eval()
-    assert bool((fresh(batch(*ids)).values() == 0).all())
+    first = converted(one_bag(*ids)).values()
+    fresh = recfx.convert(one_table(), hashing=recfx.HashConfig(dense_rows=0)).eval()
+    assert bool((fresh(one_bag(*ids)).values() == 0).all())
     fresh.load_state_dict(copy.deepcopy(converted.state_dict()), strict=True)
-    assert torch.equal(fresh(batch(*ids)).values(), first)
+    assert torch.equal(fresh(one_bag(*ids)).values(), first)
 
 
 def test_a_meta_model_is_placed_and_initialised() -> None:
@@ -71,7 +63,7 @@ def test_a_meta_model_is_placed_and_initialised() -> None:
     weight = converted.weight("t")
     assert weight.device.type == "cpu"
     assert 0 < float(weight.detach().abs().max()) <= 10**-0.5
-    torch.testing.assert_close(converted(batch(1, 2)).values(), weight[[1, 2]].sum(0, keepdim=True))
+    torch.testing.assert_close(converted(one_bag(1, 2)).values(), weight[[1, 2]].sum(0, keepdim=True))
     hashed = recfx.convert(plain, hashing=recfx.HashConfig(dense_rows=0), device="cpu")
-    hashed(batch(-5))
+    hashed(one_bag(-5))
     assert len(hashed.index("t")) == 1

@@ -13,16 +13,14 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 
 import recfx
 from recfx.conversion import notes
+from tests.builders.batches import one_bag
+from tests.builders.collections import table
 
 HASHED = recfx.HashConfig(dense_rows=0)
 
 
 def tables() -> list[EmbeddingBagConfig]:
-    return [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])]
-
-
-def batch(*ids: int) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.tensor([len(ids)]))
+    return [table("t", ["f"], rows=10, dim=4)]
 
 
 class Named(EmbeddingBagCollection):
@@ -71,7 +69,7 @@ def test_a_converted_subclass(
 ) -> None:
     plain = kind("ads")
     converted = recfx.convert(plain, hashing=hashing)
-    first = converted(batch(1, 2)).values()
+    first = converted(one_bag(1, 2)).values()
     found = kept(converted.eval())
     assert isinstance(found, kind)
     assert isinstance(found, recfx.HashEmbeddingBagCollection)
@@ -82,9 +80,9 @@ def test_a_converted_subclass(
     assert int(found.seen) == 7
     assert found.state_dict().keys() >= plain.state_dict().keys()
     assert not found.training
-    assert torch.equal(found(batch(1, 2)).values(), first)
+    assert torch.equal(found(one_bag(1, 2)).values(), first)
     if hashing is None:
-        torch.testing.assert_close(first, plain(batch(1, 2)).values(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(first, plain(one_bag(1, 2)).values(), rtol=1e-6, atol=1e-6)
     else:
         assert len(found.index("t")) == 2
 
@@ -111,7 +109,7 @@ def test_unconvert_keeps_the_mode(training: bool) -> None:
 @pytest.mark.parametrize("hashing", [HASHED, recfx.HashConfig(rows=16)], ids=["hashed", "partly"])
 def test_reset_parameters_empties_the_indexes(hashing: recfx.HashConfig) -> None:
     converted = recfx.convert(EmbeddingBagCollection(tables()), hashing=hashing)
-    converted(batch(-1, 10**12))
+    converted(one_bag(-1, 10**12))
     assert len(converted.index("t")) == 2
     before = converted.weight("t").detach().clone()
     converted.reset_parameters()
@@ -123,7 +121,7 @@ def test_reset_parameters_empties_the_indexes(hashing: recfx.HashConfig) -> None
     assert after.shape == before.shape
     assert bool((after != before).any(dim=1).all())
     assert float(after.abs().max()) <= 10**-0.5
-    converted(batch(5_000_000_000))
+    converted(one_bag(5_000_000_000))
     assert len(index) == 1
 
 
@@ -155,11 +153,11 @@ def test_a_model_too_large_to_verify_is_reported(monkeypatch: pytest.MonkeyPatch
     model = Model()
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     monkeypatch.setattr(notes, "MOST_BYTES_VERIFIED", size)
-    assert codes(recfx.convert(model, (batch(1),))) == []
+    assert codes(recfx.convert(model, (one_bag(1),))) == []
     monkeypatch.setattr(notes, "MOST_BYTES_VERIFIED", size - 1)
-    converted = recfx.convert(model, (batch(1),))
+    converted = recfx.convert(model, (one_bag(1),))
     assert codes(converted) == [("verification_skipped", "")]
     assert recfx.explain(converted).ok
-    assert codes(recfx.convert(model, (batch(1),), verify=True)) == []  # asked for
-    assert codes(recfx.convert(model, (batch(1),), verify=False)) == []
+    assert codes(recfx.convert(model, (one_bag(1),), verify=True)) == []  # asked for
+    assert codes(recfx.convert(model, (one_bag(1),), verify=False)) == []
     assert codes(recfx.convert(model)) == []

@@ -11,6 +11,7 @@ from torchrec import KeyedJaggedTensor
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.nodes import FindIds, HashIds, InsertIds, SnapshotIndexes
 from recfx.nodes.find_ids import FoundRows
+from tests.builders.batches import one_bag
 
 
 def nodes(
@@ -23,19 +24,15 @@ def nodes(
     (hash_ids,) = [module for module in converted.graph_module.modules() if isinstance(module, HashIds)]
 
     def find(ids: list[int]) -> tuple[KeyedJaggedTensor, FoundRows]:
-        features = batch(ids)
+        features = one_bag(*ids)
         return features, FindIds(hash_ids)(features, SnapshotIndexes(hash_ids)())
 
     return converted, hash_ids, find
 
 
-def batch(ids: list[int]) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.tensor([len(ids)]))
-
-
 def test_finding_changes_and_counts_nothing() -> None:
     converted, _, find = nodes()
-    converted(batch([5, 6]))
+    converted(one_bag(5, 6))
     before = {name: value.clone() for name, value in converted.state_dict().items()}
     _, found = find([6, 7, 5])
     assert found.rows.tolist() == [1, -1, 0]
@@ -44,9 +41,9 @@ def test_finding_changes_and_counts_nothing() -> None:
 
 def test_what_was_inserted_meanwhile_changes_no_row_that_was_found() -> None:
     converted, hash_ids, find = nodes()
-    converted(batch([5, 6]))
+    converted(one_bag(5, 6))
     features, found = find([6, 7, 5])
-    converted(batch([9, 7]))
+    converted(one_bag(9, 7))
     rows = InsertIds(hash_ids)(features, found)
     assert rows.values().tolist() == [1, 3, 0]
     assert converted.index("t").counters["batches"] == 3
@@ -56,18 +53,18 @@ def test_what_was_inserted_meanwhile_changes_no_row_that_was_found() -> None:
 @pytest.mark.parametrize("change", ["erase", "load", "eval"])
 def test_what_is_not_right_any_more_is_hashed_in_turn(change: str) -> None:
     converted, hash_ids, find = nodes()
-    converted(batch([5, 6]))
+    converted(one_bag(5, 6))
     saved = {name: value.clone() for name, value in converted.state_dict().items()}
-    converted(batch([7]))
+    converted(one_bag(7))
     features, found = find([7, 6])
     insert = InsertIds(hash_ids)
     if change == "erase":
         converted.index("t").erase(torch.tensor([7]))
-        converted(batch([8]))  # takes the row
+        converted(one_bag(8))  # takes the row
         assert insert(features, found).values().tolist() == [3, 1]
     elif change == "load":
         converted.load_state_dict(saved)
-        converted(batch([8]))
+        converted(one_bag(8))
         assert insert(features, found).values().tolist() == [3, 1]
     else:
         converted.eval()
@@ -94,7 +91,7 @@ def test_when_finding_ahead_is_of_use(config: dict[str, object], training: bool,
 
 def test_on_meta_nothing_is_found() -> None:
     converted, hash_ids, _ = nodes()
-    features = batch([1, 2]).to(torch.device("meta"))
+    features = one_bag(1, 2).to(torch.device("meta"))
     converted.to("meta")
     assert not SnapshotIndexes(hash_ids).is_of_use
     snapshot = SnapshotIndexes(hash_ids)()

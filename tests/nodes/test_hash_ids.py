@@ -5,19 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
+from tests.builders.batches import bags, one_bag
+from tests.builders.collections import one_table, tables_named
 from tests.builders.optimizers import attach
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_a_forward_replayed_by_activation_checkpointing_counts_nothing(use_reentrant: bool) -> None:
-    plain = EmbeddingBagCollection(
-        [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])]
-    )
-    converted = recfx.convert(plain, hashing=recfx.HashConfig(dense_rows=0))
-    features = KeyedJaggedTensor(["f"], torch.tensor([70, 80, 70]), lengths=torch.tensor([3]))
+    converted = recfx.convert(one_table(), hashing=recfx.HashConfig(dense_rows=0))
+    features = one_bag(70, 80, 70)
     runs = 0
 
     def forward(scale: torch.Tensor) -> torch.Tensor:
@@ -35,16 +34,13 @@ def test_a_forward_replayed_by_activation_checkpointing_counts_nothing(use_reent
 
 
 def two_tables(**config: object) -> EmbeddingBagCollection:
-    tables = [
-        EmbeddingBagConfig(name=name, num_embeddings=8, embedding_dim=4, feature_names=[name]) for name in ("a", "b")
-    ]
-    plain = EmbeddingBagCollection(tables)
+    plain = tables_named("a", "b", rows=8)
     attach(plain, torch.optim.SGD)
     return recfx.convert(plain, hashing=recfx.HashConfig(dense_rows=0, **config))  # type: ignore[arg-type,return-value]
 
 
 def batch(first: list[int], second: list[int]) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["a", "b"], torch.tensor(first + second), lengths=torch.tensor([len(first), len(second)]))
+    return bags({"a": [first], "b": [second]})
 
 
 @pytest.mark.parametrize("on_full", ["error", "evict"])

@@ -7,14 +7,15 @@ import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
+from tests.builders.batches import bags
+from tests.builders.collections import one_table
 
 IDS = {"a": [1, 2], "b": [3], "c": [0, 4, 5], "unused": [99, 98]}
 
 
 def batch(keys: str | list[str]) -> KeyedJaggedTensor:
     """One sample; each feature has the same ids whatever the order."""
-    values = [id_ for key in keys for id_ in IDS[key]]
-    return KeyedJaggedTensor(list(keys), torch.tensor(values), lengths=torch.tensor([len(IDS[key]) for key in keys]))
+    return bags({key: [IDS[key]] for key in keys})
 
 
 @pytest.mark.parametrize("hashing", [None, recfx.HashConfig(dense_rows=0)], ids=["adopted", "hashed"])
@@ -60,6 +61,4 @@ def test_ever_new_orders_do_not_pile_up() -> None:
 
 
 def _two() -> EmbeddingBagCollection:
-    return EmbeddingBagCollection(
-        [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["a", "b"])]
-    )
+    return one_table(["a", "b"])

@@ -16,8 +16,6 @@ from recfx.conversion.convert import convert
 from tests.builders.collections import collection, table
 from tests.builders.optimizers import attach
 
-RAW_ID = 2**60  # an id that only an index can read
-
 
 def standard(kind: str) -> EmbeddingBagCollection:
     return collection() if kind == "two_tables" else EmbeddingBagCollection(

@@ -10,27 +10,26 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
+from tests.builders.batches import bags
+from tests.builders.collections import one_table
 from tests.builders.optimizers import attach
 
 ROWS, DIM = 6, 4
 
 
 def collection() -> EmbeddingBagCollection:
-    return EmbeddingBagCollection(
-        [EmbeddingBagConfig(name="t", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f", "g"])]
-    )
+    return one_table(["f", "g"], rows=ROWS, dim=DIM)
 
 
 def batch(*ids: int) -> KeyedJaggedTensor:
     """One bag a feature; every row, if no ids are given."""
     given = ids or tuple(range(ROWS))
-    values = torch.tensor([*given, *given[:1]])
-    return KeyedJaggedTensor(["f", "g"], values, lengths=torch.tensor([len(given), 1]))
+    return bags({"f": [given], "g": [given[:1]]})
 
 
 def train(model: nn.Module, features: KeyedJaggedTensor) -> None:

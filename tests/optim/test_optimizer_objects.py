@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import KeyedJaggedTensor
 
 import recfx
+from tests.builders.collections import one_table
 from tests.builders.optimizers import OPTIMIZERS, attach
 
 ROWS, DIM = 6, 4
@@ -21,8 +22,7 @@ ROWS, DIM = 6, 4
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        table = EmbeddingBagConfig(name="t", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f"])
-        self.ebc = EmbeddingBagCollection([table])
+        self.ebc = one_table(rows=ROWS, dim=DIM)
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         return self.ebc(features).values()

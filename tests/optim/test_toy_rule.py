@@ -13,11 +13,12 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
 from recfx.optim.attached import attached_optimizers
 from recfx.optim.rules import registered
+from tests.builders.collections import one_table
 from tests.builders.optimizers import attach
 from tests.sharding.cases import OPTIMIZERS, Case
 from tests.sharding.ranks import ranks
@@ -37,8 +38,7 @@ def _toy() -> Iterator[None]:
 
 def collection() -> EmbeddingBagCollection:
     torch.manual_seed(0)
-    table = EmbeddingBagConfig(name="t", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f", "g"])
-    made = EmbeddingBagCollection([table])
+    made = one_table(["f", "g"], rows=ROWS, dim=DIM)
     attach(made, SignSGD, **SETTINGS)
     return made
 

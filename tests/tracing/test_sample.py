@@ -14,22 +14,18 @@ from torchrec import (
 )
 
 import recfx
+from tests.builders.batches import one_bag
+from tests.builders.collections import one_table
 
 
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.ebc = EmbeddingBagCollection(
-            [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])]
-        )
+        self.ebc = one_table()
         self.over = nn.Linear(6, 1)
 
     def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
         return self.over(torch.cat([dense, self.ebc(features).values()], dim=1))
-
-
-def batch(*ids: int) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.tensor([len(ids)]))
 
 
 DENSE = torch.rand(1, 2)
@@ -47,14 +43,14 @@ def test_a_sample_that_lacks_an_argument(whole_graph: bool) -> None:
 
 def test_raw_ids_without_hashing_are_named_with_the_way_out() -> None:
     with pytest.raises(recfx.ConversionError, match=r"id 7000000000 .*HashConfig\(dense_rows=0\)") as caught:
-        recfx.convert(Model(), (DENSE, batch(7_000_000_000)))
+        recfx.convert(Model(), (DENSE, one_bag(7_000_000_000)))
     assert caught.value.reason == "sample_failed"
-    recfx.convert(Model(), (DENSE, batch(7_000_000_000)), hashing=recfx.HashConfig(dense_rows=0))
+    recfx.convert(Model(), (DENSE, one_bag(7_000_000_000)), hashing=recfx.HashConfig(dense_rows=0))
 
 
 def test_a_sample_that_fills_a_table() -> None:
     with pytest.raises(recfx.ConversionError, match=r"table_full.*table 't'") as caught:
-        recfx.convert(Model(), (DENSE, batch(*range(100, 120))), hashing=recfx.HashConfig(dense_rows=0))
+        recfx.convert(Model(), (DENSE, one_bag(*range(100, 120))), hashing=recfx.HashConfig(dense_rows=0))
     assert caught.value.reason == "sample_failed"
 
 
@@ -64,14 +60,14 @@ def test_nothing_compared_is_not_ok() -> None:
     report = recfx.verify(model, converted, (DENSE,))
     assert not report.ok
     assert "NOTHING COMPARED" in str(report)
-    meta = recfx.verify(model.to("meta"), converted.to("meta"), (DENSE, batch(1)))
+    meta = recfx.verify(model.to("meta"), converted.to("meta"), (DENSE, one_bag(1)))
     assert not meta.ok
 
 
 def test_a_meta_model_is_converted_and_the_report_says_that_nothing_was_compared() -> None:
     with torch.device("meta"):
         model = Model()
-    report = recfx.explain(recfx.convert(model, (DENSE, batch(1))))
+    report = recfx.explain(recfx.convert(model, (DENSE, one_bag(1))))
     assert report.ok
     assert [reason.code for reason in report.reasons] == ["verification_skipped"]
 

@@ -11,23 +11,14 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.tracing.sample import tensors_of
+from tests.builders.batches import two_bags
+from tests.builders.collections import one_table
 
-
-def collection() -> EmbeddingBagCollection:
-    return EmbeddingBagCollection(
-        [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])]
-    )
-
-
-def batch() -> KeyedJaggedTensor:
-    """Two samples."""
-    return KeyedJaggedTensor(["f"], torch.tensor([1, 2, 7]), lengths=torch.tensor([2, 1]))
-
-
+BATCH = two_bags(1, 2, 7)
 Run = Callable[[Callable[[KeyedJaggedTensor], torch.Tensor], KeyedJaggedTensor], torch.Tensor]
 
 
@@ -36,7 +27,7 @@ class Hybrid(nn.Module):
 
     def __init__(self, run: Run) -> None:
         super().__init__()
-        self.ebc = collection()
+        self.ebc = one_table()
         self.run = run
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
@@ -88,19 +79,19 @@ def hooked() -> contextlib.AbstractContextManager[Any]:
 )
 def test_what_a_graph_would_forget_stays_a_call(run: Run, name: str) -> None:
     model = Root(run)
-    traced = recfx.trace(model, (batch(),))
+    traced = recfx.trace(model, (BATCH,))
     ((path, reason, message),) = [(found.path, found.code, found.message) for found in traced.meta["recfx_rollbacks"]]
     assert (path, reason) == ("hybrid", "lost_by_tracing")
     assert message == f"LostByTracing: {name} would be missing from the graph"
     assert [str(node.target) for node in traced.graph.nodes if node.op == "call_module"] == ["hybrid"]
-    found, wanted = traced(batch()), model(batch())
+    found, wanted = traced(BATCH), model(BATCH)
     assert torch.equal(found, wanted)
     assert found.requires_grad == wanted.requires_grad
 
 
 def test_nothing_stays_patched() -> None:
     before = (torch.no_grad.__enter__, torch.autocast.__enter__, torch.utils.checkpoint.CheckpointFunction.apply)
-    recfx.trace(Root(inside(torch.no_grad)), (batch(),))
+    recfx.trace(Root(inside(torch.no_grad)), (BATCH,))
     assert (torch.no_grad.__enter__, torch.autocast.__enter__) == before[:2]
     assert torch.utils.checkpoint.CheckpointFunction.apply == before[2]
     with torch.no_grad():
@@ -108,7 +99,7 @@ def test_nothing_stays_patched() -> None:
 
 
 def test_a_plain_hybrid_is_entered() -> None:
-    traced = recfx.trace(Root(inside(contextlib.nullcontext)), (batch(),))
+    traced = recfx.trace(Root(inside(contextlib.nullcontext)), (BATCH,))
     assert traced.meta["recfx_rollbacks"] == []
     assert not any(node.target == "hybrid" for node in traced.graph.nodes)
 
@@ -118,7 +109,7 @@ class Scaled(nn.Module):
 
     def __init__(self, scale: nn.Parameter) -> None:
         super().__init__()
-        self.ebc = collection()
+        self.ebc = one_table()
         self.scale = scale
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
@@ -138,10 +129,10 @@ class Tied(nn.Module):
 
 def test_a_parameter_first_used_where_the_trace_gives_up() -> None:
     model = Tied()
-    traced = recfx.trace(model, (batch(),))
+    traced = recfx.trace(model, (BATCH,))
     assert [(one.path, one.code) for one in traced.meta["recfx_rollbacks"]] == [("inner", "untraceable")]
     traced.graph.lint()
-    wanted, found = model(batch()), traced(batch())
+    wanted, found = model(BATCH), traced(BATCH)
     assert torch.equal(found, wanted)
     wanted.sum().backward()
     gradient = model.scale.grad.clone()
@@ -165,7 +156,7 @@ def full_sample() -> recfx.Sample:
         torch.rand(2, 3).requires_grad_(),
         [weighted, (torch.arange(2),)],
         other={"features": by_offsets, "scalar": torch.tensor(5.0), "fixed": torch.rand(7)},
-        extra=Extra(torch.tensor([True, False]), batch()),
+        extra=Extra(torch.tensor([True, False]), BATCH),
         flag=True,
     )
 
@@ -231,7 +222,7 @@ class Noisy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ebc = collection()
+        self.ebc = one_table()
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         pooled: torch.Tensor = self.ebc(features).values() * torch.rand(1)
@@ -249,12 +240,12 @@ class AroundNoisy(nn.Module):
 
 def test_a_module_whose_graph_differs_stays_a_call() -> None:
     model = AroundNoisy()
-    traced = recfx.trace(model, (batch(),))
+    traced = recfx.trace(model, (BATCH,))
     (found,) = traced.meta["recfx_rollbacks"]
     assert (found.path, found.code) == ("noisy", "graph_differs")
     assert [str(node.target) for node in traced.graph.nodes if node.op == "call_module"] == ["noisy"]
     for seed in range(2):
         torch.manual_seed(seed)
-        wanted = model(batch())
+        wanted = model(BATCH)
         torch.manual_seed(seed)
-        assert torch.equal(traced(batch()), wanted)
+        assert torch.equal(traced(BATCH), wanted)

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.record.verify_report import DIFFERENT
-from tests.builders.collections import table
+from tests.builders.batches import two_bags
+from tests.builders.collections import one_table
 from tests.builders.optimizers import attach
 
 TABLE = "ebc.embedding_bags.t.weight"
@@ -25,15 +26,10 @@ MOVE_OTHERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.ebc = EmbeddingBagCollection([table("t", ["f"], dim=4, rows=10)])
+        self.ebc = one_table()
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         return self.ebc(features).values()
-
-
-def batch(*ids: int) -> KeyedJaggedTensor:
-    """Two samples."""
-    return KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.tensor([len(ids) - 1, 1]))
 
 
 def trained(kind: str, hashing: recfx.HashConfig | None) -> tuple[nn.Module, nn.Module]:
@@ -42,10 +38,10 @@ def trained(kind: str, hashing: recfx.HashConfig | None) -> tuple[nn.Module, nn.
     optimizer, settings = MOVE_OTHERS[kind]
     attach(model, optimizer, **settings)
     if hashing is None:
-        model(batch(1, 2, 7)).square().sum().backward()
+        model(two_bags(1, 2, 7)).square().sum().backward()
     converted = recfx.convert(model, hashing=hashing)
     if hashing is not None:
-        converted(batch(1, 2, 7)).square().sum().backward()
+        converted(two_bags(1, 2, 7)).square().sum().backward()
     return model, converted
 
 
@@ -53,7 +49,7 @@ def trained(kind: str, hashing: recfx.HashConfig | None) -> tuple[nn.Module, nn.
 @pytest.mark.parametrize("kind", MOVE_OTHERS)
 def test_they_may_differ(kind: str, hashing: recfx.HashConfig | None) -> None:
     model, converted = trained(kind, hashing)
-    report = recfx.verify(model, converted, (batch(2, 3, 5),))
+    report = recfx.verify(model, converted, (two_bags(2, 3, 5),))
     assert report.ok, [str(check) for check in report.of(DIFFERENT)]
 
 
@@ -62,7 +58,7 @@ def test_touched_ones_must_not(kind: str) -> None:
     model, converted = trained(kind, None)
     wrong = copy.deepcopy(converted)
     wrong.ebc.fused_optimizers()["t"].group["lr"] = 0.2
-    report = recfx.verify(model, wrong, (batch(2, 3, 5),))
+    report = recfx.verify(model, wrong, (two_bags(2, 3, 5),))
     assert {(check.what, check.where) for check in report.of(DIFFERENT)} == {("parameters", TABLE)}
 
 
@@ -70,7 +66,7 @@ def test_touched_ones_must_not(kind: str) -> None:
 def test_a_frozen_hashed_table_has_no_gradient_in_the_oracle(trains: bool) -> None:
     model = Model().requires_grad_(trains)
     converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0))
-    report = recfx.verify(model, converted, (batch(2, 3, 5),))
+    report = recfx.verify(model, converted, (two_bags(2, 3, 5),))
     assert report.ok
     assert any(check.what == "gradients" for check in report.checks) == trains
     plain = recfx.unconvert(converted, with_mapping=True)[0]

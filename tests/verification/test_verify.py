@@ -16,6 +16,8 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 import recfx
 from recfx.record.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
 from recfx.tracing.randomness import fixed_randomness
+from tests.builders.batches import two_bags
+from tests.builders.collections import one_table
 from tests.builders.optimizers import attach
 
 HASHED = recfx.HashConfig(dense_rows=0)
@@ -35,9 +37,7 @@ class Head(nn.Linear):
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.ebc = EmbeddingBagCollection(
-            [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])]
-        )
+        self.ebc = one_table()
         self.head = Head()
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ class Model(nn.Module):
 
 def batch(ids: tuple[int, ...] = (1, 2, 3, 7)) -> KeyedJaggedTensor:
     """Two samples."""
-    return KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.tensor([len(ids) - 1, 1]))
+    return two_bags(*ids)
 
 
 def pair(hashing: recfx.HashConfig | None = None) -> tuple[nn.Module, nn.Module]:
