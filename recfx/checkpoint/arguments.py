@@ -1,4 +1,4 @@
-"""What ``save_checkpoint`` and ``load_checkpoint`` are called with, checked before anything else."""
+"""Checks of the arguments of ``save_checkpoint`` and ``load_checkpoint``, made before anything else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recfx.record.wrappers import unwrap
 
 
 def checked_model(model: object) -> tuple[nn.Module, Peers]:
-    """The model without wrappers, and the ranks that have it together.
+    """The model without wrappers, and the ranks that hold it together.
 
     Raises:
         CheckpointError: ``invalid_argument``, or what ``Peers.of`` says.
@@ -29,7 +29,7 @@ def checked_model(model: object) -> tuple[nn.Module, Peers]:
 
 
 def checked_directory(directory: object, peers: Peers) -> Path:
-    """The directory as a path. Collective: what is wrong on one rank is wrong on all.
+    """The directory as a path. Collective: an error on one rank is raised on all.
 
     Raises:
         CheckpointError: ``invalid_argument``.
@@ -40,7 +40,7 @@ def checked_directory(directory: object, peers: Peers) -> Path:
         if not isinstance(found, str):
             raise _wrong_directory(f"is a {type(directory).__name__}")
         if not found or "\0" in found:
-            raise _wrong_directory(f"is {found!r}, which no directory can be called")
+            raise _wrong_directory(f"is {found!r}, which cannot be the name of a directory")
 
     peers.agree(check)
     assert isinstance(directory, (str, os.PathLike))

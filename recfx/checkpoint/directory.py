@@ -1,7 +1,7 @@
-"""The directory of a checkpoint: who may use it now, what in it is ours, and what survives a crash.
+"""The directory of a checkpoint: who may use it now, which files in it are recfx's, and what survives a crash.
 
-``checkpoint.json`` names the one folder ``data-<token>`` that counts. Everything else that has one of our names is left
-from a writer that was killed.
+``checkpoint.json`` names the one folder ``data-<token>`` that is valid. Everything else with one of recfx's names was
+left behind by a writer that was killed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def new_names() -> tuple[str, str]:
 
 
 def make_directory(directory: Path) -> None:
-    """Create the directory, and see to it that a crash does not lose it again."""
+    """Create the directory, and make sure that a crash does not lose it."""
     if not directory.is_dir():
         directory.mkdir(parents=True, exist_ok=True)
         sync_directory(directory.parent)
 
 
 def check_writable(directory: Path, name: str) -> None:
-    """Raise what the disk says to a small new file, before much is written."""
+    """Write a small new file, so that an error of the disk is raised before much is written."""
     with open(directory / name, "xb") as file:
         file.write(b"probe")
     (directory / name).unlink()
@@ -52,14 +52,14 @@ def sync_directory(directory: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has no such thing
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that do not support this
             raise
     finally:
         os.close(descriptor)
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a new file, and its content to the disk."""
+    """Write a new file, and flush its content to the disk."""
     with open(path, "xb") as file:
         file.write(content)
         file.flush()
@@ -67,7 +67,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def remove_leftovers(directory: Path, keep: str) -> None:
-    """Delete what writers have left, except the folder ``keep``. Files of other names are nobody's business here."""
+    """Delete what writers have left behind, except the folder ``keep``. Files with other names are not touched."""
     for name in sorted(os.listdir(directory)):
         path = directory / name
         if _TEMPORARY.fullmatch(name) and not path.is_dir():
@@ -77,7 +77,7 @@ def remove_leftovers(directory: Path, keep: str) -> None:
 
 
 def _is_data(path: Path) -> bool:
-    """Whether a folder with the name of a data folder has only what writers put there."""
+    """Whether a folder with the name of a data folder contains only what writers put there."""
     if path.is_symlink() or not path.is_dir():
         return False
     with os.scandir(path) as entries:
@@ -86,7 +86,7 @@ def _is_data(path: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(directory: Path, shared: bool) -> Iterator[None]:
-    """Keep writers away from each other and from readers. The lock leaves no file, and ends with the process.
+    """Lock writers out against each other and against readers. The lock leaves no file, and ends with the process.
 
     Raises:
         CheckpointError: ``checkpoint_busy``, after a minute.
@@ -96,8 +96,8 @@ def locked(directory: Path, shared: bool) -> Iterator[None]:
         _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, directory)
         yield
     finally:
-        try:  # Ctrl-C may come here as well
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone would not end it in processes forked meanwhile
+        try:  # Ctrl-C may come here, too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing would not release it in processes forked meanwhile
         except OSError:
             pass
         finally:
@@ -115,8 +115,8 @@ def _lock(descriptor: int, kind: int, directory: Path) -> None:
             return None
         if time.monotonic() > give_up:
             raise CheckpointError(
-                f"{directory} is being read or written by somebody else.",
+                f"{directory} is being read or written by another process.",
                 reason="checkpoint_busy",
-                what_to_do="try again later, or give each writer a directory of its own.",
+                what_to_do="try again later, or give each writer its own directory.",
             )
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What a disk says, as a ``CheckpointError``."""
+"""Errors of the disk, as a ``CheckpointError``."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def told_as(reason: str, path: Path, consequence: Callable[[], str], what_to_do:
     """Turn errors of the disk, and those that DCP wraps, into a ``CheckpointError``.
 
     Args:
-        reason: its code.
-        path: of the checkpoint, for the message.
-        consequence: what state things are in now; asked when something has failed.
-        what_to_do: the user.
+        reason: the reason code.
+        path: path of the checkpoint, for the message.
+        consequence: says what state things are in now; called when something has failed.
+        what_to_do: what the user can do.
     """
     try:
         yield
     except (OSError, CheckpointException) as error:
         cause = cause_of(error)
-        if not isinstance(cause, Exception):  # DCP wraps Ctrl-C as well
+        if not isinstance(cause, Exception):  # DCP also wraps Ctrl-C
             raise cause from None
         text = str(cause) or type(cause).__name__
         message = f"{path}: {text}. {consequence()}"
@@ -33,7 +33,7 @@ def told_as(reason: str, path: Path, consequence: Callable[[], str], what_to_do:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """What DCP has wrapped, or the error itself."""
+    """The error that DCP has wrapped, or the error itself."""
     if isinstance(error, CheckpointException):
         for failure, _ in error.failures.values():
             return cause_of(failure)

@@ -1,4 +1,4 @@
-"""The dtypes that a checkpoint may have, by the names that its files give them."""
+"""The dtypes that a checkpoint may contain, by their names in its files."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def check_storable(name: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor whose content is not simply its elements: quantized ones, say, and sparse ones.
+    """Refuse a tensor whose content is not simply its elements, such as a quantized or a sparse one.
 
     Raises:
         CheckpointError: ``value_not_supported``.
     """
     given: object = tensor
-    if is_traceable_wrapper_subclass(given):  # DTensor, say: its elements are in other tensors
+    if is_traceable_wrapper_subclass(given):  # such as DTensor, whose elements are in other tensors
         raise CheckpointError(
             f"{name} is a {type(given).__name__}.",
             reason="value_not_supported",
@@ -42,7 +42,7 @@ def check_storable(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_loadable(name: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor that nothing can be loaded into, before torch does so in the middle.
+    """Refuse a tensor that nothing can be loaded into, before torch does so halfway through.
 
     Raises:
         CheckpointError: ``value_not_supported``.
@@ -50,9 +50,9 @@ def check_loadable(name: str, tensor: torch.Tensor) -> None:
     check_storable(name, tensor)
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
         raise CheckpointError(
-            f"{name} is expanded: elements of it share their memory, so that nothing can be loaded into it.",
+            f"{name} is expanded: some of its elements share memory, so nothing can be loaded into it.",
             reason="value_not_supported",
-            what_to_do="register a clone() of it.",
+            what_to_do="register a clone() of the tensor.",
         )
 
 

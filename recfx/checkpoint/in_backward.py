@@ -22,13 +22,13 @@ class BackwardOptimizer:
     """The optimizer of one parameter.
 
     Args:
-        name: of the parameter in the model; ``#1`` and so on follow where several optimizers hang on it.
-        rule: which it is; None where its class is none that a rule stands for.
-        parameter: what it steps.
+        name: name of the parameter in the model, followed by ``#1`` and so on if it has several optimizers.
+        rule: its rule; None if no rule stands for its class.
+        parameter: the parameter that it updates.
         group: its settings; the optimizer's own dict.
         state: its state; the optimizer's own dict. Empty before the first step.
-        fused: its fused form, where it has one.
-        optimizer_class: where it has none.
+        fused: its fused form, if it has one.
+        optimizer_class: its class, if it has no fused form.
     """
 
     name: str
@@ -41,7 +41,7 @@ class BackwardOptimizer:
 
     @property
     def kind(self) -> str:
-        """What a checkpoint calls it: the name of its rule, or of its class."""
+        """Its name in a checkpoint: that of its rule, or of its class."""
         return self.optimizer_class.__name__ if self.rule is None else self.rule.name
 
     def settings(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class BackwardOptimizer:
 def optimizers_in_backward(model: nn.Module) -> list[BackwardOptimizer]:
     """Every optimizer in backward of ``model``: the fused ones of converted collections first, then the others.
 
-    Those of sharded tables are not among them: no rank has the whole of their state.
+    Those of sharded tables are not included, because no rank has their whole state.
     """
     found: list[BackwardOptimizer] = []
     fused_parameters = set(sharded_parameters(model))

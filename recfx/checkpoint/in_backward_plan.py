@@ -1,4 +1,4 @@
-"""How saved optimizers in backward get into those of a model: checked first, then read into their own tensors."""
+"""Loads saved optimizers in backward into those of a model: checks them first, then reads into their own tensors."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class BackwardPlan:
     """What is to be done to one optimizer.
 
     Args:
-        optimizer: whose state is replaced; its tensors stay the same objects, so whoever shares them sees it.
-        saved: what was saved beside the tensors.
+        optimizer: the optimizer whose state is replaced; its tensors stay the same objects, so sharers see the change.
+        saved: what was saved besides the tensors.
         tensors: shapes and dtypes of the saved tensors, by name in its state.
         move: where the rows go, if the table has more rows than saved.
     """
@@ -44,11 +44,11 @@ class BackwardPlan:
         """
         optimizer, saved = self.optimizer, self.saved
         if saved["kind"] != optimizer.kind:
-            raise self._mismatch(f"the saved optimizer is {saved['kind']}, this one {optimizer.kind}.")
+            raise self._mismatch(f"the saved optimizer is {saved['kind']}, this one is {optimizer.kind}.")
         check_settings_fit(saved["settings"], optimizer.group, optimizer.name)
         if optimizer.fused is None:
             if self.move is not None and self.tensors:
-                raise self._mismatch("its table has more rows than saved, and an optimizer that is not fused.")
+                raise self._mismatch("its table has more rows than saved, and its optimizer is not fused.")
             settings = {**optimizer.group, **saved["settings"]}
             check_state_fits(
                 self.tensors, saved["values"], optimizer.parameter, optimizer.optimizer_class, settings, optimizer.name
@@ -56,7 +56,7 @@ class BackwardPlan:
             return
         self._check_keys(optimizer.fused.rule)
         if bool(saved["settings"].get("weight_decay", 0)) != bool(optimizer.group.get("weight_decay", 0)):
-            raise self._mismatch("one of the saved optimizer and this one has a weight_decay, the other has not.")
+            raise self._mismatch("only one of the saved optimizer and this one has a weight_decay.")
         rows = optimizer.parameter.shape[0] if self.move is None else self.move.saved_rows
         dim = optimizer.parameter.shape[1]
         if "blocks" in saved and (not optimizer.fused.rule.has_row_state or saved["blocks"][-1][1] != dim):
@@ -66,26 +66,26 @@ class BackwardPlan:
             key, shape = each.name, each.shape(rows * blocks, dim)
             if key not in self.tensors or self.tensors[key].shape != shape:
                 found = tuple(self.tensors[key].shape) if key in self.tensors else "missing"
-                raise self._mismatch(f"its state {key!r} is {found}, the table needs {shape}.")
+                raise self._mismatch(f"its state {key!r} is {found}, but the table needs {shape}.")
 
     def _check_keys(self, rule: Rule) -> None:
-        """What kernels read: tensors of numbers, and a count of steps."""
+        """Check the state that kernels read: tensors of numbers, and a count of steps."""
         values = self.saved["values"]
         for key in (each.name for each in rule.states):
             if key in values or (key in self.tensors and not self.tensors[key].dtype.is_floating_point):
-                raise self._mismatch(f"its saved state {key!r} is no tensor of floats.")
+                raise self._mismatch(f"its saved state {key!r} is not a tensor of floats.")
         if not is_number(self.tensors.get(STEP, values.get(STEP, 0))):
-            raise self._mismatch("its saved 'step' is no number.")
+            raise self._mismatch("its saved 'step' is not a number.")
 
     def prepare(self) -> None:
-        """Allocate what the fused optimizer keeps, before anything is changed."""
+        """Allocate the state of the fused optimizer, before anything is changed."""
         fused = self.optimizer.fused
         if fused is not None:
             fused.prepare(self.optimizer.parameter)
 
     def carry_out(self, folder: SavedFolder) -> None:
         """Load."""
-        # The fused form has a state of its own where kernels could not read the optimizer's.
+        # The fused form has its own state if kernels could not read that of the optimizer.
         state = self.optimizer.state if self.optimizer.fused is None else self.optimizer.fused.state
         for key in [key for key in state if key not in self.tensors]:
             self._forget(state, key)
@@ -95,7 +95,7 @@ class BackwardPlan:
         self.load_settings()
 
     def load_settings(self) -> None:
-        """What was saved of the optimizer's settings."""
+        """The saved settings of the optimizer."""
         group = self.optimizer.group
         for key, value in self.saved["settings"].items():
             if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
@@ -104,7 +104,7 @@ class BackwardPlan:
                 group[key] = value
 
     def _forget(self, state: dict[str, Any], key: str) -> None:
-        """The saved optimizer had not made a step yet."""
+        """Whether the saved optimizer had not taken a step yet."""
         if self.optimizer.fused is not None and isinstance(state[key], Tensor):
             state[key].fill_(self.optimizer.fused.start(key))
         else:
@@ -134,7 +134,7 @@ class BackwardPlan:
 
 
 def _read(folder: SavedFolder, name: str, described: Tensor, blocks: Sequence[tuple[int, int]] | None) -> Tensor:
-    """A saved tensor; of one number per row and block of columns, the blocks' mean, weighted by their columns."""
+    """A saved tensor; if it has one number per row and block of columns, their mean, weighted by columns."""
     (saved,) = storage.read(folder, {name: described}).values()
     if blocks is None:
         return saved

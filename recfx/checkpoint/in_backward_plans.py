@@ -1,4 +1,4 @@
-"""Plans for all optimizers in backward of a model, sharded tables' among them."""
+"""Plans for all optimizers in backward of a model, including those of sharded tables."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def plan_in_backward(
     """Check the saved optimizers against those of this model. Changes nothing.
 
     Args:
-        model: without wrappers.
-        described: shapes and dtypes of all that is saved.
+        model: the model without wrappers.
+        described: shapes and dtypes of everything that is saved.
         saved: kind, settings and names of the tensors of each optimizer.
-        moves: of the tables that have more rows than saved, by weight name.
+        moves: the moves of tables that have more rows than saved, by weight name.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``.

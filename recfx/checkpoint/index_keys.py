@@ -1,4 +1,4 @@
-"""The names of indexes in a checkpoint: which a table must have, which it may have, and which tables have none."""
+"""The names of index tensors in a checkpoint: which a table must have, which it may have, and which have no index."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.converted_collection import collections_by_prefix, weight_name
 
 _NEEDED = ("row_ids", "row_state", IDENTITY)
-_READ_ANYWAY = 1 << 20  # so that the error says exactly what is wrong
+_READ_ANYWAY = 1 << 20  # small enough to read, so that the error says exactly what is wrong
 _OPTIONAL = tuple(name for name in EVERY_NAME if name not in _NEEDED)
 
 
@@ -39,12 +39,12 @@ def sharded_table_prefixes(model: nn.Module) -> dict[tuple[str, str], set[str]]:
 
 
 def optional_keys(tables: Collection[tuple[str, str]]) -> set[str]:
-    """What only some policies need: an index loads without it, as ``state.buffers_from_state`` says."""
+    """The keys that only some policies need: an index loads without them, as ``state.buffers_from_state`` says."""
     return {f"{prefix}hash_indexes.{table}.{name}" for prefix, table in tables for name in _OPTIONAL}
 
 
 def without_unused(tables: Mapping[tuple[str, str], set[str]], saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What was saved, without what the indexes here have no use for."""
+    """What was saved, without the keys that the indexes here do not use."""
     unused = optional_keys(tables).difference(*tables.values())
     return {name: tensor for name, tensor in saved.items() if name not in unused}
 
@@ -52,10 +52,10 @@ def without_unused(tables: Mapping[tuple[str, str], set[str]], saved: Mapping[st
 def check_same_tables_have_indexes(
     tables: Collection[tuple[str, str]], state: Collection[str], saved: Collection[str]
 ) -> None:
-    """Rows of ids mean nothing in a table without an index, and the other way round.
+    """Refuse tables that have an index on one side only: without it, the rows of ids mean nothing.
 
     Args:
-        tables: of this model that have an index.
+        tables: the tables of this model that have an index.
         state: names in this model.
         saved: names in the checkpoint.
 
@@ -66,7 +66,7 @@ def check_same_tables_have_indexes(
     for prefix, table in tables:
         if (prefix, table) not in with_index and prefix + weight_name("", table) in saved:
             raise mismatch(
-                f"table {table!r} was saved without an index, and has one here.",
+                f"table {table!r} was saved without an index, but has one here.",
                 module_path=prefix.rstrip("."),
                 what_to_do="convert with hashing=HashConfig() as when saving, or load the plain state with "
                 "load_state_dict, which empties the index.",
@@ -74,20 +74,20 @@ def check_same_tables_have_indexes(
     for prefix, table in with_index:
         if (prefix, table) not in tables and prefix + weight_name("", table) in state:
             raise mismatch(
-                f"the checkpoint has an index for table {table!r}, which has none here.",
+                f"the checkpoint has an index for table {table!r}, which has no index here.",
                 module_path=prefix.rstrip("."),
                 what_to_do="convert with hashing=HashConfig(dense_rows=0, ...) as when saving.",
             )
 
 
 def check_index_sizes(saved: Mapping[str, Tensor], keys: Collection[str], rows: int, table: str) -> None:
-    """What is very much more than an index can have is not even read, as memory might not do for it.
+    """Refuse tensors that are far larger than an index can be before they are read, because memory might not suffice.
 
     Args:
         saved: shapes and dtypes, by name in the model.
-        keys: of one index.
-        rows: of its table.
-        table: name of it.
+        keys: the keys of one index.
+        rows: number of rows of its table.
+        table: name of the table.
 
     Raises:
         CheckpointError: ``rows_mismatch``.
@@ -95,7 +95,7 @@ def check_index_sizes(saved: Mapping[str, Tensor], keys: Collection[str], rows: 
     for key in sorted(keys):
         if key in saved and saved[key].numel() > max(rows, _READ_ANYWAY):
             raise CheckpointError(
-                f"{key} was saved with {saved[key].numel()} numbers, the table has {rows} rows here.",
+                f"{key} was saved with {saved[key].numel()} numbers, but the table has {rows} rows here.",
                 reason="rows_mismatch",
                 module_path=table,
                 what_to_do="Build the table with as many rows as when saving; if it was, the checkpoint is damaged.",
@@ -103,9 +103,9 @@ def check_index_sizes(saved: Mapping[str, Tensor], keys: Collection[str], rows: 
 
 
 def _table_of(name: str) -> tuple[str, str] | None:
-    """Prefix of the collection and name of the table whose index has the key ``name``; None: it is no such key.
+    """Prefix of the collection and name of the table whose index has the key ``name``; None if it is not such a key.
 
-    In time that grows with the length of the name alone, whoever has chosen it.
+    The time grows only with the length of the name, even if the name was chosen maliciously.
     """
     *prefix, indexes, table, buffer = ["", "", *name.rsplit(".", 3)]
     if indexes != "hash_indexes" or buffer not in EVERY_NAME:

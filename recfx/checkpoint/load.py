@@ -38,26 +38,27 @@ def load_checkpoint(
     optimizer: torch.optim.Optimizer | None = None,
     in_backward: bool = True,
 ) -> None:
-    """Load what ``save_checkpoint`` saved: training goes on as if it had never stopped, to the bit.
+    """Load what ``save_checkpoint`` saved: training continues bit for bit as if it had never stopped.
 
-    Files, names, shapes, dtypes and indexes are checked first: after an error the model, its indexes and its optimizers
-    are as they were. No file is unpickled, so none can run code, whoever wrote it. Only a disk that fails between the
-    check and the reading of big weights (the message says so), a load hook of the user's that raises, or interrupting
-    this while it loads (Ctrl-C) can leave a mixture of old and new: load again then. A table with an index whose rows
-    may be others is not used before that (``load_interrupted``).
+    Files, names, shapes, dtypes and indexes are checked first: after an error, the model, its indexes and its
+    optimizers are as they were. No file is unpickled, so no file can run code, whoever wrote it. Three things can leave
+    a mixture of old and new: a disk that fails between the check and the reading of large weights (the message says
+    so), a load hook of the user that raises, and an interrupt (Ctrl-C) during loading. If that happens, load again;
+    until then, a table with an index whose rows may have changed cannot be used (``load_interrupted``).
 
     Args:
         model: built, converted, and given its optimizers in backward as when saving. Tables with an index may have more
-            rows: ids move to their bucket's rows, and weights and fused state with them. Its collections may be sharded
-            under any plan, over any number of ranks, or not at all, whatever they were when saving; where they are, all
-            ranks call this. Only row-wise Adagrad's state of column blocks that are others now is their mean.
+            rows: ids move to their bucket's rows, and weights and fused state move with them. Its collections may be
+            sharded under any plan, over any number of ranks, or not at all, whatever they were when saving; if they are
+            sharded, all ranks call this. One thing is not exact: row-wise Adagrad's state, if the column blocks differ
+            from those that were saved, is the mean over the saved blocks.
         directory: as given to ``save_checkpoint``.
-        optimizer: an ordinary optimizer to load as well; one that was saved is left out without it.
-        in_backward: False leaves optimizers in backward alone, for a model that is only to be evaluated, say.
+        optimizer: an ordinary optimizer to load as well; without it, an optimizer that was saved is ignored.
+        in_backward: False leaves optimizers in backward alone, for example if the model will only be evaluated.
 
     Raises:
         CheckpointError: ``checkpoint_missing``, ``checkpoint_torn``, ``checkpoint_version``, ``checkpoint_busy``,
-            ``checkpoint_unreadable`` (what the disk says), ``checkpoint_mismatch`` (another model, naming what
+            ``checkpoint_unreadable`` (an error of the disk), ``checkpoint_mismatch`` (a different model, with what
             differs, or a table that has an index on one side only), ``model_on_meta``, ``model_is_lazy``,
             ``value_not_supported`` (a buffer of the model that nothing can be loaded into, such as an expanded one),
             ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``, ``optimizer_not_supported``,
@@ -67,7 +68,7 @@ def load_checkpoint(
     root, peers = checked_model(model)
     path = checked_directory(directory, peers)
     consequence = ["Nothing was loaded."]
-    what_to_do = "see that the files can be read, and load again, or use another checkpoint."
+    what_to_do = "make sure that the files can be read, and load again; or use another checkpoint."
     with told_as("checkpoint_unreadable", path, lambda: consequence[-1], what_to_do):
         _load(root, path, optimizer, in_backward, consequence, peers)
 
@@ -80,7 +81,7 @@ def _load(
     consequence: list[str],
     peers: Peers,
 ) -> None:
-    """``consequence`` gets what is true of the model if the disk fails from here on."""
+    """Load; ``consequence`` gets what is true of the model if the disk fails from here on."""
     with contextlib.ExitStack() as held:
         opened: list[SavedFolder] = []
 
@@ -117,12 +118,12 @@ def _load(
 
 @dataclass
 class _Plans:
-    """All that is to be done on this rank, checked.
+    """Everything that is to be done on this rank, checked.
 
     Args:
-        model: parameters and indexes.
-        backward: optimizers in backward.
-        optimizer: an ordinary one, and the state for it.
+        model: the plan for parameters and indexes.
+        backward: the plan for optimizers in backward.
+        optimizer: an ordinary optimizer, and the state for it.
     """
 
     model: ModelPlan
@@ -131,7 +132,7 @@ class _Plans:
     done: list[Callable[[], None]] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Load what others' code takes, which may refuse it: an ordinary optimizer, and extra states of modules.
+        """Load what foreign code takes and may refuse: an ordinary optimizer, and extra states of modules.
 
         Raises:
             CheckpointError: ``checkpoint_mismatch``.
@@ -142,7 +143,7 @@ class _Plans:
         self.model.begin(self.done)
 
     def undo(self) -> None:
-        """Take back what ``begin`` has done; the last first."""
+        """Undo what ``begin`` has done, in reverse order."""
         while self.done:
             self.done.pop()()
 
@@ -186,7 +187,7 @@ def _ordinary(
     moved = {name for name in described for weight in moves if name.startswith(f"{OPTIMIZER}{weight}.")}
     if moved:
         raise mismatch(
-            f"{min(moved)} has a table's rows, and the table has more rows now.",
+            f"{min(moved)} has one entry per row of its table, and the table has more rows now.",
             module_path="optimizer",
             what_to_do="load without optimizer=; only fused optimizers follow their table's rows.",
         )
@@ -205,7 +206,7 @@ def _ordinary(
         shard, rows, dim = where[1], where[0].table.table.num_embeddings, where[0].table.table.embedding_dim
         if tuple(tensor.shape) not in ((rows, dim), (rows, 1)):
             raise mismatch(
-                f"the state {name!a} was saved as {tuple(tensor.shape)}, the table is {(rows, dim)}.",
+                f"the state {name!a} was saved as {tuple(tensor.shape)}, but the table is {(rows, dim)}.",
                 module_path="optimizer",
                 what_to_do=BUILD_AS_SAVED,
             )

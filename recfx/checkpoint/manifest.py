@@ -1,8 +1,8 @@
-"""The manifest: which data folder counts, and the size and checksum of every file in it.
+"""The manifest: which data folder is valid, and the size and checksum of every file in it.
 
-Two lines: JSON, and the SHA-256 of the first line. It is written beside the old one and renamed over it, so that there
-is always one whole manifest. The checksums tell damage. They prove nothing about who wrote the files, so what the
-manifest and the files say is checked as well.
+It has two lines: JSON, and the SHA-256 of the first line. It is written beside the old one and renamed over it, so
+there is always one complete manifest. The checksums detect damage. They prove nothing about who wrote the files, so the
+contents of the manifest and of the files are checked as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHUNK = 1 << 22
 _MOST_BYTES = 1 << 26
 _FILE_NAME = re.compile(r"[A-Za-z0-9_.]{1,200}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_BEGIN, _MARK = b'{"data": "data-', b'"format": "recfx"'  # one of both is left of a damaged manifest
+_BEGIN, _MARK = b'{"data": "data-', b'"format": "recfx"'  # a damaged manifest still contains one of these
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Manifest:
 
     @classmethod
     def of_folder(cls, folder: Path) -> Manifest:
-        """Of a folder just written; its files and names are on the disk when this returns."""
+        """The manifest of a folder that was just written; its files and names are on the disk when this returns."""
         files = {}
         for path in sorted(folder.iterdir()):
             with open_regular(path) as descriptor:
@@ -53,7 +53,7 @@ class Manifest:
         return cls(folder.name, files)
 
     def switch(self, directory: Path, temporary_name: str) -> None:
-        """Make this the directory's manifest: before, the old checkpoint is what loads; after, the new one."""
+        """Make this the directory's manifest: before this call the old checkpoint is loaded, after it the new one."""
         entries = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in self.files.items()}
         body = json.dumps({"format": "recfx", "version": _VERSION, "data": self.data, "files": entries}, sort_keys=True)
         line = body.encode()
@@ -68,33 +68,33 @@ class Manifest:
 
         Raises:
             CheckpointError: ``checkpoint_missing``, ``checkpoint_torn``, ``checkpoint_version``.
-            OSError: what the disk says.
+            OSError: an error of the disk.
         """
         path = directory / MANIFEST
         content = _content(directory)
         line, _, rest = content.partition(b"\n")
         if rest != hashlib.sha256(line).hexdigest().encode() + b"\n":
-            raise torn(path, "its checksum is another")
+            raise torn(path, "its checksum is wrong")
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise torn(path, f"it is no JSON ({type(error).__name__})") from None
+            raise torn(path, f"it is not JSON ({type(error).__name__})") from None
         if not isinstance(found, dict) or found.get("format") != "recfx" or type(found.get("version")) is not int:
-            raise torn(path, "it is no manifest of recfx")
+            raise torn(path, "it is not a manifest of recfx")
         if found["version"] != _VERSION:
             raise CheckpointError(
-                f"the checkpoint in {directory} has version {found['version']}, this recfx reads {_VERSION}.",
+                f"the checkpoint in {directory} has version {found['version']}, but this recfx reads {_VERSION}.",
                 reason="checkpoint_version",
                 what_to_do="load it with the recfx that saved it"
                 + (
-                    ", only if you trust whoever wrote its files (what was version 1 can run code), and save it again."
+                    ", only if you trust whoever wrote its files (version 1 can run code), and save it again."
                     if found["version"] == 1
                     else "."
                 ),
             )
         data, files = found.get("data"), _files(found.get("files"))
         if not isinstance(data, str) or not DATA_NAME.fullmatch(data) or files is None:
-            raise torn(path, "it names files that no checkpoint has")
+            raise torn(path, "it names files that do not belong to a checkpoint")
         return cls(data, files)
 
 
@@ -108,7 +108,7 @@ def is_foreign(directory: Path) -> bool:
         content = _content(directory)
     except CheckpointError as error:
         return error.reason != "checkpoint_missing"
-    rest = content.strip(b"\0")  # what some file systems leave of a file after a power cut
+    rest = content.strip(b"\0")  # some file systems leave zeros in a file after a power cut
     return not (_BEGIN.startswith(rest[: len(_BEGIN)]) or _MARK in rest)
 
 
@@ -143,11 +143,11 @@ def _files(entries: object) -> dict[str, tuple[int, str]] | None:
 
 @contextmanager
 def open_regular(path: Path, directory: int | None = None) -> Iterator[int]:
-    """Open a file for reading, if it is a regular file and no link.
+    """Open a file for reading, if it is a regular file and not a link.
 
     Args:
-        path: of the file.
-        directory: descriptor of an open directory: the file of this name in it is opened, wherever that is now.
+        path: path of the file.
+        directory: descriptor of an open directory: the file of this name in it is opened, even if it was moved.
 
     Raises:
         CheckpointError: ``checkpoint_torn``.
@@ -159,12 +159,12 @@ def open_regular(path: Path, directory: int | None = None) -> Iterator[int]:
     except (FileNotFoundError, NotADirectoryError):
         raise torn(path, "it is missing") from None
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
-            raise torn(path, "it is no regular file") from None
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link or a socket
+            raise torn(path, "it is not a regular file") from None
         raise
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise torn(path, "it is no regular file")
+            raise torn(path, "it is not a regular file")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -175,7 +175,7 @@ def missing(directory: Path) -> CheckpointError:
     return CheckpointError(
         f"there is no finished checkpoint in {directory}.",
         reason="checkpoint_missing",
-        what_to_do="name the directory that save_checkpoint was given.",
+        what_to_do="pass the directory that was given to save_checkpoint.",
     )
 
 

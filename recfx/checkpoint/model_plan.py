@@ -1,7 +1,7 @@
-"""How a checkpoint gets into a model: checked and planned first, then carried out.
+"""Loads a checkpoint into a model: checks and plans first, then carries out the plan.
 
-Indexes and small tensors are read aside and checked, and go through ``load_state_dict``. Big weights would not fit
-twice: they are read into place, when everything else is known to be right.
+Indexes and small tensors are read into separate memory, checked, and loaded with ``load_state_dict``. Large weights
+would not fit into memory twice: they are read in place, once everything else is known to be right.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from recfx.modules.converted_collection import collections_by_prefix, weight_nam
 from recfx.modules.fit_state import fit_state
 from recfx.modules.fit_table import saved_shape
 
-_EXTRA_STATE = "_extra_state"  # torch's name for what modules save by themselves; any shape
+_EXTRA_STATE = "_extra_state"  # torch's name for what modules save by themselves; it may have any shape
 _BUILD_AS_SAVED = "build the model as it was built when saving."
 
 
@@ -47,13 +47,13 @@ class ModelPlan:
     """What is to be done to one model.
 
     Args:
-        model: without wrappers.
-        folder: of the data.
-        state: for ``load_state_dict``; the model's own tensors where they are read into place.
+        model: the model without wrappers.
+        folder: the data folder.
+        state: the state for ``load_state_dict``; it has the model's own tensors for those that are read in place.
         in_place: tensors of the model to read into, by name.
-        moves: where the rows of tables go that have more rows than saved, by weight name.
+        moves: where the rows of tables that have more rows than saved go, by weight name.
         described: shapes and dtypes of what is saved, by name in the model.
-        tables: what this rank has of sharded tables.
+        tables: this rank's parts of sharded tables.
     """
 
     model: nn.Module
@@ -71,10 +71,10 @@ class ModelPlan:
         return {**self.moves, **sharded}
 
     def begin(self, done: list[Callable[[], None]]) -> None:
-        """Give modules their extra states: it is their own code that takes them.
+        """Give modules their extra states, which their own code loads.
 
         Args:
-            done: gets what undoes it.
+            done: gets the functions that undo it.
 
         Raises:
             CheckpointError: ``checkpoint_mismatch``.
@@ -105,12 +105,12 @@ class ModelPlan:
 
 @contextmanager
 def refused_as(what: str, module_path: str) -> Iterator[None]:
-    """Turn what code of others raises that is given saved values into a ``CheckpointError``."""
+    """Turn errors that foreign code raises about saved values into a ``CheckpointError``."""
     try:
         yield
     except Exception as error:
         raise mismatch(
-            f"{what} does not take what was saved ({type(error).__name__}: {error}).",
+            f"{what} does not accept what was saved ({type(error).__name__}: {error}).",
             module_path=module_path,
             what_to_do=_BUILD_AS_SAVED,
         ) from error
@@ -131,7 +131,7 @@ def plan_model(
     check_same_tables_have_indexes(tables, state, saved)
     saved = without_unused(tables, saved)
     index_keys = set().union(*whole_tables.values())
-    absent = optional_keys(tables) & state.keys() - saved.keys()  # what an index of another policy had not
+    absent = optional_keys(tables) & state.keys() - saved.keys()  # keys that an index with another policy lacks
     wanted = [name for name in state if name not in absent]
     check_names("model", wanted, [*saved, *extra_state], _BUILD_AS_SAVED)
     _check_where(state, saved, extra_state)
@@ -163,7 +163,7 @@ def plan_model(
 
 
 def _state_of(model: nn.Module) -> dict[str, Any]:
-    """The ``state_dict``, also after loading was interrupted: names and shapes are right, and the rest is loaded."""
+    """The ``state_dict``, even after an interrupted load: names and shapes are right, and the rest will be loaded."""
     with contextlib.ExitStack() as held:
         for module in model.modules():
             if isinstance(module, HashIndex):
@@ -175,7 +175,7 @@ def _state_of(model: nn.Module) -> dict[str, Any]:
 
 
 def _check_where(state: Mapping[str, Any], saved: Collection[str], extra_state: Collection[str]) -> None:
-    """What is a tensor here was saved as one, and only what modules save by themselves may be anything else."""
+    """Check that tensors were saved as tensors; only what modules save by themselves may be anything else."""
     for name, value in state.items():
         if name in saved and name in extra_state:
             raise mismatch(f"{name!a} is in the checkpoint twice.", what_to_do=_BUILD_AS_SAVED)
@@ -213,7 +213,7 @@ def _check_tensor(name: str, saved: Tensor, current: Tensor, move: RowMove | Non
     if (saved.shape == current.shape or rows_fit) and saved.dtype == current.dtype:
         return
     raise mismatch(
-        f"{name} was saved as {saved.dtype} {tuple(saved.shape)}, here it is {current.dtype} {tuple(current.shape)}.",
+        f"{name} was saved as {saved.dtype} {tuple(saved.shape)}, but is {current.dtype} {tuple(current.shape)} here.",
         what_to_do=_BUILD_AS_SAVED,
     )
 

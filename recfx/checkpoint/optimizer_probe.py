@@ -1,4 +1,4 @@
-"""What an optimizer of torch needs to have of a parameter: found out by letting one step a parameter of one element."""
+"""The state that a torch optimizer keeps for a parameter, found out by one step on a parameter with one element."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ELEMENTWISE = (
     torch.optim.ASGD, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD,
     torch.optim.SparseAdam,
 )  # fmt: skip
-"""Optimizers whose state is numbers, and tensors of the shape of the parameter."""
+"""Optimizers whose state consists of numbers, and of tensors of the parameter's shape."""
 
 
 def state_after_a_step(optimizer: type, settings: Mapping[str, Any], parameter: Tensor, name: str) -> dict[str, Any]:
@@ -23,18 +23,18 @@ def state_after_a_step(optimizer: type, settings: Mapping[str, Any], parameter: 
 
     Args:
         optimizer: one of ``ELEMENTWISE``.
-        settings: of its group; those that the optimizer does not know do not matter.
-        parameter: whose device, dtype and number of dimensions count.
-        name: of it, for the message.
+        settings: the settings of its group; those that the optimizer does not know are ignored.
+        parameter: the parameter, whose device, dtype and number of dimensions matter.
+        name: its name, for the message.
 
     Raises:
-        CheckpointError: ``checkpoint_mismatch``: it cannot step by these settings.
+        CheckpointError: ``checkpoint_mismatch``: the optimizer cannot take a step with these settings.
     """
     tiny = nn.Parameter(torch.zeros((1,) * parameter.dim(), dtype=parameter.dtype, device=parameter.device))
     tiny.grad = torch.zeros_like(tiny)
     if optimizer is torch.optim.SparseAdam:
         tiny.grad = tiny.grad.to_sparse()
-    known = {"differentiable": False}  # else torch refuses leaves, such as this one
+    known = {"differentiable": False}  # otherwise torch refuses leaves, such as this one
     try:
         with torch.inference_mode(False):
             probe: torch.optim.Optimizer = optimizer([tiny])
@@ -43,9 +43,9 @@ def state_after_a_step(optimizer: type, settings: Mapping[str, Any], parameter: 
             group.update({key: value.clone() if isinstance(value, Tensor) else value for key, value in given.items()})
             group.update({key: value for key, value in known.items() if key in group})
             probe.step()
-    except Exception as error:  # whatever the settings make of torch's code
+    except Exception as error:  # bad settings can make torch's code raise anything
         raise mismatch(
-            f"a {optimizer.__name__} cannot step by the settings that were saved ({type(error).__name__}: {error}).",
+            f"a {optimizer.__name__} cannot step with the settings that were saved ({type(error).__name__}: {error}).",
             module_path=name,
             what_to_do="build the optimizer as it was built when saving.",
         ) from error

@@ -1,4 +1,4 @@
-"""An ordinary ``torch.optim`` optimizer in a checkpoint: state by the names of its parameters, not by their numbers."""
+"""An ordinary ``torch.optim`` optimizer in a checkpoint: its state by the names of parameters, not their numbers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ BUILD_AS_SAVED = "build the optimizer as it was built when saving, or load witho
 
 @dataclass
 class DescribedOptimizer:
-    """What ``optimizer.state_dict()`` says.
+    """The content of ``optimizer.state_dict()``.
 
     Args:
-        tensors: by ``<parameter>.<state>``; of sharded tables none.
+        tensors: by ``<parameter>.<state>``; without those of sharded tables.
         sharded: this rank's parts of the tensors of sharded tables.
         values: everything else.
     """
@@ -42,7 +42,7 @@ class DescribedOptimizer:
 def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
     """The ``torch.optim`` optimizer inside TorchRec's ``KeyedOptimizerWrapper`` or ``CombinedOptimizer``.
 
-    None: there are only fused ones, which are saved with the model.
+    None if there are only fused ones, which are saved with the model.
 
     Raises:
         CheckpointError: ``optimizer_not_supported``.
@@ -59,7 +59,7 @@ def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
 
 
 def _unwrapped(optimizer: Any) -> list[Any]:
-    """Those of a ``CombinedOptimizer`` that are not fused."""
+    """The optimizers of a ``CombinedOptimizer`` that are not fused."""
     if isinstance(optimizer, CombinedOptimizer):
         return [inner for _, each in optimizer._optims for inner in _unwrapped(each)]
     return [] if isinstance(optimizer, _FUSED) else [optimizer]
@@ -74,10 +74,10 @@ def _not_supported(message: str) -> CheckpointError:
 
 
 def load_state(optimizer: Any, state: dict[str, Any]) -> Callable[[], None]:
-    """``load_state_dict`` of what ``rebuild_state`` has made: all or nothing.
+    """``load_state_dict`` of the result of ``rebuild_state``: all or nothing.
 
     Returns:
-        what undoes it.
+        a function that undoes it.
     """
     wrapper = _unwrapped(optimizer)[0]
     inner = wrapper._optimizer if isinstance(wrapper, KeyedOptimizerWrapper) else wrapper
@@ -92,7 +92,7 @@ def load_state(optimizer: Any, state: dict[str, Any]) -> Callable[[], None]:
     except BaseException:
         undo()
         raise
-    if wrapper is not inner:  # torch has put new objects in place of those that the wrapper knows
+    if wrapper is not inner:  # torch has replaced the objects that the wrapper knows
         wrapper.state, wrapper.param_groups = inner.state, inner.param_groups
     return undo
 
@@ -108,9 +108,9 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> De
     foreign = [number for number, name in enumerate(names) if name == f"#{number}"]
     if foreign:
         raise CheckpointError(
-            f"optimizer= steps {len(foreign)} parameters that the model has not; the first is its number {foreign[0]}.",
+            f"optimizer= updates {len(foreign)} parameters that the model lacks; the first is its number {foreign[0]}.",
             reason="optimizer_not_supported",
-            what_to_do="pass an optimizer of parameters of this model; save that of others with torch.save.",
+            what_to_do="pass an optimizer of parameters of this model; save other optimizers with torch.save.",
         )
     saved = optimizer.state_dict()
     found = DescribedOptimizer({}, {}, {})
@@ -129,7 +129,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> De
                 _add_part(found.sharded, f"{name}.{key}", value, *where[number])
     groups = [{**group, "params": [names[number] for number in group["params"]]} for group in saved["param_groups"]]
     for group in groups:
-        group.pop("param_names", None)  # where tables are sharded, those of this rank alone
+        group.pop("param_names", None)  # if tables are sharded, these are only this rank's
     found.values = {"kind": type(optimizer).__name__, "groups": groups, "state": values}
     return found
 
@@ -148,7 +148,7 @@ def _add_part(tensors: dict[str, Tensor | Parts], name: str, value: Tensor, tabl
 
 
 def whole_state_size(name: str, part: tuple[int, ...], table: NamedTable, shard: Shard) -> tuple[int, ...]:
-    """Size of the state of a whole table, of which a shard has a part.
+    """The size of the state of a whole table, of which a shard has a part.
 
     Raises:
         CheckpointError: ``optimizer_not_supported``.
@@ -160,18 +160,18 @@ def whole_state_size(name: str, part: tuple[int, ...], table: NamedTable, shard:
         return spec.num_embeddings, 1
     if part == ():
         return ()
-    raise _not_supported(f"the state {name} of a sharded table is {part}, the shard is {(end - first, right - left)}.")
+    raise _not_supported(f"the state {name} of a sharded table is {part}, its shard {(end - first, right - left)}.")
 
 
 def join_described(described: list[dict[str, Any]], model: nn.Module) -> dict[str, Any]:
-    """What the ranks say of their optimizers, which step shards of other tables, as one.
+    """Join what the ranks say about their optimizers, which update shards of different tables.
 
     Raises:
-        CheckpointError: ``optimizer_not_supported``: they have another number of groups.
+        CheckpointError: ``optimizer_not_supported``: they have different numbers of groups.
     """
     first = described[0]
     if any(len(each["groups"]) != len(first["groups"]) for each in described):
-        raise _not_supported("optimizer= has not as many groups on all ranks.")
+        raise _not_supported("optimizer= does not have the same number of groups on all ranks.")
     state: dict[str, Any] = {}
     for each in described:
         for name, values in each["state"].items():
@@ -199,11 +199,11 @@ def rebuild_state(
     """The ``state_dict`` for ``optimizer``, checked against its parameters. Changes nothing.
 
     Args:
-        optimizer: that is to load.
-        model: whose parameters it steps.
-        described: what was saved beside tensors.
-        read: gives a saved tensor by ``<parameter>.<state>``, or a shard's part of it.
-        shape_of: gives shape and dtype of a saved tensor: what does not fit is not even read.
+        optimizer: the optimizer that is to load the state.
+        model: the model whose parameters it updates.
+        described: what was saved besides tensors.
+        read: returns a saved tensor by ``<parameter>.<state>``, or a shard's part of it.
+        shape_of: returns shape and dtype of a saved tensor, so that a tensor that does not fit is not even read.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``.
@@ -211,7 +211,7 @@ def rebuild_state(
     names, where = _names(optimizer, model)
     if described["kind"] != type(optimizer).__name__:
         raise mismatch(
-            f"the saved optimizer is a {described['kind']}, this one a {type(optimizer).__name__}.",
+            f"the saved optimizer is a {described['kind']}, this one is a {type(optimizer).__name__}.",
             module_path="optimizer",
             what_to_do=BUILD_AS_SAVED,
         )
@@ -220,7 +220,7 @@ def rebuild_state(
     groups = [[next(ordered) for _ in group["params"]] for group in optimizer.param_groups]
     if not _same_groups(saved_groups, groups, described, model):
         raise mismatch(
-            f"the saved optimizer steps {saved_groups}, this one {groups}.",
+            f"the saved optimizer updates {saved_groups}, this one updates {groups}.",
             module_path="optimizer",
             what_to_do=BUILD_AS_SAVED,
         )
@@ -229,7 +229,7 @@ def rebuild_state(
     numbered = iter(range(len(names)))
     rebuilt = [
         {
-            **{key: value for key, value in group.items() if key in optimizer.defaults},  # what saved has not
+            **{key: value for key, value in group.items() if key in optimizer.defaults},  # settings not in `saved`
             **{key: value for key, value in saved.items() if key not in NOT_SETTINGS},
             "params": [next(numbered) for _ in group["params"]],
         }
@@ -258,7 +258,7 @@ def rebuild_state(
 def _same_groups(
     saved: list[list[str]], groups: list[list[str]], described: Mapping[str, Any], model: nn.Module
 ) -> bool:
-    """A rank steps the tables that it has shards of; where tables are sharded, their order says nothing."""
+    """Whether the groups agree; with sharded tables order does not count, and a rank lacks tables that are elsewhere."""
     tables = sharded_tables(model)
     elsewhere = {table.weight for table in tables if not table.local()}
     names = {name for group in saved for name in group}
@@ -270,7 +270,7 @@ def _same_groups(
 def _names(
     optimizer: torch.optim.Optimizer, model: nn.Module
 ) -> tuple[list[str], list[tuple[NamedTable, Shard] | None]]:
-    """A name for every parameter of the optimizer, in its order, and whose shard it is, if it is one."""
+    """A name for every parameter of the optimizer, in its order, and the shard that it is, if it is one."""
     known = {id(parameter): name for name, parameter in model.named_parameters()}
     sharded = sharded_parameters(model)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

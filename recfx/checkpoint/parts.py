@@ -1,4 +1,4 @@
-"""Parts of a tensor, as ``torch.distributed.checkpoint`` writes and reads them: each rank its own."""
+"""Parts of a tensor, as ``torch.distributed.checkpoint`` writes and reads them: each rank handles its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Parts:
     """Rectangles of one tensor.
 
     Args:
-        size: of the whole tensor.
+        size: size of the whole tensor.
     """
 
     def __init__(self, size: tuple[int, ...]) -> None:
@@ -23,16 +23,16 @@ class Parts:
         self._parts: dict[torch.Size, Tensor] = {}
 
     def put(self, offsets: tuple[int, ...], part: Tensor) -> Parts:
-        """Add the rectangle that begins at ``offsets``: what is written, or what is read into."""
+        """Add the rectangle that begins at ``offsets``, from which data is written or into which it is read."""
         self._parts[torch.Size(offsets)] = part.detach()
         return self
 
     def at(self, offsets: torch.Size | None) -> Tensor:
-        """One that was put."""
+        """A rectangle that was added."""
         assert offsets is not None
         return self._parts[offsets]
 
-    # What DCP's planners ask for.
+    # The interface that DCP's planners use.
 
     def size(self) -> torch.Size:
         """Of the whole tensor."""
@@ -63,6 +63,6 @@ class SavePlanner(DefaultSavePlanner):
         return found.at(index.offset) if isinstance(found, Parts) else super().lookup_object(index)
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Tensor:
-        """Its elements one after the other, as they are found by their place in the file."""
+        """Its elements in order, because they are found by their position in the file."""
         tensor: Tensor = object
         return tensor.detach().resolve_conj().resolve_neg().contiguous()

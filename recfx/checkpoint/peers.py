@@ -1,4 +1,4 @@
-"""The ranks that save or load one checkpoint together: what fails on one of them fails on all."""
+"""The ranks that save or load one checkpoint together: an error on one of them is raised on all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Peers:
     """All ranks of a process group, or this process alone.
 
     Args:
-        group: None: this process alone.
+        group: the process group; None for this process alone.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -31,7 +31,7 @@ class Peers:
 
     @classmethod
     def of(cls, model: nn.Module) -> Peers:
-        """Those that have a sharded model's tables; this process alone, if nothing is sharded.
+        """The ranks that hold a sharded model's tables; only this process if nothing is sharded.
 
         Raises:
             CheckpointError: ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``.
@@ -41,10 +41,10 @@ class Peers:
             if isinstance(module, ConvertedCollection) and module.is_sharded:
                 if group is not None and group is not module.process_group:
                     raise CheckpointError(
-                        "the collection is in another process group than the one before.",
+                        "the collection is in a different process group than the previous one.",
                         reason="several_process_groups",
                         module_path=path,
-                        what_to_do="save and load the collections one by one, each in a directory of its own.",
+                        what_to_do="save and load the collections one by one, each in its own directory.",
                     )
                 group = module.process_group
             elif isinstance(module, ShardedModule):
@@ -57,17 +57,17 @@ class Peers:
         return cls(group)
 
     def agree(self, function: Callable[[], _Result]) -> list[_Result]:
-        """Call ``function`` on all ranks: what each of them returned. Collective; ``function`` must not be.
+        """Call ``function`` on all ranks, and return what each of them returned. Collective; ``function`` must not be.
 
         Raises:
-            Exception: what ``function`` raised here, else what it raised on the first rank where it did (as
-                ``CheckpointError`` ``other_rank_failed``, if that is neither ours nor the disk's).
+            Exception: the error of ``function`` on this rank, otherwise that of the first rank where it failed (as
+                ``CheckpointError`` ``other_rank_failed`` if it is neither an error of recfx nor of the disk).
         """
         rank = 0 if self.group is None else self.group.rank()
         return on_all_ranks(self.group, function, lambda error: _as_sent(error, rank))
 
     def first(self, function: Callable[[], _Result]) -> _Result | None:
-        """Call ``function`` on the first rank alone; what it raises is raised on all. Collective."""
+        """Call ``function`` on the first rank only; its error is raised on all. Collective."""
         return self.agree(lambda: function() if self.is_first else None)[0]
 
 
@@ -82,5 +82,5 @@ def _as_sent(error: BaseException, rank: int) -> Exception:
     return CheckpointError(
         f"rank {rank} failed: {type(error).__name__}: {error}",
         reason="other_rank_failed",
-        what_to_do="see what that rank says.",
+        what_to_do="see the error on that rank.",
     )

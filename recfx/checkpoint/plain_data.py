@@ -1,6 +1,6 @@
-"""Plain data as JSON and back: what a checkpoint keeps beside tensors, read without a pickle.
+"""Converts plain data to JSON and back: what a checkpoint stores besides tensors, read without a pickle.
 
-Numbers, strings, None and lists are JSON's own. Everything else is an object of one key, which says what it is.
+Numbers, strings, None and lists are those of JSON. Everything else is an object with one key, which says what it is.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ def encode(value: object) -> bytes:
     """The JSON of ``value``.
 
     Raises:
-        TypeError: it, or something in it, is none of: None, bool, int, float, complex, str, bytes, list, tuple, set,
-            dict, ``OrderedDict``, tensor, ``torch.Size``, ``torch.dtype``, ``torch.device``; a
-            ``numpy.float64``, ``int64`` or ``bool_`` is written as the Python number that it is.
-        RecursionError: it contains itself, or is nested some hundred times.
+        TypeError: it, or something in it, is not a None, bool, int, float, complex, str, bytes, list, tuple, set,
+            dict, ``OrderedDict``, tensor, ``torch.Size``, ``torch.dtype`` or ``torch.device``. A ``numpy.float64``,
+            ``int64`` or ``bool_`` is written as the equal Python number.
+        RecursionError: it contains itself, or is nested some hundred levels deep.
     """
     return json.dumps(_encoded(value)).encode()
 
 
 def decode(content: bytes) -> Any:
-    """What ``encode`` was given; tensors come back on the CPU.
+    """The value that was given to ``encode``; tensors are on the CPU.
 
     Raises:
         ValueError: ``content`` is not what ``encode`` writes.
@@ -44,7 +44,7 @@ def decode(content: bytes) -> Any:
 
 
 def _encoded(value: Any) -> Any:
-    if isinstance(value, (numpy.float64, numpy.int64, numpy.bool_)):  # these reckon as Python's do, to the bit
+    if isinstance(value, (numpy.float64, numpy.int64, numpy.bool_)):  # these compute bit for bit as Python's do
         value = value.item()
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
@@ -96,14 +96,14 @@ def _tensor_back(content: dict[str, Any]) -> Tensor:
     dtype, data = DTYPES[content["dtype"]], _bytes_back(content["content"])
     size = content["size"]
     if any(type(length) is not int or length < 0 for length in size):
-        raise TypeError("a size that is none")
+        raise TypeError("an invalid size")
     if len(data) != math.prod(size) * dtype.itemsize:
-        raise TypeError("a tensor of another size")
+        raise TypeError("a tensor of a different size")
     if not data:
         return torch.empty(size, dtype=dtype, device="cpu")
     elements = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     if dtype == torch.bool:
-        elements.clamp_(max=1)  # operators may do anything with a bool of another byte than 0 or 1
+        elements.clamp_(max=1)  # operators may do anything with a bool whose byte is not 0 or 1
     return elements.view(dtype).view(size)
 
 
@@ -117,11 +117,11 @@ def _bytes_back(content: str) -> bytes:
 
 def _device_back(content: str) -> torch.device:
     if not isinstance(content, str):
-        raise TypeError("a device that is none")
+        raise TypeError("an invalid device")
     return torch.device(content)
 
 
-# What an object of one key may be: by that key, the type, how it is written, and how it is read.
+# What an object with one key may be: by that key, the type, how it is written, and how it is read.
 _KINDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "tuple": (tuple, _items, lambda content: tuple(_list_back(content))),
     "set": (set, _items, lambda content: set(_list_back(content))),

@@ -1,4 +1,4 @@
-"""``recfx.save_checkpoint``: everything is written beside the old checkpoint, which one rename then replaces."""
+"""``recfx.save_checkpoint``: writes everything beside the old checkpoint, which one rename then replaces."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ from recfx.errors import CheckpointError
 def save_checkpoint(
     model: nn.Module, directory: str | os.PathLike[str], *, optimizer: torch.optim.Optimizer | None = None
 ) -> None:
-    """Save a model, its indexes and its optimizers in backward, so that training goes on exactly where it was.
+    """Save a model, its indexes and its optimizers in backward, so that training can continue exactly where it was.
 
-    A crash at any moment leaves the checkpoint that was there before, or the new one. The old one is deleted when the
-    new one is safely on the disk; nothing outside ``directory`` is written.
+    A crash at any moment leaves either the previous checkpoint or the new one. The previous one is deleted once the new
+    one is safely on the disk; nothing is written outside ``directory``.
 
     Args:
-        model: converted or not. Saved are its ``state_dict`` (without the prefix of DistributedDataParallel) and state
-            and settings of every optimizer in backward. Where collections are sharded, all ranks call this, and what
-            is not sharded is that of the first; else one process does.
-        directory: made if need be. One checkpoint a directory; ranks share it.
-        optimizer: an ordinary optimizer, saved as well; also in TorchRec's wrappers, with fused ones beside it.
+        model: converted or not. Its ``state_dict`` is saved (without the prefix of DistributedDataParallel), and the
+            state and settings of every optimizer in backward. If collections are sharded, all ranks call this, and
+            what is not sharded is taken from the first rank; otherwise one process calls it.
+        directory: created if necessary. It holds one checkpoint; ranks share it.
+        optimizer: an ordinary optimizer to save as well; it may be in TorchRec's wrappers, with fused ones beside it.
 
     Raises:
-        CheckpointError: ``checkpoint_not_written`` (the disk is full, say, or the directory is not ours to write:
-            the checkpoint that was there before is as it was), ``directory_not_ours`` (its ``checkpoint.json`` was
-            not written by this function), ``checkpoint_busy``, ``invalid_argument``, ``model_on_meta``,
-            ``model_is_lazy``, ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``,
-            ``optimizer_not_supported`` (also one that steps parameters outside the model), ``value_not_supported``;
-            ``other_rank_failed``. On all ranks.
+        CheckpointError: ``checkpoint_not_written`` (for example, the disk is full or the directory is not writable; the
+            previous checkpoint is as it was), ``directory_not_ours`` (its ``checkpoint.json`` was not written by this
+            function), ``checkpoint_busy``, ``invalid_argument``, ``model_on_meta``, ``model_is_lazy``,
+            ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``, ``optimizer_not_supported`` (also for
+            an optimizer that updates parameters outside the model), ``value_not_supported``, ``other_rank_failed``.
+            Raised on all ranks.
     """
     root, peers = checked_model(model)
     path = checked_directory(directory, peers)
@@ -68,18 +68,18 @@ def save_checkpoint(
     def consequence() -> str:
         counts = _counts(path, data)
         if counts is None:
-            return "Which checkpoint counts cannot be read now; neither the old one nor the new one was deleted."
+            return "It is unknown which checkpoint is valid now; neither the old one nor the new one was deleted."
         if counts:
             return "The new checkpoint is complete, but may not survive a crash, and the old one may still be there."
         return "The old checkpoint, if there was one, is as it was."
 
-    what_to_do = "make room on the disk, or make the directory one that can be written, and save again."
+    what_to_do = "make room on the disk, or make the directory writable, and save again."
     with told_as("checkpoint_not_written", path, consequence, what_to_do):
         _write(path, tensors, data, temporary, peers)
 
 
 def _write(path: Path, tensors: dict[str, Tensor | Parts], data: str, temporary: str, peers: Peers) -> None:
-    with contextlib.ExitStack() as held:  # by the first rank, for all
+    with contextlib.ExitStack() as held:  # the first rank holds the lock for all
         written: list[Metadata] = []
         switching: list[bool] = []
 
@@ -108,7 +108,7 @@ def _write(path: Path, tensors: dict[str, Tensor | Parts], data: str, temporary:
 
 
 def _clean_up(data: Path, temporary: Path) -> None:
-    """After an error, which is the one to be told: what cannot be deleted now is deleted by the next that saves."""
+    """Clean up after an error without hiding it: what cannot be deleted now is deleted by the next save."""
     shutil.rmtree(data, ignore_errors=True)
     with contextlib.suppress(OSError):
         temporary.unlink(missing_ok=True)
@@ -116,13 +116,13 @@ def _clean_up(data: Path, temporary: Path) -> None:
 
 @dataclass
 class _Own:
-    """What this rank knows of what is saved.
+    """What this rank contributes to the checkpoint.
 
     Args:
-        state: of the model without sharded tables.
-        tensors: that it writes.
-        counts: of the slices of indexes that it has.
-        optimizer: what it says of an ordinary optimizer.
+        state: the state of the model without sharded tables.
+        tensors: the tensors that it writes.
+        counts: the counts of the slices of indexes that it has.
+        optimizer: what it knows about an ordinary optimizer.
     """
 
     state: dict[str, Any]
@@ -132,7 +132,7 @@ class _Own:
 
 
 def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tensor | Parts]:
-    """All that this rank writes, by name; nothing is copied. Collective."""
+    """Everything that this rank writes, by name; nothing is copied. Collective."""
     found: list[_Own] = []
 
     def describe() -> tuple[dict[str, list[Tensor]], dict[str, Any] | None]:
@@ -175,7 +175,7 @@ def _common(model: nn.Module, own: _Own, described: list[dict[str, Any]]) -> tup
     """What all ranks have: the tensors of the model that are not sharded, and all settings.
 
     Raises:
-        CheckpointError: ``value_not_supported``, or what ``join_described`` says.
+        CheckpointError: ``value_not_supported``, or the codes of ``join_described``.
     """
     tensors = {MODEL + name: value.detach() for name, value in own.state.items() if isinstance(value, Tensor)}
     extra_state = {name: value for name, value in own.state.items() if not isinstance(value, Tensor)}
@@ -213,18 +213,18 @@ def _refuse_foreign(path: Path) -> None:
         raise CheckpointError(
             f"{path / MANIFEST} was not written by save_checkpoint.",
             reason="directory_not_ours",
-            what_to_do="save to a directory of its own, or delete that file if nobody needs it.",
+            what_to_do="save to a different directory, or delete that file if it is not needed.",
         )
 
 
 def _remove_leftovers(path: Path) -> None:
-    """What killed writers have left. Where no manifest says what counts, nothing is deleted until another does."""
+    """Delete what killed writers left behind; but nothing as long as no manifest says which folder is valid."""
     with contextlib.suppress(CheckpointError):
         remove_leftovers(path, Manifest.read(path).data)
 
 
 def _counts(path: Path, data: str) -> bool | None:
-    """Whether the manifest was switched to ``data`` already, when something went wrong after; None: who knows."""
+    """Whether the manifest had already been switched to ``data`` when something failed later; None if unknown."""
     try:
         return Manifest.read(path).data == data
     except CheckpointError as error:

@@ -1,7 +1,7 @@
 """The data folder of a checkpoint, opened for reading.
 
-Whoever wrote it may mean harm. So the folder is opened once, and its files inside of it: regular files, never through a
-link. What is done to the names in the directory meanwhile changes nothing, and a file that was changed since it was
+Its author may be malicious. So the folder is opened once, and its files are opened inside it: regular files only, never
+through a link. Renaming things in the directory meanwhile has no effect, and a file that was changed after it was
 checked is not read.
 """
 
@@ -31,8 +31,8 @@ class SavedFolder:
     """A data folder that is open until ``close``.
 
     Args:
-        directory: of the checkpoint.
-        manifest: of it, read and checked.
+        directory: the directory of the checkpoint.
+        manifest: its manifest, read and checked.
 
     Raises:
         CheckpointError: ``checkpoint_torn``.
@@ -48,11 +48,11 @@ class SavedFolder:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise
-            raise torn(self.path, "it is missing, or no directory") from None
+            raise torn(self.path, "it is missing or not a directory") from None
         self._index: Mapping[str, SavedTensor] | None = None
 
     def close(self) -> None:
-        """Nothing can be read any more."""
+        """Close the folder; nothing can be read afterwards."""
         os.close(self._descriptor)
 
     def verify(self) -> None:
@@ -64,7 +64,7 @@ class SavedFolder:
         for name, (_, digest) in self._files.items():
             with self._opened(name) as descriptor:
                 if digest_of(descriptor) != digest:
-                    raise torn(self.path / name, "its checksum is another")
+                    raise torn(self.path / name, "its checksum is wrong")
                 self._checked[name] = _identity(os.fstat(descriptor))
 
     @property
@@ -84,12 +84,12 @@ class SavedFolder:
             raise torn(path, "the manifest does not name it")
         size, digest = self._files[INDEX]
         if size > _MOST_INDEX_BYTES:
-            raise torn(path, f"it has {size} bytes, more than any that save_checkpoint writes")
+            raise torn(path, f"it has {size} bytes, more than save_checkpoint ever writes")
         content = bytearray(size)
         with self._opened(INDEX) as descriptor:
             _read(descriptor, memoryview(content), 0)
-        if hashlib.sha256(content).hexdigest() != digest:  # what is read here, not what was there before
-            raise torn(path, "its checksum is another")
+        if hashlib.sha256(content).hexdigest() != digest:  # of the very bytes read here, not of the file before
+            raise torn(path, "its checksum is wrong")
         try:
             return from_json(bytes(content), {name: length for name, (length, _) in self._files.items()})
         except ValueError as error:
@@ -101,14 +101,14 @@ class SavedFolder:
         """Read a rectangle.
 
         Args:
-            chunk: of a saved tensor.
-            dtype: of that tensor.
-            begin: of the rectangle in the chunk.
+            chunk: a chunk of a saved tensor.
+            dtype: dtype of that tensor.
+            begin: where the rectangle begins in the chunk.
             lengths: its size.
-            target: that has this size; other dtypes are converted.
+            target: a tensor of this size; values are converted to its dtype.
 
         Raises:
-            OSError: what the disk says, or that the file has been changed.
+            OSError: an error of the disk, or the file was changed.
         """
         columns = chunk.sizes[1:]
         row_bytes = math.prod(columns) * dtype.itemsize
@@ -146,7 +146,7 @@ def _identity(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _stands_as_it_is(tensor: Tensor) -> bool:
-    """Whether the elements of a tensor stand in memory as they do in a file."""
+    """Whether the elements of a tensor are laid out in memory as in a file."""
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -155,12 +155,12 @@ def _read_elements(descriptor: int, target: Tensor, begin: int) -> None:
     content: Any = elements.numpy()
     _read(descriptor, memoryview(content), begin)
     if target.dtype == torch.bool:
-        elements.clamp_(max=1)  # operators may do anything with a bool of another byte than 0 or 1
+        elements.clamp_(max=1)  # operators may do anything with a bool whose byte is not 0 or 1
 
 
 def _read(descriptor: int, target: memoryview, begin: int) -> None:
     while len(target) > 0:
         count = os.preadv(descriptor, [target], begin)
         if count == 0:
-            raise OSError("a file has become shorter while it was read")
+            raise OSError("a file became shorter while it was read")
         target, begin = target[count:], begin + count

@@ -1,7 +1,7 @@
-"""All that a checkpoint keeps beside tensors: extra states of modules, and settings of optimizers.
+"""Everything that a checkpoint stores besides tensors: extra states of modules, and settings of optimizers.
 
-It is a tensor of bytes among the others, JSON inside, and whoever wrote it may mean harm: its shape is checked before
-anything looks into it.
+It is stored as a tensor of bytes that contain JSON. Its author may be malicious, so its shape is checked before its
+content is used.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.errors import CheckpointError
 
 NOT_SETTINGS = ("params", "param_names")
-"""Entries of an optimizer's groups that say which parameters it steps: a checkpoint has names of its own for them."""
+"""Entries of an optimizer's groups that say which parameters it updates: a checkpoint has its own names for them."""
 _MOST_BYTES = 1 << 30
 
 
 def pack_settings(settings: dict[str, Any]) -> Tensor:
-    """As a uint8 tensor.
+    """The settings as a uint8 tensor.
 
     Raises:
         CheckpointError: ``value_not_supported``.
@@ -38,19 +38,19 @@ def pack_settings(settings: dict[str, Any]) -> Tensor:
         raise CheckpointError(
             f"a setting of an optimizer, or an extra state of a module, is not plain data ({what}).",
             reason="value_not_supported",
-            what_to_do="use numbers, strings, tensors, and lists and dicts of them.",
+            what_to_do="use numbers, strings and tensors, and lists and dicts of them.",
         ) from error
     if len(content) > _MOST_BYTES:
         raise CheckpointError(
-            f"settings of optimizers and extra states of modules are {len(content)} bytes together.",
+            f"settings of optimizers and extra states of modules take {len(content)} bytes together.",
             reason="value_not_supported",
-            what_to_do="keep big tensors in buffers, or by themselves in an optimizer's state, not in lists or dicts.",
+            what_to_do="keep large tensors in buffers, or directly in an optimizer's state, not in lists or dicts.",
         )
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def read_settings(folder: SavedFolder, described: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What ``pack_settings`` was given.
+    """The settings that were given to ``pack_settings``.
 
     Raises:
         CheckpointError: ``checkpoint_torn``.
@@ -69,12 +69,12 @@ def read_settings(folder: SavedFolder, described: Mapping[str, Tensor]) -> dict[
         if settings["optimizer"] is not None:
             _check_optimizer(settings["optimizer"])
     except ValueError as error:
-        raise torn(folder.path, f"its settings are none: {error}") from None
+        raise torn(folder.path, f"its settings are invalid: {error}") from None
     return dict(settings)
 
 
 def check_settings_fit(saved: Mapping[str, Any], current: Mapping[str, Any], module_path: str) -> None:
-    """Whether an optimizer can take the settings: those that it has are of the same kind.
+    """Check that an optimizer can take the settings: those that it has must be of the same kind.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``.
@@ -82,7 +82,7 @@ def check_settings_fit(saved: Mapping[str, Any], current: Mapping[str, Any], mod
     for key, value in saved.items():
         if key not in NOT_SETTINGS and key in current and not _alike(value, current[key]):
             raise mismatch(
-                f"its setting {key!r} was saved as {_shown(value)}, here it is {_shown(current[key])}.",
+                f"its setting {key!r} was saved as {_shown(value)}, but is {_shown(current[key])} here.",
                 module_path=module_path,
                 what_to_do="build the optimizer as it was built when saving.",
             )
@@ -96,15 +96,15 @@ def check_state_fits(
     settings: Mapping[str, Any],
     name: str,
 ) -> None:
-    """Whether the next step can go on from the saved state of one parameter, for optimizers of torch known to us.
+    """Check that the next step can continue from the saved state of one parameter, for known torch optimizers.
 
     Args:
-        tensors: of the state; on meta if need be.
-        values: the rest of it.
-        parameter: whose state it is.
-        optimizer: class of it.
-        settings: of its group, as they will be.
-        name: of the parameter, for the message.
+        tensors: the tensors of the state, possibly on meta.
+        values: the rest of the state.
+        parameter: the parameter that the state belongs to.
+        optimizer: class of the optimizer.
+        settings: the settings of its group, as they will be.
+        name: name of the parameter, for the message.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``.
@@ -115,7 +115,7 @@ def check_state_fits(
     for key, needed in state_after_a_step(optimizer, settings, parameter, name).items():
         found = tensors.get(key, values.get(key))
         if found is None and (needed is None or optimizer is torch.optim.SGD):
-            continue  # SGD takes a momentum that is missing for one that is yet to begin
+            continue  # SGD starts a momentum that is missing
         if found is None:
             raise mismatch(f"its saved state lacks {key!r}.", module_path=name, what_to_do=what_to_do)
         if isinstance(needed, Tensor) and needed.dim() == parameter.dim() > 0:
@@ -124,15 +124,15 @@ def check_state_fits(
             fits = is_number(found) or (isinstance(found, Tensor) and found.shape == parameter.shape == ())
         if not fits:
             raise mismatch(
-                f"its state {key!r} was saved as {_shown(found)}, the parameter is {tuple(parameter.shape)}.",
+                f"its state {key!r} was saved as {_shown(found)}, but the parameter is {tuple(parameter.shape)}.",
                 module_path=name,
                 what_to_do=what_to_do,
             )
-    for key, value in {**values, **tensors}.items():  # also those that no step needs now
+    for key, value in {**values, **tensors}.items():  # including those that the next step does not need
         alike = value is None or isinstance(value, bool) or is_number(value)
         if not alike and not (isinstance(value, Tensor) and tuple(value.shape) in ((), tuple(parameter.shape))):
             raise mismatch(
-                f"its state {key!a} was saved as {_shown(value)}, the parameter is {tuple(parameter.shape)}.",
+                f"its state {key!a} was saved as {_shown(value)}, but the parameter is {tuple(parameter.shape)}.",
                 module_path=name,
                 what_to_do=what_to_do,
             )
@@ -144,7 +144,7 @@ def _alike(saved: object, current: object) -> bool:
     if current is None:
         return saved is None or isinstance(saved, (bool, int, float, str, Tensor))
     if saved is None:
-        return isinstance(current, bool)  # as foreach= of torch's optimizers is, or None
+        return isinstance(current, bool)  # for example foreach= of torch's optimizers, which may be None
     if isinstance(saved, Tensor) and isinstance(current, Tensor):
         return saved.shape == current.shape
     if is_number(saved) and is_number(current):
@@ -170,12 +170,12 @@ def _check(found: object, entries: Mapping[str, type | tuple[type, ...]], place:
         raise ValueError(f"{place} is a {type(found).__name__}")
     for key, kind in entries.items():
         if key not in found or not isinstance(found[key], kind):
-            raise ValueError(f"{place} has no {key!r}, or of another type")
+            raise ValueError(f"{place} has no {key!r}, or one of the wrong type")
 
 
 def _check_names(found: dict[Any, Any], place: str) -> None:
     if not all(isinstance(name, str) for name in found):
-        raise ValueError(f"{place} has keys that are no names")
+        raise ValueError(f"{place} has keys that are not names")
 
 
 def _check_in_backward(name: str, entry: Any) -> None:

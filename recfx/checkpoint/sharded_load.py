@@ -1,7 +1,7 @@
-"""How a checkpoint gets into sharded tables: each rank checks and reads its own rows and columns.
+"""Loads a checkpoint into sharded tables: each rank checks and reads its own rows and columns.
 
-Where a table has more rows than it was saved with, every rank reads its whole index, as ids move. Weights and optimizer
-state never are on a rank as a whole.
+If a table has more rows than it was saved with, every rank reads its whole index, because ids move. No rank ever holds
+whole weights or optimizer state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from recfx.optim.rules.rule import STEP, StateTensor
 from recfx.sharding.fit_shards import fit_slices, fit_whole_index
 from recfx.sharding.state import COUNTS, whole_index
 
-IN_PLACE_BYTES = 1 << 20  # smaller tensors are read aside: nothing is lost if reading fails
+IN_PLACE_BYTES = 1 << 20  # smaller tensors are read into separate memory, so nothing is lost if reading fails
 
 
 @dataclass
@@ -37,11 +37,11 @@ class TablePlan:
     """What is to be done to this rank's shards of one table.
 
     Args:
-        table: and its collection.
+        table: the table and its collection.
         saved: shape and dtype of the saved weight.
-        move: where the rows go, if the table has more than saved.
+        move: where the rows go, if the table has more rows than saved.
         indexes: state of the shards' indexes, by shard name.
-        aside: small shards' weights, read already, by shard name.
+        aside: weights of small shards that were already read, by shard name.
     """
 
     table: NamedTable
@@ -51,7 +51,7 @@ class TablePlan:
     aside: dict[str, Tensor] = field(default_factory=dict)
 
     def expect_load(self) -> None:
-        """From here on weights and indexes may be of different states."""
+        """Note that from here on weights and indexes may belong to different states."""
         for name in self.indexes:
             self.table.module.index(name).expect_load()
 
@@ -70,17 +70,17 @@ class TablePlan:
             module.note_row_moves({self.table.name: self.move}, keep=True)
 
     def read(self, shard: Shard, weight: Tensor, folder: SavedFolder) -> None:
-        """The shard's weight; rows that have none saved stay."""
+        """Load the shard's weight; rows for which nothing was saved stay as they are."""
         read_rows(folder, MODEL + self.table.weight, self.saved, shard, self.move, weight, shard.columns[0])
 
 
 def plan_tables(model: nn.Module, folder: SavedFolder, saved: Mapping[str, Tensor]) -> list[TablePlan]:
-    """Check what was saved of sharded tables against this rank's shards. Changes nothing.
+    """Check the saved state of sharded tables against this rank's shards. Changes nothing.
 
     Args:
-        model: without wrappers.
-        folder: of the data.
-        saved: shapes and dtypes, by name in the model; all that the tables need is there.
+        model: the model without wrappers.
+        folder: the data folder.
+        saved: shapes and dtypes, by name in the model; everything that the tables need is there.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``, or what is wrong with an index.
@@ -102,8 +102,8 @@ def _check_weight(plan: TablePlan) -> None:
     wanted = saved_shape(spec.num_embeddings, spec.embedding_dim, plan.move)
     if tuple(plan.saved.shape) != wanted or plan.saved.dtype != dtype:
         raise mismatch(
-            f"{plan.table.weight} was saved as {plan.saved.dtype} {tuple(plan.saved.shape)}, here it is {dtype} "
-            f"{(spec.num_embeddings, spec.embedding_dim)}.",
+            f"{plan.table.weight} was saved as {plan.saved.dtype} {tuple(plan.saved.shape)}, but is {dtype} "
+            f"{(spec.num_embeddings, spec.embedding_dim)} here.",
             what_to_do="build the model as it was built when saving.",
         )
 
@@ -163,7 +163,7 @@ class ShardedBackwardPlan(BackwardPlan):
         return plan
 
     def prepare(self) -> None:
-        """Allocate what the shards' optimizers keep, before anything is changed."""
+        """Allocate the state of the shards' optimizers, before anything is changed."""
         store = self.table.module.store
         for shard in self.table.local():
             store.optimizers[shard.name].prepare(store.weight(shard.name))
@@ -203,7 +203,7 @@ class ShardedBackwardPlan(BackwardPlan):
             return read_rows(folder, name, described, shard, self.move, target, 0)
         mean, part = torch.zeros_like(target), torch.empty_like(target)
         for number, (left, right) in enumerate(blocks):
-            part.copy_(target)  # rows that none are saved for
+            part.copy_(target)  # keeps rows for which nothing was saved
             read_rows(folder, name, described, shard, self.move, part, 0, number * rows)
             mean += part * ((right - left) / dim)
         target.copy_(mean)
@@ -211,7 +211,7 @@ class ShardedBackwardPlan(BackwardPlan):
 
 
 def describe_table(table: NamedTable) -> BackwardOptimizer:
-    """The fused optimizer of a sharded table, as that of the whole table; its state is elsewhere."""
+    """The fused optimizer of a sharded table as that of the whole table, without its state, which is elsewhere."""
     fused, spec = table.module.fused[table.name], table.table.table
     weight = nn.Parameter(torch.empty(spec.num_embeddings, spec.embedding_dim, device="meta"))
     return BackwardOptimizer(table.weight, fused.rule, weight, fused.group, {}, fused)
@@ -227,17 +227,17 @@ def read_rows(
     column: int,
     row: int = 0,
 ) -> None:
-    """Read the rows of one shard into ``target``, and as many columns as that has.
+    """Read the rows of one shard into ``target``, and as many columns as ``target`` has.
 
     Args:
-        folder: of the data.
-        name: of the saved tensor.
+        folder: the data folder.
+        name: name of the saved tensor.
         described: its shape and dtype.
-        shard: whose rows.
-        move: where rows are now; None: where they were.
-        target: rows that nothing was saved for stay.
-        column: the first that is read.
-        row: where the table's row 0 is.
+        shard: the shard whose rows are read.
+        move: where rows are now; None if they are where they were.
+        target: the tensor to read into; rows for which nothing was saved stay as they are.
+        column: the first column that is read.
+        row: the position of the table's row 0.
     """
     first, end = shard.rows
     if move is None:
@@ -246,7 +246,7 @@ def read_rows(
     here = move.within(first, end)
     if here.old_rows.numel() == 0:
         return
-    begin = int(here.old_rows.min())  # a shard's buckets stand together, so these are not many more than it has
+    begin = int(here.old_rows.min())  # a shard's buckets are adjacent, so this reads few rows of other shards
     part = torch.empty(int(here.old_rows.max()) + 1 - begin, target.shape[1], dtype=described.dtype, device="cpu")
     storage.read_into(folder, {name: Parts(tuple(described.shape)).put((row + begin, column), part)})
     RowMove(part.shape[0], here.old_rows - begin, here.new_rows).apply(part, target)

@@ -1,4 +1,4 @@
-"""The sharded tables of a model, and under which names a checkpoint has them: those of whole tables."""
+"""The sharded tables of a model, and their names in a checkpoint, which are those of whole tables."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class NamedTable:
     """One sharded table under one name.
 
     Args:
-        prefix: of its collection.
+        prefix: the prefix of its collection.
         module: its collection.
-        table: and its shards.
+        table: the table and its shards.
         first: whether this is the first name of the collection.
     """
 
@@ -42,7 +42,7 @@ class NamedTable:
         return self.prefix + weight_name("", self.name)
 
     def index_keys(self) -> dict[str, str]:
-        """Names of its index's state in the model, by buffer name; empty where it has none."""
+        """Names of its index's state in the model, by buffer name; empty if it has no index."""
         if not self.table.table.has_index:
             return {}
         return {name: self.index_key(name) for name in saved_names(whole_index(self.table.table))}
@@ -66,7 +66,7 @@ class NamedTable:
         return [shard for shard in self.table.saved if shard.rank == self.module.sharding.rank]
 
     def own_saved_slices(self) -> list[Shard]:
-        """A shard for each slice of the rows whose index this rank saves: column blocks all have it."""
+        """One shard per slice of rows whose index this rank saves; all column blocks have the same index."""
         slices = self.table.slices(self.table.saved)
         return [shard for shard in slices if shard.rank == self.module.sharding.rank]
 
@@ -76,7 +76,7 @@ class NamedTable:
 
 
 def sharded_tables(model: nn.Module) -> list[NamedTable]:
-    """Every sharded table under every name: a state has the keys of a shared module once a name."""
+    """Every sharded table under every name: a state has the keys of a shared module once per name."""
     seen: set[int] = set()
     found = []
     for prefix, module in collections_by_prefix(model, ShardedHashEmbeddingBagCollection):
@@ -86,7 +86,7 @@ def sharded_tables(model: nn.Module) -> list[NamedTable]:
 
 
 def sharded_parameters(model: nn.Module) -> dict[int, tuple[NamedTable, Shard]]:
-    """Whose shard a parameter of this rank is, by its ``id``."""
+    """The shard that each parameter of this rank is, by the ``id`` of the parameter."""
     return {
         id(table.module.store.weight(shard.name)): (table, shard)
         for table in sharded_tables(model)

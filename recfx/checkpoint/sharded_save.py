@@ -1,4 +1,4 @@
-"""What a rank saves of sharded tables: its parts of whole tensors, under the names of a model that is not sharded."""
+"""What a rank saves of sharded tables: its parts of whole tensors, under the names of an unsharded model."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from recfx.sharding.state import COUNTS
 
 
 def tables_contents(model: nn.Module) -> tuple[dict[str, Tensor | Parts], dict[str, list[Tensor]]]:
-    """This rank's parts of all sharded tables, and ``counts`` of its slices, which are yet to be added up.
+    """This rank's parts of all sharded tables, and the ``counts`` of its slices, which have yet to be added up.
 
     Raises:
-        CheckpointError: what was loaded in place into an index is no valid state.
+        CheckpointError: the state that was loaded in place into an index is not valid.
     """
     tensors: dict[str, Tensor | Parts] = {}
     counts: dict[str, list[Tensor]] = {}
@@ -39,7 +39,7 @@ def tables_contents(model: nn.Module) -> tuple[dict[str, Tensor | Parts], dict[s
 
 
 def joined_counts(found: Sequence[dict[str, list[Tensor]]]) -> dict[str, Tensor]:
-    """The tables' ``counts`` out of those that all ranks have: the statistics of slices added up."""
+    """The tables' ``counts`` from those of all ranks, with the statistics of slices added up."""
     slices: dict[str, list[dict[str, Tensor]]] = {}
     for each in found:
         for name, values in each.items():
@@ -48,9 +48,9 @@ def joined_counts(found: Sequence[dict[str, list[Tensor]]]) -> dict[str, Tensor]
 
 
 def tables_in_backward(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """What is said of fused optimizers of sharded tables, by weight; on all ranks the same.
+    """What is saved about fused optimizers of sharded tables, by weight; the same on all ranks.
 
-    ``blocks``: row-wise Adagrad has a state a block of columns; they are saved one after the other.
+    ``blocks``: row-wise Adagrad has one state per block of columns; these are saved one after the other.
     """
     found = {}
     for table in sharded_tables(model):
@@ -79,7 +79,7 @@ def _prepare(table: NamedTable) -> None:
 
 
 def _parts(table: NamedTable, size: tuple[int, ...], tensor_of: Any, blocks: Sequence[tuple[int, int]] = ()) -> Parts:
-    """This rank's parts of what is cut like the weight, or, with ``blocks``, of one number a row and block."""
+    """This rank's parts of a tensor cut like the weight or, with ``blocks``, of one with a number per row and block."""
     parts = Parts(size)
     for shard in table.own_saved_shards():
         row, column = shard.rows[0], shard.columns[0]

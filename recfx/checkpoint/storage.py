@@ -1,4 +1,4 @@
-"""Tensors in a folder: written in the format of ``torch.distributed.checkpoint``, read by where their elements are."""
+"""Tensors in a folder: written in the format of ``torch.distributed.checkpoint``, read by the position of elements."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def _single_process() -> Iterator[None]:
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor | Parts], group: dist.ProcessGroup | None = None) -> Metadata:
-    """Write ``tensors`` to a new folder: with a group those of all its ranks, each tensor or part from one of them.
+    """Write ``tensors`` to a new folder; with a group, those of all its ranks, each tensor or part from one of them.
 
     Returns:
-        what DCP has written, for ``write_index``: the file that says so is not to be read.
+        what DCP has written, for ``write_index``, because the file that says so must not be read.
     """
     with _single_process():
         return save(
@@ -54,7 +54,7 @@ def write_index(folder: Path, metadata: Metadata) -> None:
     """Add ``tensors.json`` to a folder that ``write`` has written.
 
     Raises:
-        OSError: what the disk says; a file that some rank has written is not there for this one.
+        OSError: an error of the disk, or this rank does not see a file that another rank has written.
     """
     files = sorted({entry.relative_path for entry in metadata.storage_data.values()})
     for file in files:
@@ -71,12 +71,12 @@ def write_index(folder: Path, metadata: Metadata) -> None:
             chunks.append(SavedChunk(tuple(chunk.offsets), tuple(chunk.sizes), file, begins[index]))
         tensors[name] = SavedTensor(entry.properties.dtype, tuple(entry.size), tuple(chunks))
     content = to_json(tensors)
-    from_json(content, {file: (folder / file).stat().st_size for file in files})  # or nobody could load it
+    from_json(content, {file: (folder / file).stat().st_size for file in files})  # raises if it could not be loaded
     write_durably(folder / INDEX, content)
 
 
 def _begins(folder: Path, metadata: Metadata) -> dict[MetadataIndex, int]:
-    """Where the elements of each chunk begin in their file, behind what ``torch.save`` writes in front of them."""
+    """Where the elements of each chunk begin in their file, after what ``torch.save`` writes in front of them."""
     by_file: dict[str, list[MetadataIndex]] = {}
     for index, entry in metadata.storage_data.items():
         by_file.setdefault(entry.relative_path, []).append(index)
@@ -92,7 +92,7 @@ def _begins(folder: Path, metadata: Metadata) -> dict[MetadataIndex, int]:
 
 
 def describe(folder: SavedFolder) -> dict[str, Tensor]:
-    """Shapes and dtypes of what is in the folder, as meta tensors.
+    """Shapes and dtypes of the tensors in the folder, as meta tensors.
 
     Raises:
         CheckpointError: ``checkpoint_torn``.
@@ -101,7 +101,7 @@ def describe(folder: SavedFolder) -> dict[str, Tensor]:
 
 
 def read_into(folder: SavedFolder, targets: Mapping[str, Tensor | Parts]) -> None:
-    """Read tensors of the folder into ``targets``, which have their shapes; other dtypes are converted."""
+    """Read tensors of the folder into ``targets``, which have the same shapes; dtypes are converted."""
     for name, target in targets.items():
         saved = folder.tensors[name]
         if tuple(target.size()) != saved.size:
@@ -120,7 +120,7 @@ def read_into(folder: SavedFolder, targets: Mapping[str, Tensor | Parts]) -> Non
             chunk = saved.chunks[item.storage_index.index]
             folder.read(chunk, saved.dtype, tuple(item.storage_offsets), tuple(item.lengths), part)
             if not part.is_inference():
-                increment_version(part)  # not all that is read goes through torch
+                increment_version(part)  # because not all reading goes through torch
 
 
 def read(folder: SavedFolder, described: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
 """``tensors.json``: where in the data files the elements of every tensor are.
 
-The data folder is one of ``torch.distributed.checkpoint``, whose own description of it, ``.metadata``, is a pickle: to
-read a pickle is to run what it says. recfx never reads it, nor the pickles in front of the elements in the data files.
-All that it needs is here, as JSON, and nothing here is believed before it is checked.
+The data folder is in the format of ``torch.distributed.checkpoint``, whose own description of it, ``.metadata``, is a
+pickle, and reading a pickle can run any code. recfx never reads it, nor the pickles in front of the elements in the
+data files. Everything that it needs is here, as JSON, and is checked before it is used.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _MOST_BYTES = 1 << 62
 
 @dataclass(frozen=True)
 class SavedChunk:
-    """A rectangle of a tensor, whose elements stand one after the other in a file.
+    """A rectangle of a tensor, whose elements are stored one after the other in a file.
 
     Args:
         offsets: where it begins in the tensor.
         sizes: its size.
         file: name of the file.
-        begin: of its first element in the file, in bytes.
+        begin: where its first element begins in the file, in bytes.
     """
 
     offsets: tuple[int, ...]
@@ -66,11 +66,11 @@ def from_json(content: bytes, files: Mapping[str, int]) -> dict[str, SavedTensor
     """Read ``tensors.json``.
 
     Args:
-        content: of the file.
+        content: the content of the file.
         files: size of every data file in bytes, by name.
 
     Raises:
-        ValueError: it is no such file, or names what the data files do not have.
+        ValueError: it is not such a file, or refers to data that the files do not have.
     """
     try:
         found = json.loads(content)
@@ -79,7 +79,7 @@ def from_json(content: bytes, files: Mapping[str, int]) -> dict[str, SavedTensor
     entries = _entry(found, "tensors", dict)
     order = _entry(found, "byteorder", str)
     if order != sys.byteorder:
-        raise ValueError(f"it was saved on a machine of byte order {order!a}, this one is {sys.byteorder}-endian")
+        raise ValueError(f"it was saved on a machine with byte order {order!a}, this one is {sys.byteorder}-endian")
     tensors = {name: _tensor(name, entry, files) for name, entry in entries.items()}
     _check_disjoint(tensors)
     return tensors
@@ -114,9 +114,9 @@ def _chunk(name: str, chunk: object, size: tuple[int, ...], itemsize: int, files
         raise ValueError(f"a part of tensor {name!a} is outside of it")
     file = chunk[2]
     if not isinstance(file, str) or file not in files:
-        raise ValueError(f"a part of tensor {name!a} is in {file!a}, which is no file of the checkpoint")
+        raise ValueError(f"a part of tensor {name!a} is in {file!a}, which is not a file of the checkpoint")
     if begin[0] + math.prod(sizes) * itemsize > files[file]:
-        raise ValueError(f"a part of tensor {name!a} is behind the end of {file}")
+        raise ValueError(f"a part of tensor {name!a} is beyond the end of {file}")
     return SavedChunk(offsets, sizes, file, begin[0])
 
 
@@ -146,7 +146,7 @@ def _covers(size: tuple[int, ...], chunks: list[SavedChunk]) -> bool:
 
 
 def _overlap(intervals: Iterator[tuple[int, int]] | list[tuple[int, int]]) -> bool:
-    """Whether any two of the intervals, given as begin and length, have something in common."""
+    """Whether any two of the intervals, given as begin and length, overlap."""
     end = 0
     for begin, length in sorted(intervals):
         if begin < end:
@@ -156,7 +156,7 @@ def _overlap(intervals: Iterator[tuple[int, int]] | list[tuple[int, int]]) -> bo
 
 
 def _check_disjoint(tensors: Mapping[str, SavedTensor]) -> None:
-    """No byte is two tensors': what is described is never more than what is there."""
+    """Check that no byte belongs to two tensors, so that never more is described than the files hold."""
     regions: dict[str, list[tuple[int, int]]] = {}
     for tensor in tensors.values():
         for chunk in tensor.chunks:
@@ -164,4 +164,4 @@ def _check_disjoint(tensors: Mapping[str, SavedTensor]) -> None:
                 regions.setdefault(chunk.file, []).append((chunk.begin, length))
     for file, intervals in regions.items():
         if _overlap(intervals):
-            raise ValueError(f"two tensors are at the same place of {file}")
+            raise ValueError(f"two tensors are at the same place in {file}")

@@ -376,19 +376,19 @@ def test_an_extra_state_that_its_module_refuses(tmp_path: Path) -> None:
     replace_settings(tmp_path, json.dumps(settings).encode())
     error = refused(other, tmp_path)
     assert error.reason == "checkpoint_mismatch"
-    assert "the Strict does not take what was saved (TypeError" in error.message
+    assert "the Strict does not accept what was saved (TypeError" in error.message
     assert other.model.calls == 7
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda entry: entry["settings"].update(lr="fast"), "setting 'lr' was saved as 'fast', here it is 0.01"),
+        (lambda entry: entry["settings"].update(lr="fast"), "setting 'lr' was saved as 'fast', but is 0.01 here"),
         (lambda entry: entry["settings"].update(betas=(0.9,)), "setting 'betas'"),
         (lambda entry: entry["settings"].update(eps=None), "setting 'eps' was saved as None"),
         (lambda entry: entry["settings"].update(params=[]), "wrong names"),
-        (lambda entry: entry.update(tensors=[], values={"exp_avg": 3}), "state 'exp_avg' is no tensor of floats"),
-        (lambda entry: entry.update(tensors=["exp_avg", "exp_avg_sq"], values={"step": "x"}), "'step' is no number"),
+        (lambda entry: entry.update(tensors=[], values={"exp_avg": 3}), "state 'exp_avg' is not a tensor of floats"),
+        (lambda entry: entry.update(tensors=["exp_avg", "exp_avg_sq"], values={"step": "x"}), "'step' is not a number"),
         (lambda entry: entry["tensors"].append("more"), "lacks its state 'more'"),
         (lambda entry: entry.update(blocks=[(0, 2), (2, 4)]), "blocks of columns"),
         (lambda entry: entry.update(blocks=[(0, 2), (1, 4)]), "blocks that do not follow each other"),
@@ -409,8 +409,8 @@ def test_settings_that_the_optimizer_cannot_have(
         (lambda found: found["groups"][0].update(lr=[1]), "setting 'lr'"),
         (lambda found: found["state"]["after.bias"]["tensors"].append("more"), "lacks its state 'after.bias.more'"),
         (lambda found: found["state"]["after.bias"].update(values={"extra": "x"}), "state 'extra' was saved as 'x'"),
-        (lambda found: found["groups"].append({"params": []}), "the saved optimizer steps"),
-        (lambda found: found["groups"][0].update(params="after"), "'params', or of another type"),
+        (lambda found: found["groups"].append({"params": []}), "the saved optimizer updates"),
+        (lambda found: found["groups"][0].update(params="after"), "'params', or one of the wrong type"),
     ],
 )
 def test_a_state_that_the_ordinary_optimizer_cannot_have(
@@ -429,7 +429,7 @@ def test_a_state_of_another_shape(crafted: Path, target: Training) -> None:
 
     tensors_changed(crafted, change)
     message = refused(target, crafted).message
-    assert "state 'exp_avg' was saved as a tensor of shape (4, 1), the parameter is (1, 4)" in message
+    assert "state 'exp_avg' was saved as a tensor of shape (4, 1), but the parameter is (1, 4)" in message
 
 
 def test_a_folder_that_is_swapped_while_it_is_read(

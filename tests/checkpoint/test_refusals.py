@@ -145,8 +145,8 @@ class FullDense(OnePart):
         (OnePart, MoreLayers, ["lacks extra.weight, extra.bias"]),
         (MoreLayers, OnePart, ["has extra.weight, extra.bias"]),
         (OnePart, TwoPart, ["lacks seen, before.weight, before.bias, first.embedding_bags.b.weight"]),
-        (OnePart, OtherBias, ["after.bias was saved as torch.float32 (1,), here it is torch.float32 (2,)"]),
-        (FullDense, HalfDense, ["constant was saved as torch.float32 (3,), here it is torch.float16 (3,)"]),
+        (OnePart, OtherBias, ["after.bias was saved as torch.float32 (1,), but is torch.float32 (2,) here"]),
+        (FullDense, HalfDense, ["constant was saved as torch.float32 (3,), but is torch.float16 (3,) here"]),
     ],
 )
 def test_another_model_is_named(tmp_path: Path, source: Any, target: Any, parts: list[str]) -> None:
@@ -219,8 +219,8 @@ def test_half_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ({"kind": "adagrad"}, "the saved optimizer is adam, this one adagrad"),
-        ({"kind": "sgd"}, "the saved optimizer is adam, this one sgd"),
+        ({"kind": "adagrad"}, "the saved optimizer is adam, this one is adagrad"),
+        ({"kind": "sgd"}, "the saved optimizer is adam, this one is sgd"),
     ],
 )
 def test_another_optimizer_in_backward(saved: Path, target: dict[str, Any], message: str) -> None:
@@ -235,7 +235,9 @@ def test_no_optimizer_in_backward_yet(saved: Path) -> None:
     torch.manual_seed(3)
     model = recfx.convert(OnePart(40), hashing=RAW)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(recfx.CheckpointError, match=r"has first\.embedding_bags\.a\.weight, which this model has not"):
+    with pytest.raises(
+        recfx.CheckpointError, match=r"has first\.embedding_bags\.a\.weight, which this model does not have"
+    ):
         recfx.load_checkpoint(model, saved)
     assert_same(dict(model.state_dict()), before)
     recfx.load_checkpoint(model, saved, in_backward=False)
