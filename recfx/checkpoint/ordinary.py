@@ -258,7 +258,7 @@ def rebuild_state(
 def _same_groups(
     saved: list[list[str]], groups: list[list[str]], described: Mapping[str, Any], model: nn.Module
 ) -> bool:
-    """Whether the groups agree; with sharded tables order does not count, and a rank lacks tables that are elsewhere."""
+    """Whether the groups agree. With sharded tables the order does not count, and each rank has only its own tables."""
     tables = sharded_tables(model)
     elsewhere = {table.weight for table in tables if not table.local()}
     names = {name for group in saved for name in group}

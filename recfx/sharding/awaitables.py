@@ -1,4 +1,4 @@
-"""What a sharded collection hands out while a batch is on its way."""
+"""What a sharded collection returns while a batch is in flight."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from recfx.sharding.pipeline_stages import Stage
 
 
 class Sending(KJTListSplitsAwaitable[BatchContext]):
-    """Sizes on their way, and then ids; other ranks wait if anything goes wrong here.
+    """Sizes in flight, and then ids; other ranks wait if anything goes wrong here.
 
     Args:
         started: what was started, in the order of the graph.
-        ctx: the batch's.
+        ctx: the context of the batch.
         group: the ranks that wait.
         collection: fully qualified name, for messages.
     """
@@ -47,11 +47,11 @@ class _Arriving(KJTListAwaitable):
 
 
 class Result(LazyAwaitable[KeyedTensor]):
-    """The last stage of a graph, which runs when its result is asked for.
+    """The last stage of a graph, which runs when its result is needed.
 
     Args:
-        stage: the last one; it has one output.
-        values: what it reads.
+        stage: the last stage, which has one output.
+        values: the values that it reads.
         group: the ranks that take part.
         collection: fully qualified name, for messages.
 

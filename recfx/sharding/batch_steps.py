@@ -1,4 +1,4 @@
-"""TorchRec's ``ShardedModule``: the steps of one batch, which TorchRec's pipelines and ours call one by one."""
+"""TorchRec's ``ShardedModule``: the steps of one batch, which TorchRec's and recfx's pipelines call one by one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from recfx.sharding.out_of_step import in_step, refuse_out_of_step
 from recfx.sharding.pipeline_stages import StagedGraph
 from recfx.sharding.sharded_tables import ShardedTables
 
-# What input_dist_start gives; the second inside TorchRec's pipelines, which start all collections' exchanges at once.
+# Outputs of input_dist_start; the second inside TorchRec's pipelines, which start all collections' exchanges at once.
 _STARTED = (Awaitable, KJTSplitsAllToAllMeta)
 
 
@@ -31,9 +31,9 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
 
     def _cut_into_steps(self) -> None:
         """Make the steps from the graph."""
-        self._batches = 0  # of one of TorchRec's pipelines
+        self._batches = 0  # number of batches of one of TorchRec's pipelines
         self._staged_graph = StagedGraph(self.graph_module)
-        # What TorchRec's pipelines, and its introduction, look at.
+        # Attributes that TorchRec's pipelines, and its introduction, use.
         modules = list(self.graph_module.modules())
         self._input_dists = [module for module in modules if isinstance(module, InputDistStart)]
         self._lookups = [module for module in modules if isinstance(module, Lookup)]
@@ -42,15 +42,15 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
 
     @property
     def _staged(self) -> StagedGraph:
-        """Of this object's graph: a copy around the same tables has modules, and so modes, of its own."""
+        """The stages of this object's graph: a copy around the same tables has its own modules, with their own modes."""
         if self._staged_graph.graph_module is not self.graph_module:
             self._staged_graph = StagedGraph(self.graph_module)
         return self._staged_graph
 
     def forward(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[KeyedTensor]:
-        """As TorchRec's; under torch.compile the awaited ``KeyedTensor`` itself.
+        """The same as TorchRec's; under torch.compile, the awaited ``KeyedTensor`` itself.
 
-        It stays outside of the compiled graphs then: those of TorchRec's awaitables would keep one batch's sizes.
+        It then stays outside the compiled graphs: graphs with TorchRec's awaitables would keep the sizes of one batch.
         """
         pooled: LazyAwaitable[KeyedTensor] = self._enter(super().forward, self._run_awaited, *arguments, **keywords)
         return pooled
@@ -91,7 +91,7 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
         return sending
 
     def send_nothing(self, ctx: BatchContext) -> Awaitable[Awaitable[KJTList]]:
-        """As ``input_dist``, without a batch: ``ctx.says`` tells the other ranks why."""
+        """Like ``input_dist``, but without a batch: ``ctx.says`` tells the other ranks why."""
         self.refuse_out_of_step()
         return self._send(ctx, None)
 
@@ -107,7 +107,7 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
         return Sending([values.pop(name) for name in started], ctx, self.groups.pooled, self.collection)
 
     def _refuse_gradient_hooks(self) -> None:
-        """A fused shard has no gradient to show to a hook, and no dense optimizer to fall back on."""
+        """Refuse gradient hooks: a fused shard has no gradient for a hook, and no dense optimizer to fall back on."""
         fused = [self._store.weight(shard) for shard in self._store.optimizers]
         for position in positions_with_hooks(fused):
             table = list(self._store.optimizers)[position]
@@ -123,9 +123,9 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
         """Hash and look up what has arrived, and start sending pooled rows: up to ``output_dist_start``.
 
         Raises:
-            InputError: the batch does not fit the collection, here or on another rank. All ranks raise it, for this
-                batch alike; nothing was looked up.
-            ConversionError: ``gradient_hook``, alike.
+            InputError: the batch does not fit the collection, here or on another rank. All ranks raise it for this
+                batch; nothing was looked up.
+            ConversionError: ``gradient_hook``, also on all ranks.
             OutOfStepError: an earlier step failed here when others had begun it; this batch's ids were sent before.
         """
         self.refuse_out_of_step()
@@ -162,23 +162,23 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
     def _under_way(self) -> CallsUnderWay:
         return calls_under_way(self.groups.ids)
 
-    # What recfx.TrainPipeline does ahead
+    # Steps that recfx.TrainPipeline runs ahead
 
     def refuse_out_of_step(self) -> None:
-        """Before anything is sent.
+        """Check that this rank may send.
 
         Raises:
-            OutOfStepError: an earlier step failed here when others had begun it.
+            OutOfStepError: an earlier step failed here after other ranks had begun it.
         """
         refuse_out_of_step(self.groups.pooled, self.collection)
 
     def prefetcher(self, ctx: BatchContext) -> Callable[[KJTList], None] | None:
-        """What finds the rows of ids that have arrived; None where nothing can be found ahead of the batch's step.
+        """A function that finds the rows of ids that have arrived; None if rows must be found in the batch's own step.
 
-        To be called on the thread that owns the indexes; what it returns may run on any, once, before ``compute``.
+        Call this on the thread that owns the indexes; the function may run on any thread, once, before ``compute``.
 
         Args:
-            ctx: the batch's.
+            ctx: the context of the batch.
         """
         prefetching = self._staged.prefetching
         if not prefetching.is_of_use:

@@ -27,7 +27,7 @@ class ShardedHashEmbeddingBagCollection(BatchSteps, FusedOptimizerModule):
     """A collection on several ranks.
 
     Input and output are those of the unsharded collection, for this rank's batch; ``forward`` returns a
-    ``LazyAwaitable[KeyedTensor]`` as TorchRec's do. Keys of the output stand in the unsharded order under every plan.
+    ``LazyAwaitable[KeyedTensor]`` as TorchRec's do. Keys of the output are in the unsharded order under every plan.
     Parameters are ``embedding_bags.<table>.weight``, this rank's shard; ``state_dict`` has ``ShardedTensor``s of all
     tables on all ranks (plain tensors for data-parallel ones).
 
@@ -58,11 +58,11 @@ class ShardedHashEmbeddingBagCollection(BatchSteps, FusedOptimizerModule):
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:
-        """The class that this one takes the place of."""
+        """The class that this one replaces."""
         return HashEmbeddingBagCollection
 
     def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
-        """All parameters: none is for DistributedDataParallel, as replicas are kept equal here."""
+        """All parameters: none is for DistributedDataParallel, because replicas are kept equal here."""
         for name, _ in self.named_parameters(prefix):
             yield name
 
@@ -72,15 +72,15 @@ class ShardedHashEmbeddingBagCollection(BatchSteps, FusedOptimizerModule):
         return ShardedFusedOptimizer(self.sharding, self._store, self.fused, self.groups.pooled, self._row_moves)
 
     def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
-        """Check whether this rank could load its part of a state; arguments and errors as the base class says."""
+        """Check whether this rank could load its part of a state; see the base class for arguments and errors."""
         LocalState(self, saved, prefix)
 
     def own_names(self) -> frozenset[str]:
-        """All: what users put on a collection stays with the unsharded one."""
+        """All attributes: what users put on a collection stays with the unsharded one."""
         return frozenset(self.__dict__)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedHashEmbeddingBagCollection:
-        """A copy with tables of its own that communicates in the same process groups, which cannot be copied."""
+        """A copy with its own tables that communicates in the same process groups, which cannot be copied."""
         memo |= {id(group): group for group in vars(self.groups).values()}
         duplicate = type(self).__new__(type(self))
         memo[id(self)] = duplicate

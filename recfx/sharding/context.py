@@ -18,11 +18,11 @@ class BatchContext(Multistreamable):
 
     Attributes:
         sharding_contexts: where TorchRec's awaitables write batch sizes; the objects on the graph's edges.
-        says: what this rank tells the others beside its ids, bits of ``marks``.
+        says: what this rank tells the others along with its ids, as bits of ``marks``.
         refused: why this rank has no ids for this call.
-        number: of the batch in one of TorchRec's pipelines, from 1.
+        number: number of the batch in one of TorchRec's pipelines, from 1.
         stages: the form of the graph that this batch runs through; None until it is chosen.
-        is_last: this rank's data ends with this batch, and the others were told.
+        is_last: whether this rank's data ends with this batch and the others were told so.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class BatchContext(Multistreamable):
         return self.sharding_contexts[0].output_splits if self.sharding_contexts else []
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep what crosses alive for ``stream``."""
+        """Keep the values that cross a cut alive for ``stream``."""
         for value in self.values.values():
             if isinstance(value, (torch.Tensor, Multistreamable)):
                 value.record_stream(stream)

@@ -1,4 +1,4 @@
-"""``DistributedDataParallel`` around sharded collections: it must not take their tables and indexes for replicas."""
+"""``DistributedDataParallel`` around sharded collections must not treat their tables and indexes as replicas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recfx.sharding.collection import sharded_collections
 
 def leave_to_collections(model: nn.Module) -> None:
     """Let a ``DistributedDataParallel`` around ``model``, or any part of it, leave sharded tables alone."""
-    ignored: dict[str, set[str]] = {}  # by path of the module around them
+    ignored: dict[str, set[str]] = {}  # by the path of the module around them
     for path, module in sharded_collections(model).items():
         names = [name for name, _ in [*module.named_parameters(), *module.named_buffers()]]
         parts = path.split(".") if path else []

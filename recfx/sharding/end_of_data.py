@@ -1,9 +1,9 @@
-"""The end of one rank's data under TorchRec's pipelines, which know nothing of the other ranks' data.
+"""The end of one rank's data under TorchRec's pipelines, which know nothing about the other ranks' data.
 
-``TrainPipelineSparseDist`` sends the ids of the next batch before it runs a batch. A rank that has no next batch sends
-nothing then, while the others wait for it in the middle of their step. So a rank whose collection runs a batch before
-the next one was started takes part in that exchange, without ids and with a mark that says so. It runs its last step,
-and so do the others; these raise ``data_ended`` when the step after that begins.
+``TrainPipelineSparseDist`` sends the ids of the next batch before it runs a batch. A rank that has no next batch would
+send nothing, while the others wait for it in the middle of their step. So if a rank's collection runs a batch before
+the next one was started, the rank takes part in that exchange without ids, and with a mark that says so. It runs its
+last step, and so do the others, which raise ``data_ended`` when the step after that begins.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Sender(Protocol):
 class _Call(NamedTuple):
     of: Sender
     ctx: BatchContext
-    turn: int  # calls of one batch are started in one turn, before others are run
+    turn: int  # the calls of one batch are started in one turn, before any of them is run
 
 
 class CallsUnderWay:
-    """The calls of a process group that were started, and not run yet, in order."""
+    """The calls of a process group that were started but have not run yet, in order."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -55,22 +55,22 @@ class CallsUnderWay:
         self._sent: Any = None  # what the others may still be receiving
 
     def refuse(self, of: Sender) -> None:
-        """Before a batch is started.
+        """Call this before a batch is started.
 
         Raises:
-            OutOfStepError: ``data_ended``: the batch before it is one that other ranks do not have.
+            OutOfStepError: ``data_ended``: other ranks do not have the batch before it.
         """
         for call in self._pending():
             if call.of is of and marks.any_of(call.ctx.marks, marks.ENDED):
                 raise _ended(call)
 
     def start(self, of: Sender, ctx: BatchContext) -> None:
-        """A batch was started."""
+        """Note that a batch was started."""
         self._turn, self._has_run = self._turn + self._has_run, False
         self._started.append((weakref.ref(of), weakref.ref(ctx), self._turn))
 
     def run(self, of: Sender, ctx: BatchContext) -> None:
-        """Before a started batch is run. Collective if no batch of this collection follows it.
+        """Call this before a started batch is run. Collective if no batch of this collection follows it.
 
         Raises:
             OutOfStepError: ``data_ended``: other ranks do not have this batch.
@@ -83,14 +83,14 @@ class CallsUnderWay:
             return
         if marks.any_of(ctx.marks, marks.ENDED):
             raise _ended(mine)
-        # A pipeline that starts every batch only when it runs it (TorchRec's "Lite" one) seems to end with every batch,
-        # and pays for the exchange; nothing tells it from one whose data are of one batch, again and again.
+        # A pipeline that starts every batch only when it runs it (TorchRec's "Lite" one) seems to end with every batch
+        # and pays for the exchange; it cannot be told apart from one that gets its data one batch at a time.
         is_followed = any(call.of is of and call.ctx is not ctx for call in pending)
         if not is_followed and not ctx.is_last:
             self._tell([call for call in pending if call.turn == mine.turn and call.of.sent_by_pipeline])
 
     def _tell(self, last: list[_Call]) -> None:
-        """Take part in the exchange of sizes behind the last batch's; it is one for all its collections."""
+        """Take part in the exchange of sizes after that of the last batch; all its collections share it."""
         requests, contexts = [], []
         for call in last:
             call.ctx.is_last = True

@@ -1,4 +1,4 @@
-"""What a rank's shards take of a saved index: a whole one is fitted and then cut, slices are checked one by one."""
+"""What a rank's shards take from a saved index: a whole index is fitted and then cut; slices are checked one by one."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from recfx.sharding.state import whole_index
 def fit_whole_index(
     module: ShardedTables, table: ShardedTable, found: Mapping[str, Any], weight: object
 ) -> tuple[dict[Shard, dict[str, Tensor]], RowMove | None]:
-    """Fit and check the index of a whole table, on all ranks alike, and cut it.
+    """Fit and check the index of a whole table, in the same way on all ranks, and cut it.
 
     Args:
-        module: whose shards are to load.
-        table: whose index it is.
+        module: the collection whose shards are to load it.
+        table: the table that the index belongs to.
         found: the saved index, by buffer name.
-        weight: the saved weight of the table, or its like on meta.
+        weight: the saved weight of the table, or a meta tensor like it.
 
     Returns:
-        what this rank's shards take of it, and the move of the table's rows; None where no row moves.
+        what this rank's shards take from it, and the move of the table's rows; None if no row moves.
 
     Raises:
-        CheckpointError: as ``fit_index``.
+        CheckpointError: the same as ``fit_index``.
     """
     fitted, move = fit_index(whole_index(table.table), found, weight, table.table.embedding_dim)
     tensors = {name: value for name, value in fitted.items() if isinstance(value, Tensor)}
@@ -41,7 +41,7 @@ def fit_whole_index(
         for shard, piece in pieces.items():
             row_state = module.index(shard.name).row_state
             piece["row_state"] = piece["row_state"].clone()
-            # Rows without an id keep their weights, and with them what is known of these.
+            # Rows without an id keep their weights, and so the index keeps what it knows about them.
             piece["row_state"][(piece["row_state"] == NEVER_USED) & (row_state != NEVER_USED)] = FREED
     return pieces, move
 
@@ -52,15 +52,15 @@ def fit_slices(
     """Check slices of an index with as many rows as the table has: each rank checks its own.
 
     Args:
-        module: whose shards are to load.
-        table: whose index it is.
-        slices: what was saved of each slice, by its rows and by buffer name.
+        module: the collection whose shards are to load them.
+        table: the table that the index belongs to.
+        slices: the saved state of each slice, by its rows and by buffer name.
 
     Returns:
         what each of this rank's shards takes: column blocks of the same rows take the same.
 
     Raises:
-        CheckpointError: as ``check_saved_index``.
+        CheckpointError: the same as ``check_saved_index``.
     """
     pieces = {shard: slices[shard.rows] for shard in module.local_shards(table.table.name)}
     for shard, piece in pieces.items():

@@ -32,8 +32,8 @@ class WholeTable:
 
     Args:
         weight: ``[rows, dim]``.
-        index: the state of its index, by buffer name, its statistics added up; empty where it has none.
-        optimizer: kind, settings and state of its fused optimizer, where it has one.
+        index: the state of its index, by buffer name, with its statistics added up; empty if it has no index.
+        optimizer: kind, settings and state of its fused optimizer, if it has one.
         requires_grad: whether the weight is trained.
     """
 
@@ -58,7 +58,7 @@ def gather_tables(module: ShardedHashEmbeddingBagCollection) -> dict[str, WholeT
 
 
 def together(group: dist.ProcessGroup, check: Callable[[], None]) -> None:
-    """Call ``check`` on all ranks; what it raises on one of them is raised on all. Collective."""
+    """Call ``check`` on all ranks; an error on one of them is raised on all. Collective."""
     on_all_ranks(group, check, lambda error: error if isinstance(error, RecfxError) else None)
 
 
@@ -98,7 +98,7 @@ class _Gatherer:
         tensor_of: Callable[[str], Tensor],
         dtype: torch.dtype,
     ) -> Tensor:
-        """``[rows, columns]`` of the shards' parts; one column for what the columns' mean is."""
+        """``[rows, columns]``, joined from the shards' parts; one column if it is a mean over columns."""
         dim = table.table.embedding_dim
         joined = torch.zeros(table.table.num_embeddings, columns, dtype=dtype, device="cpu")
         for shard in table.saved:
@@ -143,7 +143,7 @@ class _Gatherer:
     def _send(
         self, shard: Shard, tensor_of: Callable[[str], Tensor], size: tuple[int, ...], dtype: torch.dtype
     ) -> Tensor:
-        """What one rank has, on all of them."""
+        """Broadcast what one rank has to all of them."""
         if shard.rank == self.rank:
             own = tensor_of(shard.name).detach().reshape(size)
             sent = own.to(self.device, dtype).clone(memory_format=torch.contiguous_format)

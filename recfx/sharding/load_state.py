@@ -34,10 +34,10 @@ def load_local_state(
     missing_keys: list[str],
     *rest: Any,
 ) -> None:
-    """Put this rank's shards in the place of whole tables: a load hook.
+    """A load hook that replaces whole tables with this rank's shards.
 
     Raises:
-        CheckpointError: as ``LocalState``. Nothing of this collection has changed then.
+        CheckpointError: the same as ``LocalState``. Nothing of this collection has changed.
     """
     planned = LocalState(module, state_dict, prefix)
     assign = bool(local_metadata.get("assign_to_params_buffers", False))
@@ -55,7 +55,7 @@ def load_local_state(
 
 
 def drop_shard_names(module: ShardedTables, incompatible_keys: Any) -> None:
-    """Report missing keys by table: a hook after loading."""
+    """A hook after loading that reports missing keys by table."""
     others = [shard.name for shard in module.sharding.local() if shard.name != shard.table.name]
     names = tuple(f"{part}.{name}." for name in others for part in ("embedding_bags", "hash_indexes"))
     missing: list[str] = incompatible_keys.missing_keys
@@ -66,19 +66,19 @@ class LocalState:
     """What this rank takes of a state. Changes nothing.
 
     Args:
-        module: the collection that is to load.
+        module: the collection that is to load the state.
         saved: a state of whole tensors, or with the ``ShardedTensor``s of a collection that was cut in the same way.
-        prefix: of the collection's keys in it.
+        prefix: the prefix of the collection's keys in it.
 
     Attributes:
-        taken: the keys of ``saved`` that are this collection's tables.
+        taken: the keys of ``saved`` that belong to this collection's tables.
         local: what goes to this rank's shards, by their keys.
-        missing: keys that ``saved`` lacks, and whose tables they are.
-        moves: where the rows of tables go that have more rows now, by table.
+        missing: keys that ``saved`` lacks, and the tables they belong to.
+        moves: where the rows go of tables that have more rows now, by table.
 
     Raises:
-        CheckpointError: ``other_plan``, ``shape_mismatch``, ``not_a_tensor``, ``torn_state``, and whatever else is
-            wrong with an index.
+        CheckpointError: ``other_plan``, ``shape_mismatch``, ``not_a_tensor``, ``torn_state``, or any other code for
+            what is wrong with an index.
     """
 
     def __init__(self, module: ShardedTables, saved: Mapping[str, Any], prefix: str) -> None:
@@ -116,7 +116,7 @@ class LocalState:
         wanted = saved_shape(spec.num_embeddings, spec.embedding_dim, move)
         if tuple(weight.shape) != wanted:
             raise CheckpointError(
-                f"the saved weight is {tuple(weight.shape)}, the table is {wanted}.",
+                f"the saved weight is {tuple(weight.shape)}, but the table is {wanted}.",
                 reason="shape_mismatch",
                 module_path=key,
                 what_to_do="build the table as it was built when saving.",
@@ -152,7 +152,7 @@ class LocalState:
                 self.local[f"{self.prefix}hash_indexes.{shard.name}.{name}"] = value
 
     def _take_absent(self, table: ShardedTable, weight: Any, keys: Mapping[str, str]) -> None:
-        """The state of a plain table makes the index empty."""
+        """Empty the index if the state is that of a plain table."""
         spec = table.table
         for shard in self._local(table):
             what = without_index(has_weight=weight is not None, holds_ids=self.module.index(shard.name).holds_ids)
@@ -173,7 +173,7 @@ class LocalState:
     def _sharded_index(
         self, table: ShardedTable, found: Mapping[str, Any], values: list[Any]
     ) -> dict[Shard, dict[str, Any]]:
-        """Of slices: each rank checks its own."""
+        """Check slices of an index: each rank checks its own."""
         spec, group = table.table, self.module.groups.pooled
         assert spec.hashing is not None
         path = f"{self.prefix}hash_indexes.{spec.name}"
@@ -202,10 +202,10 @@ class LocalState:
 
 def _other_plan(path: str) -> CheckpointError:
     return CheckpointError(
-        "the state is cut in another way than this table.",
+        "the state is cut in a different way than this table.",
         reason="other_plan",
         module_path=path,
-        what_to_do="save and load with torch.distributed.checkpoint, which cuts tensors anew; or load a state of "
+        what_to_do="save and load with torch.distributed.checkpoint, which reshards tensors; or load a state of "
         "plain, whole tensors.",
     )
 

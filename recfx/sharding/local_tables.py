@@ -1,4 +1,4 @@
-"""What a rank keeps of a collection: its shards' rows, indexes and optimizers."""
+"""What a rank keeps of a collection: the rows, indexes and optimizers of its shards."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from recfx.sharding.optimizer_settings import optimizer_settings
 
 
 class LocalTables(NamedTuple):
-    """The modules of one rank's shards, by shard name, and what it knows of all tables, by table name.
+    """The modules of one rank's shards, by shard name, and what the rank knows about all tables, by table name.
 
     Args:
         bags: the shards' weights.
         indexes: the shards' indexes.
         store: both, and the shards' fused optimizers.
-        fused: rule and settings of every table's fused optimizer; its shards have the same ``group``, not the state.
-        dtypes: of the tables' weights.
-        taken: what nobody spelled out about the tables' optimizers.
+        fused: rule and settings of every table's fused optimizer; its shards share the ``group`` but not the state.
+        dtypes: dtypes of the tables' weights.
+        taken: choices about the tables' optimizers that the user did not spell out.
     """
 
     bags: nn.ModuleDict
@@ -58,12 +58,12 @@ def make_local_tables(
     """Cut this rank's shards out of ``module``, which stays as it is. Collective: replicas become those of rank 0.
 
     Args:
-        module: with whole tables.
+        module: the collection with whole tables.
         sharding: which shards are here.
-        group: of all ranks.
-        device: of the shards; None: where ``module``'s tables are.
-        fused_params: for the fused optimizers, as :func:`optimizer_settings` reads them.
-        dense_as_torchrec: the same.
+        group: the process group of all ranks.
+        device: device of the shards; None for that of ``module``'s tables.
+        fused_params: settings for the fused optimizers, as in :func:`optimizer_settings`.
+        dense_as_torchrec: as in :func:`optimizer_settings`.
 
     Raises:
         ConversionError: ``unsupported_fused_param``; an optimizer in backward that has no fused form.
@@ -76,7 +76,7 @@ def make_local_tables(
     )
     _check_optimizers(module)
     for table in module.hash_indexes:
-        module.index(table).refresh()  # before weights are copied: it may initialise some
+        module.index(table).refresh()  # before weights are copied, because it may initialise some
     settings_of = optimizer_settings(module, sharding, fused_params, dense_as_torchrec=dense_as_torchrec)
     fused = settings_of.fused
     states = module.fused_optimizers()
@@ -100,7 +100,7 @@ def make_local_tables(
                 optimizer.prepare(store.weight(shard.name))
                 for name in optimizer.rule.saved_states.values():
                     replicate(optimizer.state[name], group)
-            # How TorchRec's in_backward_optimizer_filter knows it.
+            # TorchRec's in_backward_optimizer_filter looks for this attribute.
             set_attached(store.weight(shard.name), [EmptyFusedOptimizer()])
     hold(bags)
     dtypes = {table.name: module.weight(table.name).dtype for table in module.tables}
@@ -146,8 +146,8 @@ def _bag(shard: Shard, rows: torch.Tensor, requires_grad: bool) -> nn.EmbeddingB
 
 
 def _check_optimizers(module: HashEmbeddingBagCollection) -> None:
-    """An optimizer in backward without a fused form would stay behind on the whole table."""
-    module.fused_optimizers()  # takes over what was attached since the conversion
+    """Refuse optimizers in backward without a fused form, which would stay behind on the whole table."""
+    module.fused_optimizers()  # takes over optimizers that were attached since the conversion
     for table, why in module.not_fused.items():
         raise ConversionError(
             f"the optimizer in backward of table {table!r} cannot be sharded: {why.message}",

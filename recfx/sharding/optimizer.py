@@ -24,16 +24,16 @@ from recfx.sharding.pieces import Piece, single_piece, stacked_pieces, weight_pi
 class ShardedFusedOptimizer(KeyedOptimizer):
     """State and settings of the fused optimizers of one sharded collection.
 
-    ``state_dict()`` has ``<table>.momentum1`` and so on as ``ShardedTensor``s around what the kernels use (plain
-    tensors where tables are replicated), under the names of all tables, on every rank. ``param_groups`` are the dicts
-    that the kernels read, one a table.
+    ``state_dict()`` has ``<table>.momentum1`` and so on as ``ShardedTensor``s around the tensors that the kernels use
+    (plain tensors for replicated tables), under the names of all tables, on every rank. ``param_groups`` are the dicts
+    that the kernels read, one per table.
 
     Args:
-        sharding: of the collection.
+        sharding: the sharding of the collection.
         store: this rank's shards.
         fused: rule and settings of each table's optimizer.
-        group: of all ranks.
-        moves: of the tables whose weights were loaded from fewer rows, by table.
+        group: the process group of all ranks.
+        moves: the row moves of tables whose weights were loaded from fewer rows, by table.
     """
 
     def __init__(
@@ -58,20 +58,20 @@ class ShardedFusedOptimizer(KeyedOptimizer):
 
     @state.setter
     def state(self, value: Any) -> None:
-        """``KeyedOptimizer`` sets it once; it is derived here."""
+        """``KeyedOptimizer`` sets this once; here it is derived."""
 
     def step(self, closure: Any = None) -> None:
-        """Nothing: the lookups' backwards have taken the step."""
+        """Do nothing: the backward of the lookups has already taken the step."""
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Nothing: there are no gradients."""
+        """Do nothing: there are no gradients."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As TorchRec's; whole tensors are cut.
+        """The same as TorchRec's; whole tensors are cut.
 
         Raises:
             CheckpointError: ``other_plan``, ``rows_mismatch``, ``shape_mismatch``. Nothing has changed.
-            ValueError: TorchRec's own, for other tables or other state.
+            ValueError: TorchRec's own error, for different tables or state.
         """
         state = self.state
         for name, parameter in self.params.items():
@@ -94,7 +94,7 @@ class ShardedFusedOptimizer(KeyedOptimizer):
         return [self._store.optimizers[shard.name].state[STEP] for shard in self._sharding.local_of(table)]
 
     def _parameter(self, table: str) -> Tensor:
-        """What stands for the table in TorchRec's dicts: its first shard here, or a tensor without rows."""
+        """What represents the table in TorchRec's dicts: its first shard here, or a tensor without rows."""
         group = self._fused[table].group
         local = [shard.name for shard in self._sharding.local_of(table)]
         known: list[Tensor] = group.get("params", [])

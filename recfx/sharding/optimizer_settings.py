@@ -1,4 +1,4 @@
-"""Which fused optimizer each table of a sharded collection gets: what TorchRec would train it with, and what to say."""
+"""Which fused optimizer each table of a sharded collection gets: the one TorchRec would use, and what to report."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def optimizer_settings(
     *,
     dense_as_torchrec: bool = False,
 ) -> OptimizerSettings:
-    """What trains each table.
+    """The optimizer that trains each table.
 
-    On kernel ``fused`` it is what TorchRec would take: the table's optimizer in backward, with ``fused_params`` and
-    then FBGEMM's defaults for settings that were not given; ``fused_params`` without one; and without either, FBGEMM's
-    SGD. On kernel ``dense`` (data-parallel tables) an optimizer in backward is carried out too, as the unsharded table
-    does it, and so are ``fused_params`` for data-parallel tables.
+    On kernel ``fused`` it is the one that TorchRec would use: the table's optimizer in backward, with ``fused_params``
+    and then FBGEMM's defaults for settings that were not given; without such an optimizer, that of ``fused_params``;
+    and without either, FBGEMM's SGD. On kernel ``dense`` (data-parallel tables) an optimizer in backward is also
+    carried out, as for the unsharded table, and so are ``fused_params`` for data-parallel tables.
 
     Args:
-        module: with whole tables.
-        sharding: of the collection.
+        module: the collection with whole tables.
+        sharding: the sharding of the collection.
         fused_params: TorchRec's dict.
         dense_as_torchrec: leave tables on kernel ``dense`` to an ordinary optimizer, whatever is attached to them:
-            TorchRec does, and a script of its calls lists them there. A table that evicts keeps its fused optimizer.
+            TorchRec does so, and scripts written for it list them there. A table that evicts keeps its fused optimizer.
 
     Returns:
         New settings without the parameter, which would keep the whole table in memory.
@@ -59,7 +59,7 @@ def optimizer_settings(
             chosen = (None, _left_out(own, fused_params, path))
         elif own is not None:
             chosen = (_without_parameter(own), ())
-        elif fused_params and sharded.is_replicated:  # TorchRec's planner knows these with dense kernels alone
+        elif fused_params and sharded.is_replicated:  # TorchRec's planner only knows these with dense kernels
             chosen = (fused_optimizer_from_params(fused_params), ())
         else:
             chosen = (None, ())
@@ -86,7 +86,7 @@ def _fused(
         return None, ()
     settings = fused_optimizer_from_params({})
     message = (
-        f"it is on kernel 'fused' and no optimizer was named for it: it trains by {settings.rule.label} with "
+        f"it is on kernel 'fused' and no optimizer was given for it: it trains by {settings.rule.label} with "
         f"lr={settings.group['lr']} "
         "in backward, which is TorchRec's default, and no other optimizer sees it."
     )
@@ -97,7 +97,7 @@ def _fused(
 def _completed(
     own: FusedOptimizer, fused_params: Mapping[str, Any] | None, path: str
 ) -> tuple[FusedOptimizer, tuple[Diagnostic, ...]]:
-    """The optimizer in backward; what was not given is as FBGEMM has it, not as its class."""
+    """The optimizer in backward; settings that were not given are FBGEMM's defaults, not those of its class."""
     settings = _without_parameter(own)
     if own.given is None:
         return settings, ()
@@ -108,16 +108,16 @@ def _completed(
             settings.group[name] = value
     taken = []
     if changed:
-        message = f"its {own.rule.name} was attached without {', '.join(changed)}: what TorchRec's sharded tables take."
+        message = f"its {own.rule.name} was attached without {', '.join(changed)}, TorchRec's value for sharded tables."
         advice = "name the setting where you attach the optimizer."
         taken.append(Diagnostic("default_optimizer_setting", path, message, advice))
     if "weight_decay" in own.given and settings.group.get("weight_decay"):
         message = (
             f"weight_decay={settings.group['weight_decay']} of its {own.rule.name} is added to the gradients of "
-            "touched rows, as the optimizer's class says; TorchRec's sharded tables ignore it, or take it off the "
+            "touched rows, as the optimizer's class does; TorchRec's sharded tables ignore it, or take it off the "
             "weights."
         )
-        advice = "nothing if that is meant; else leave it out."
+        advice = "nothing if that is intended; otherwise leave it out."
         taken.append(Diagnostic("weight_decay_unlike_torchrec", path, message, advice))
     return settings, tuple(taken)
 
@@ -127,7 +127,7 @@ def _left_out(own: FusedOptimizer | None, fused_params: Mapping[str, Any] | None
         return ()
     what = f"its {own.rule.name} in backward" if own is not None else "fused_params"
     message = f"{what} is not carried out: on kernel 'dense' it has ordinary gradients, as in TorchRec."
-    advice = "step it with the model's ordinary optimizer, or pass sharders=recfx.sharders() to have it fused here too."
+    advice = "step it with the model's ordinary optimizer, or pass sharders=recfx.sharders() to have it fused, too."
     return (Diagnostic("dense_kernel_not_fused", path, message, advice),)
 
 

@@ -17,15 +17,15 @@ from recfx.sharding.pieces import Piece, Pieces, make_sharded_tensor, own_pieces
 
 
 class SavedState:
-    """What TorchRec's ``KeyedOptimizer`` holds for a state: it calls ``state_dict`` and ``load_state_dict`` of it.
+    """What TorchRec's ``KeyedOptimizer`` holds for a state, whose ``state_dict`` and ``load_state_dict`` it calls.
 
     Args:
         name: ``<table>.momentum1`` and so on.
-        table: whose state it is.
+        table: the table that the state belongs to.
         pieces: how the whole is cut.
-        tensor_of: what the kernels use for one of this rank's pieces.
-        group: of all ranks.
-        move: where the table's rows are, if its weight was loaded from fewer.
+        tensor_of: the tensor that the kernels use for one of this rank's pieces.
+        group: the process group of all ranks.
+        move: where the table's rows are, if its weight was loaded from fewer rows.
         fused: rule and settings of the optimizer.
     """
 
@@ -43,7 +43,7 @@ class SavedState:
         self._group, self._move, self._fused = group, move, fused
 
     def state_dict(self) -> Tensor:
-        """A ``ShardedTensor`` of views; a plain tensor where the table is replicated."""
+        """A ``ShardedTensor`` of views; a plain tensor if the table is replicated."""
         if self._table.is_replicated:
             (own,) = own_pieces(self._pieces, self._group.rank())
             return self._tensor_of(own).detach()
@@ -62,8 +62,8 @@ class SavedState:
         """This rank's parts of ``saved``: a whole tensor, or a ``ShardedTensor`` that was cut in the same way.
 
         Raises:
-            CheckpointError: ``other_plan``, ``shape_mismatch``; ``rows_mismatch``: no weights of so many rows were
-                loaded since the last training step.
+            CheckpointError: ``other_plan``, ``shape_mismatch``; ``rows_mismatch``: no weights with this number of rows
+                were loaded since the last training step.
         """
         if isinstance(saved, ShardedTensor) and not self._table.is_replicated:
             return parts_of(saved, self._pieces, self._group, self._name)
@@ -77,7 +77,7 @@ class SavedState:
         return {piece: piece.of(whole) for piece in own_pieces(self._pieces, self._group.rank())}
 
     def _grown(self, saved: Tensor) -> Tensor:
-        """The whole state of as many rows as the table has."""
+        """The whole state, with as many rows as the table has."""
         wanted = whole_size(self._pieces)
         if tuple(saved.shape) == wanted:
             return saved
@@ -85,9 +85,8 @@ class SavedState:
         if len(wanted) == 1 and saved.dim() == 1 and wanted[0] > rows:
             raise self._error(
                 "shape_mismatch",
-                f"the saved state has {saved.numel()} numbers, here there are {wanted[0]}: one a row and column block.",
-                f"{self._fused.rule.label} cannot go from one number of column blocks to another; load "
-                "without the optimizer.",
+                f"the saved state has {saved.numel()} numbers, but here are {wanted[0]}: one per row and column block.",
+                f"{self._fused.rule.label} cannot change the number of column blocks; load without the optimizer.",
             )
         if (
             self._move is None
@@ -96,8 +95,8 @@ class SavedState:
         ):
             raise self._error(
                 "rows_mismatch",
-                f"the saved optimizer state is {tuple(saved.shape)}, the table needs {wanted}.",
-                "load the model's state of the same moment first, and the optimizer's before training on.",
+                f"the saved optimizer state is {tuple(saved.shape)}, but the table needs {wanted}.",
+                "load the model's state of the same moment first, and the optimizer's before any training step.",
             )
         start = self._fused.starts()[self._name.rpartition(".")[2]]
         return self._move.apply(saved, torch.full(wanted, start, dtype=saved.dtype, device=saved.device))

@@ -1,9 +1,9 @@
 """A rank that fails in the middle of a call must not go on: its peers wait for the rest of that call.
 
-What goes wrong before ids are sent (a batch that does not fit) goes wrong on all ranks alike, as ``marks`` tells them,
-and they stay in step. Behind that a rank that fails is alone. Collectives are matched by their order alone: were it to
-start its next batch, its ids would arrive where others of its messages are waited for. So nothing more is sent in that
-process group: the peers' collectives fail, at the latest when the group's timeout is over.
+An error before ids are sent (a batch that does not fit) is raised on all ranks, because ``marks`` tells them about it,
+and they stay in step. After that, a rank that fails is alone. Collectives are matched only by their order: if it
+started its next batch, its ids would arrive where peers wait for other messages. So it sends nothing more in that
+process group, and the peers' collectives fail, at the latest when the group's timeout expires.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _failed: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()  # what
 
 @contextlib.contextmanager
 def in_step(group: dist.ProcessGroup, collection: str) -> Iterator[None]:
-    """Around what the other ranks of ``group`` take part in. An ``OutOfStepError`` is one that all ranks raise."""
+    """Guard a step in which the other ranks of ``group`` take part. An ``OutOfStepError`` is raised by all ranks."""
     try:
         yield
     except OutOfStepError:
@@ -37,7 +37,7 @@ def has_failed(group: dist.ProcessGroup) -> bool:
 
 
 def refuse_out_of_step(group: dist.ProcessGroup, collection: str) -> None:
-    """Before anything is sent.
+    """Check that this rank may still send.
 
     Raises:
         OutOfStepError: ``out_of_step``.
@@ -45,7 +45,7 @@ def refuse_out_of_step(group: dist.ProcessGroup, collection: str) -> None:
     failed = _failed.get(group)
     if failed is not None:
         raise OutOfStepError(
-            f"an earlier step failed on this rank when others had begun it too ({failed}).",
+            f"an earlier step failed on this rank after other ranks had begun it, too ({failed}).",
             reason="out_of_step",
             module_path=collection,
             what_to_do="end this process, or destroy the process group on every rank; start again from the last "
@@ -54,5 +54,5 @@ def refuse_out_of_step(group: dist.ProcessGroup, collection: str) -> None:
 
 
 def _note(group: dist.ProcessGroup, collection: str, error: BaseException) -> None:
-    if group.size() > 1:  # nobody waits where there is one rank
+    if group.size() > 1:  # with one rank, nothing waits
         _failed.setdefault(group, f"{collection or 'the root'}: {type(error).__name__}: {error}")

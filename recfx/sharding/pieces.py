@@ -1,7 +1,7 @@
 """Where the tensors of a sharded table are cut, as checkpoints see it: pieces, and ``ShardedTensor``s made of them.
 
-What column shards have in common (their index) is on several ranks. A rank that has a copy says that the piece is its
-own, so the metadata of such tensors differ between ranks: ``torch.distributed.checkpoint`` saves one of the copies and
+Column shards share their index, which is therefore on several ranks. A rank that has a copy says that the piece is its
+own, so the metadata of such tensors differs between ranks: ``torch.distributed.checkpoint`` saves one of the copies and
 loads all of them.
 """
 
@@ -31,9 +31,9 @@ class Piece:
     """A part of a tensor on one rank.
 
     Args:
-        offsets: where it begins, a number a dimension.
-        sizes: how long it is.
-        rank: where it is.
+        offsets: where it begins, one number per dimension.
+        sizes: its size, one number per dimension.
+        rank: the rank that has it.
         shard: the table's shard that it belongs to.
     """
 
@@ -51,7 +51,7 @@ Pieces = tuple[Piece, ...]
 
 
 def weight_pieces(table: ShardedTable) -> Pieces:
-    """Of what has the weight's ``[rows, dim]``."""
+    """The pieces of a tensor that has the weight's shape ``[rows, dim]``."""
     return tuple(
         Piece((shard.rows[0], shard.columns[0]), (shard.num_rows, shard.num_columns), shard.rank, shard)
         for shard in table.filled
@@ -59,19 +59,19 @@ def weight_pieces(table: ShardedTable) -> Pieces:
 
 
 def stacked_pieces(table: ShardedTable) -> Pieces:
-    """Of one number a row and column block, ``[blocks * rows]``: the blocks one after the other, as TorchRec has it."""
+    """The pieces of one number per row and column block, ``[blocks * rows]``: block after block, as in TorchRec."""
     return tuple(Piece((table.stacked_row(shard),), (shard.num_rows,), shard.rank, shard) for shard in table.filled)
 
 
 def row_pieces(table: ShardedTable, rank: int) -> Pieces:
-    """Of one value a row that all column shards have: this rank's own copies, elsewhere those of the first block."""
+    """The pieces of one value per row that all column shards have: this rank's copies, or those of the first block."""
     return tuple(
         Piece((shard.rows[0],), (shard.num_rows,), shard.rank, shard) for shard in table.slices(table.filled, rank)
     )
 
 
 def count_pieces(table: ShardedTable, rank: int) -> Pieces:
-    """Of an index's ``counts``: the number of batches is on all slices the same, the statistics are the first's."""
+    """The pieces of an index's ``counts``: all slices have the same number of batches; statistics are the first's."""
     slices = table.slices(table.filled, rank)
     any_slice = next((shard for shard in slices if shard.rank == rank), slices[0])
     first = slices[0]
@@ -82,14 +82,14 @@ def count_pieces(table: ShardedTable, rank: int) -> Pieces:
 
 
 def single_piece(table: ShardedTable, rank: int) -> Pieces:
-    """Of one number that all shards have, ``[1]``."""
+    """The pieces of one number that all shards have, ``[1]``."""
     slices = table.slices(table.filled, rank)
     shard = next((shard for shard in slices if shard.rank == rank), slices[0])
     return (Piece((0,), (1,), shard.rank, shard),)
 
 
 def own_pieces(pieces: Pieces, rank: int) -> list[Piece]:
-    """Those of this rank."""
+    """The pieces of this rank."""
     return [piece for piece in pieces if piece.rank == rank]
 
 
@@ -105,10 +105,10 @@ def make_sharded_tensor(
     """A ``ShardedTensor`` around this rank's tensors; no communication.
 
     Args:
-        pieces: of all ranks.
+        pieces: the pieces of all ranks.
         tensor_of: the tensor of one of this rank's pieces; a view of it becomes the local shard.
-        dtype: of the whole.
-        group: whose ranks the pieces name.
+        dtype: dtype of the whole tensor.
+        group: the process group whose ranks the pieces name.
     """
     local = {piece: tensor_of(piece).detach() for piece in own_pieces(pieces, group.rank())}
     device = next((tensor.device for tensor in local.values()), torch.device("cpu"))
@@ -141,11 +141,11 @@ def parts_of(saved: ShardedTensor, pieces: Pieces, group: dist.ProcessGroup, nam
     wanted = {(piece.offsets, piece.sizes, dist.get_global_rank(group, piece.rank)) for piece in pieces}
     if found != wanted:
         raise CheckpointError(
-            f"the saved tensor is cut into {_listed(found)}, here it is cut into {_listed(wanted)} "
+            f"the saved tensor is cut into {_listed(found)}, but here it is cut into {_listed(wanted)} "
             "(offsets, sizes, rank).",
             reason="other_plan",
             module_path=name,
-            what_to_do="save and load with torch.distributed.checkpoint, which cuts tensors anew; or load a state of "
+            what_to_do="save and load with torch.distributed.checkpoint, which reshards tensors; or load a state of "
             "plain, whole tensors.",
         )
     tensors = {tuple(shard.metadata.shard_offsets): shard.tensor for shard in saved.local_shards()}

@@ -1,10 +1,10 @@
 """A collection's graph in stages, between which a pipeline may do other things.
 
-Where it may be cut is declared with the node kinds: before ids are sent, a batch can still be refused; where the graph
-waits, something else can run; and finding rows, which only reads, is one stage before that in which they are inserted.
+The node kinds declare where the graph may be cut: before ids are sent, a batch can still be refused; where the graph
+waits, something else can run; and rows are found, which only reads, one stage before they are inserted.
 
-The stages share the graph's modules, and run one after the other; the values that go from one to a later one are named
-by the nodes that make them.
+The stages share the graph's modules and run one after the other. Values that go from one stage to a later one are named
+after the nodes that make them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from recfx.nodes import SnapshotIndexes
 from recfx.passes._nodes import nodes_of_kind
 from recfx.passes.split_hash_ids import SplitHashIds
 
-# Such a node, and all that need it, come after the cut of this number.
+# A node of this kind, and all nodes that depend on it, come after the cut with this number.
 _CUT_BEFORE = {kind: number for number, kind in enumerate(CUTS, start=1)}
 
 
@@ -42,8 +42,8 @@ class Stage:
 
     Args:
         module: runs the nodes.
-        inputs: names of the values that it takes, nodes of the whole graph.
-        outputs: names of the values that later stages need; a stage without any does nothing.
+        inputs: names of the values that it takes, which are nodes of the whole graph.
+        outputs: names of the values that later stages need; a stage without outputs does nothing.
     """
 
     def __init__(self, module: fx.GraphModule, inputs: list[str], outputs: list[str]) -> None:
@@ -80,7 +80,7 @@ class Stages(NamedTuple):
 
 
 class StagedGraph:
-    """A graph and its stages. No module, and no container: copies of modules share it until they make their own."""
+    """A graph and its stages. Not a module or container, so copies of modules share it until they make their own."""
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         self.graph_module = graph_module
@@ -89,17 +89,17 @@ class StagedGraph:
 
     @property
     def prefetching(self) -> Prefetching:
-        """The form of the graph that finds rows ahead; made when it is asked for."""
+        """The form of the graph that finds rows ahead; made when it is first needed."""
         if self._prefetching is None:
             self._prefetching = Prefetching(self.graph_module)
         return self._prefetching
 
 
 class Prefetching:
-    """A graph with ``find_ids`` and ``insert_ids`` in place of what hashes at once.
+    """A graph with ``find_ids`` and ``insert_ids`` in place of nodes that find and insert at once.
 
     Args:
-        graph_module: which stays as it is; the two share all other modules.
+        graph_module: the original graph, which is not changed; the two share all other modules.
 
     Attributes:
         graph_module: the graph in this form.

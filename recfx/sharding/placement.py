@@ -6,7 +6,7 @@ from torch.distributed._shard.metadata import ShardMetadata
 
 
 def rank_of(shard: ShardMetadata) -> int | None:
-    """The rank of a shard's placement; None where it names none, as ``cpu`` does."""
+    """The rank of a shard's placement; None if it names no rank, such as ``cpu``."""
     rank = getattr(shard.placement, "rank", None)
     found = rank() if callable(rank) else None
     return None if found is None else int(found)

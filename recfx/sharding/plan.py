@@ -1,4 +1,4 @@
-"""From TorchRec's plan of one collection to shards: what concerns all sharding types, in one place."""
+"""Turns TorchRec's plan of one collection into shards: the part that all sharding types share."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def read_plan(
     plan's own, so that row-wise checkpoints line up with TorchRec's.
 
     Args:
-        tables: of the collection, in order.
-        plan: sharding of each of them.
-        rank: this one.
+        tables: the tables of the collection, in order.
+        plan: the sharding of each table.
+        rank: this rank.
         world_size: number of ranks.
         path: fully qualified name of the collection, for messages.
 
@@ -44,11 +44,11 @@ def read_plan(
     unknown = [name for name in plan if name not in known]
     if unknown:
         raise plan_error(
-            "plan_unknown_table", f"the plan names table {unknown[0]!r}, the collection has {names}.", path
+            "plan_unknown_table", f"the plan names table {unknown[0]!r}, but the collection has {names}.", path
         )
     missing = [name for name in names if name not in plan]
     if missing:
-        raise plan_error("plan_missing_table", f"the plan says nothing of table {missing[0]!r}.", path)
+        raise plan_error("plan_missing_table", f"the plan does not name table {missing[0]!r}.", path)
     sharded = tuple(_read(TablePlan(table, plan[table.name], world_size, path)) for table in tables)
     local_sizes = {each.way_back.local_size for each in sharded} - {1}
     if len(local_sizes) > 1:
@@ -77,10 +77,10 @@ def _read(plan: TablePlan) -> ShardedTable:
 def _check_options(plan: TablePlan) -> None:
     sharding, table = plan.parameter, plan.table.name
     if sharding.sharding_type not in type_names():
-        what = f"is of type {sharding.sharding_type!r}; known: {type_names()}."
+        what = f"is of type {sharding.sharding_type!r}; known types are {type_names()}."
         raise table_error("unsupported_sharding_type", table, what, plan.path)
     if sharding.compute_kernel not in KERNELS:
-        what = f"asks for kernel {sharding.compute_kernel!r}; there are {KERNELS}."
+        what = f"asks for kernel {sharding.compute_kernel!r}; known kernels are {KERNELS}."
         raise table_error("unsupported_compute_kernel", table, what, plan.path)
     options = {
         "stochastic_rounding": (sharding.stochastic_rounding, (None, False)),

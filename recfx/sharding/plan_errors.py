@@ -1,4 +1,4 @@
-"""What a plan can be refused for: the errors, and what to do about each."""
+"""The errors for which a plan can be refused, and what to do about each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from recfx.errors import ConversionError
 
 _ADVICE = {
     "invalid_argument": "pass a dict from table name to torchrec.distributed.types.ParameterSharding.",
-    "plan_unknown_table": "make the plan from this model, or take the table out of it.",
+    "plan_unknown_table": "make the plan from this model, or remove the table from it.",
     "plan_missing_table": "make the plan from this model.",
     "unsupported_sharding_type": "use one of the seven types of torchrec.distributed.types.ShardingType.",
     "unsupported_compute_kernel": "constrain the planner to compute_kernels=['fused', 'dense'].",
@@ -18,10 +18,10 @@ _ADVICE = {
 
 
 def plan_error(reason: str, message: str, path: str) -> ConversionError:
-    """The error of a plan; ``path``: fully qualified name of the collection."""
+    """The error of a plan; ``path`` is the fully qualified name of the collection."""
     return ConversionError(message, reason=reason, module_path=path, what_to_do=_ADVICE[reason])
 
 
 def table_error(reason: str, table: str, what: str, path: str) -> ConversionError:
-    """The error of the plan of one table; ``what``: what the plan does, as the rest of the sentence."""
+    """The error of the plan of one table; ``what`` says what the plan does, as the rest of the sentence."""
     return plan_error(reason, f"the plan of table {table!r} {what}", path)

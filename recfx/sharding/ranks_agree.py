@@ -1,4 +1,4 @@
-"""All ranks of a process group tell each other something, and go on alike: the one place where they ask."""
+"""All ranks of a process group exchange something and then do the same: the one place where they ask each other."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def on_all_ranks(
     result: Any = None
     try:
         result = function()
-    except BaseException as error:  # also Ctrl-C: the other ranks wait for this one
+    except BaseException as error:  # including Ctrl-C, because the other ranks wait for this one
         own, sent = error, told(error)
         if sent is None:
             raise
@@ -52,7 +52,7 @@ def on_all_ranks(
 
 
 def any_rank(groups: Iterable[dist.ProcessGroup | None], flag: bool) -> bool:
-    """``flag``, or whether any rank of these groups has it. Collective in each group once; None is no group."""
+    """Whether ``flag`` is set on any rank of these groups. Collective, once per group; None stands for no group."""
     for group in {id(group): group for group in groups if group is not None}.values():
         flags = torch.tensor([int(flag)])
         dist.all_reduce(flags, group=group)
@@ -63,14 +63,14 @@ def any_rank(groups: Iterable[dist.ProcessGroup | None], flag: bool) -> bool:
 def tell_counts(group: dist.ProcessGroup, first: int, second: int, mark: int, name: str) -> list[tuple[int, int]]:
     """Two numbers of every rank, in order of the ranks. Collective.
 
-    The message has as many numbers as the one that announces a batch's ids has, so a rank that is at another call can
+    The message has as many numbers as the one that announces a batch's ids, so a rank that is at a different call can
     read the mark.
 
     Args:
-        group: of all ranks.
+        group: the process group of all ranks.
         first, second: this rank's numbers.
-        mark: which call this is, as ``marks.identity`` gives it.
-        name: of the call, for messages.
+        mark: which call this is, as given by ``marks.identity``.
+        name: name of the call, for messages.
 
     Raises:
         OutOfStepError: ``ranks_at_different_calls``, on all ranks.

@@ -1,4 +1,4 @@
-"""Sharding a converted collection: each rank cuts its shards out of the tables that it has."""
+"""Shards a converted collection: each rank cuts its shards out of the tables that it has."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def shard_collection(
 
     Args:
         module: the collection; tables on meta are allocated on ``device`` and initialised.
-        plan: sharding of each table.
-        env: with a process group.
-        device: of the shards; None: where the tables are (``meta``: the CPU).
-        fused_params: settings of fused optimizers for what tables do not bring themselves, as TorchRec's sharders take
-            them. On compute kernel ``fused`` a table has a fused optimizer in any case: FBGEMM's SGD, at the least.
-        dense_as_torchrec: on compute kernel ``dense`` a table has none, whatever hangs on it.
-        host_group: the process group for ids, where it is not that of ``env``.
+        plan: the sharding of each table.
+        env: an environment with a process group.
+        device: device of the shards; None for that of the tables (the CPU if they are on ``meta``).
+        fused_params: settings of fused optimizers that the tables do not have themselves, in the format of TorchRec's
+            sharders. On compute kernel ``fused`` a table always has a fused optimizer: FBGEMM's SGD if nothing else.
+        dense_as_torchrec: on compute kernel ``dense`` a table has no fused optimizer, whatever is attached to it.
+        host_group: the process group for ids, if it is not that of ``env``.
         path: fully qualified name of the collection in the model.
 
     Raises:
-        ConversionError: as ``read_plan``; ``unsupported_fused_param``, ``no_process_group``.
+        ConversionError: the same as ``read_plan``; ``unsupported_fused_param``, ``no_process_group``.
     """
     path = path or module.collection
     sharding = read_plan(module.tables, plan, env.rank, env.world_size, path)

@@ -1,4 +1,4 @@
-"""What a rank has of a sharded collection, before anything runs: its shards, and what it knows of all tables."""
+"""What a rank has of a sharded collection before anything runs: its shards, and what it knows about all tables."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ShardedTables(ConvertedCollection):
         sharding: which shards are where.
         groups: the process groups of ids and of pooled rows.
         fused: kind and settings of each table's fused optimizer, by table name.
-        dtypes: of the tables' weights, by table name.
-        taken: what nobody spelled out about the tables' optimizers, by table name.
+        dtypes: dtypes of the tables' weights, by table name.
+        taken: choices about the tables' optimizers that the user did not spell out, by table name.
     """
 
     is_sharded = True

@@ -29,12 +29,12 @@ COUNTS = "counts"
 def save_sharded_state(
     module: ShardedTables, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
-    """Put whole tables in the place of this rank's shards: a state dict hook.
+    """A state dict hook that replaces this rank's shards with whole tables.
 
-    Weights and what an index has a row are ``ShardedTensor``s whose local shards are views, so that
-    ``torch.distributed.checkpoint`` loads in place; what is replicated is plain. Of an index's ``counts`` the number of
-    batches is the table's; **the statistics are those of the first slice of the rows**, as no rank knows the others'
-    (``recfx.unconvert`` and ``recfx.sharding.gather`` add them up).
+    Weights, and tensors of an index with one entry per row, are ``ShardedTensor``s whose local shards are views, so
+    that ``torch.distributed.checkpoint`` loads in place; replicated tensors are plain. In an index's ``counts`` the
+    number of batches is that of the table, but **the statistics are those of the first slice of the rows**, because no
+    rank knows those of the others (``recfx.unconvert`` and ``recfx.sharding.gather`` add them up).
     """
     shards = {shard.name for shard in module.sharding.local()}
     for start in (f"{prefix}embedding_bags.", f"{prefix}hash_indexes."):
@@ -50,7 +50,7 @@ def save_sharded_state(
 
 
 def whole_index(table: TableSpec) -> HashIndex:
-    """The index of the whole table, on meta: its rules without its content."""
+    """The index of the whole table, on meta: its settings without its content."""
     assert table.hashing is not None
     return HashIndex(table.num_embeddings, config=table.hashing, name=table.name, device="meta")
 

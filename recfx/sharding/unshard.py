@@ -1,4 +1,4 @@
-"""The way back from sharded collections to standard ones: part of ``recfx.unconvert``."""
+"""Turns sharded collections back into standard ones; part of ``recfx.unconvert``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recfx.sharding.gather import WholeTable, gather_tables
 
 
 def without_model_parallel(model: nn.Module) -> nn.Module:
-    """The model inside ``DistributedModelParallel``, where it is in one."""
+    """The model inside ``DistributedModelParallel``, if it is inside one."""
     return get_unwrapped_module(model) if isinstance(model, DistributedModelParallel) else model
 
 

@@ -1,7 +1,7 @@
-"""The ways in which pooled rows travel back: who sends what, what arrives, and what it costs.
+"""The ways in which pooled rows are sent back: who sends what, what arrives, and what it costs.
 
-``B`` is the batch size of a rank, the same on all; bytes are those of the tables' outputs. Backwards are collectives
-as well; the modules of ``output_dist_start`` average gradients over ranks in them, as TorchRec's do.
+``B`` is the batch size of a rank, the same on all ranks; bytes are those of the tables' outputs. Backwards are also
+collectives, in which the modules of ``output_dist_start`` average gradients over ranks, as TorchRec's do.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class AllToAllBack(WayBack):
         return (Hop(tuple(mine), _EVERYBODY, _all_to_all(mine, sum(map(total_bytes, sent)), world.size), start),)
 
     def arriving(self, shards: Sequence[Shard], world: World) -> list[Columns]:
-        """Rank after rank."""
+        """One rank after another."""
         return [column for columns in _by_rank(shards, world) for column in columns]
 
 
@@ -95,25 +95,25 @@ class TwoHops(WayBack):
         )
 
     def arriving(self, shards: Sequence[Shard], world: World) -> list[Columns]:
-        """Host after host."""
+        """One host after another."""
         return [column for columns in self._by_host(shards, world) for column in columns]
 
     def _by_host(self, shards: Sequence[Shard], world: World) -> list[list[Columns]]:
-        """Columns whose rows are cut over the ranks of one host, once each."""
+        """Columns whose rows are cut over the ranks of one host, each listed once."""
         hosts = range(world.size // self.local_size)
         return [_once([shard for shard in shards if shard.rank // self.local_size == host]) for host in hosts]
 
 
 @dataclass(frozen=True)
 class Stay(WayBack):
-    """Every rank has pooled everybody's samples: nothing is sent, but the gradients of all ranks are gathered."""
+    """Every rank has pooled the samples of all ranks: nothing is sent, but the gradients of all ranks are gathered."""
 
     name = "data_parallel"
     place = 3
     wording = "stay"
 
     def hops(self, shards: Sequence[Shard], world: World) -> tuple[Hop, ...]:
-        """One, which takes this rank's samples."""
+        """One node, which takes this rank's samples."""
         columns = _once(shards)
 
         def start(groups: Any, parts: _Parts, device: torch.device) -> nn.Module:
@@ -142,11 +142,11 @@ def _once(shards: Sequence[Shard]) -> list[Columns]:
     return list(dict.fromkeys(column for shard in shards for column in shard.output_columns))
 
 
-# What is put on the wire
+# What is sent
 
 
 def _all_to_all(sent: list[Columns], arriving_bytes: int, ranks: int) -> tuple[Collective, ...]:
-    """Pooled rows of all ranks' samples, and back come the gradients of this rank's."""
+    """Pooled rows of all ranks' samples; the gradients of this rank's samples come back."""
     if ranks == 1:
         return ()
     return (
@@ -164,7 +164,7 @@ def _reduce_scatter(sent: list[Columns], ranks: int, counterparts: int = 1) -> t
 
 
 def _own_batch(columns: list[Columns], ranks: int) -> tuple[Collective, ...]:
-    """Nothing; but the gradients of this rank's samples go to everybody."""
+    """Nothing; but the gradients of this rank's samples go to all ranks."""
     if ranks == 1:
         return ()
     return (Collective("all_gather", BATCH * total_bytes(columns), backward=True),)

@@ -1,4 +1,4 @@
-"""What the types that leave rows whole have in common."""
+"""What the types that leave rows uncut have in common."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def cut_rows(plan: TablePlan) -> tuple[list[Shard], tuple[int, ...]]:
 
 
 def back_from_hosts(plan: TablePlan, shards: list[Shard]) -> WayBack:
-    """Of rows that are cut inside hosts; a host of all ranks, or of one, makes one hop of two.
+    """The way back for rows that are cut within hosts; if a host has all ranks, or only one, one hop is enough.
 
     Raises:
         ConversionError: ``plan_invalid``: the pieces of a column block are not on the ranks of one host, in order.

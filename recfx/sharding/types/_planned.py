@@ -1,4 +1,4 @@
-"""Reading the shards that a plan lists, and the checks that all types make of them."""
+"""Reads the shards that a plan lists, and checks them as all types do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recfx.sharding.plan_errors import table_error
 
 
 class PlannedShard(NamedTuple):
-    """A rectangle as the plan has it: first row and the row after the last, columns alike, and the rank."""
+    """A rectangle of the plan: first row and the row after the last, the same for columns, and the rank."""
 
     rows: tuple[int, int]
     columns: tuple[int, int]
@@ -69,11 +69,11 @@ def check_rank(plan: TablePlan, rank: int) -> None:
         ConversionError: ``plan_rank``.
     """
     if not 0 <= rank < plan.world_size:
-        raise wrong(plan, "plan_rank", f"places a shard on rank {rank}, there are {plan.world_size}.")
+        raise wrong(plan, "plan_rank", f"places a shard on rank {rank}, but there are {plan.world_size}.")
 
 
 def wrong(plan: TablePlan, reason: str, what: str) -> ConversionError:
-    """The error of this table's plan; ``what``: what the plan does, as the rest of the sentence."""
+    """The error of this table's plan; ``what`` says what the plan does, as the rest of the sentence."""
     return table_error(reason, plan.table.name, what, plan.path)
 
 
@@ -91,4 +91,4 @@ def _check_tiling(plan: TablePlan, ranges: list[tuple[int, int]], size: int, wha
             raise wrong(plan, "plan_invalid", f"{what} {position} to {begin} are on no rank, or on two.")
         position = end
     if position != size:
-        raise wrong(plan, "plan_shape_mismatch", f"shards {position} {what}, the table has {size}.")
+        raise wrong(plan, "plan_shape_mismatch", f"shards {position} {what}, but the table has {size}.")

@@ -11,11 +11,11 @@ from recfx.sharding.ways_back import Stay
 
 @dataclass(frozen=True)
 class DataParallel(ShardingType):
-    """A replica per rank. Every rank gets all ids and pools everybody's samples, so that replicas stay equal."""
+    """A replica per rank. Every rank gets all ids and pools all ranks' samples, so that replicas stay equal."""
 
     name = "data_parallel"
     is_replicated = True
-    kernels = ("dense",)  # TorchRec's planner counts it so, whatever optimizer trains the table
+    kernels = ("dense",)  # as TorchRec's planner counts it, whatever optimizer trains the table
     unplanned_kernels = ()
 
     def cut(self, plan: TablePlan) -> Cut:

@@ -9,6 +9,6 @@ from recfx.sharding.types.table_row_wise import TableRowWise
 
 @dataclass(frozen=True)
 class GridShard(TableRowWise):
-    """Each block of columns as ``table_row_wise`` has the whole table."""
+    """Each block of columns is sharded as ``table_row_wise`` shards the whole table."""
 
     name = "grid_shard"

@@ -9,6 +9,6 @@ from recfx.sharding.types._by_columns import CutByColumns
 
 @dataclass(frozen=True)
 class TableColumnWise(CutByColumns):
-    """As ``column_wise``: which ranks make a host matters to the planner that chose them, and to nothing here."""
+    """The same as ``column_wise``: which ranks share a host matters only to the planner that chose them."""
 
     name = "table_column_wise"

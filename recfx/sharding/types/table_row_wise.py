@@ -10,7 +10,7 @@ from recfx.sharding.types._by_rows import back_from_hosts, cut_rows
 
 @dataclass(frozen=True)
 class TableRowWise(ShardingType):
-    """The host's ranks add their sums up first, and then send them to the other hosts."""
+    """The ranks of the host first add up their sums, and then send them to the other hosts."""
 
     name = "table_row_wise"
     cuts_rows = True

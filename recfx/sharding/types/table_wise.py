@@ -15,7 +15,7 @@ from recfx.sharding.ways_back import AllToAllBack
 
 @dataclass(frozen=True)
 class TableWise(CutByColumns):
-    """One shard. A plan may name its rank alone."""
+    """One shard. A plan may name only its rank."""
 
     name = "table_wise"
 
