@@ -42,7 +42,7 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
 
     @property
     def _staged(self) -> StagedGraph:
-        """The stages of this object's graph: a copy around the same tables has its own modules, with their own modes."""
+        """The stages of this graph: a copy around the same tables has its own modules, with their own modes."""
         if self._staged_graph.graph_module is not self.graph_module:
             self._staged_graph = StagedGraph(self.graph_module)
         return self._staged_graph

@@ -105,14 +105,14 @@ REFUSED: dict[str, tuple[Change, str, str]] = {
     "stochastic_rounding": (setting(stochastic_rounding=True), "unsupported_plan_option", "stochastic_rounding"),
     "output_dtype": (setting(output_dtype=DataType.FP16), "unsupported_plan_option", "output_dtype"),
     "key_value_params": (setting(key_value_params=object()), "unsupported_plan_option", "key_value_params"),
-    "rank_too_high": (place("table_wise", (0, 0, 16, 8, "rank:4/cpu")), "plan_rank", "rank 4, there are 4"),
+    "rank_too_high": (place("table_wise", (0, 0, 16, 8, "rank:4/cpu")), "plan_rank", "rank 4, but there are 4"),
     "no_rank": (place("table_wise", (0, 0, 16, 8, "cpu")), "plan_invalid", "names no rank"),
     "no_spec": (setting(sharding_spec=None), "plan_invalid", "EnumerableShardingSpec"),
     "too_many_rows": (place("table_wise", (0, 0, 17, 8, "rank:0/cpu")), "plan_shape_mismatch", "17 rows"),
     "too_few_rows": (
         place("row_wise", (0, 0, 8, 8, "rank:0/cpu"), (8, 0, 4, 8, "rank:1/cpu")),
         "plan_shape_mismatch",
-        "12 rows, the table has 16",
+        "12 rows, but the table has 16",
     ),
     "too_few_columns": (place("table_wise", (0, 0, 16, 4, "rank:0/cpu")), "plan_shape_mismatch", "4 columns"),
     "hole_in_rows": (
@@ -179,7 +179,7 @@ def check_refused(model: nn.Module, plan: Any, reason: str, path: str, says: str
 def test_collections_that_the_plan_does_not_fit() -> None:
     model = Model()
     tables = EmbeddingModuleShardingPlan(right_plan(model))
-    check_refused(model, ShardingPlan({}), "plan_missing_collection", "part.ebc", "says nothing")
+    check_refused(model, ShardingPlan({}), "plan_missing_collection", "part.ebc", "does not name this collection")
     wrong = ShardingPlan({"part.ebc": tables, "part.other": tables})
     check_refused(model, wrong, "plan_unknown_collection", "part.other", "['part.ebc']")
 
@@ -188,7 +188,13 @@ def test_collections_that_the_plan_does_not_fit() -> None:
 def test_the_first_collection_is_not_sharded_alone() -> None:
     model = nn.ModuleList([Model(), Model()])
     tables = EmbeddingModuleShardingPlan(right_plan(model[0]))
-    check_refused(model, ShardingPlan({"0.part.ebc": tables}), "plan_missing_collection", "1.part.ebc", "says nothing")
+    check_refused(
+        model,
+        ShardingPlan({"0.part.ebc": tables}),
+        "plan_missing_collection",
+        "1.part.ebc",
+        "does not name this collection",
+    )
 
 
 @pytest.mark.usefixtures("four_ranks")

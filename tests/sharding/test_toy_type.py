@@ -89,7 +89,7 @@ def planned_and_refused() -> tuple[ShardingPlan, recfx.ConversionError]:
 def test_without_its_line_it_is_unknown() -> None:
     _, error = planned_and_refused()
     assert error.reason == "unsupported_sharding_type"
-    assert "'one_rank'; known: ('data_parallel', " in error.message
+    assert "'one_rank'; known types are ('data_parallel', " in error.message
 
 
 def test_messages_name_it_and_planners_leave_it_out() -> None:
