@@ -1,4 +1,4 @@
-"""The rewrites, in order. One file a pass; file name = pass name = test name."""
+"""The rewrites, in order. There is one file per pass; file name = pass name = test name."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from recfx.passes.lower import Lower
 
 
 def passes(backend: str = "auto", sharding: CollectionSharding | None = None) -> tuple[Pass, ...]:
-    """The whole pipeline of one collection, in the order in which it runs.
+    """All passes for one collection, in the order in which they run.
 
     Args:
-        backend: kernel target of the lookups; ``"auto"`` takes the first that can serve each.
-        sharding: of the collection; None where all of it is on one rank.
+        backend: the kernel target of the lookups; ``"auto"`` takes the first one that can serve each lookup.
+        sharding: how the collection is sharded; None if all of it is on one rank.
     """
     return (
         ExpandCollection(),

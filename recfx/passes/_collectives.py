@@ -1,6 +1,7 @@
-"""What the exchange of ids puts on the wire, symbolically: the same collectives, with the same bytes.
+"""The symbolic collectives of the exchange of ids: the calls that are really made, with their bytes.
 
-``B`` is the batch size of a rank, the same on all; ``L_f`` the mean length of feature ``f`` in this rank's batch.
+``B`` is the batch size of a rank, the same on all ranks; ``L_f`` is the mean length of feature ``f`` in this rank's
+batch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _INT64, _FLOAT32 = 8, 4
 
 
 def sent_ids(shards: list[Shard]) -> sympy.Expr:
-    """Ids that a rank sends to these shards: of a feature as many as it has, whatever pieces its rows are cut into."""
+    """The ids that a rank sends to these shards. Cutting a table's rows into pieces does not change their number."""
     whole = [shard for shard in shards if shard.piece < 0 or _is_first_piece(shard, shards)]
     return BATCH * sympy.Add(*(mean_length(feature) for shard in whole for feature in shard.table.feature_names))
 
@@ -25,7 +26,7 @@ def _is_first_piece(shard: Shard, shards: list[Shard]) -> bool:
 
 
 def arriving_ids(shards: list[Shard]) -> sympy.Expr:
-    """Ids that all ranks send to these shards of one rank, if rows are asked for evenly."""
+    """The ids that all ranks send to these shards of one rank, if all rows are equally likely."""
     terms = []
     for shard in shards:
         share = sympy.Rational(shard.num_rows, shard.table.num_embeddings)
@@ -34,7 +35,7 @@ def arriving_ids(shards: list[Shard]) -> sympy.Expr:
 
 
 def of_splits(world_size: int) -> tuple[Collective, ...]:
-    """``input_dist_start``: how much follows, of lengths, ids and weights, a mark, and the batch size."""
+    """``input_dist_start``: the sizes of lengths, ids and weights that follow, a mark, and the batch size."""
     if world_size == 1:
         return ()
     return (Collective("all_to_all", sympy.Integer(5 * world_size * _INT64)),)

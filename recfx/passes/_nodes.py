@@ -1,4 +1,4 @@
-"""Making nodes: names, symbolic sizes and metadata, the same way in every pass."""
+"""Makes nodes, with their names, symbolic sizes and metadata, in the same way for every pass."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def add_node(
 
     Args:
         graph_module: the graph of the collection.
-        kind: name of a declared node kind; the module is registered under it (with a number where it is taken).
-        module: what the node calls.
+        kind: name of a declared node kind; the module is registered under it (with a number if the name is taken).
+        module: the module that the node calls.
         arguments: its inputs.
-        like: where collection name and source location come from.
+        like: what the collection name and the source location are copied from.
         tables: the tables that the node works on.
         made_by: name of the pass.
-        shape: symbolic, of the value; None: as the kind declares it.
-        collectives: what the node puts on the wire.
+        shape: the symbolic shape of the value; None: as declared by the kind.
+        collectives: the collective calls of the node.
     """
     numbers = graph_module.meta.setdefault("recfx_numbers", {})
     number = numbers[kind] = numbers.get(kind, -1) + 1
@@ -80,18 +80,19 @@ def add_node(
 
 
 def add_item(graph_module: fx.GraphModule, pair: fx.Node, number: int, name: str) -> fx.Node:
-    """One of the values that a node gives, as a node of the name ``<collection fqn>_<name>``."""
+    """One of the values that a node returns, as a node named ``<collection fqn>_<name>``."""
     name = node_name(meta_of(pair).collection, name)
     return graph_module.graph.create_node("call_function", operator.getitem, (pair, number), {}, name=name)
 
 
 def rows_of(graph_module: fx.GraphModule, hashed: fx.Node, evicts: bool) -> tuple[fx.Node, ...]:
-    """What lookups take from a node that hashes; inserts its items where there are several.
+    """The inputs that lookups take from a node that hashes. If there are several, this inserts nodes for them.
 
     Args:
-        graph_module: the graph; its insertion point is behind ``hashed``.
+        graph_module: the graph; its insertion point is after ``hashed``.
         hashed: the node.
-        evicts: whether some of its tables evicts: batches in flight keep rows, and lookups say when they are over.
+        evicts: whether any of its tables evicts. Then batches in flight hold rows, and lookups report when a batch has
+            finished.
     """
     if not evicts:
         return (hashed,)
@@ -99,15 +100,15 @@ def rows_of(graph_module: fx.GraphModule, hashed: fx.Node, evicts: bool) -> tupl
 
 
 def keep_resources(graph_module: fx.GraphModule, leaf: UnexpandedCollection) -> None:
-    """Keep what a collection brings along for the passes that come after its expansion.
+    """Keep the resources of a collection for the passes that run after its expansion.
 
-    As an attribute of the graph module: copies of that do not keep another's tables alive.
+    They are an attribute of the graph module, so that copies of it do not keep the original's tables alive.
     """
     graph_module.__dict__.setdefault(_RESOURCES, {})[leaf.collection] = leaf.resources
 
 
 def resources_of(graph_module: fx.GraphModule, collection: str) -> Resources:
-    """What the modules of a collection's nodes work on, for a pass that adds nodes.
+    """The resources of a collection, for the modules of nodes that a pass adds.
 
     Args:
         graph_module: the graph, after ``expand_collection``.
@@ -118,14 +119,14 @@ def resources_of(graph_module: fx.GraphModule, collection: str) -> Resources:
 
 
 def replace_inputs(replacements: Mapping[fx.Node, fx.Node], but: Collection[fx.Node] = ()) -> None:
-    """Let every node that uses a key of ``replacements`` use its value instead, each node rewritten once.
+    """Make every node that uses a key of ``replacements`` use its value instead, rewriting each node only once.
 
-    fx's own ``replace_all_uses_with`` rewrites all inputs of a user for one of them: with ``keyed_tensor``, which has
-    an input per table, that is quadratic.
+    torch.fx's ``replace_all_uses_with`` rewrites all inputs of a user to replace one of them. For ``keyed_tensor``,
+    which has one input per table, that would be quadratic.
 
     Args:
         replacements: what to use instead of each node.
-        but: users that are left as they are.
+        but: users that are left unchanged.
     """
     users = dict.fromkeys(user for node in replacements for user in node.users if user not in but)
     for user in users:
@@ -134,14 +135,14 @@ def replace_inputs(replacements: Mapping[fx.Node, fx.Node], but: Collection[fx.N
 
 
 def remove_node(graph_module: fx.GraphModule, node: fx.Node) -> None:
-    """Erase a node that nothing uses, and the module it called, if it called one."""
+    """Erase a node that nothing uses, and the module that it called, if any."""
     graph_module.graph.erase_node(node)
     if node.op == "call_module":
         graph_module.delete_submodule(str(node.target))
 
 
 def renumber(graph_module: fx.GraphModule, kinds: tuple[str, ...]) -> None:
-    """Number the nodes of these kinds from the start again: the names of nodes that were replaced are free now."""
+    """Renumber the nodes of these kinds from the start, because the names of replaced nodes are free now."""
     for kind in kinds:
         nodes = nodes_of_kind(graph_module, kind)
         modules = [node_module(graph_module, node, NodeModule) for node in nodes]

@@ -1,4 +1,4 @@
-"""What a pass is, and how passes run: one after the other, the graph verified after each."""
+"""What a pass is, and how passes run: one after the other, verifying the graph after each."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from recfx.ir import format_graph, verify_graph
 
 @dataclass(frozen=True)
 class PassResult:
-    """What a pass gives back; the names are torch.fx's.
+    """What a pass returns; the names are torch.fx's.
 
     Args:
         graph_module: the graph, rewritten in place.
         modified: whether it changed.
-        declined: what the pass left alone, and why.
+        declined: what the pass did not rewrite, and why.
     """
 
     graph_module: fx.GraphModule
@@ -42,7 +42,7 @@ class Pass(Protocol):
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What a pass did, for the report: its name, whether it changed anything, the graph after it, what it declined."""
+    """What a pass did, for the report: its name, whether it changed the graph, the new graph, and what it declined."""
 
     name: str
     modified: bool
@@ -58,12 +58,12 @@ def run_passes(
     """Run ``pipeline`` on ``graph_module``, in place.
 
     Args:
-        graph_module: a collection that is not expanded yet: placeholder, one call, output.
+        graph_module: a collection that has not been expanded yet: placeholder, one call, output.
         pipeline: the passes, in order.
         callback: called after each pass with its name and the graph.
 
     Raises:
-        GraphVerificationError: a pass left a graph that is not well formed; names the pass and the node.
+        GraphVerificationError: a pass left a malformed graph. The message names the pass and the node.
     """
     records = []
     for rewrite in pipeline:
@@ -73,5 +73,5 @@ def run_passes(
         if callback is not None:
             graph_module.recompile()
             callback(rewrite.name, graph_module)
-    graph_module.recompile()  # once: nobody calls the graph in between
+    graph_module.recompile()  # once at the end, because nothing calls the graph in between
     return records

@@ -1,7 +1,7 @@
 """batch_lookups: one table-batched lookup for tables that one kernel call can serve.
 
-Tables share a call when dtype, device, pooling and optimizer settings are equal. Their ``mean_divide`` nodes become one
-as well; ``keyed_tensor`` puts the columns back into the standard order where a group is not adjacent.
+Tables share a call when dtype, device, pooling and optimizer settings are equal. Their ``mean_divide`` nodes are merged
+as well. If the tables of a group are not adjacent, ``keyed_tensor`` puts the columns back into the standard order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from recfx.passes.base import PassResult
 
 @dataclass(frozen=True)
 class BatchLookups:
-    """Merge the lookups that end in one ``keyed_tensor`` or one ``output_dist_start``."""
+    """Merge the lookups that lead to the same ``keyed_tensor`` or ``output_dist_start``."""
 
     name: str = "batch_lookups"
 

@@ -1,7 +1,8 @@
-"""elide_hash: drop hashing where ids are their own rows.
+"""elide_hash: removes hashing for tables whose ids are their rows.
 
-A table with ``dense_rows == rows`` has no index: its ids are range-checked by ``select_features`` and then are rows. It
-leaves ``hash_ids`` (which goes when it has no table left), and a MEAN that ran as SUM for its sake is a MEAN again.
+A table with ``dense_rows == rows`` has no index: ``select_features`` checks the range of its ids, which are then rows.
+The pass takes it out of ``hash_ids`` (and removes the node when it has no table left), and turns a MEAN that ran as SUM
+because of hashing back into a MEAN.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class ElideHash:
             divide, pooled = node_module(graph_module, node, MeanDivide), node.all_input_nodes[0]
             lookup = find_module(graph_module, pooled)
             if not isinstance(lookup, Lookup) or any(table in still_hashed for table in divide.divided):
-                continue  # pooled rows that have arrived: their sums are those of several ranks
+                continue  # these pooled rows have arrived from several ranks, so they must stay sums
             lookup.pooling = "MEAN"
             restored[node] = pooled
         replace_inputs(restored)

@@ -1,7 +1,7 @@
-"""expand_collection: one leaf becomes ``select_features``, a ``lookup`` a table, and ``keyed_tensor``.
+"""expand_collection: one leaf becomes ``select_features``, one ``lookup`` per table, and ``keyed_tensor``.
 
-Source pattern: ``KeyedTensor = EmbeddingBagCollection(KeyedJaggedTensor)``. Nothing is hashed or batched yet: this is
-the standard collection's own loop over tables, written out.
+Source pattern: ``KeyedTensor = EmbeddingBagCollection(KeyedJaggedTensor)``. Nothing is hashed or batched yet: the
+result is the standard collection's loop over tables, unrolled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""fuse_hash_lookup: ``hash_ids`` and the one ``lookup`` behind it become ``hash_lookup``, where a kernel does both.
+"""fuse_hash_lookup: ``hash_ids`` and the only ``lookup`` after it become ``hash_lookup``, if one kernel can do both.
 
-Such a kernel finds a row and adds it to its bag right away: the rows are never written out, and are in the cache when
-they are read. In training, ids that have no row yet get one afterwards, and their bags are pooled again.
+Such a kernel finds a row and adds it to its bag right away: row numbers are not written out in between, and are still
+in the cache when they are read. In training, ids that have no row yet get one afterwards, and their bags are pooled
+again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from recfx.passes.base import PassResult
 
 @dataclass(frozen=True)
 class FuseHashLookup:
-    """Fuse where a target can.
+    """Fuse what a target has a kernel for.
 
     Args:
         backend: ``"auto"``, or the one backend that every lookup must use.
@@ -30,7 +31,7 @@ class FuseHashLookup:
     name: str = "fuse_hash_lookup"
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
-        """Rewrite in place; declines with the reason for each ``hash_ids`` that stays.
+        """Rewrite in place; declines, with a reason, each ``hash_ids`` that it does not fuse.
 
         Raises:
             ConversionError: the named backend cannot serve a lookup.
@@ -52,7 +53,7 @@ class FuseHashLookup:
     def _decline(self, graph_module: fx.GraphModule, node: fx.Node, lookups: list[fx.Node]) -> Diagnostic | None:
         if len(lookups) > 1:
             names = ", ".join(lookup.name for lookup in lookups)
-            message = f"{names} read the rows: each would hash the ids again."
+            message = f"{names} read the rows, and each would hash the ids again."
             return Diagnostic("several_lookups", "", message, by=self.name)
         module = node_module(graph_module, lookups[0], Lookup)
         choice = module.select(self.backend)
@@ -85,7 +86,7 @@ class FuseHashLookup:
 
 
 def _lookups_of(hash_ids: fx.Node) -> list[fx.Node]:
-    """The lookups that read the rows, also where these are an item of what the node gives."""
+    """The lookups that read the rows, even if these are one of several values that the node returns."""
     found: dict[fx.Node, None] = {}
     for user in hash_ids.users:
         found |= dict.fromkeys(user.users if user.target is operator.getitem else (user,))

@@ -1,12 +1,12 @@
-"""insert_dist: explicit communication, as the sharding plan says.
+"""insert_dist: adds the communication that the sharding plan requires, as explicit nodes.
 
-Between ``select_features`` and the lookups: ids to the ranks of the shards that they read (``bucketize`` where rows
-are cut, ``input_dist_start``, ``input_dist_wait``). Behind the lookups, now those of this rank's shards: pooled rows
-back to the ranks of the samples (``output_dist_start``, ``output_dist_wait``), once for each way in which they travel.
-Lookups pool sums; ``mean_divide`` comes last, by the lengths of this rank's own batch. What an ``output_dist`` must
-know of the ``input_dist`` goes along an edge, the dist context.
+Between ``select_features`` and the lookups, ids are sent to the ranks whose shards they read (``bucketize`` if rows are
+cut, ``input_dist_start``, ``input_dist_wait``). The lookups become those of this rank's shards. After them, pooled rows
+are sent back to the ranks of the samples (``output_dist_start``, ``output_dist_wait``), once per way back. Lookups pool
+sums; ``mean_divide`` comes last and uses the lengths of this rank's own batch. What an ``output_dist`` must know about
+the ``input_dist`` travels on an edge, as the dist context.
 
-All ranks make the same collectives in the same order, also those that own no shard of some tables.
+All ranks run the same collectives in the same order, even those that have no shard of some tables.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class InsertDist:
     """Insert communication.
 
     Args:
-        sharding: of the collection; None: it is not sharded, and the pass does nothing.
+        sharding: how the collection is sharded; None if it is not, in which case the pass does nothing.
     """
 
     sharding: CollectionSharding | None = None
@@ -66,7 +66,7 @@ class InsertDist:
 
 
 class _Way:
-    """One way back: the tables and shards that travel it, and what this rank sends and gets."""
+    """One way back: its tables and shards, and what this rank sends and receives."""
 
     def __init__(self, way: WayBack, sharding: CollectionSharding) -> None:
         self.tables, self.shards = sharding.tables_of(way), sharding.travelling(way)
@@ -75,7 +75,7 @@ class _Way:
 
 
 class _Rewrite:
-    """Replaces what ``expand_collection`` has put behind the ``select_features`` of one collection."""
+    """Replaces the nodes that ``expand_collection`` has put after the ``select_features`` of one collection."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class _Rewrite:
             assemble = AssembleKeyedTensor(self.keys, embedding_dims(tables), parts)
             keyed = self.add("keyed_tensor", assemble, tuple(pooled), tables)
         self.output.replace_all_uses_with(keyed)
-        if not ids.users:  # no shard of any table is here
+        if not ids.users:  # this rank has no shard of any table
             self.graph_module.graph.erase_node(ids)
         for node in [self.output, *old]:
             remove_node(self.graph_module, node)
@@ -127,7 +127,7 @@ class _Rewrite:
         sources = [positions_of[name] for shard in shards for name in shard.table.embedding_names]
         splits = [sum(len(shard.table.embedding_names) for shard in each) for each in by_rank]
         source: fx.Node = self.select
-        positions = None if arriving == self.keys else sources  # one rank with all tables in order: nothing moves
+        positions = None if arriving == self.keys else sources  # one rank with all tables in order, so nothing moves
         if any(shard.piece >= 0 for shard in shards):
             pieces = [shard.piece for shard in shards for _ in shard.table.embedding_names]
             module = Bucketize(self.routes(sources, pieces), arriving)
@@ -178,7 +178,7 @@ class _Rewrite:
     # Pooled rows
 
     def look_up(self, way: _Way, ids: fx.Node, context: fx.Node) -> fx.Node:
-        """The lookups of the shards that travel one way, and what sends their rows off."""
+        """Add the lookups of the shards with this way back, and the node that sends their rows off."""
         keys = KeyOrder.of(embedding_names(self.local))
         lookups, parts = [], []
         for shard in way.shards:
@@ -191,7 +191,7 @@ class _Rewrite:
         return self.send(way, way.hops[0], lookups, parts, context)
 
     def collect(self, way: _Way, started: fx.Node, context: fx.Node) -> tuple[fx.Node, list[Columns]]:
-        """The pooled rows of this rank's samples, and which columns these are."""
+        """Add the nodes that receive the pooled rows of this rank's samples; also returns their columns."""
         for hop in way.hops[1:]:
             size = hop.samples, sympy.Integer(total_dim(list(hop.columns)))
             arrived = self.add("output_dist_wait", OutputDistWait(), (started,), way.tables, size)
@@ -232,11 +232,11 @@ class _Rewrite:
 def _resources(graph_module: fx.GraphModule, collection: str) -> tuple[TableStore, DistGroups]:
     resources = resources_of(graph_module, collection)
     if resources.groups is None:
-        raise GraphVerificationError(f"collection {collection!r} is to be sharded, but brings no process groups along")
+        raise GraphVerificationError(f"collection {collection!r} is to be sharded, but has no process groups")
     return resources.store, resources.groups
 
 
 def _between(graph_module: fx.GraphModule, select: fx.Node, output: fx.Node) -> list[fx.Node]:
-    """The nodes after ``select`` that ``output`` is made of, last first."""
+    """The nodes after ``select`` that ``output`` depends on, last first."""
     nodes = list(graph_module.graph.nodes)
     return nodes[nodes.index(select) + 1 : nodes.index(output)][::-1]

@@ -1,9 +1,9 @@
-"""insert_hash: raw ids become rows before any lookup sees them.
+"""insert_hash: makes raw ids rows before any lookup reads them.
 
-Every table that is to be hashed goes through one ``hash_ids`` node, in front of the lookups: behind ``select_features``
-or, where the collection is sharded, where the ids of this rank's shards have arrived. An id without a row adds nothing
-to its bag but still counts in its length, so a MEAN over rows alone would be wrong: the lookup of a hashed MEAN table
-runs as SUM and ``mean_divide`` finishes it with the lengths from before hashing. Lookups of shards pool sums already.
+All tables that are to be hashed go through one ``hash_ids`` node before the lookups: after ``select_features`` or, if
+the collection is sharded, after the ids of this rank's shards have arrived. An id without a row adds nothing to its bag
+but still counts in the bag's length, so a MEAN over rows alone would be wrong. Therefore the lookup of a hashed MEAN
+table runs as SUM, and ``mean_divide`` divides by the lengths from before hashing. Lookups of shards already pool sums.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from recfx.passes.base import PassResult
 
 @dataclass(frozen=True)
 class InsertHash:
-    """Insert ``hash_ids`` before the lookups, and ``mean_divide`` where a MEAN now runs as SUM."""
+    """Insert ``hash_ids`` before the lookups, and ``mean_divide`` after each MEAN that now runs as SUM."""
 
     name: str = "insert_hash"
 
@@ -39,7 +39,7 @@ class InsertHash:
                     declined.append(
                         Diagnostic("static_table", module.collection, message, by=self.name, node=select.name)
                     )
-        readers: dict[fx.Node, list[fx.Node]] = {}  # by the ids that they read
+        readers: dict[fx.Node, list[fx.Node]] = {}  # keyed by the ids that they read
         for lookup in nodes_of_kind(graph_module, "lookup"):
             readers.setdefault(lookup.all_input_nodes[0], []).append(lookup)
         modified = [self._insert(graph_module, ids, lookups) for ids, lookups in readers.items()]
@@ -52,7 +52,7 @@ class InsertHash:
         hashed = tuple(table.name for table in tables if table.hashing is not None)
         if not hashed:
             return False
-        meta = node_meta(ids) or meta_of(ids.all_input_nodes[0])  # or of what the ids are an item of
+        meta = node_meta(ids) or meta_of(ids.all_input_nodes[0])  # or of the node that returns the item
         store, sharded = resources_of(graph_module, meta.collection).store, any(table.shard_of for table in tables)
         indexes = TableIndexes(meta.collection, tables, hashed, store, sharded)
         with graph_module.graph.inserting_before(lookups[0]):

@@ -1,6 +1,6 @@
-"""lower: each lookup gets the kernel that serves it, from the registry.
+"""lower: gives each lookup the kernel that serves it, from the registry.
 
-The choice holds for the tables as they are; a lookup whose tables move or change dtype chooses again by itself.
+The choice is for the tables as they are now; a lookup whose tables move or change dtype chooses again by itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Lower:
     name: str = "lower"
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
-        """Rewrite in place; declines name the backends that were passed over.
+        """Rewrite in place; the diagnostics in ``declined`` name the backends that were passed over.
 
         Raises:
             ConversionError: the named backend cannot serve a lookup.

@@ -1,7 +1,7 @@
-"""split_hash_ids: hashing in two steps, for a pipeline: ``find_ids`` may run ahead, ``insert_ids`` is done in turn.
+"""split_hash_ids: splits hashing for a pipeline: ``find_ids`` may run early, ``insert_ids`` runs in batch order.
 
-Not one of ``recfx.passes()``: ``recfx.TrainPipeline`` runs the graph that this pass makes, all others the fused one.
-The nodes share the indexes, and what is known of their batches, with the nodes that they take the place of.
+It is not one of ``recfx.passes()``: only ``recfx.TrainPipeline`` runs the graph that this pass makes; everything else
+runs the fused graph. The new nodes share the indexes, and the state of their batches, with the nodes that they replace.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SplitHashIds:
     name: str = "split_hash_ids"
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
-        """Rewrite in place; declines tables that count every id, or evict: nothing of them is known ahead."""
+        """Rewrite in place; declines tables that count every id, or evict: their rows cannot be found in advance."""
         declined: list[Diagnostic] = []
         modified = False
         for kind in ("hash_ids", "hash_lookup"):
@@ -34,7 +34,7 @@ class SplitHashIds:
                 module = node_module(graph_module, node, HashIds) if fused is None else fused.hash_ids
                 counted = [table.name for table in module.tables if table.evicts or table.admits]
                 if counted:
-                    message = f"tables {counted} count every id, or evict: their ids are hashed in turn."
+                    message = f"tables {counted} count every id, or evict: their ids are hashed in batch order."
                     declined.append(
                         Diagnostic("hashed_in_turn", module.collection, message, by=self.name, node=node.name)
                     )
@@ -46,7 +46,7 @@ class SplitHashIds:
     def _split(self, graph_module: fx.GraphModule, node: fx.Node, module: HashIds, fused: HashLookup | None) -> None:
         meta, tables = meta_of(node), module.tables
         (ids,) = node.all_input_nodes
-        shape = meta_of(ids.all_input_nodes[0] if ids.op == "call_function" else ids).shape  # of an item: of the whole
+        shape = meta_of(ids.all_input_nodes[0] if ids.op == "call_function" else ids).shape  # an item: of the whole
         with graph_module.graph.inserting_before(node):
             snapshot = add_node(graph_module, "snapshot_indexes", SnapshotIndexes(module), (), meta, tables, self.name)
             found = add_node(graph_module, "find_ids", FindIds(module), (ids, snapshot), meta, tables, self.name, shape)
