@@ -1,4 +1,4 @@
-"""What ids without a row are answered: outside training, and in a forward that is run again."""
+"""The answers for ids without a row, outside training and in a forward that is run again."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from recfx.hashing import HashIndex
 
 
 def answer_unseen(index: HashIndex, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """In eval mode: ``rows`` (int64 ``[n]``, -1 where ``find`` found none) as ``HashConfig.unseen`` completes them."""
+    """In eval mode: ``rows`` (int64 ``[n]``, -1 if ``find`` found none), completed by ``HashConfig.unseen``."""
     if index.config.unseen == "share":
         return torch.where(rows < 0, index.shared_rows(ids), rows)
     return rows
 
 
 def answer_replayed(index: HashIndex, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """In a forward of training that is run again: these ids had no row the first time either.
+    """In a training forward that is run again: these ids had no row the first time either.
 
-    Either their bucket was full and they shared a row, or they were not admitted.
+    Either their bucket was full, so they shared a row, or they were not admitted.
     """
     config, shared = index.config, index.shared_rows(ids)
     if not config.admits:

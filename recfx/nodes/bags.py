@@ -1,4 +1,4 @@
-"""Gather whole bags of a KJT: the operation behind feature selection, repeats and variable batches."""
+"""Gathers whole bags of a KJT: the operation behind feature selection, repeats and variable batch sizes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 def select_bags(
     features: KeyedJaggedTensor, bags: torch.Tensor, weights: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Copy the bags numbered ``bags`` one after the other; differentiable in ``weights``.
+    """Copy the bags at positions ``bags``, in that order; differentiable in ``weights``.
 
     Args:
-        features: source.
+        features: the source.
         bags: ``[N]`` int64, positions in ``features.lengths()``; repeats are allowed.
-        weights: per-id weights that go along, or None.
+        weights: per-id weights that are copied along, or None.
 
     Returns:
         values, lengths ``[N]``, offsets ``[N + 1]``, weights.
     """
-    if features.values().is_meta:  # how many ids there are is not known: as many as before will do
+    if features.values().is_meta:  # the number of ids is not known, so it is left as it is
         lengths = features.values().new_empty(bags.numel(), dtype=torch.int64)
         return features.values(), lengths, lengths.new_empty(bags.numel() + 1), weights
     lengths = features.lengths().index_select(0, bags)
@@ -40,11 +40,11 @@ def select_bags(
 
 
 def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: list[str]) -> KeyedJaggedTensor:
-    """The features at ``positions``, under new names; repeats are allowed, gradients reach the weights.
+    """The features at ``positions``, under new names; repeats are allowed, and the weights receive gradients.
 
     Args:
-        features: source, with one batch size.
-        positions: which keys, by position.
+        features: the source, with one batch size.
+        positions: the positions of the keys to select.
         keys: their names in the result.
     """
     weights = features.weights_or_none()
@@ -53,7 +53,7 @@ def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: li
         values, lengths, offsets = permuted.values(), permuted.lengths(), permuted.offsets()
         weights = permuted.weights_or_none()
     else:
-        # KeyedJaggedTensor.permute has no right backward for a subset or a repeat (torchrec 1.8.0).
+        # The backward of KeyedJaggedTensor.permute is wrong for subsets and repeats (torchrec 1.8.0).
         stride = features.stride()
         bags = torch.tensor(positions, device=features.values().device).unsqueeze(1) * stride
         bags = (bags + torch.arange(stride, device=bags.device)).view(-1)
@@ -62,7 +62,7 @@ def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: li
 
 
 def _with_length_per_key(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Offsets tell faster than a sum over the lengths how many ids each key has."""
+    """Compute the number of ids per key from the offsets, which is faster than summing lengths."""
     if features.length_per_key_or_none() is not None:
         return features
     stride = features.stride()
@@ -83,11 +83,11 @@ def expanded(
     """The features at ``positions``, each with the bags that its inverse indices name, under new names.
 
     Args:
-        features: source, with a batch size per key.
-        positions: which keys, by position.
-        batch_sizes: of all keys of the source.
-        inverse: int64 ``[positions, B]``, bags of each feature.
-        keys: names in the result.
+        features: the source, with a batch size per key.
+        positions: the positions of the keys to select.
+        batch_sizes: the batch sizes of all keys of the source.
+        inverse: int64 ``[positions, B]``, the bags of each feature.
+        keys: their names in the result.
     """
     starts = [0, *accumulate(batch_sizes)]
     first_bag = torch.tensor([starts[position] for position in positions], device=inverse.device)
@@ -102,7 +102,7 @@ def with_values(
     weights: torch.Tensor | None,
     keys: list[str] | None = None,
 ) -> KeyedJaggedTensor:
-    """The same bags with other values, weights and, if given, keys."""
+    """The same bags with different values, weights and, if given, keys."""
     return KeyedJaggedTensor(
         features.keys() if keys is None else keys,
         values,
@@ -125,10 +125,10 @@ def as_sent(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def keep_ids(features: KeyedJaggedTensor, values: torch.Tensor, kept: torch.Tensor) -> KeyedJaggedTensor:
-    """The same bags with other values, without those that are not ``kept``.
+    """The same bags with different values, without those that are not ``kept``.
 
     Args:
-        features: one batch size.
+        features: a KJT with one batch size.
         values: ``[n]``.
         kept: bool ``[n]``.
     """

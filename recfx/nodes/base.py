@@ -1,4 +1,4 @@
-"""What the modules of all nodes have in common: one name, also in a profile."""
+"""What the modules of all nodes have in common: a name, which profiles show as well."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from recfx.nodes.fx_leaf import FxLeaf
     reason="recfx: a converted collection is one graph break; compile the model without fullgraph=True"
 )
 def opaque(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call ``function`` outside the graph that torch.compile is making.
+    """Call ``function`` outside the graph that torch.compile is building.
 
-    Nodes hand addresses and Python state to kernels that compilation cannot improve, and would guard on both.
+    Nodes pass memory addresses and Python state to kernels; compilation cannot improve these, but would guard on both.
     """
     return function(*args, **kwargs)
 
@@ -26,7 +26,7 @@ class NodeModule(FxLeaf):
     """A module that a graph node calls.
 
     Attributes:
-        label: the node's name; the range that a profile shows.
+        label: the node's name, under which profiles show its range.
     """
 
     def __init__(self) -> None:

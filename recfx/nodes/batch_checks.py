@@ -1,7 +1,7 @@
-"""What a batch must be before anything is looked up, sent or inserted: others are refused, with one typed error.
+"""Checks a batch before anything is looked up, sent or inserted; an invalid batch raises one typed error.
 
-What the standard collection takes is taken; what it fails on is an ``InputError``. Sizes, dtypes and devices are read
-off the tensors; lengths, offsets and ids are read once, by an operator, ``bag_offsets``.
+Whatever the standard collection accepts is accepted, and whatever it fails on is an ``InputError``. Sizes, dtypes and
+devices are read from the tensors; lengths, offsets and ids are read once, by the operator ``bag_offsets``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recfx.kernels.bag_offsets import NEGATIVE_LENGTH, OUT_OF_RANGE, Fault
 from recfx.lowering.operators import BAG_OFFSETS, OperatorsByDevice
 
 _IDS = (torch.int64, torch.int32)
-_SMALL_IDS = (torch.int16, torch.int8, torch.uint8, torch.bool)  # the standard collection reads them as well
+_SMALL_IDS = (torch.int16, torch.int8, torch.uint8, torch.bool)  # the standard collection accepts these as well
 _LENGTHS = (torch.int64, torch.int32)
 _SMALL_LENGTHS = (torch.int16, torch.int8, torch.uint8)
 _WEIGHTS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -53,7 +53,7 @@ class BatchChecks:
             try:
                 return maybe_td_to_kjt(features, None)
             except (AttributeError, TypeError, RuntimeError, AssertionError) as error:
-                what = f"the TensorDict is no batch of jagged tensors ({type(error).__name__}: {error})."
+                what = f"the TensorDict is not a batch of jagged tensors ({type(error).__name__}: {error})."
         raise InputError(
             what,
             reason="not_a_keyed_jagged_tensor",
@@ -64,17 +64,17 @@ class BatchChecks:
     def checked(
         self, features: KeyedJaggedTensor, rows_per_key: torch.Tensor, out_of_range: Callable[[int, int], IdRangeError]
     ) -> KeyedJaggedTensor:
-        """The same batch, in the one form that later nodes rely on.
+        """Check a batch and return it in the form that later nodes rely on.
 
         Args:
-            features: with at least one key.
-            rows_per_key: int64 ``[keys]``, on the CPU: how many rows the ids of each key are for; -1: any id is legal.
-            out_of_range: the error for the id ``int`` of the key at position ``int``.
+            features: a KJT with at least one key.
+            rows_per_key: int64 ``[keys]``, on the CPU: the ids of each key must be below this; -1: any id is valid.
+            out_of_range: makes the error for an id, given as the id and the position of its key.
 
         Returns:
             A KJT with int32 or int64 ids, contiguous; int32 or int64 lengths (``[bags]``) or none; int64 offsets from
-            0 to the number of ids; weights only if the collection is weighted; one batch size, or a batch size per
-            key. On meta nothing can be read: sizes are checked alone.
+            0 to the number of ids; weights only if the collection is weighted; one batch size, or a batch size per key.
+            On meta, only sizes are checked, because nothing can be read.
 
         Raises:
             IdTypeError: ``wrong_id_dtype``.
@@ -125,7 +125,7 @@ class BatchChecks:
             self._refuse(
                 f"ids are {_form(values)}, but must be a dense tensor of one dimension.",
                 "bad_ids",
-                "pass the ids of all bags one after the other, and the lengths of the bags beside them.",
+                "pass the ids of all bags one after the other, together with the lengths of the bags.",
             )
         dtype = values.dtype
         if dtype not in _IDS:
@@ -153,7 +153,7 @@ class BatchChecks:
         if not isinstance(weights, torch.Tensor) or weights.layout != torch.strided:
             what = f"weights are {_form(weights)}, but must be a dense tensor."
         elif weights.dim() == 0 or weights.shape[0] != values.shape[0] or (self.is_weighted and weights.dim() != 1):
-            what = f"weights are of shape {list(weights.shape)}, but there are {values.shape[0]} ids."
+            what = f"weights have shape {list(weights.shape)}, but there are {values.shape[0]} ids."
         elif self.is_weighted and weights.dtype not in _WEIGHTS:
             what = f"weights are {weights.dtype}, but must be floating-point numbers."
         if what:
@@ -165,7 +165,7 @@ class BatchChecks:
         return weights.contiguous()
 
     def _bags(self, features: KeyedJaggedTensor, values: torch.Tensor) -> tuple[torch.Tensor, bool]:
-        """Lengths if there are any, as in the standard collection, else offsets; which of the two."""
+        """The lengths, or the offsets if there are no lengths, as in the standard collection; whether it is offsets."""
         bags, are_offsets = features.lengths_or_none(), False
         if bags is None:
             bags, are_offsets = features.offsets_or_none(), True
@@ -188,7 +188,7 @@ class BatchChecks:
                 self._refuse(f"offsets are {_form(bags)}.", "bad_lengths", _FIT_LENGTHS)
             return bags.diff(), False  # along the last dimension, as the standard collection takes them
         if are_offsets and bags.numel() == 0:
-            self._refuse("offsets are empty, but begin with a 0 before the first bag.", "bad_lengths", _FIT_LENGTHS)
+            self._refuse("offsets are empty, but must begin with 0 before the first bag.", "bad_lengths", _FIT_LENGTHS)
         return bags, are_offsets
 
     def _bags_per_key(self, features: KeyedJaggedTensor, keys: int, bags: int) -> list[int]:
@@ -197,7 +197,7 @@ class BatchChecks:
             batch_size = features.stride()
             if (
                 batch_size == -1 and bags % keys == 0 and features.lengths_or_none() is not None
-            ):  # which leaves it to torch's view, in the standard collection
+            ):  # the standard collection leaves this to torch's view
                 batch_size = bags // keys
             if isinstance(batch_size, int) and batch_size >= 0 and batch_size * keys == bags:
                 return [batch_size]
@@ -224,12 +224,12 @@ class BatchChecks:
         if len(per_key) == 1:
             try:
                 return lengths.view(-1, *per_key).reshape(-1) if lengths.numel() else lengths.reshape(-1)
-            except RuntimeError:  # a transposed view: which length is whose is not clear
+            except RuntimeError:  # a transposed view: it is not clear which bag each length belongs to
                 pass
         self._refuse(f"lengths are {_form(lengths)}, which are not lengths key by key.", "bad_lengths", _FIT_LENGTHS)
 
     def _check_length_per_key(self, features: KeyedJaggedTensor, offsets: torch.Tensor, per_key: list[int]) -> None:
-        """What the KJT says beside its lengths must be true: the standard collection goes by it."""
+        """Check what the KJT states besides its lengths, because the standard collection relies on it."""
         said = features.length_per_key_or_none()
         if said is None:
             return
@@ -285,7 +285,7 @@ _BATCH_SIZES = "pass stride_per_key_per_rank= as one list per key, whose sums ad
 
 
 def _form(tensor: Any) -> str:
-    """How a message describes what should be a dense tensor."""
+    """Describes in a message what should be a dense tensor."""
     if not isinstance(tensor, torch.Tensor):
         return "missing" if tensor is None else f"a {type(tensor).__name__}"
     layout = "" if tensor.layout == torch.strided else f"{tensor.layout} "

@@ -1,4 +1,4 @@
-"""``bucketize``: row-wise routing, each id to the rank that owns its row or its bucket of rows."""
+"""``bucketize``: row-wise routing, which sends each id to the rank that owns its row or its bucket of rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from recfx.nodes.base import NodeModule
 
 
 class Bucketize(NodeModule):
-    """Copy each feature to the ranks of its shards; where rows are cut, each id to one of them.
+    """Copy each feature to the ranks of its shards; if rows are cut, each id goes to only one of them.
 
     Args:
-        routes: by key that leaves, rank after rank: see ``recfx.kernels.bucketize``.
-        keys: their names.
+        routes: one per output key, rank by rank: see ``recfx.kernels.bucketize``.
+        keys: the names of the output keys.
     """
 
     def __init__(self, routes: Routes, keys: list[str]) -> None:
@@ -24,7 +24,7 @@ class Bucketize(NodeModule):
         self._operators = OperatorsByDevice(BUCKETIZE)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """``features``: as selected. Gives rows of the shard where a table has no index, else raw ids."""
+        """``features``: as selected. Returns rows of the shard if a table has no index, otherwise raw ids."""
         weights = features.weights_or_none()
         bucketize = self._operators.on(features.values().device).bucketize
         values, lengths, weights = bucketize(

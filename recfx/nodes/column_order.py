@@ -1,4 +1,4 @@
-"""Pooled parts joined into one tensor whose columns stand in a wanted order."""
+"""Joins pooled parts into one tensor whose columns are in a given order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NOBODY = -1
 
 
 class ColumnOrder:
-    """Concatenates stretches of parts; columns that are neighbours before and after stay together.
+    """Concatenates column ranges of the parts; columns that are adjacent both before and after stay together.
 
     Args:
         parts: the columns of each part, in order.
@@ -23,9 +23,9 @@ class ColumnOrder:
     def __init__(self, parts: list[list[Columns]], wanted: list[Columns]) -> None:
         place = {columns: position for position, columns in enumerate(wanted)}
         after = {columns: wanted[position + 1] for columns, position in place.items() if position + 1 < len(wanted)}
-        self._widths: list[list[int]] = []  # of the stretches of each part
-        where: dict[Columns, tuple[int, int]] = {}  # what a stretch begins with: part, number of the stretch
-        inside: set[Columns] = set()  # columns that follow others in their stretch
+        self._widths: list[list[int]] = []  # the widths of the ranges of each part
+        where: dict[Columns, tuple[int, int]] = {}  # the first columns of a range: part, number of the range
+        inside: set[Columns] = set()  # columns that are not the first in their range
         for number, part in enumerate(parts):
             widths: list[int] = []
             last: Columns | None = None
@@ -39,7 +39,7 @@ class ColumnOrder:
                 last = columns
             self._widths.append(widths)
         self._dtype = functools.reduce(torch.promote_types, {each.dtype for each in wanted} or {torch.float32})
-        self._pieces: list[tuple[int, int]] = []  # part, and stretch of it; or _NOBODY and a width
+        self._pieces: list[tuple[int, int]] = []  # part and number of its range; or _NOBODY and a width
         for columns in wanted:
             if columns in inside:
                 continue
@@ -49,17 +49,17 @@ class ColumnOrder:
             self._pieces.append(piece)
 
     def __call__(self, parts: Sequence[torch.Tensor], batch_size: int, device: torch.device) -> torch.Tensor:
-        """Join.
+        """Join the parts.
 
         Args:
-            parts: one ``[B, sum dim]`` a part.
-            batch_size: ``B``, for the case that there are none.
-            device: of the result, for that case.
+            parts: one ``[B, sum dim]`` tensor per part.
+            batch_size: ``B``, in case there are no parts.
+            device: the device of the result in that case.
 
         Returns:
             ``[B, sum of the wanted dims]``.
         """
-        # Split, not narrow: the backward of many narrows makes as many tensors of the whole size.
+        # Split rather than narrow: in the backward, each narrow would create a tensor of the whole size.
         stretches = [
             (part,) if len(widths) == 1 else part.split(widths, dim=1)
             for part, widths in zip(parts, self._widths, strict=True)

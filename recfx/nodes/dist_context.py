@@ -1,4 +1,4 @@
-"""What ``output_dist`` must know of ``input_dist``: a value on an edge of the graph."""
+"""What ``output_dist`` must know about ``input_dist``: a value on an edge of the graph."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 
 @dataclass
 class DistContext(EmbeddingShardingContext):
-    """Of one collection and one batch. ``batch_size_per_rank`` is known once ids have arrived.
+    """The context of one collection and one batch. ``batch_size_per_rank`` is known once ids have arrived.
 
-    TorchRec's pipelines, which wait for the ids themselves, fill it in as ``input_dist_wait`` does.
+    TorchRec's pipelines wait for the ids themselves, and then fill it in like ``input_dist_wait``.
 
     Attributes:
         output_splits: the marks of all ranks (see ``marks``). TorchRec's awaitables fill in an attribute of this name.

@@ -1,4 +1,4 @@
-"""The process groups that a sharded collection communicates in."""
+"""The process groups in which a sharded collection communicates."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from recfx.errors import ConversionError
 
 @dataclass(frozen=True)
 class DistGroups:
-    """Process groups.
+    """The process groups of one collection.
 
     Args:
-        ids: of all ranks, for ids alone. gloo matches messages by their order: a rank that has gone wrong must not be
-            able to send ids where pooled rows or gradients are awaited. Where ``pooled`` is not gloo, and no other
+        ids: all ranks, for ids only. gloo matches messages by their order, so a rank that is out of step must not be
+            able to send ids where pooled rows or gradients are expected. If ``pooled`` is not gloo, and no separate
             group is given for ids, it is ``pooled`` itself.
-        pooled: of all ranks, for pooled rows.
-        intra: of the ranks of this host, where tables are cut inside a host; else ``pooled``.
-        cross: of this rank's counterparts on all hosts; else ``pooled``.
+        pooled: all ranks, for pooled rows.
+        intra: the ranks of this host, if tables are cut within hosts; otherwise ``pooled``.
+        cross: this rank's counterparts on all hosts, if tables are cut within hosts; otherwise ``pooled``.
     """
 
     ids: dist.ProcessGroup
@@ -35,17 +35,17 @@ class DistGroups:
 
     @property
     def ids_on_host(self) -> bool:
-        """Whether the group of the ids takes CPU tensors alone."""
+        """Whether the group for ids only takes CPU tensors."""
         return dist.get_backend(self.ids) == "gloo"
 
     @classmethod
     def of(cls, env: ShardingEnv, local_size: int, host_group: dist.ProcessGroup | None = None) -> DistGroups:
-        """The groups of ``env``; makes those that are missing, once per process group. Collective.
+        """The groups of ``env``; creates missing ones, once per process group. Collective.
 
         Args:
-            env: with a process group.
-            local_size: ranks of a host, where tables are cut inside hosts; else 0.
-            host_group: the group for ids, where the caller has one.
+            env: a sharding environment with a process group.
+            local_size: the number of ranks per host, if tables are cut within hosts; otherwise 0.
+            host_group: the group for ids, if the caller has one.
 
         Raises:
             ConversionError: ``no_process_group``.
@@ -62,7 +62,7 @@ class DistGroups:
 
 
 def sent_on(group: dist.ProcessGroup) -> torch.device:
-    """Where a tensor must be for the group to send it: the backends of accelerators send nothing from the host."""
+    """The device on which a tensor must be for the group to send it: accelerator backends cannot send from the host."""
     found = None if dist.get_backend(group) == "gloo" else torch.accelerator.current_accelerator(check_available=True)
     return found or torch.device("cpu")
 
@@ -75,7 +75,7 @@ def replicate(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
 
 
 _Made = tuple[dist.ProcessGroup, ...]
-_made: WeakKeyDictionary[dist.ProcessGroup, dict[str, _Made]] = WeakKeyDictionary()  # by what they are for
+_made: WeakKeyDictionary[dist.ProcessGroup, dict[str, _Made]] = WeakKeyDictionary()  # by purpose
 
 
 def _ids_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
@@ -86,7 +86,7 @@ def _ids_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 def _host_groups(group: dist.ProcessGroup, local_size: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Groups of this rank's host, and across hosts."""
+    """The groups within this rank's host, and across hosts."""
 
     def members() -> list[list[int]]:
         ranks = dist.get_process_group_ranks(group)
@@ -98,7 +98,7 @@ def _host_groups(group: dist.ProcessGroup, local_size: int) -> tuple[dist.Proces
 
 
 def _once(group: dist.ProcessGroup, purpose: str, members: Callable[[], list[list[int]]]) -> _Made:
-    """New groups, one per list of global ranks; they are kept, as they hold sockets. Collective in ``group``."""
+    """New groups, one per list of global ranks; cached, because they hold sockets. Collective in ``group``."""
     made = _made.setdefault(group, {})
     if purpose not in made:
         made[purpose] = _make(group, purpose, members())
@@ -106,10 +106,10 @@ def _once(group: dist.ProcessGroup, purpose: str, members: Callable[[], list[lis
 
 
 def _make(group: dist.ProcessGroup, purpose: str, members: list[list[int]]) -> _Made:
-    """As ``torch.distributed.new_group``, which names a group after the number of groups that the process is in.
+    """Like ``torch.distributed.new_group``, which names a group after the number of groups that the process is in.
 
-    Ranks that are in different numbers of groups would wait for each other under different names. These names start
-    with that of ``group``, which its ranks agree on.
+    Ranks that are in different numbers of groups would therefore wait for each other under different names. The names
+    here start with that of ``group``, which its ranks agree on.
     """
     whole = c10d._get_default_group()
     _, store = c10d._world.pg_map[whole]
@@ -133,7 +133,7 @@ def _make(group: dist.ProcessGroup, purpose: str, members: list[list[int]]) -> _
 
 
 def _timeout(group: dist.ProcessGroup) -> timedelta | None:
-    """What the group was made with: torch would give a new one its default, half an hour with gloo."""
+    """The timeout of the group; a new group would get torch's default, which is half an hour with gloo."""
     options = getattr(group._get_backend(sent_on(group)), "options", None)
     timeout: timedelta | None = getattr(options, "_timeout", None)
     return timeout

@@ -1,7 +1,7 @@
-"""``find_ids``: the rows that a batch's ids have already. It only reads, so it may run ahead of the batch's step.
+"""``find_ids``: finds the rows that a batch's ids already have. It only reads, so it may run before the batch's step.
 
-What is found stays right whatever is inserted meanwhile; ``insert_ids`` does the rest in turn. So nothing that anybody
-can see happens ahead of a batch's step.
+Insertions in the meantime do not make the result wrong; ``insert_ids`` does the rest in batch order. So nothing with a
+visible effect happens before a batch's step.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from recfx.nodes.snapshot_indexes import IndexSnapshot
 
 
 class FoundRows:
-    """Rows of one batch.
+    """The rows found for one batch.
 
     Args:
         ids: int64 ``[n]``, on the indexes' device.
-        rows: int64 ``[n]``, -1 where an index holds none.
-        snapshot: of the indexes that were asked.
+        rows: int64 ``[n]``, -1 if the index does not hold the id.
+        snapshot: the snapshot of the indexes in which they were found.
     """
 
     def __init__(self, ids: torch.Tensor, rows: torch.Tensor, snapshot: IndexSnapshot) -> None:
@@ -30,7 +30,7 @@ class FoundRows:
 
     @property
     def are_right(self) -> bool:
-        """No id has lost its row since, and nobody has loaded another state."""
+        """Whether the rows are still right: no id has lost its row since, and no other state has been loaded."""
         return self._snapshot.holds
 
 
@@ -38,7 +38,7 @@ class FindIds(NodeModule):
     """Find rows, on any thread.
 
     Args:
-        hash_ids: the node that this one is a part of.
+        hash_ids: the node that this node is a part of.
     """
 
     def __init__(self, hash_ids: HashIds) -> None:
@@ -47,11 +47,11 @@ class FindIds(NodeModule):
 
     @property
     def hashed(self) -> tuple[str, ...]:
-        """Names of the tables whose ids go through an index."""
+        """The names of the tables whose ids go through an index."""
         return self.hash_ids.hashed
 
     def forward(self, features: KeyedJaggedTensor, snapshot: IndexSnapshot | None) -> FoundRows | None:
-        """``features``: raw ids, keys in the collection's order. None on meta."""
+        """``features``: raw ids, with keys in the collection's order. Returns None on meta."""
         if snapshot is None or features.values().is_meta:
             return None
         segments = self.hash_ids.indexes.segments(features)

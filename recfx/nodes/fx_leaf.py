@@ -1,6 +1,6 @@
-"""A module that every torch.fx tracer takes as one leaf, whatever the tracer's own rules are.
+"""A module that every torch.fx tracer treats as a leaf, whatever the tracer's own rules are.
 
-What such a module does depends on the batch (kernels, indexes, autograd functions): inside of it no trace can follow.
+What such a module does depends on the batch (kernels, indexes, autograd functions), so it cannot be traced into.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class FxLeaf(nn.Module):
     """Base of the modules that become one ``call_module`` node: converted collections and the nodes of their graphs."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``nn.Module``'s; one node of the graph where a torch.fx tracer calls it."""
+        """Like ``nn.Module``'s; if a torch.fx tracer calls it, it becomes one node of the graph."""
         if torch.compiler.is_dynamo_compiling():
             return super().__call__(*args, **kwargs)
         tracer = tracer_of_call(self, args, kwargs)
@@ -28,17 +28,16 @@ class FxLeaf(nn.Module):
             return super().__call__(*args, **kwargs)
 
         def entered(*args: Any, **kwargs: Any) -> Any:
-            if has_forward_hooks(
-                self
-            ):  # they are part of the graph then, as those of every module that a tracer enters
+            if has_forward_hooks(self):  # hooks then become part of the graph, as for every module that a tracer enters
                 return self._call_impl(*args, **kwargs)
             return self.leaf_call(tracer, args, kwargs)
 
-        # Through the tracer, which notes what is called, and calls `entered` if the module is no leaf by its own rules.
+        # Via the tracer, which records the call, and calls `entered` if the module is not a leaf by the tracer's own
+        # rules.
         return tracer.call_module(self, entered, *_as_nodes(tracer, args, kwargs))
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """What ``torch.jit.script`` asks first.
+        """Called first by ``torch.jit.script``.
 
         Raises:
             ConversionError: ``not_scriptable``.
@@ -54,28 +53,28 @@ class FxLeaf(nn.Module):
         """The node that runs this module's ``forward`` in the tracer's graph."""
         path = tracer.path_of_module(self) or self.path_of_root()
         args, kwargs = _as_nodes(tracer, args, kwargs)
-        if has_forward_hooks(self):  # a call of the module would run them too
+        if has_forward_hooks(self):  # calling the module would run them too
             module = tracer.create_proxy("get_attr", path, (), {})
             return tracer.create_proxy("call_method", "forward", (module, *args), kwargs)
         return tracer.create_proxy("call_module", path, args, kwargs)
 
     def path_of_root(self) -> str:
-        """Under which name a graph calls this module if it is itself the root of the trace.
+        """The name under which a graph calls this module if it is itself the root of the trace.
 
         Raises:
-            RuntimeError: it has none.
+            RuntimeError: the module has no such name.
         """
         raise RuntimeError(f"a {type(self).__name__} cannot be the root of a trace")
 
 
 def tracer_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Tracer | None:
-    """The torch.fx tracer that makes this call of ``module``; None outside of tracing."""
+    """The torch.fx tracer that makes this call of ``module``; None outside tracing."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, fx.Proxy) and isinstance(value.tracer, fx.Tracer):
             return value.tracer
     if not _symbolic_trace.is_fx_symbolic_tracing():
         return None
-    # A batch of buffers or constants is no proxy, but a tracer gives out parameters as proxies.
+    # A batch of buffers or constants is not a proxy, but a tracer returns parameters as proxies.
     for owner in module.modules():
         for name in owner._parameters:
             tracer = getattr(getattr(owner, name), "tracer", None)
@@ -84,7 +83,7 @@ def tracer_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _as_nodes(tracer: fx.Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-    """The arguments with every batch that is a constant of the trace expressed by its tensors."""
+    """The arguments, with every batch that is a constant of the trace rebuilt from its tensors."""
 
     def expressed(value: Any) -> Any:
         if type(value) is not KeyedJaggedTensor:

@@ -1,7 +1,7 @@
-"""``hash_ids``: raw 64-bit ids to rows, through each table's index.
+"""``hash_ids``: maps raw 64-bit ids to rows, through each table's index.
 
-Reads its own mode: training finds or inserts, eval only finds. Ids that the policy answers with zeros are taken out of
-their bags here, so that no kernel ever meets a row that does not exist; ``mean_divide`` still counts them.
+It follows its own mode: training finds or inserts, eval only finds. Ids that the policy answers with zeros are removed
+from their bags here, so that no kernel ever sees a row that does not exist; ``mean_divide`` still counts them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from recfx.nodes.segments import Segment
 from recfx.nodes.table_indexes import TableIndexes, is_replay, list_rows
 
 HashedBatch: TypeAlias = tuple[KeyedJaggedTensor, BatchInFlight | None]
-"""Rows in the bags of the ids; and the batch, where its rows must stay until its backwards have run."""
+"""Rows in the bags of the ids; and the batch in flight, if its rows must be kept until its backwards have run."""
 
 
 class HashIds(NodeModule):
     """Hash the ids of one collection's tables.
 
     Args:
-        indexes: of the tables.
+        indexes: the indexes of the tables.
     """
 
     def __init__(self, indexes: TableIndexes) -> None:
@@ -45,22 +45,22 @@ class HashIds(NodeModule):
 
     @property
     def hashed(self) -> tuple[str, ...]:
-        """Names of the tables whose ids go through an index."""
+        """The names of the tables whose ids go through an index."""
         return self.indexes.hashed
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor | HashedBatch:
-        """``features``: raw ids, keys in the collection's order. Returns rows in the same bags.
+        """``features``: raw ids, with keys in the collection's order. Returns rows in the same bags.
 
-        Rows below -1 stand for ``-row - 2`` read without being trained: shared rows of ids that are not admitted.
-        Where some table evicts, it returns the rows and the batch in flight: the lookups of the rows say when their
-        backwards have run.
+        A value below -1 stands for row ``-value - 2``, which is read but not trained: the shared row of an id that is
+        not admitted. If any table evicts, it returns the rows and the batch in flight, which the lookups tell when
+        their backwards have run.
 
         Raises:
             TableFullError: a bucket has no row left; no table has changed.
             ConversionError: training without sharding on several ranks (``unsharded_hash_table``), or training a table
                 that evicts without a fused optimizer (``evict_needs_fused_optimizer``).
             InputError: ``replayed_ids_evicted`` or ``replayed_ids_absent``, in a forward that activation checkpointing
-                runs again; ``init_fn_failed``, where a table's own ``init_fn`` cannot fill rows again.
+                runs again; ``init_fn_failed`` if a table's own ``init_fn`` cannot refill rows.
         """
         begun = self.indexes.begin(features, self.training)
         hashed = hash_batch(self.indexes, features, self.training) if begun else (features, None)
@@ -68,7 +68,7 @@ class HashIds(NodeModule):
 
 
 def hash_batch(indexes: TableIndexes, features: KeyedJaggedTensor, training: bool) -> HashedBatch:
-    """All of a batch, here and now; after ``indexes.begin``. Errors are those of ``HashIds.forward``."""
+    """Hash a whole batch at once, after ``indexes.begin``. The errors are those of ``HashIds.forward``."""
     segments = indexes.segments(features)
     ids = features.values().to(indexes.device, torch.int64)
     in_flight = None
@@ -79,12 +79,12 @@ def hash_batch(indexes: TableIndexes, features: KeyedJaggedTensor, training: boo
             rows = indexes.find_or_insert(ids, segments, in_flight)
         else:
             rows = indexes.find(ids, segments, training)
-            if not training and torch.is_grad_enabled():  # its backward trains these rows all the same
+            if not training and torch.is_grad_enabled():  # its backward trains these rows nevertheless
                 in_flight = indexes.start(ids, training)
                 list_rows(in_flight, segments, rows)
                 indexes.in_flight.add(in_flight)
         return _in_bags(features, rows, segments, training), in_flight
-    except BaseException:  # whoever keeps the traceback keeps the batch: it must not hold rows for ever
+    except BaseException:  # a kept traceback keeps the batch alive, which must not hold rows forever
         if in_flight is not None:
             in_flight.end()
         raise
@@ -100,6 +100,6 @@ def _in_bags(
 
 
 def _answers_are_rows(table: TableSpec, training: bool) -> bool:
-    """Whether every id of the table reads some row, so that none is taken out of its bag."""
+    """Whether every id of the table reads some row, so that no id is removed from its bag."""
     assert table.hashing is not None
     return table.hashing.unseen == "share" or (training and not table.admits)

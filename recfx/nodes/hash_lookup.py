@@ -1,4 +1,4 @@
-"""``hash_lookup``: ``hash_ids`` and the ``lookup`` behind it in one kernel, which finds rows while it pools them."""
+"""``hash_lookup``: ``hash_ids`` and the ``lookup`` after it in one kernel, which finds rows while it pools them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from recfx.nodes.table_indexes import TableIndexes, is_replay
 class HashLookup(NodeModule):
     """Pool the rows of raw ids.
 
-    Where one kernel cannot do that, the node runs ``hash_ids`` and ``lookup`` one after the other, with the same result
-    to the last bit: where the tables have moved to a target without such a kernel; in training, where a table counts
-    every id (eviction, admission); in a forward that is run again for activation checkpointing; inside torch.func; and
-    where tables evict and a backward of eval mode may come.
+    If one kernel cannot do that, the node runs ``hash_ids`` and ``lookup`` one after the other, with the same result
+    bit for bit. This is the case if the tables have moved to a target without such a kernel; in training, if a table
+    counts every id (eviction, admission); in a forward that activation checkpointing runs again; inside torch.func; and
+    if tables evict and a backward may follow in eval mode.
 
     Args:
-        hash_ids: what it does first.
-        lookup: what it does then; it reads the tables in the order of the KJT's keys.
+        hash_ids: the first step.
+        lookup: the second step, which reads the tables in the order of the KJT's keys.
     """
 
     def __init__(self, hash_ids: HashIds, lookup: Lookup) -> None:
@@ -34,16 +34,16 @@ class HashLookup(NodeModule):
 
     @property
     def two_steps(self) -> str:
-        """When the node runs as two for sure: ``""``, ``"in_training"`` or ``"always"``; printed with it."""
+        """When the node always runs in two steps: ``""``, ``"in_training"`` or ``"always"``; graphs print it."""
         if self.lookup.kernel and not self.lookup.has_finding_kernel:
             return "always"
         return "in_training" if self.hash_ids.indexes.counts_every_id else ""
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """``features``: raw ids, keys in the collection's order. Returns ``[B, sum D]`` float32.
+        """``features``: raw ids, with keys in the collection's order. Returns float32 ``[B, sum D]``.
 
         Raises:
-            as ``HashIds.forward`` and ``Lookup.forward``.
+            The errors of ``HashIds.forward`` and ``Lookup.forward``.
         """
         indexes, training = self.hash_ids.indexes, self.hash_ids.training
         if self._must_hash_first(training):
@@ -55,7 +55,7 @@ class HashLookup(NodeModule):
         return self._pool(*hash_batch(indexes, features, training)) if pooled is None else pooled
 
     def _must_hash_first(self, training: bool) -> bool:
-        """Whether finding rows is not all that is to be done: ids are counted, or rows must stay for a backward."""
+        """Whether more than finding rows must be done: ids are counted, or rows must be kept for a backward."""
         if training:
             return self.hash_ids.indexes.counts_every_id or is_replay()
         return self.hash_ids.indexes.evicts and torch.is_grad_enabled()
@@ -66,7 +66,7 @@ class HashLookup(NodeModule):
 
 
 class _RowsOfBatch:
-    """The indexes behind one batch, as a kernel that finds rows asks for them (``IdsToRows`` in the registry)."""
+    """The indexes for one batch, in the form that kernels that find rows use (``IdsToRows`` in the registry)."""
 
     def __init__(self, indexes: TableIndexes, features: KeyedJaggedTensor, training: bool) -> None:
         self._indexes, self._features, self.training = indexes, features, training

@@ -1,4 +1,4 @@
-"""Batches in flight: hashed, but their gradients have not reached the tables yet. Their rows must keep their ids."""
+"""Batches in flight: hashed, but their gradients have not reached the tables yet, so their rows must keep their ids."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Fingerprint = tuple[int, ...]
 class BatchInFlight:
     """One batch whose gradients may still come.
 
-    It is over when every lookup of it has run its backward, or when nothing is left that could: the bags of rows and
-    the autograd graph hold this object, nothing else does.
+    It has finished when all its lookups have run their backward, or when nothing is left that could run one: only the
+    bags of rows and the autograd graph hold this object.
 
     Args:
-        numbers: of the batch, by table; 0 where it is not one of training.
-        fingerprint: of its ids.
-        evictions: how many ids these tables have evicted so far.
+        numbers: the number of the batch, by table; 0 if it is not a training batch.
+        fingerprint: the fingerprint of its ids.
+        evictions: returns how many ids these tables have evicted so far.
     """
 
     def __init__(self, numbers: dict[str, int], fingerprint: Fingerprint, evictions: Callable[[], int]) -> None:
@@ -34,15 +34,15 @@ class BatchInFlight:
         self._evictions = evictions
         self._evictions_when_over = 0
         self._watched = 0
-        self._waiting: set[int] = set()  # lookups whose backward has not run
+        self._waiting: set[int] = set()  # lookups whose backward has not run yet
 
     @property
     def is_training(self) -> bool:
-        """Whether it is a batch of training."""
+        """Whether it is a training batch."""
         return any(self.numbers.values())
 
     def watch(self, output: torch.Tensor) -> None:
-        """A lookup of this batch gave ``output``; the batch is in flight until its backward has run."""
+        """Keep the batch in flight until the backward of ``output``, which a lookup of it returned, has run."""
         if output.grad_fn is None:
             return
         lookup = self._watched
@@ -52,7 +52,7 @@ class BatchInFlight:
         output.grad_fn.register_hook(lambda *gradients: self._after_backward(lookup))
 
     def end(self) -> None:
-        """The batch needs its rows no more."""
+        """Record that the batch no longer needs its rows."""
         self.is_over, self.rows = True, None
         self._evictions_when_over = self._evictions()
 
@@ -72,14 +72,14 @@ class BatchInFlight:
 
 
 class BatchesInFlight:
-    """All batches in flight of one collection."""
+    """All batches of one collection that are in flight."""
 
     def __init__(self) -> None:
         self._batches: weakref.WeakSet[BatchInFlight] = weakref.WeakSet()
         self._last: Fingerprint = ()
 
     def add(self, batch: BatchInFlight | None) -> None:
-        """From here on later batches leave this one's rows alone."""
+        """From now on, later batches do not take this batch's rows."""
         if batch is None:
             return
         self._batches.add(batch)
@@ -87,7 +87,7 @@ class BatchesInFlight:
             self._last = batch.fingerprint
 
     def of_table(self, table: str) -> InFlight:
-        """What must stay as it is in one table."""
+        """The rows of one table that must keep their ids."""
         nothing = InFlight.nothing()
         batches = [batch for batch in self._batches if not batch.is_over and table in batch.numbers]
         listed = [batch for batch in batches if batch.rows is not None]
@@ -98,13 +98,13 @@ class BatchesInFlight:
         )
 
     def holds_rows_of(self, ids: torch.Tensor) -> bool:
-        """Whether the batch with these ids still has its rows: it is in flight, or the last one of training."""
+        """Whether the batch with these ids still has its rows: it is in flight, or it is the last training batch."""
         wanted = fingerprint(ids)
         return wanted == self._last or any(batch.fingerprint == wanted and not batch.is_over for batch in self._batches)
 
 
 def fingerprint(ids: torch.Tensor) -> Fingerprint:
-    """What tells one batch from another."""
+    """A value that distinguishes batches from each other."""
     if ids.numel() == 0:
         return (0,)
     return ids.numel(), int(ids[0]), int(ids[-1]), int(ids.sum()), int((ids >> 7).sum())

@@ -1,8 +1,8 @@
 """``input_dist_start`` and ``input_dist_wait``: ids travel to the ranks whose shards they read.
 
-One all-to-all for all tables of a collection, whatever their sharding types: each rank gets, one after the other, the
-features of its shards. A feature is sent once for each shard that reads it, so a replicated table's goes to every rank.
-The sizes go first, and with them each rank's mark (see ``marks``).
+There is one all-to-all for all tables of a collection, whatever their sharding types are: each rank receives the
+features of its shards, one after the other. A feature is sent once for each shard that reads it, so the features of a
+replicated table go to every rank. Sizes are sent first, together with each rank's mark (see ``marks``).
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from recfx.nodes.dist_context import DistContext
 
 Started: TypeAlias = Awaitable[KJTAllToAllTensorsAwaitable]
 
-# Tensors of a batch, each with a row of sizes: lengths, ids, weights. A row is sent for weights whether there are any
-# or not: messages of all collections have one size, so that ranks at different calls can read each other's marks.
+# The tensors of a batch, each with a row of sizes: lengths, ids, weights. The row for weights is sent even if there are
+# none: the messages of all collections have the same size, so that ranks at different calls can read each other's
+# marks.
 _TENSORS = 3
-# TorchRec's awaitables keep rows of sizes by label, and hand on to the context the one that is called "values".
+# TorchRec's awaitables keep rows of sizes by label, and pass the one labelled "values" on to the context.
 _MARKS = "values"
 
 
@@ -37,7 +38,7 @@ class Outgoing:
     """What a rank has to send.
 
     Args:
-        features: its ids; None: it has none that fit.
+        features: its ids; None if it has no valid ones.
         says: bits of ``marks``.
     """
 
@@ -49,12 +50,12 @@ class InputDistStart(NodeModule):
     """Start the all-to-all.
 
     Args:
-        group: of all ranks.
-        splits: how many keys each rank gets.
-        positions: which of the input's keys these are, rank after rank; None: they come in that order.
-        keys: their names there.
+        group: the group of all ranks.
+        splits: how many keys each rank receives.
+        positions: the positions of these keys in the input, rank by rank; None: the input has them in that order.
+        keys: their names on the receiving rank.
         collection: fully qualified name of the collection.
-        device: that the group sends from; ids that are not there are sent from where they are.
+        device: the device that the group sends from; ids on a different device are sent from there.
         is_weighted: whether weights travel with the ids.
     """
 
@@ -73,12 +74,12 @@ class InputDistStart(NodeModule):
         self.keys = keys
         self.collection = collection
         self._device, self._is_weighted = device or torch.device("cpu"), is_weighted
-        self._dist = KJTAllToAll(group, splits)  # of this name and type, or TorchRec's pipelines do not know it
+        self._dist = KJTAllToAll(group, splits)  # TorchRec's pipelines recognise it by this name and type
         self.identity = marks.identity(collection, keys, splits)
 
     @property
     def is_pipelined(self) -> bool:
-        """Whether one of TorchRec's pipelines sends the sizes of all collections in one message."""
+        """Whether a TorchRec pipeline sends the sizes of all collections in one message."""
         return isinstance(self._dist.forward, KJTAllToAllForward)
 
     def forward(self, features: KeyedJaggedTensor | Outgoing) -> tuple[Started | KJTSplitsAllToAllMeta, DistContext]:
@@ -126,12 +127,12 @@ class InputDistStart(NodeModule):
 
 
 class InputDistWait(NodeModule):
-    """Wait for the ids of all ranks' batches, ordered feature, rank, sample."""
+    """Wait for the ids of all ranks' batches, ordered by feature, rank and sample."""
 
     def forward(
         self, started: Started | KeyedJaggedTensor, context: DistContext
     ) -> tuple[KeyedJaggedTensor, DistContext]:
-        """``started``: or the ids themselves, if a pipeline has waited for them already.
+        """``started``: what ``input_dist_start`` returned, or the ids, if a pipeline has already waited for them.
 
         Raises:
             OutOfStepError: ``ranks_at_different_calls``.
@@ -145,7 +146,7 @@ class InputDistWait(NodeModule):
 
 
 class _Sizes(KJTAllToAllSplitsAwaitable):
-    """The sizes on their way. Ids follow only if all ranks make the same call, or sizes would mean other things."""
+    """Sizes in transit. Ids follow only if all ranks make the same call; otherwise the sizes mean different things."""
 
     def __init__(self, *, collection: str, **arguments: object) -> None:
         super().__init__(**arguments)

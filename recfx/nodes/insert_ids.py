@@ -1,4 +1,4 @@
-"""``insert_ids``: rows for the ids that ``find_ids`` has found none for; in the batch's own turn."""
+"""``insert_ids``: gives rows to the ids for which ``find_ids`` found none; batches do this in order."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from recfx.nodes.table_indexes import is_replay
 
 
 class InsertIds(NodeModule):
-    """Insert what is absent.
+    """Insert the ids that have no row.
 
     Args:
-        hash_ids: the node that this one is a part of; its mode is that of the node.
+        hash_ids: the node that this node is a part of, and whose mode it follows.
     """
 
     def __init__(self, hash_ids: HashIds) -> None:
@@ -24,17 +24,17 @@ class InsertIds(NodeModule):
 
     @property
     def hashed(self) -> tuple[str, ...]:
-        """Names of the tables whose ids go through an index."""
+        """The names of the tables whose ids go through an index."""
         return self.hash_ids.hashed
 
     def forward(self, features: KeyedJaggedTensor, found: FoundRows | None) -> KeyedJaggedTensor | HashedBatch:
-        """What ``hash_ids`` gives for ``features``, and as it does.
+        """The same result and effects as ``hash_ids`` for ``features``.
 
-        What was found is not used where it is not right any more, in eval mode, where ids are counted one by one, and
-        in a forward that activation checkpointing runs again.
+        The rows in ``found`` are not used if they are no longer right, in eval mode, if every id is counted, and in a
+        forward that activation checkpointing runs again.
 
         Raises:
-            as ``HashIds.forward``.
+            The errors of ``HashIds.forward``.
         """
         indexes, training = self.hash_ids.indexes, self.hash_ids.training
         hashed: HashedBatch = features, None
@@ -47,7 +47,7 @@ class InsertIds(NodeModule):
         return hashed if indexes.evicts else hashed[0]
 
     def insert_absent(self, features: KeyedJaggedTensor, found: FoundRows) -> KeyedJaggedTensor:
-        """The rows found, completed."""
+        """The rows in ``found``, completed for the ids that have none."""
         rows = found.rows
         if bool((rows == -1).any()):
             self.hash_ids.indexes.insert_absent(features, found.ids, rows)

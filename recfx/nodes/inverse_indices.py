@@ -1,4 +1,4 @@
-"""Inverse indices: which of its own bags each feature reads for each sample of the full batch."""
+"""Inverse indices: for each sample of the full batch, which of its own bags a feature reads."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ class InverseIndices:
 
     def __init__(self, collection: str, feature_names: list[str]) -> None:
         self.collection = collection
-        # As in the standard collection: "feature@table" is a name of the feature.
+        # As in the standard collection, "feature@table" is a name for the feature.
         self._names = [name.split("@")[0] for name in feature_names]
 
     def of_features(
         self, named: tuple[list[str], torch.Tensor] | None, batch_sizes: list[int], features: KeyedJaggedTensor
     ) -> torch.Tensor:
-        """Those of the collection's features, checked.
+        """The checked inverse indices of the collection's features.
 
         Args:
-            named: names and ``[names, B]`` indices, as in ``KeyedJaggedTensor``. None, or without a single index:
-                every feature's bags are the batch.
-            batch_sizes: of the features.
+            named: names and ``[names, B]`` indices, as in ``KeyedJaggedTensor``. If it is None or has no indices, every
+                feature's bags are the full batch.
+            batch_sizes: the batch sizes of the features.
             features: the batch, whose device the result is on.
 
         Returns:
             int64 ``[F, B]``, each within the feature's own batch.
 
         Raises:
-            InputError: ``bad_inverse_indices``; ``variable_batch_without_inverse_indices``, where features have
-                different batch sizes; ``several_devices``.
+            InputError: ``bad_inverse_indices``; ``variable_batch_without_inverse_indices`` if features have different
+                batch sizes; ``several_devices``.
         """
         device = features.values().device
         inverse = None if named is None else self._select(named)
         if inverse is None or inverse.numel() == 0:
             if len(set(batch_sizes)) > 1:
                 self._refuse(
-                    "features have batch sizes of their own, but there are no inverse indices to bring them together.",
+                    "features have different batch sizes, but there are no inverse indices to bring them together.",
                     "variable_batch_without_inverse_indices",
                     "pass inverse_indices= to the KeyedJaggedTensor, or one batch size for all features.",
                 )
@@ -64,7 +64,7 @@ class InverseIndices:
         if wrong.numel() > 0:
             feature, sample = wrong[0].tolist()
             self._refuse(
-                f"the inverse index {int(inverse[feature, sample])} of feature {self._names[feature]!r} is none of its "
+                f"the inverse index {int(inverse[feature, sample])} of feature {self._names[feature]!r} is outside its "
                 f"{batch_sizes[feature]} bags.",
                 "bad_inverse_indices",
                 _WHAT_TO_DO,
@@ -76,7 +76,7 @@ class InverseIndices:
         position_of = {name: position for position, name in enumerate(names)}
         missing = [name for name in self._names if name not in position_of]
         if missing:
-            self._refuse(f"there are none of feature {missing[0]!r}, only of {list(names)}.")
+            self._refuse(f"there are none for feature {missing[0]!r}, only for {list(names)}.")
         if (
             not isinstance(indices, torch.Tensor)
             or indices.layout != torch.strided
@@ -87,7 +87,7 @@ class InverseIndices:
             self._refuse(f"they are {form}, but must be int64 or int32 [features, batch size].")
         rows = [position_of[name] for name in self._names]
         if max(rows) >= indices.shape[0]:
-            self._refuse(f"there are {len(names)} names, but indices of {indices.shape[0]} features.")
+            self._refuse(f"there are {len(names)} names, but indices for {indices.shape[0]} features.")
         return indices.index_select(0, torch.tensor(rows, device=indices.device)).to(torch.int64)
 
     def _refuse(self, message: str, reason: str = "bad_inverse_indices", what_to_do: str = "") -> NoReturn:

@@ -1,4 +1,4 @@
-"""``keyed_tensor``: put pooled columns into TorchRec's output type, in the standard collection's key order."""
+"""``keyed_tensor``: puts pooled columns into TorchRec's output type, in the standard collection's key order."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class AssembleKeyedTensor(NodeModule):
     """Concatenate pooled parts and name their columns.
 
     Args:
-        keys: output keys, in the standard collection's order.
-        dims: columns of each key.
+        keys: the output keys, in the standard collection's order.
+        dims: the number of columns of each key.
         parts: the columns of each input, in order.
     """
 
@@ -26,13 +26,13 @@ class AssembleKeyedTensor(NodeModule):
         self.take_parts(parts)
 
     def take_parts(self, parts: list[list[Columns]]) -> None:
-        """Take inputs that hold their columns otherwise."""
+        """Change which columns the inputs hold."""
         position = {key: number for number, key in enumerate(self.keys)}
         arrived = [columns for part in parts for columns in part]
         self.parts = parts
         self._order = ColumnOrder(parts, sorted(arrived, key=lambda each: (position[each.key], each.first)))
 
     def forward(self, *pooled: torch.Tensor) -> KeyedTensor:
-        """``pooled``: one ``[B, sum D]`` an input. Returns the ``[B, D]`` keyed tensor."""
+        """``pooled``: one ``[B, sum D]`` tensor per input. Returns the ``[B, D]`` keyed tensor."""
         values = self._order(pooled, pooled[0].shape[0], pooled[0].device)
         return KeyedTensor(keys=self.keys, length_per_key=self.dims, values=values)

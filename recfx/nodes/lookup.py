@@ -33,11 +33,11 @@ class Lookup(NodeModule):
     Args:
         collection: fully qualified name of the collection, for messages.
         tables: the group, in column order.
-        pooling: ``"SUM"`` or ``"MEAN"``, what the kernel does (SUM where ``mean_divide`` follows).
-        features: output keys of the whole collection, in the order of the KJT's keys.
+        pooling: ``"SUM"`` or ``"MEAN"``, as the kernel pools (SUM if ``mean_divide`` follows).
+        features: the output keys of the whole collection, in the order of the KJT's keys.
         is_weighted: whether the KJT's weights multiply the rows.
-        store: where the weights are.
-        backend: ``"auto"``, or the name of the one backend to use.
+        store: the store that holds the weights.
+        backend: ``"auto"``, or the name of the backend to use.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Lookup(NodeModule):
         self._choice: Choice | None = None
 
     def choose_kernel(self) -> Choice:
-        """Pick the kernel for the tables as they are now (device, dtype, optimizer).
+        """Choose the kernel for the tables as they are now (device, dtype, optimizer).
 
         Raises:
             ConversionError: the backend named by the user cannot serve this lookup, or ``table_shape_changed``.
@@ -76,17 +76,17 @@ class Lookup(NodeModule):
         return self._choice
 
     def select(self, backend: str) -> Choice:
-        """What ``choose_kernel`` would pick with this backend; nothing changes. Errors are the same."""
+        """What ``choose_kernel`` would choose with this backend, with the same errors; nothing changes."""
         self._check_shapes()
         return select_backend(self.spec(), backend, self.collection)
 
     @property
     def permutes_keys(self) -> bool:
-        """Whether its tables are not all of the KJT's, in its order."""
+        """Whether its tables are not exactly those of the KJT, in the same order."""
         return self._positions is not None
 
     def _check_shapes(self) -> None:
-        """Kernels trust the number of rows: a table that was replaced by another size must not reach them."""
+        """Check the tables' sizes, which kernels rely on: a table may have been replaced by one of another size."""
         for table in self.tables:
             wanted, found = (table.num_embeddings, table.embedding_dim), tuple(self.store.weight(table.name).shape)
             if found != wanted:
@@ -99,23 +99,23 @@ class Lookup(NodeModule):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Of the tables' rows; None where a parameter is missing."""
+        """The dtype of the tables' rows; None if a parameter is missing."""
         table = self.tables[0]
         bag = self.store.bags._modules.get(table.name)
-        if bag is None:  # another rank's: insert_dist has not run yet
+        if bag is None:  # the table is on another rank, and insert_dist has not run yet
             return table.dtype
         parameter = bag._parameters.get("weight")
         return None if parameter is None else parameter.dtype
 
     @property
     def optimizer(self) -> str:
-        """What updates the rows inside of the backward; ``""`` where gradients are given."""
+        """The optimizer that updates the rows inside the backward; ``""`` if the backward returns gradients."""
         found = self.store.optimizers.get(self.tables[0].name)
         return "" if found is None else found.rule.name
 
     @property
     def kernel(self) -> str:
-        """The backend whose kernel was chosen for the tables as they are; ``""`` where the next call chooses."""
+        """The backend whose kernel was chosen for the tables as they are now; ``""`` if the next call chooses one."""
         choice = self._choice
         if choice is None:
             return ""
@@ -124,7 +124,7 @@ class Lookup(NodeModule):
         return "" if choice.stale(weights) else choice.backend
 
     def spec(self) -> LookupSpec:
-        """What a backend has to know to say whether it can serve this lookup."""
+        """What a backend must know to decide whether it can serve this lookup."""
         return LookupSpec(
             tables=self.tables,
             pooling=self.pooling,
@@ -134,11 +134,11 @@ class Lookup(NodeModule):
         )
 
     def forward(self, features: KeyedJaggedTensor, in_flight: BatchInFlight | None = None) -> torch.Tensor:
-        """``features``: rows of every table of the collection, as ``hash_ids`` gives them.
+        """``features``: rows of every table of the collection, as ``hash_ids`` returns them.
 
         Args:
             features: the rows.
-            in_flight: the batch, where its rows must stay until its backwards have run.
+            in_flight: the batch, if its rows must be kept until its backwards have run.
 
         Returns:
             ``[B, sum D]`` float32.
@@ -175,24 +175,24 @@ class Lookup(NodeModule):
         return kernel(weights, self._batch(features))
 
     def _plain_kernel(self) -> LookupKernel:
-        """Of torch's own operators, without a fused step: what torch.func transforms, whose gradients are results."""
+        """A kernel of torch's own operators, without a fused step, for torch.func, which returns gradients."""
         spec = self.spec()
         return reference.build(replace(spec, optimizers=[None] * len(spec.weights)))
 
     @property
     def has_finding_kernel(self) -> bool:
-        """Whether the kernel that was chosen finds rows itself."""
+        """Whether the chosen kernel can find rows itself."""
         return self._choice is not None and self._choice.finding is not None
 
     def pool_ids(self, features: KeyedJaggedTensor, ids_to_rows: IdsToRows) -> torch.Tensor | None:
-        """As ``forward``, from raw ids, in a kernel that finds their rows itself.
+        """Like ``forward``, but from raw ids, with a kernel that finds their rows itself.
 
         Args:
             features: raw ids of every table of the collection.
-            ids_to_rows: the indexes behind this batch.
+            ids_to_rows: the indexes for this batch.
 
         Returns:
-            ``[B, sum D]`` float32; None where there is no such kernel for the tables as they are, or it must not run.
+            float32 ``[B, sum D]``; None if there is no such kernel for the tables as they are now, or it must not run.
         """
         weights, choice = self._kernel()
         if choice.finding is None or self.permutes_keys or _inside_torch_func():
@@ -214,7 +214,7 @@ class Lookup(NodeModule):
         return weights, choice
 
     def _refuse_hooks(self, weights: list[torch.Tensor]) -> None:
-        """A collection goes back to the dense optimizer before it comes here; shards and whole graphs cannot."""
+        """Raise for hooks: a collection switches to the dense optimizer before this; shards and whole graphs cannot."""
         for position in positions_with_hooks(weights):
             table = self.tables[position].name
             if table in self.store.optimizers:
@@ -240,11 +240,11 @@ class Lookup(NodeModule):
                 )
 
     def _refuse_other_tensors(self, weights: list[torch.Tensor]) -> None:
-        """As with hooks: a collection takes the dense lookup where a tensor stands in for its parameter."""
+        """Raise if a tensor replaces a parameter; as with hooks, a collection switches to the dense lookup before."""
         for table, weight in zip(self.tables, weights, strict=True):
             if table.name in self.store.optimizers and not self.store.is_owner(table.name, weight):
                 raise ConversionError(
-                    f"another tensor has taken the place of the weight of table {table.name!r} (torch.func's "
+                    f"another tensor has replaced the weight of table {table.name!r} (through torch.func's "
                     "functional_call, say), but the optimizer in backward belongs to the parameter.",
                     reason="fused_weight_replaced",
                     module_path=self.collection,
@@ -260,7 +260,7 @@ class Lookup(NodeModule):
         )
 
     def _pool_partly_trained(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """Values below -1 are rows that are read without being trained; per-sample weights get their gradients."""
+        """Values below -1 are rows that are read but not trained; per-sample weights still get their gradients."""
         values, untrained = features.values(), features.values() < -1
         weights = features.weights_or_none()
         if weights is None or not (weights.requires_grad and torch.is_grad_enabled()):
@@ -274,12 +274,12 @@ class Lookup(NodeModule):
         return self._pool(keep_ids(features, values, ~untrained)) + read
 
     def __getstate__(self) -> dict[str, object]:
-        # The kernel is derived from the tables; it is chosen again where the copy lives.
+        # The kernel depends on the tables, so a copy chooses its own.
         return {**self.__dict__, "_choice": None}
 
 
 def _inside_torch_func() -> bool:
-    """Inside torch.func.grad, vjp and the like: tensors are wrapped, and kernels that go by addresses find none."""
+    """Whether this runs inside torch.func.grad, vjp etc., where tensors are wrappers and have no memory addresses."""
     return torch._C._functorch.maybe_current_level() is not None
 
 

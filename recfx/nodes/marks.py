@@ -1,8 +1,8 @@
-"""Marks: what each rank says to all others of a call, in the message that tells how many ids follow.
+"""Marks: what each rank tells all others about a call, in the message that says how many ids follow.
 
-Collectives are matched by their order alone, so nobody would notice that one rank sends the ids of another call than
-the others, or has none to send. The mark travels with the sizes, before any id: which call this is, and whether the
-rank has ids for it. All ranks read the same marks, so all come to the same verdict about the call, and go on together.
+Collectives are matched only by their order, so ranks would not notice if one of them sent the ids of a different call,
+or had none to send. The mark travels with the sizes, before any ids, and says which call this is and whether the rank
+has ids for it. All ranks read the same marks, so all of them reach the same verdict about the call and stay in step.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Iterable
 from recfx.errors import InputError, OutOfStepError, RecfxError
 
 REFUSED = 1  # this rank's batch does not fit the collection: it sends no ids
-LAST = 2  # this rank has no batch behind this one
+LAST = 2  # this rank has no batch after this one
 ENDED = 4  # this rank has no batch for this call
-AHEAD = 8  # the call is made ahead of its step
+AHEAD = 8  # the call is made before its step
 _BITS = 8  # of which 4 are used
 _MUST_AGREE = ~(REFUSED | LAST | ENDED)
 
-_names: dict[int, str] = {}  # of collections, by their part of the mark; for messages
+_names: dict[int, str] = {}  # names of collections by their part of the mark, for messages
 
 
 def identity(collection: str, keys: list[str], splits: list[int]) -> int:
-    """The part of a mark that says which collection calls: the same number on all ranks."""
+    """The part of a mark that identifies the calling collection: the same number on all ranks."""
     text = repr((collection, keys, splits))
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") << _BITS
     _names[number] = repr(collection) if collection else f"the collection of feature {keys[0]!r}"
@@ -31,12 +31,12 @@ def identity(collection: str, keys: list[str], splits: list[int]) -> int:
 
 
 def any_of(marks: Iterable[int], bit: int) -> bool:
-    """Whether a rank says ``bit``."""
+    """Whether any rank has set ``bit``."""
     return any(mark & bit for mark in marks)
 
 
 def ranks_with(marks: Iterable[int], bit: int) -> list[int]:
-    """The ranks of the group that say ``bit``."""
+    """The ranks of the group that have set ``bit``."""
     return [rank for rank, mark in enumerate(marks) if mark & bit]
 
 
@@ -55,7 +55,7 @@ def other_calls(marks: list[int], collection: str) -> OutOfStepError | None:
 
 
 def verdict(marks: list[int], collection: str) -> RecfxError | None:
-    """What all ranks raise for a call of which these are the marks; a rank that refuses has an error of its own."""
+    """The error that all ranks raise for a call with these marks; a rank that refuses has its own error."""
     different = other_calls(marks, collection)
     if different is not None:
         return different
@@ -74,7 +74,7 @@ def verdict(marks: list[int], collection: str) -> RecfxError | None:
 
 
 def data_ended(ranks: list[int], collection: str = "", after: str = "") -> OutOfStepError:
-    """The error where some ranks have a batch and others have none."""
+    """The error if some ranks have a batch and others do not."""
     return OutOfStepError(
         f"the data of {_ranks(ranks)} ended{after}, while other ranks still have batches. All batches that every rank "
         "has were trained.",
@@ -86,7 +86,7 @@ def data_ended(ranks: list[int], collection: str = "", after: str = "") -> OutOf
 
 
 def data_failed(ranks: list[int]) -> OutOfStepError:
-    """The error where the data of other ranks raised something."""
+    """The error if the data iterators of other ranks raised an exception."""
     return OutOfStepError(
         f"the iterator of {_ranks(ranks)} failed. This rank's batch was not run, and is kept.",
         reason="data_failed_on_another_rank",

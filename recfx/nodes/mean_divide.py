@@ -1,4 +1,4 @@
-"""``mean_divide``: finish a MEAN whose lookup ran as SUM."""
+"""``mean_divide``: completes a MEAN whose lookup ran as SUM."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from recfx.nodes.base import NodeModule
 class MeanDivide(NodeModule):
     """Divide the columns of MEAN features by ``max(length, 1)``.
 
-    The length is the bag's length before hashing: an id without a row still counts (design, section 4).
+    The length is that of the bag before hashing: an id without a row still counts.
 
     Args:
         tables: the tables whose columns these are.
-        divided: names of those that are MEAN.
-        features: output keys of the whole collection, in the order of the KJT's keys.
-        columns: of the input, in order.
+        divided: the names of those that are MEAN.
+        features: the output keys of the whole collection, in the order of the KJT's keys.
+        columns: the columns of the input, in order.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class MeanDivide(NodeModule):
         by_length = set(divided)
         keys = {name for table in tables if table.name in by_length for name in table.embedding_names}
         self._widths: list[int] = []
-        self._positions: list[int] = []  # in the KJT, -1 where not divided
+        self._positions: list[int] = []  # in the KJT; -1 if not divided
         for each in columns:
             position = self.features.positions[each.key] if each.key in keys else -1
             if position < 0 and self._positions and self._positions[-1] < 0:

@@ -1,9 +1,8 @@
-"""Rows that get a new id: their weights, and what an optimizer holds for them, start anew.
+"""Initialises rows that get a new id: their weights, and their state in an optimizer.
 
 An index marks the rows that it gives out (``NEW`` and ``RENEWED`` in ``recfx.kernels.index_buffers``), and the marks
-are taken off when the rows are initialised. Whatever comes between (Ctrl-C, a signal handler that exits, an error)
-leaves marked rows behind, and these are initialised before anybody reads the index again. Doing it twice changes
-nothing.
+are removed when the rows are initialised. An interruption in between (Ctrl-C, a signal handler that exits, an error)
+leaves marked rows behind; these are initialised before the index is next read. Initialising rows twice changes nothing.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from recfx.nodes.table_store import TableStore
 
 
 class GivenRows(NamedTuple):
-    """Rows of one table that have got new ids.
+    """Rows of one table that were given to new ids.
 
     Args:
-        table: whose rows.
-        rows: int64 ``[n]``, all different.
+        table: the table.
+        rows: int64 ``[n]``, all distinct.
         are_renewed: bool ``[n]``, which of them have been used before.
     """
 
@@ -36,16 +35,16 @@ class GivenRows(NamedTuple):
 
 
 class NewRows:
-    """Initialises rows of one collection's tables.
+    """Initialises new rows of one collection's tables.
 
     Args:
         collection: fully qualified name of the collection, for messages.
         tables: those of its tables that have an index.
-        store: where the indexes, weights and optimizers are.
+        store: the store that holds the indexes, weights and optimizers.
     """
 
     def __init__(self, collection: str, tables: tuple[TableSpec, ...], store: TableStore) -> None:
-        # A graph of whole tables is made before that of a rank, which may have no shard of some.
+        # The graph is first made for whole tables, and a rank may have no shard of some of them.
         self._tables = tuple(table for table in tables if table.name in store.indexes)
         self._collection, self._store = collection, store
         self._keys: dict[tuple[str, int], int] = {}
@@ -58,13 +57,13 @@ class NewRows:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._attach()  # indexes that were copied or unpickled do not know it
+        self._attach()  # copied and unpickled indexes do not have an initializer
 
     def initialize_left(self) -> None:
-        """Initialise the rows that are still marked. Threads wait for each other.
+        """Initialise the rows that are still marked. Only one thread does this at a time.
 
         Raises:
-            InputError: as ``initialize``.
+            InputError: as in ``initialize``.
         """
         with self._store.new_rows_lock:
             left = []
@@ -76,13 +75,13 @@ class NewRows:
             self.initialize(left)
 
     def initialize(self, given: list[GivenRows]) -> None:
-        """Write the initial weights of the ids that have these rows now, and reset the optimizers' state.
+        """Write the initial weights for the ids that now have these rows, and reset the optimizers' state.
 
-        Tables whose weights are on the meta device are left for later.
+        Tables whose weights are on the meta device are skipped for now.
 
         Raises:
-            InputError: ``init_fn_failed``, where a table's own ``init_fn`` cannot fill some rows. The ids of these have
-                no rows then; ids that were evicted for them stay so. All other rows are initialised.
+            InputError: ``init_fn_failed`` if a table's own ``init_fn`` cannot fill some rows. The ids of these rows
+                lose them again; ids that were evicted for them remain evicted. All other rows are initialised.
         """
         given = [each for each in given if each.rows.numel() > 0 and not self._store.weight(each.table.name).is_meta]
         failed: InputError | None = None
@@ -92,7 +91,7 @@ class NewRows:
                 optimizer.reset_rows(each.rows)
             if not each.table.custom_init_fn:
                 self._write_initial(each.table, each.rows)
-        for each in given:  # the users' code last: it may fail
+        for each in given:  # user code comes last, because it may fail
             if each.table.custom_init_fn:
                 failed = self._fill_again(each) or failed
         self._mark_initialized(given)
@@ -125,10 +124,10 @@ class NewRows:
         initialize_rows(weight, rows, ids, self._keys[named], low, high, table.first_column)
 
     def _fill_again(self, given: GivenRows) -> InputError | None:
-        """The table's own ``init_fn`` filled every row when the table was built: rows used since are filled again.
+        """Refill rows that have been used: the table's own ``init_fn`` filled every row once, when the table was built.
 
         Returns:
-            the error, where it cannot; the rows are given back then.
+            The error if it cannot fill them, in which case the rows are given back; otherwise None.
         """
         rows = given.rows[given.are_renewed]
         if rows.numel() == 0:
@@ -139,13 +138,13 @@ class NewRows:
         filled = torch.empty(rows.numel(), weight.shape[1], dtype=weight.dtype, device=weight.device)
         try:
             init_fn(filled)
-        except Exception as error:  # the user's own code
+        except Exception as error:  # raised by user code
             return self._give_back(given, error)
         weight.index_copy_(0, rows.to(weight.device), filled)
         return None
 
     def _give_back(self, given: GivenRows, error: Exception) -> InputError:
-        """The ids of rows that cannot be filled lose them again."""
+        """Take rows that cannot be filled away from their ids again."""
         index, rows = self._store.index(given.table.name), given.rows[given.are_renewed]
         index.removals += 1
         self._index_operators.on(rows.device).erase(index.row_ids[rows], index.buffers_as_they_are(), index.policy)

@@ -1,9 +1,9 @@
 """``output_dist_start`` and ``output_dist_wait``: pooled rows travel back to the ranks whose samples they are.
 
-One class per operation: ``AllToAll`` (a rank has whole rows of its columns), ``ReduceScatter`` (every rank holds a part
-of every sum), ``CrossHost`` (the second hop of rows that are cut inside hosts) and ``OwnBatch`` (every rank has pooled
-everybody's samples). Which of them a table's rows take is up to its sharding type. Backwards are collectives as well,
-and average gradients over ranks as TorchRec's do.
+There is one class per operation: ``AllToAll`` (a rank has complete sums for its columns), ``ReduceScatter`` (every rank
+has a part of every sum), ``CrossHost`` (the second hop of rows that are cut within hosts) and ``OwnBatch`` (every rank
+has pooled the samples of all ranks). A table's sharding type decides which of them its pooled rows take. The backwards
+are collectives as well, and average gradients over ranks like TorchRec's.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from recfx.nodes.dist_context import DistContext
 
 
 class OutputDistStart(NodeModule, ABC):
-    """Join the pooled columns of this rank and send them off.
+    """Join the pooled columns of this rank and start sending them.
 
     Args:
         group: the ranks that take part.
-        columns: what this rank sends, in order.
-        parts: the columns of each input, in order; those of ``columns`` that are in none are zeros.
-        device: what a rank without inputs sends is made here, as the group's backend may know no other.
+        columns: the columns that this rank sends, in order.
+        parts: the columns of each input, in order; those of ``columns`` that no part has are zeros.
+        device: where a rank without inputs creates what it sends; the group's backend may support no other device.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class OutputDistStart(NodeModule, ABC):
 
     @property
     def operation(self) -> str:
-        """What it does, in one word: the name of its class, as ``all_to_all``."""
+        """The operation in one word: the name of its class in snake case, such as ``all_to_all``."""
         return re.sub("(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
 
     def take_parts(self, parts: list[list[Columns]]) -> None:
-        """Take inputs that hold their columns otherwise."""
+        """Change which columns the inputs hold."""
         self.parts, self._join = parts, ColumnOrder(parts, self.columns)
 
     @abstractmethod
@@ -62,21 +62,21 @@ class OutputDistStart(NodeModule, ABC):
         return context.batch_size_per_rank
 
     def forward(self, *arguments: Any) -> Awaitable[torch.Tensor]:
-        """``arguments``: one ``[B', D]`` a part, then the ``DistContext``."""
+        """``arguments``: one ``[B', D]`` tensor per part, then the ``DistContext``."""
         *pooled, context = arguments
         sizes = self.sizes(context)
         joined = self._join(pooled, sum(sizes), self.device)
         if torch.is_grad_enabled() and not joined.requires_grad:
-            joined.requires_grad_()  # nothing is trained here, but the backward's collective needs every rank
+            joined.requires_grad_()  # nothing is trained here, but every rank joins the backward's collective
         return self.send(joined, sizes)
 
 
 class AllToAll(OutputDistStart):
-    """Every rank sends its columns; each gets the columns of all ranks, for its own samples.
+    """Every rank sends its columns, and receives the columns of all ranks for its own samples.
 
     Args:
         group, columns, parts, device: see above.
-        dim_per_rank: columns that each rank sends.
+        dim_per_rank: the number of columns that each rank sends.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class AllToAll(OutputDistStart):
 
 
 class ReduceScatter(OutputDistStart):
-    """Every rank sends a part of the same columns; each gets their sums, for its own samples.
+    """Every rank sends a part of the same columns, and receives their sums for its own samples.
 
-    Where batches differ in size it is an all-to-all, and a sum in the order of ranks: as many bytes, but more copies
-    (gloo has no backward for the reduce-scatter of uneven sizes in torchrec 1.8.0).
+    If batches differ in size, it runs an all-to-all, and a sum in the order of ranks. That takes the same number of
+    bytes, but more copies (in torchrec 1.8.0, gloo has no backward for a reduce-scatter of uneven sizes).
 
     Args:
         group, columns, parts, device: see above.
-        hosts: 1, or the number of hosts where the group is that of one host: its rank ``i`` takes the samples of rank
+        hosts: 1; or the number of hosts, if the group is that of one host: its rank ``i`` takes the samples of rank
             ``i`` of every host, in the order of hosts.
     """
 
@@ -123,13 +123,13 @@ class ReduceScatter(OutputDistStart):
         self._uneven = _all_to_all(group, [total_dim(columns)] * group.size())
 
     def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
-        """Returns ``[B, D']``; with ``hosts``, of the samples of this rank's counterparts."""
+        """Returns ``[B, D']``; with ``hosts``, for the samples of this rank's counterparts."""
         ranks = self.group.size()
         if self.hosts > 1:
             by_rank = pooled.split(sizes)
             pooled = torch.cat([by_rank[host * ranks + rank] for rank in range(ranks) for host in range(self.hosts)])
             sizes = [sum(sizes[rank::ranks]) for rank in range(ranks)]
-        if ranks == 1 or not self.columns:  # none: no rank of the group has any
+        if ranks == 1 or not self.columns:  # no columns: no rank of the group has any
             return NoWait(pooled)
         if len(set(sizes)) > 1:
             return _SumOverRanks(self._uneven(pooled, sizes), ranks)
@@ -138,13 +138,13 @@ class ReduceScatter(OutputDistStart):
 
 
 class CrossHost(AllToAll):
-    """The second hop of rows cut inside a host: sums of all hosts' columns for this rank's samples.
+    """The second hop of rows that are cut within hosts: the columns of all hosts for this rank's samples.
 
     Args:
         group: this rank's counterparts on all hosts.
-        columns, parts, device, dim_per_rank: as ``AllToAll``, by host.
-        local_rank: of this rank on its host.
-        local_size: ranks of a host.
+        columns, parts, device, dim_per_rank: as in ``AllToAll``, but by host.
+        local_rank: the number of this rank on its host.
+        local_size: the number of ranks per host.
     """
 
     def __init__(
@@ -162,12 +162,12 @@ class CrossHost(AllToAll):
         self._local = slice(local_rank, None, local_size)
 
     def sizes(self, context: DistContext) -> list[int]:
-        """Batch sizes of this rank's counterparts."""
+        """The batch sizes of this rank's counterparts."""
         return context.batch_size_per_rank[self._local]
 
 
 class OwnBatch(OutputDistStart):
-    """This rank's samples out of everybody's. Nothing is sent, but the backward gathers all ranks' gradients."""
+    """Takes this rank's samples out of all. Nothing is sent, but the backward gathers the gradients of all ranks."""
 
     def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Returns ``[B, D']``."""
@@ -186,14 +186,14 @@ class OutputDistWait(NodeModule):
 
 
 def _all_to_all(group: dist.ProcessGroup, dim_per_rank: Sequence[int]) -> PooledEmbeddingsAllToAll:
-    # The device is that of two buffers which torchrec 1.8.0 passes around and never reads.
+    # This is the device of two buffers that torchrec 1.8.0 passes around and never reads.
     module = PooledEmbeddingsAllToAll(group, list(dim_per_rank), torch.device("cpu"))
-    module._non_persistent_buffers_set.update(module._buffers)  # they would get into the state_dict
+    module._non_persistent_buffers_set.update(module._buffers)  # otherwise they would be in the state_dict
     return module
 
 
 class _SumOverRanks(Awaitable[torch.Tensor]):
-    """``[B, ranks * D']`` that arrive as ``[B, D']``."""
+    """Receives ``[B, ranks * D']`` and sums it to ``[B, D']``."""
 
     def __init__(self, parts: Awaitable[torch.Tensor], ranks: int) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class _OwnRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        # All-gather takes equal sizes only.
+        # All-gather only takes equal sizes.
         padded = gradient.new_zeros(max(ctx.sizes), gradient.shape[1])
         padded[: gradient.shape[0]] = gradient
         gathered = [torch.empty_like(padded) for _ in ctx.sizes]

@@ -1,4 +1,4 @@
-"""A backward must not train a row whose id was taken away after the forward: another id may have it by then."""
+"""A backward must not train a row that its id has lost since the forward: another id may have it by then."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from recfx.hashing import HashIndex
 
 
 def guard_backward(output: torch.Tensor, indexes: list[HashIndex], collection: str) -> None:
-    """Have the backward of ``output`` raise where one of ``indexes`` has removed ids by then.
+    """Make the backward of ``output`` raise if one of ``indexes`` has removed ids by then.
 
     The backward raises an ``InputError``, ``backward_after_removal``, before anything is updated.
 
     Args:
-        output: what a lookup gave.
-        indexes: of the tables that it read.
+        output: the output of a lookup.
+        indexes: the indexes of the tables that it read.
         collection: fully qualified name, for the message.
     """
     if output.grad_fn is None or not indexes:
@@ -28,8 +28,8 @@ def guard_backward(output: torch.Tensor, indexes: list[HashIndex], collection: s
         changed = [index.name for index, count in zip(indexes, before, strict=True) if index.removals != count]
         if changed:
             raise InputError(
-                f"the backward of a batch of table {changed[0]!r}: ids were taken out of its index since the forward, "
-                "and their rows may have gone to others.",
+                f"the backward of a batch of table {changed[0]!r}: ids were removed from its index since the forward, "
+                "and their rows may have gone to other ids.",
                 reason="backward_after_removal",
                 module_path=collection,
                 what_to_do="call HashIndex.erase and HashIndex.insert after the backward, not before it.",

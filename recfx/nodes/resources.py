@@ -1,4 +1,4 @@
-"""What the nodes of one collection's graph work on: live objects, which passes do not hold."""
+"""The live objects that the nodes of one collection's graph work on. Passes do not hold them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recfx.nodes.table_store import TableStore
 
 @dataclass(frozen=True)
 class Resources:
-    """The unexpanded collection brings them along; passes give them to the modules of the nodes that they add.
+    """The unexpanded collection holds them, and passes give them to the modules of the nodes that they add.
 
     Args:
         store: weights, indexes and fused optimizers.

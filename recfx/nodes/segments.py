@@ -1,4 +1,4 @@
-"""Which ids of a batch are which table's, and finding the rows of all of them at once."""
+"""Which ids of a batch belong to which table, and how to find the rows of all of them at once."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def find_rows(
     buffers: Sequence[IndexBuffers],
     policies: Sequence[IndexPolicy],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows of a batch's ids; reads only.
+    """Find the rows of a batch's ids; only reads.
 
     Args:
-        operators: of the target that has the indexes.
+        operators: those of the target that has the indexes.
         ids: int64 ``[n]``, on the indexes' device.
-        segments: one a table.
-        buffers: of each table's index.
-        policies: of each table's index.
+        segments: one per table.
+        buffers: those of each table's index.
+        policies: those of each table's index.
 
     Returns:
-        rows: int64 ``[n]``, -1 where a table does not hold the id.
-        absent: int64 ``[tables]``, how many of those each table has.
+        rows: int64 ``[n]``, -1 if a table does not hold the id.
+        absent: int64 ``[tables]``, the number of such ids per table.
     """
     return operators.find_tables(
         ids,

@@ -1,8 +1,8 @@
-"""``select_features``: the batch's keys in the collection's order, by name; everything wrong with a batch is said here.
+"""``select_features``: puts the batch's keys into the collection's order, by name, and checks the batch.
 
-Later nodes rely on what leaves this node: keys in output order (``feature@table`` where a feature reads several
-tables), one batch size, offsets that begin with 0 and ascend to the number of ids, 64-bit or 32-bit ids, weights only
-where the collection is weighted, ids of tables without an index in range.
+Later nodes rely on what leaves this node: keys in output order (``feature@table`` if a feature reads several tables),
+one batch size, offsets that ascend from 0 to the number of ids, 64-bit or 32-bit ids, weights only if the collection is
+weighted, and ids in range for tables without an index.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from recfx.nodes.base import NodeModule
 from recfx.nodes.batch_checks import BatchChecks
 from recfx.nodes.inverse_indices import InverseIndices
 
-# Batches come with a few orders of keys, and each is worked out once. Were every batch to have its own, all that were
-# ever seen would stay.
+# Batches usually have one of a few orders of keys, each of which is computed once. The limit keeps memory bounded if
+# every batch has a different order.
 _MOST_ORDERS = 16
 
 
 class _KeyOrder(NamedTuple):
-    """What a batch's keys mean to the collection."""
+    """How a batch's keys relate to the features of the collection."""
 
-    positions: list[int]  # of the collection's features among the keys
+    positions: list[int]  # of the collection's features in the keys
     is_same: bool  # the keys are those features, in that order
-    rows_per_key: torch.Tensor  # int64 [keys]: ids must be below this, -1 where any id is legal
+    rows_per_key: torch.Tensor  # int64 [keys]: ids must be below this; -1 if any id is valid
 
 
 class SelectFeatures(NodeModule):
@@ -53,16 +53,16 @@ class SelectFeatures(NodeModule):
         self._inverse = InverseIndices(collection, self.feature_names)
         self._is_sent = self._on_host = self._weights_are_sent = False
         self._orders: OrderedDict[tuple[str, ...], _KeyOrder] = OrderedDict()
-        self.has_expanded = False  # a batch whose features had sizes of their own; for the report
+        self.has_expanded = False  # whether any batch had different batch sizes per feature; for the report
 
     def prepare_to_send(self, world_size: int, on_host: bool) -> None:
-        """Ids leave for other ranks: what leaves has one type, whatever the batch has.
+        """Prepare for sending ids to other ranks: they are converted to one type, whatever type the batch has.
 
-        Ranks that send other types than they get misread each other.
+        Ranks that sent different types would misread each other.
 
         Args:
-            world_size: number of ranks.
-            on_host: ids travel, and are hashed, on the host, whatever device the batch is on.
+            world_size: the number of ranks.
+            on_host: whether ids are sent and hashed on the host, whatever device the batch is on.
         """
         self._is_sent, self._on_host = True, on_host
         self._weights_are_sent = self.is_weighted and world_size > 1
@@ -72,10 +72,10 @@ class SelectFeatures(NodeModule):
 
         Raises:
             MissingFeatureError: a key is absent.
-            IdTypeError: ids are not integers, or unsigned ones of more than 8 bits.
+            IdTypeError: ids are not integers, or are unsigned integers of more than 8 bits.
             IdRangeError: an id of a table without an index is not one of its rows.
-            InputError: as ``BatchChecks.checked`` and ``InverseIndices``; weights require a gradient that no other
-                rank sends back; or a batch on meta is to be sent.
+            InputError: as in ``BatchChecks.checked`` and ``InverseIndices``; also if weights require a gradient, which
+                other ranks do not send back, or if a batch on meta is to be sent.
         """
         features = self._checks.as_keyed_jagged(features)
         order = self._order_of(features.keys())
@@ -102,14 +102,14 @@ class SelectFeatures(NodeModule):
     def _check_sent(self, checked: KeyedJaggedTensor) -> None:
         if checked.values().is_meta:
             raise InputError(
-                "the batch is on meta, and has no ids to send to other ranks.",
+                "the batch is on meta, so it has no ids to send to other ranks.",
                 reason="several_devices",
                 module_path=self.collection,
                 what_to_do="pass a batch with data; shapes alone are computed by the unsharded collection.",
             )
         if self._weights_are_sent and torch.is_grad_enabled() and checked.weights().requires_grad:
             raise InputError(
-                "the batch's weights require a gradient, and none comes back from other ranks.",
+                "the batch's weights require a gradient, but other ranks do not send one back.",
                 reason="weights_require_grad",
                 module_path=self.collection,
                 what_to_do="detach the weights if nothing behind them is trained; else leave the collection unsharded.",
@@ -139,19 +139,19 @@ class SelectFeatures(NodeModule):
             order = _KeyOrder(positions, positions == list(range(len(keys))), rows_per_key)
             self._orders[cache_key] = order
             if len(self._orders) > _MOST_ORDERS:
-                self._orders.popitem(last=False)  # the one that was not used for longest
+                self._orders.popitem(last=False)  # the least recently used one
         else:
             self._orders.move_to_end(cache_key)
         return order
 
     def _row_limits(self) -> list[int]:
-        """By feature: its table's rows; -1 where an index takes any id."""
+        """Per feature, the number of rows of its table; -1 if an index takes any id."""
         return [-1 if table.has_index else table.num_embeddings for table in self.tables for _ in table.feature_names]
 
     def _expand(
         self, features: KeyedJaggedTensor, positions: list[int], named_inverse: tuple[list[str], torch.Tensor] | None
     ) -> KeyedJaggedTensor:
-        """Each feature's bags repeated to the full batch, as its inverse indices say."""
+        """Expand each feature's bags to the full batch, according to its inverse indices."""
         batch_sizes = features.stride_per_key()
         inverse = self._inverse.of_features(named_inverse, [batch_sizes[position] for position in positions], features)
         self.has_expanded = True

@@ -1,4 +1,4 @@
-"""``snapshot_indexes``: the indexes as they are now, for who looks rows up on another thread."""
+"""``snapshot_indexes``: takes a snapshot of the current indexes, for finding rows on another thread."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from recfx.nodes.hash_ids import HashIds
 class IndexSnapshot:
     """Views of the indexes' tensors, and the state that they were in.
 
-    What is inserted later can be seen in them, and changes no row that was found; erasing, evicting and loading do.
+    Later insertions are visible in the views but do not change any row that was found; erasing, evicting and loading
+    do.
 
     Args:
-        indexes: by table name.
+        indexes: the indexes by table name.
     """
 
     def __init__(self, indexes: dict[str, HashIndex]) -> None:
@@ -26,7 +27,7 @@ class IndexSnapshot:
 
     @property
     def holds(self) -> bool:
-        """No id has lost its row since, and nobody has loaded another state."""
+        """Whether the snapshot still holds: no id has lost its row since, and no other state has been loaded."""
         return [_stamp(index) for index in self.indexes.values()] == self._stamps
 
 
@@ -34,7 +35,7 @@ class SnapshotIndexes(NodeModule):
     """Take a snapshot, on the thread that owns the indexes.
 
     Args:
-        hash_ids: whose indexes; its mode is that of the node.
+        hash_ids: the node whose indexes and mode this node uses.
     """
 
     def __init__(self, hash_ids: HashIds) -> None:
@@ -42,7 +43,7 @@ class SnapshotIndexes(NodeModule):
         self.hash_ids = hash_ids
 
     def forward(self) -> IndexSnapshot | None:
-        """None on meta."""
+        """Returns None on meta."""
         indexes = self.hash_ids.indexes
         return None if indexes.on_meta else IndexSnapshot({name: indexes.index(name) for name in indexes.hashed})
 
@@ -50,7 +51,8 @@ class SnapshotIndexes(NodeModule):
     def is_of_use(self) -> bool:
         """Whether rows may be found now, on any thread, for a batch that is hashed later.
 
-        Not in eval mode, which counts what it answers, and not where every id is counted, or where rows may go.
+        They may not in eval mode, which counts what it answers, or if every id is counted, or if ids may lose their
+        rows.
         """
         indexes = self.hash_ids.indexes
         if indexes.counts_every_id or not self.hash_ids.training or not indexes.operators.FINDS_ON_ANY_THREAD:
@@ -59,7 +61,7 @@ class SnapshotIndexes(NodeModule):
 
 
 def _stamp(index: HashIndex) -> tuple[Any, ...]:
-    # Operators that insert do not change these; erasing, loading, and moving do.
+    # Inserting does not change these; erasing, loading and moving do.
     buffers = index._buffers
     row_ids, row_state = buffers["row_ids"], buffers["row_state"]
     assert row_ids is not None

@@ -1,4 +1,4 @@
-"""What the nodes that hash share: the indexes of one collection's tables, and what is known of their batches."""
+"""What the nodes that hash share: the indexes of one collection's tables, and the state of their batches."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ _NO_BACKWARD = -1  # torch's number of the running backward, when there is none
 
 
 class TableIndexes:
-    """The indexes of one collection's tables: finding, inserting and counting ids of one batch after the other.
+    """The indexes of one collection's tables: finds, inserts and counts the ids of one batch after the other.
 
-    It is no module: in which mode a batch is hashed is the node's to say.
+    It is not a module, because the node decides in which mode a batch is hashed.
 
     Args:
         collection: fully qualified name of the collection, for messages.
         tables: every table of the collection, in the KJT's order.
-        hashed: names of those whose ids go through an index; the others pass.
-        store: where the indexes and weights are.
-        sharded: the ids come from ``input_dist``: no other rank gives rows of these shards, or all give the same.
+        hashed: the names of those whose ids go through an index; ids of other tables are passed on unchanged.
+        store: the store that holds the indexes and weights.
+        sharded: whether the ids come from ``input_dist``. Then no other rank gives out rows of these shards, or all
+            ranks give out the same rows.
 
     Attributes:
-        counts_every_id: some table scores or counts all of them: each batch is hashed as a whole, in turn.
-        evicts: some table takes rows away from ids.
-        in_flight: the batches whose rows must stay.
+        counts_every_id: whether any table scores or counts every id. Then each batch is hashed as a whole, in batch
+            order.
+        evicts: whether any table takes rows away from ids.
+        in_flight: the batches whose rows must keep their ids.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class TableIndexes:
 
     @property
     def hashed(self) -> tuple[str, ...]:
-        """Names of the tables whose ids go through an index."""
+        """The names of the tables whose ids go through an index."""
         return self._hashed
 
     @hashed.setter
@@ -77,7 +79,7 @@ class TableIndexes:
 
     @property
     def device(self) -> torch.device:
-        """Where the indexes are, and where ids have to be to be found in them."""
+        """The device of the indexes, on which ids must be to be found."""
         return self._store.index(self._hashed[0]).row_ids.device if self._hashed else torch.device("cpu")
 
     @property
@@ -92,10 +94,10 @@ class TableIndexes:
         return bool(self._hashed) and self._store.index(self._hashed[0]).row_ids.is_meta
 
     def begin(self, features: KeyedJaggedTensor, training: bool) -> bool:
-        """Before a batch is hashed: check the mode, and initialise the rows that an earlier batch has left.
+        """Call before hashing a batch: checks the mode, and initialises rows that an earlier batch left uninitialised.
 
         Returns:
-            Whether there is anything to hash: not on meta.
+            Whether there is anything to hash; there is not on meta.
 
         Raises:
             ConversionError: ``unsharded_hash_table``, ``evict_needs_fused_optimizer``.
@@ -122,7 +124,7 @@ class TableIndexes:
         return segments
 
     def find_views(self, training: bool) -> list[IndexView | None]:
-        """The index of each table of the collection, None for tables without."""
+        """The index of each table of the collection; None for tables without one."""
         return [
             self._store.index(table.name).view(training) if table.name in self._is_hashed else None
             for table in self.tables
@@ -136,7 +138,7 @@ class TableIndexes:
     def find_or_insert(
         self, ids: torch.Tensor, segments: list[Segment], in_flight: BatchInFlight | None = None
     ) -> torch.Tensor:
-        """The rows of a batch of training; new ones are initialised. For a full table, nothing has changed.
+        """The rows of a training batch; new ones are initialised. If a table is full, nothing changes.
 
         Raises:
             TableFullError: a bucket has no row left.
@@ -167,12 +169,12 @@ class TableIndexes:
         return inserted.rows
 
     def insert_absent(self, features: KeyedJaggedTensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
-        """Give rows to the ids of a batch of training that have none, and fill them in; the rest is counted.
+        """Give rows to the ids of a training batch that have none, and fill them in; the other ids are counted.
 
         Args:
             features: the batch.
             ids: its ids, int64 ``[n]``, on the CPU.
-            rows: int64 ``[n]``, -1 where an id has none; completed in place.
+            rows: int64 ``[n]``, -1 if an id has none; completed in place.
         """
         segments = self.segments(features)
         absent = torch.nonzero(rows < 0).squeeze(1)
@@ -186,10 +188,10 @@ class TableIndexes:
         resident = [
             (segment.end - segment.begin) - (new.end - new.begin) for segment, new in zip(segments, found, strict=True)
         ]
-        self._count_found(segments, resident, batches=0)  # find_or_insert has counted the batch
+        self._count_found(segments, resident, batches=0)  # find_or_insert has already counted the batch
 
     def count_resident(self, features: KeyedJaggedTensor) -> None:
-        """Count a batch of training all of whose ids had their rows already."""
+        """Count a training batch in which all ids already had rows."""
         segments = self.segments(features)
         self._count_found(segments, [segment.end - segment.begin for segment in segments], batches=1)
 
@@ -199,12 +201,12 @@ class TableIndexes:
         self.operators.add_counts(counts, [amount for count in found for amount in (batches, count, *rest)])
 
     def start(self, ids: torch.Tensor, training: bool) -> BatchInFlight | None:
-        """The batch, for ``in_flight``; None where no table evicts."""
+        """The batch, to be added to ``in_flight``; None if no table evicts."""
         evicting = {table.name: self._store.index(table.name) for table in self._evicting}
         if not evicting:
             return None
         for index in evicting.values():
-            index.refresh()  # what was loaded in place has another number of batches
+            index.refresh()  # a state that was loaded in place has a different number of batches
         numbers = {table: int(index.counts[BATCHES]) + 1 if training else 0 for table, index in evicting.items()}
         indexes = list(evicting.values())
         return BatchInFlight(numbers, fingerprint(ids), lambda: sum(int(index.counts[EVICTED]) for index in indexes))
@@ -212,7 +214,7 @@ class TableIndexes:
     # Eval, and forwards that are run again
 
     def find(self, ids: torch.Tensor, segments: list[Segment], training: bool) -> torch.Tensor:
-        """Rows of all tables; what has none is answered as the policy says. Nothing is inserted.
+        """The rows of all tables, or the policy's answers for ids that have none. Nothing is inserted.
 
         Raises:
             InputError: ``replayed_ids_absent``, ``replayed_ids_evicted``.
@@ -233,7 +235,7 @@ class TableIndexes:
         return rows
 
     def count_answered(self, features: KeyedJaggedTensor, absent_per_table: list[int]) -> None:
-        """Count what eval mode has answered, so many ids of each table of the collection without a row."""
+        """Count the answers of eval mode, given the number of ids without a row for each table of the collection."""
         absent = dict(zip([table.name for table in self.tables], absent_per_table, strict=True))
         segments = self.segments(features)
         self._count_answers(segments, [absent[segment.table.name] for segment in segments])
@@ -246,14 +248,14 @@ class TableIndexes:
         self.operators.add_counts([index.eval_counts for index in indexes], amounts)
 
     def _check_replay(self, ids: torch.Tensor, missing: list[TableSpec]) -> None:
-        """A forward that activation checkpointing runs again must find the rows that it had the first time."""
+        """Check that a forward that activation checkpointing runs again finds the rows that it had the first time."""
         for table in missing:
             if table.hashing is not None and table.hashing.on_full == "error" and not table.admits:
                 raise InputError(
-                    f"a forward inside a backward meets ids of table {table.name!r} that have no row.",
+                    f"a forward inside a backward has ids of table {table.name!r} that have no row.",
                     reason="replayed_ids_absent",
                     module_path=self.collection,
-                    what_to_do="such a forward is taken for activation checkpointing, which meets no new id. Run "
+                    what_to_do="such a forward is taken for activation checkpointing, which has no new ids. Run "
                     "forwards of new batches outside of backwards; erase no ids between a forward and its backward.",
                 )
         evicting = [table.name for table in missing if table.evicts]
@@ -268,11 +270,11 @@ class TableIndexes:
 
 
 def list_rows(in_flight: BatchInFlight | None, segments: list[Segment], rows: torch.Tensor) -> None:
-    """Note the rows of a batch in flight, if there is one."""
+    """Record the rows of a batch in flight, if there is one."""
     if in_flight is not None:
         in_flight.rows = {segment.table.name: rows[segment.begin : segment.end] for segment in segments}
 
 
 def is_replay() -> bool:
-    """Activation checkpointing runs a forward again inside the backward: the same sightings, not new ones."""
+    """Whether activation checkpointing runs this forward again, inside the backward. Its sightings are not new ones."""
     return torch._C._current_graph_task_id() != _NO_BACKWARD

@@ -23,11 +23,11 @@ class TableStore:
     """Weights, indexes and fused optimizers of one collection, by table name.
 
     Args:
-        bags: one ``nn.EmbeddingBag`` a table; its ``weight`` is the table's ``[rows, dim]`` parameter.
+        bags: one ``nn.EmbeddingBag`` per table; its ``weight`` is the table's ``[rows, dim]`` parameter.
         indexes: a :class:`HashIndex` for every table that has one.
         optimizers: the fused optimizer of every table that has one.
-        init_fns: what fills a table's rows, by table; None where there is nothing of its own.
-        device: where the tables would be, if there are none: a rank may have no shard.
+        init_fns: the function that fills a table's rows, by table; None if the table does not have its own.
+        device: the device to report if there are no tables, as on a rank without shards.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class TableStore:
         self._without_tables = device or torch.device("cpu")
 
     @property
-    def new_rows_lock(self) -> Any:  # threading.RLock, which is no type
-        """Hold it while rows are given out and initialised: another thread must not initialise them as well."""
-        if self._process != os.getpid():  # forked: the thread that held it is not there to let it go
+    def new_rows_lock(self) -> Any:  # threading.RLock, which is not a type
+        """A lock to hold while rows are given out and initialised, lest another thread initialise them as well."""
+        if self._process != os.getpid():  # in a forked child, the thread that held it does not exist
             self._lock, self._process = threading.RLock(), os.getpid()
         return self._lock
 
@@ -58,13 +58,13 @@ class TableStore:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._owners = {}  # a copy has parameters of its own
+        self._owners = {}  # a copy has its own parameters
         self._lock, self._process = threading.RLock(), os.getpid()
 
     @property
     def device(self) -> torch.device:
-        """Of the tables."""
-        # Of the first one: every node asks, and a list of all tables for each would be quadratic.
+        """The device of the tables."""
+        # Only the first table is read: every node calls this, so reading all tables would be quadratic.
         bag = next((bag for bag in self.bags._modules.values() if bag is not None), None)
         found = None if bag is None else bag._parameters["weight"]
         return self._without_tables if found is None else found.device
@@ -73,30 +73,30 @@ class TableStore:
         """The table's ``[rows, dim]`` parameter.
 
         Raises:
-            ConversionError: ``unsupported_bag``: it is a parameter no more.
+            ConversionError: ``unsupported_bag``: it is no longer a parameter.
         """
-        # Read through the module each time: `to_empty` replaces the object.
+        # Read from the module each time, because `to_empty` replaces the object.
         weight = self.bags[table]._parameters.get("weight")
         if weight is None:
             raise ConversionError(
-                f"the nn.EmbeddingBag of table {table!r} has no parameter `weight` any more: something took its place "
+                f"the nn.EmbeddingBag of table {table!r} has no parameter `weight` any more: something replaced it "
                 "(pruning or weight normalization, say).",
                 reason="unsupported_bag",
-                what_to_do="take it off again; to keep it, leave this collection unconverted.",
+                what_to_do="remove it again; to keep it, leave this collection unconverted.",
             )
         return weight
 
     def own_weights(self) -> None:
-        """The fused optimizers belong to the parameters that are there now."""
+        """Record that the fused optimizers belong to the current parameters."""
         self._owners = {table: weakref.ref(self.weight(table)) for table in self.optimizers}
 
     def is_owner(self, table: str, weight: torch.Tensor) -> bool:
-        """Whether the fused optimizer of ``table`` belongs to ``weight``, which may only stand in for a parameter."""
+        """Whether the fused optimizer of ``table`` belongs to ``weight``, which may be a stand-in for the parameter."""
         owner = self.owner(table)
         return owner is None or owner() is weight
 
     def owner(self, table: str) -> weakref.ref[nn.Parameter] | None:
-        """The parameter that the fused optimizer of ``table`` belongs to; None where it was never asked for."""
+        """The parameter that the fused optimizer of ``table`` belongs to; None if it has never been read."""
         return self._owners.get(table)
 
     def index(self, table: str) -> HashIndex:

@@ -1,4 +1,4 @@
-"""What a collection with indexes must not be trained without."""
+"""The conditions under which a collection may be trained."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _on_a_copy: ContextVar[bool] = ContextVar("on_a_copy", default=False)
 
 @contextlib.contextmanager
 def on_a_copy() -> Iterator[None]:
-    """Let a copy that is thrown away train unsharded on several ranks: it is there to be compared, on this one."""
+    """Allow a temporary copy to train unsharded on several ranks: it only serves for a comparison on this rank."""
     token = _on_a_copy.set(True)
     try:
         yield
@@ -29,7 +29,7 @@ def on_a_copy() -> Iterator[None]:
 
 
 def refuse_replicas(collection: str, hashed: tuple[str, ...]) -> None:
-    """Raises a ``ConversionError``, ``unsharded_hash_table``, where several ranks train indexes of their own."""
+    """Raise a ``ConversionError``, ``unsharded_hash_table``, if several ranks train separate indexes."""
     distributed = torch.distributed
     if _on_a_copy.get():
         return
@@ -44,9 +44,9 @@ def refuse_replicas(collection: str, hashed: tuple[str, ...]) -> None:
 
 
 def refuse_fused_replicas(collection: str, fused: list[str]) -> None:
-    """Raises a ``ConversionError``, ``unsharded_fused_optimizer``, inside a ``DistributedDataParallel`` of ranks.
+    """Raise a ``ConversionError``, ``unsharded_fused_optimizer``, inside ``DistributedDataParallel`` on several ranks.
 
-    It averages gradients, and a table that is updated inside the lookup's backward has none.
+    DDP averages gradients, but a table that is updated inside the lookup's backward does not have one.
     """
     around = getattr(DistributedDataParallel, "_active_ddp_module", None)
     if _on_a_copy.get() or around is None or around.process_group.size() == 1:
@@ -62,14 +62,14 @@ def refuse_fused_replicas(collection: str, fused: list[str]) -> None:
 
 
 def check_fused(collection: str, evicting: list[TableSpec], store: TableStore) -> None:
-    """Raises a ``ConversionError``, ``evict_needs_fused_optimizer``, where only gradients would reach these tables."""
+    """Raise a ``ConversionError``, ``evict_needs_fused_optimizer``, if these tables have no fused optimizer."""
     if not torch.is_grad_enabled():
         return
     for table in evicting:
         if table.name not in store.optimizers and store.weight(table.name).requires_grad:
             raise ConversionError(
-                f"table {table.name!r} evicts ids, but its optimizer does not run in the lookup's backward: what "
-                "it holds for a row would go over to the row's next id.",
+                f"table {table.name!r} evicts ids, but its optimizer does not run in the lookup's backward: its "
+                "state for a row would carry over to the row's next id.",
                 reason="evict_needs_fused_optimizer",
                 module_path=collection,
                 what_to_do=f"call torch.distributed.optim._apply_optimizer_in_backward with {class_names()} on the "

@@ -1,4 +1,4 @@
-"""``collection``: a collection as the first pass finds it, one leaf."""
+"""``collection``: a collection before the first pass: a single leaf."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from recfx.nodes.resources import Resources
 
 
 class UnexpandedCollection(nn.Module):
-    """All that the passes need to know of a collection.
+    """Everything that the passes need to know about a collection.
 
     Args:
         collection: fully qualified name in the user's model; ``""`` for a root.
         tables: its tables, in order.
         is_weighted: whether the batch's weights multiply the rows.
-        resources: what the modules of its nodes will work on.
-        source: where the user's code makes it, if known.
+        resources: the objects that the modules of its nodes will work on.
+        source: where the user's code creates it, if known.
     """
 
     def __init__(
