@@ -83,7 +83,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str, str]] = {
     "sparse ids": ({"values": IDS.to_sparse()}, "bad_ids", "torch.sparse_coo"),
     "no ids": ({"values": IDS.tolist()}, "bad_ids", "a list"),
     "uint16 ids": ({"values": IDS.to(torch.uint16)}, "wrong_id_dtype", "torch.uint16"),
-    "short weights": ({"weights": WEIGHTS[:5]}, "bad_weights", r"of shape \[5\], but there are 6 ids"),
+    "short weights": ({"weights": WEIGHTS[:5]}, "bad_weights", r"have shape \[5\], but there are 6 ids"),
     "2-d weights": ({"weights": WEIGHTS.view(6, 1)}, "bad_weights", r"\[6, 1\]"),
     "bool weights": ({"weights": WEIGHTS > 0}, "bad_weights", "torch.bool"),
     "complex weights": ({"weights": WEIGHTS.to(torch.complex64)}, "bad_weights", "torch.complex64"),
