@@ -88,7 +88,7 @@ def test_resolve(config: HashConfig, adopt: bool, rows: int, dense_rows: int, ha
 
 
 def test_a_table_cannot_shrink() -> None:
-    with pytest.raises(ConversionError, match=r"t1: HashConfig\.rows is 99, but the table has 100") as caught:
+    with pytest.raises(ConversionError, match=r"t1: HashConfig\.rows is 99, but the table already has 100") as caught:
         HashConfig(rows=99).resolve(100, adopt=True, name="t1")
     assert caught.value.reason == "rows_shrink"
     assert caught.value.module_path == "t1"

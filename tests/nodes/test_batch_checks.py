@@ -93,7 +93,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str, str]] = {
     "other names": ({"inverse_indices": (["a", "c"], INVERSE)}, "bad_inverse_indices", "feature 'b'"),
     "bags that are not there": ({"inverse_indices": (["a", "b"], INVERSE + 1)}, "bad_inverse_indices", "index 2"),
     "flat inverse": ({"inverse_indices": (["a", "b"], INVERSE.view(-1))}, "bad_inverse_indices", r"\[6\]"),
-    "inverse of one": ({"inverse_indices": (["a", "b"], INVERSE[:1])}, "bad_inverse_indices", "of 1 features"),
+    "inverse of one": ({"inverse_indices": (["a", "b"], INVERSE[:1])}, "bad_inverse_indices", "for 1 features"),
     "inverse on meta": ({"inverse_indices": (["a", "b"], INVERSE.to("meta"))}, "several_devices", "inverse_indices"),
     "batch sizes": ({"stride_per_key_per_rank": [[2], [3]]}, "bad_batch_sizes", r"\[2, 3\]"),
     "flat batch sizes": ({"stride_per_key_per_rank": torch.tensor([2, 2])}, "bad_batch_sizes", "cannot be read"),
