@@ -1,6 +1,6 @@
-"""Rows in the shape of Criteo's display-advertising log: made here, or read from a file.
+"""Rows in the format of Criteo's display-advertising log, either generated or read from a file.
 
-A row is a click label, 13 integers and 26 categorical ids. The ids are raw: nobody has mapped them to 0, 1, 2, ...
+A row is a click label, 13 integers and 26 categorical ids. The ids are raw: they have not been mapped to 0, 1, 2, ...
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ CATEGORICAL = [f"C{number}" for number in range(1, 27)]
 
 POWER_LAW_EXPONENT = 1.1
 MISSING = 0.05
-"""Share of the values that are missing in generated rows, dense and categorical alike."""
+"""Share of the values that are missing in generated rows, both dense and categorical."""
 
 
 class BadRows(ValueError):
-    """A file does not hold the log in a form that is known here."""
+    """A file does not contain the log in a known format."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class Rows:
         return Rows(self.labels[which], self.dense[which], self.ids[which], self.present[which])
 
     def model_input(self) -> tuple[torch.Tensor, KeyedJaggedTensor]:
-        """What the DLRM is called with: dense features, and a bag a feature and row, empty where the id is missing."""
+        """The DLRM's inputs: dense features, and one bag per feature and row, which is empty if the id is missing."""
         present = self.present.t()
         return self.dense, KeyedJaggedTensor(
             CATEGORICAL, self.ids.t()[present], lengths=present.reshape(-1).long(), stride=len(self)
         )
 
     def batches(self, size: int) -> Iterator[Rows]:
-        """In order; the last one may be smaller."""
+        """Batches in order; the last one may be smaller."""
         for begin in range(0, len(self), size):
             yield self[begin : begin + size]
 
@@ -77,9 +77,9 @@ def generate(count: int, most_ids: int, seed: int = 0) -> Rows:
     """Rows with something to learn: every raw id has a hidden effect on the click, a fixed function of the id.
 
     Args:
-        count: rows.
-        most_ids: distinct ids of the largest feature; the others have fewer, down to 4, as in the real log.
-        seed: of the drawn rows; the ids and their effects do not depend on it.
+        count: number of rows.
+        most_ids: number of distinct ids of the largest feature; the others have fewer, down to 4, as in the real log.
+        seed: the seed for drawing rows; the ids and their effects do not depend on it.
     """
     random = np.random.default_rng(seed)
     sizes = np.geomspace(4, most_ids, len(CATEGORICAL)).astype(np.int64)
@@ -100,14 +100,14 @@ def generate(count: int, most_ids: int, seed: int = 0) -> Rows:
 
 
 def read(path: Path, most_rows: int) -> Rows:
-    """Read the log as Criteo publishes it (tab separated, no header), or as comma separated values with a header.
+    """Read the log as Criteo publishes it (tab-separated, no header), or as comma-separated values with a header.
 
     Args:
-        path: label, 13 integers, 26 hexadecimal ids a line; missing values are empty.
-        most_rows: stop after these.
+        path: a file with a label, 13 integers and 26 hexadecimal ids per line; missing values are empty.
+        most_rows: stop after this many rows.
 
     Raises:
-        BadRows: there are none, or a line is not of this form.
+        BadRows: there are no rows, or a line does not have this format.
     """
     labels, dense, ids = [], [], []
     with open(path, newline="") as file:
@@ -149,7 +149,7 @@ def _squash(counts: np.ndarray) -> np.ndarray:
 
 
 def _mix(numbers: np.ndarray) -> np.ndarray:
-    """splitmix64: different numbers to different, random looking 64 bits."""
+    """splitmix64: maps different numbers to different, random-looking 64-bit values."""
     z = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -157,5 +157,5 @@ def _mix(numbers: np.ndarray) -> np.ndarray:
 
 
 def _hidden_effect(ids: np.ndarray) -> np.ndarray:
-    """What an id adds to the logit of a click, in [-0.7, 0.7): decided by its bits alone."""
+    """What an id adds to the logit of a click, in [-0.7, 0.7): a function of its bits alone."""
     return ((_mix(ids.view(np.uint64)) >> np.uint64(11)).astype(np.float64) / 2**53 - 0.5) * 1.4

@@ -4,8 +4,9 @@
     python examples/explore_sharding.py --world-size 4 --type grid_shard
     torchrun --nproc-per-node 2 examples/explore_sharding.py --type row_wise
 
-Two large tables and two small ones, which hold some ids already: rows and ids move to the shards together. Four
-processes stand for two hosts of two. Each rank looks its batch up and compares with the collection that is not sharded.
+There are two large tables and two small ones, which already hold some ids: rows and ids move to the shards together.
+Four processes stand for two hosts with two each. Each rank looks up its batch and compares the result with that of the
+unsharded collection.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TYPES = [kind.value for kind in ShardingType]
 
 def main() -> int:
     options = parse_arguments()
-    if "RANK" in os.environ:  # torchrun has started us
+    if "RANK" in os.environ:  # started by torchrun
         run_rank(options.type)
     else:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
@@ -59,7 +60,7 @@ def run_rank(kinds: list[str]) -> None:
 
 
 def explore(kind: str, collection: recfx.HashEmbeddingBagCollection, batches: list[KeyedJaggedTensor]) -> None:
-    """Plan, shard, look up, and tell of it; the collection stays as it is."""
+    """Plan, shard, look up, and print the results; the collection stays as it is."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     print_once(f"\n\n== {kind} on {world_size} processes {'=' * 40}")
 
@@ -90,7 +91,7 @@ def build() -> recfx.HashEmbeddingBagCollection:
             for name, rows in ROWS.items()
         ]
     )
-    # Rows are cut between buckets. Tables as small as these would have one by default, and with it one row-wise shard.
+    # Rows are cut between buckets. Tables this small would have one bucket by default, and so only one row-wise shard.
     return recfx.convert(standard, hashing=recfx.HashConfig(dense_rows=0, buckets=8))
 
 
@@ -103,7 +104,7 @@ def draw_batch(seed: int) -> KeyedJaggedTensor:
 
 
 def make_plan(collection: recfx.HashEmbeddingBagCollection, kind: str, world_size: int) -> ShardingPlan:
-    """TorchRec's planner, held to one sharding type."""
+    """TorchRec's planner, constrained to one sharding type."""
     columns = DIM // 2 if kind in ("column_wise", "table_column_wise", "grid_shard") else None
     topology = Topology(world_size, compute_device="cpu", local_world_size=RANKS_A_HOST)
     limits = ParameterConstraints(sharding_types=[kind], min_partition=columns)

@@ -1,4 +1,4 @@
-"""What the examples of sharded training share: this process and its peers."""
+"""Helpers for the examples of sharded training: this process and its peers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-PATIENCE = timedelta(seconds=60)  # with a peer that has died
+PATIENCE = timedelta(seconds=60)  # how long to wait for a peer that has died
 
 
 @contextmanager
@@ -31,22 +31,22 @@ def process_group(device: torch.device) -> Iterator[None]:
     dist.init_process_group(backend, timeout=PATIENCE)
     try:
         yield
-        gc.collect()  # models that outlive their group may abort the process when Python ends
-        dist.barrier()  # nobody leaves while a peer still talks
+        gc.collect()  # models that outlive their group may abort the process when Python exits
+        dist.barrier()  # no process exits while a peer still communicates
     finally:
         dist.destroy_process_group()
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name; ends the program with what is missing where there is none."""
+    """The device of that name; if there is none, the program exits and says what is missing."""
     try:
         if name.startswith("npu"):
-            import torch_npu  # noqa: F401  # teaches torch the name
+            import torch_npu  # noqa: F401  # registers the name with torch
         device = torch.device(name)
         torch.empty(0, device=device)
     except ImportError:
         sys.exit(f"--device {name} needs torch_npu, Ascend's package for torch, which is not installed here.")
-    except (RuntimeError, AssertionError) as error:  # torch asserts for backends that it was built without
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with the backend
         sys.exit(f"--device {name} cannot be used here: {str(error).splitlines()[0]}")
     return device
 
@@ -58,20 +58,20 @@ def free_port() -> int:
 
 
 def quiet() -> None:
-    """Leave out what TorchRec and torch say about each other."""
+    """Silence what TorchRec and torch log and warn about each other."""
     warnings.simplefilter("ignore", FutureWarning)
-    for name in ("", "torchrec", "torch.fx"):  # TorchRec also writes to the root's
+    for name in ("", "torchrec", "torch.fx"):  # TorchRec also logs to the root logger
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def in_order(text: str) -> None:
-    """Print what every rank has to say, rank after rank."""
+    """Print the text of every rank, in the order of ranks."""
     texts = [""] * dist.get_world_size()
     dist.all_gather_object(texts, text)
     print_once("\n".join(texts))
 
 
 def print_once(*values: object) -> None:
-    """Print on rank 0, also before there is a group."""
+    """Print on rank 0, even before there is a group."""
     if os.environ.get("RANK", "0") == "0":
         print(*values, flush=True)

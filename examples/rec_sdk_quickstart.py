@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 examples/rec_sdk_quickstart.py
 
 The steps and the calls are those of its documentation; the names come from ``recfx.compat.hybrid_torchrec``. The data
-differ: here ids have all 64 bits and the labels depend on them, so that there is something to learn.
+is different: here ids use all 64 bits, and the labels depend on them, so that there is something to learn.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from recfx.compat.hybrid_torchrec import (
     get_default_hybrid_sharders,
 )
 
-FEATURES = {"product": ["phone", "clothes"], "user": ["user"]}  # of each table
+FEATURES = {"product": ["phone", "clothes"], "user": ["user"]}  # by table
 ROWS, DIM = 10240, 64
 BATCH_SIZE, DISTINCT_IDS = 128, 512
 OPTIMIZERS = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
@@ -47,7 +47,7 @@ OPTIMIZERS = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
 # 1. The batch
 @dataclass
 class Batch(Pipelineable):
-    """What a pipeline can move to a device."""
+    """A batch that a pipeline can move to a device."""
 
     sparse_features: KeyedJaggedTensor
     labels: torch.Tensor
@@ -118,7 +118,7 @@ class TestModel(torch.nn.Module):
 
 # 5. Shards
 def create_ddp(model: TestModel, device: torch.device) -> DistributedModelParallel:
-    """Cut every table by its rows. Ids travel over the hosts, pooled rows between the devices."""
+    """Cut every table by rows. Ids are sent between the hosts, pooled rows between the devices."""
     host_gp = dist.new_group(backend="gloo")
     host_env = ShardingEnv(world_size=dist.get_world_size(), rank=dist.get_rank(), pg=host_gp)
     hybrid_sharders = get_default_hybrid_sharders(host_env=host_env)
@@ -148,7 +148,7 @@ def train(device: torch.device, options: argparse.Namespace) -> list[float]:
 
     ddp_model = create_ddp(model, device)
 
-    # 6. It and the optimizer of the rest, as one
+    # 6. That optimizer and the one for the other parameters, combined
     dense_optimizer = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(ddp_model.named_parameters())),
         lambda params: OPTIMIZERS[options.optimizer](params, lr=0.01),
@@ -186,9 +186,9 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", default="cpu", help="cpu is what this has been run on (default %(default)s)")
+    parser.add_argument("--device", default="cpu", help="this example has only been run on cpu (default %(default)s)")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adagrad")
-    parser.add_argument("--batches", type=int, default=20, help="of an epoch (default %(default)s)")
+    parser.add_argument("--batches", type=int, default=20, help="batches per epoch (default %(default)s)")
     parser.add_argument("--epochs", type=int, default=5)
     return parser.parse_args()
 

@@ -29,7 +29,7 @@ RAW_IDS = recfx.HashConfig(dense_rows=0)
 
 
 class Model(torch.nn.Module):
-    """A user's model: two towers, and how well they go together."""
+    """A user's model: two towers, and how well they match."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Model(torch.nn.Module):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=40, help="of training (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=40, help="training steps (default %(default)s)")
     options = parser.parse_args()
     quiet()
     torch.manual_seed(0)
@@ -62,7 +62,7 @@ def main() -> int:
         losses = {
             way: train(number, way, options.steps) for number, way in enumerate(("in_backward", "fused_params"), 6)
         }
-        section("8. Both ways end alike")
+        section("8. Both ways give the same result")
         for way, (first, last) in losses.items():
             print_once(f"{way:12} loss {first:.4f} -> {last:.4f}")
     return 0 if all(last < first for first, last in losses.values()) else 1
@@ -78,15 +78,15 @@ def a_batch() -> KeyedJaggedTensor:
 
 
 def convert_a_collection(features: KeyedJaggedTensor) -> None:
-    """Before there are processes."""
-    section("1. KeyedJaggedTensor: bags of ids, a feature after the other")
-    for feature in features.keys():  # noqa: SIM118  # a batch is no dict
+    """The steps on one process."""
+    section("1. KeyedJaggedTensor: bags of ids, one feature after another")
+    for feature in features.keys():  # noqa: SIM118  # a batch is not a dict
         bags = [bag.tolist() for bag in features[feature].to_dense()]
         print_once(f"{feature:8} bag of each sample: {bags}")
 
     section("2. EmbeddingBagCollection, and what recfx.convert makes of it")
     standard = Model().ebc
-    print_once(f"{type(standard).__name__} takes ids below 16384, one row each; these are raw.")
+    print_once(f"{type(standard).__name__} takes ids below 16384, one row each; these ids are raw.")
     converted = recfx.convert(standard, hashing=RAW_IDS)
     pooled = converted(features)
     print_once(f"{type(converted).__name__} gives a {type(pooled).__name__} of {pooled.keys()}:")
@@ -107,7 +107,7 @@ def shard_by_hand(features: KeyedJaggedTensor) -> None:
     env = ShardingEnv.from_process_group(dist.GroupMember.WORLD)
     sharded = sharder.shard(converted.ebc, plan.plan["ebc"], env, CPU)
     print_once(f"{type(sharded).__name__}:\n{format_graph(sharded.graph_module)}")
-    for stage in ("_input_dists", "_lookups", "_output_dists"):  # this rank's, where TorchRec has them too
+    for stage in ("_input_dists", "_lookups", "_output_dists"):  # this rank's, under the same names as in TorchRec
         in_order(f"rank {dist.get_rank()} {stage}: {[type(part).__name__ for part in getattr(sharded, stage)]}")
 
     section("4. Input dist, lookup, output dist")
@@ -120,14 +120,14 @@ def shard_by_hand(features: KeyedJaggedTensor) -> None:
     looked_up = sharded.compute(context, arrived)
     result = sharded.output_dist(context, looked_up)
     assert isinstance(result, LazyAwaitable)
-    print_once("output_dist:  a LazyAwaitable[KeyedTensor]; it waits for the peers when somebody looks inside:")
+    print_once("output_dist:  a LazyAwaitable[KeyedTensor]; it waits for the peers when its values are first used:")
     print_once("product:", tuple(result["product"].shape), " user:", tuple(result["user"].shape))
     at_once = sharded(features)
     print_once("the same as sharded(features):", torch.equal(at_once.values(), result.values()))
 
 
 def shard_with_nothing_else() -> None:
-    """A collection by itself and the device: plan and sharders are TorchRec's defaults."""
+    """Only a collection and the device are given: plan and sharders are TorchRec's defaults."""
     section("5. DistributedModelParallel(collection, device=...)")
     collection = recfx.convert(Model().ebc, hashing=RAW_IDS)
     apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.02})
@@ -175,7 +175,7 @@ def train(number: int, way: str, steps: int) -> tuple[float, float]:
 
 
 def draw_sample(draw: torch.Generator, size: int = 256) -> tuple[KeyedJaggedTensor, torch.Tensor]:
-    """Raw ids of 50 products and users; they go together where both are even, or both odd."""
+    """Raw ids of 50 products and users; they match if both are even or both are odd."""
     products, users = torch.randint(50, (2, size), generator=draw)
     ids = torch.cat([products, users]) * 0x1234_5678_9ABC_DEF - 2**62  # an odd factor
     features = KeyedJaggedTensor(["product", "user"], ids, lengths=torch.ones(2 * size, dtype=torch.int64))

@@ -5,7 +5,7 @@
     python examples/train_dlrm.py --data day_0.tsv      # the real Criteo log
 
 A standard DLRM cannot take these ids: its tables have rows 0, 1, 2, ... One call converts it. The script then trains
-it, looks at what was rewritten, checks that against the original, saves and loads it, and takes the conversion back.
+it, shows what was rewritten, checks it against the original, saves and loads it, and undoes the conversion.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ def main() -> int:
     torch.manual_seed(options.seed)
     logging.getLogger("torch.fx").setLevel(logging.ERROR)
 
-    section("1. The rows", "raw ids: any 64 bits, nobody has mapped them to rows of a table")
+    section("1. The rows", "raw ids: any 64 bits, not mapped to rows of a table")
     training, held_back = load_rows(options)
     describe(training, held_back)
 
-    section("2. The model", "torchrec.models.dlrm.DLRM and its EmbeddingBagCollection, as they come")
+    section("2. The model", "torchrec.models.dlrm.DLRM and its EmbeddingBagCollection, unchanged")
     original = build_dlrm(options)
     collection = original.sparse_arch.embedding_bag_collection
     print(f"{type(original).__module__}.{type(original).__name__} with {type(collection).__name__}:")
     print(f"{len(CATEGORICAL)} tables of {options.rows:,} rows, dim {options.dim}; row-wise Adagrad in their backward")
 
-    section("3. recfx.convert", "explicit nodes and an index a table; parameters stay the same objects")
+    section("3. recfx.convert", "explicit nodes and one index per table; parameters stay the same objects")
     begin = time.perf_counter()
     model = recfx.convert(original, sample=sample_of(training), hashing=recfx.HashConfig(dense_rows=0))
     print("model = recfx.convert(model, sample=(dense, kjt), hashing=recfx.HashConfig(dense_rows=0))")
@@ -58,7 +58,7 @@ def main() -> int:
     print(f"the collection is now a {type(model.sparse_arch.embedding_bag_collection).__name__}")
 
     section("4. Training", "a new id gets a row when it is first seen; the tables' optimizer runs inside backward")
-    untrained = copy.deepcopy(model)  # or the report would count the ids that it reads now, and has no rows for
+    untrained = copy.deepcopy(model)  # otherwise the report would count the ids without rows that it reads now
     before = auc(held_back.labels, predict(untrained, held_back))
     seconds, samples = train(model, training, options)
     trained = predict(model, held_back)
@@ -69,7 +69,7 @@ def main() -> int:
     section("5. recfx.explain", "what was converted, how ids become rows, which kernel was chosen and why")
     print(recfx.explain(model))
 
-    section("6. recfx.verify", "the original, fed with rows instead of ids, against the trained model")
+    section("6. recfx.verify", "the trained model against the original, which gets rows instead of ids")
     report = recfx.verify(original, model, sample_of(training))
     print(report)
 
@@ -88,7 +88,7 @@ def main() -> int:
     section("Checks")
     passed = [
         check("the trained model agrees with the original model (recfx.verify)", report.ok),
-        check("the loaded model predicts the same, to the bit", torch.equal(trained, again)),
+        check("the loaded model predicts the same, bit for bit", torch.equal(trained, again)),
         check(
             "the plain model predicts the same from mapped ids "
             f"(largest difference {float((trained - by_rows).abs().max()):.1e})",
@@ -102,7 +102,7 @@ def main() -> int:
 
 
 def build_dlrm(options: argparse.Namespace) -> DLRM:
-    """The user's model: nothing in here knows of recfx."""
+    """The user's model, which knows nothing about recfx."""
     collection = EmbeddingBagCollection(
         tables=[
             EmbeddingBagConfig(
@@ -135,7 +135,7 @@ def train(model: DLRM, training: Rows, options: argparse.Namespace) -> tuple[flo
     """The usual loop: Adam for the dense part, while the tables take their own step inside ``backward``.
 
     Returns:
-        seconds, and samples trained on.
+        the time in seconds, and the number of samples.
     """
     dense_parameters = [*model.dense_arch.parameters(), *model.over_arch.parameters()]
     optimizer = torch.optim.Adam(dense_parameters, lr=options.dense_lr)
@@ -172,7 +172,7 @@ def predict(
 
 
 def to_rows(batch: Rows, mapping: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Rows:
-    """Ids to rows by hand, as whoever serves the plain model has to; ids without a row are left out of their bags."""
+    """Map ids to rows by hand, as serving the plain model requires; ids without a row are left out of their bags."""
     rows, present = torch.zeros_like(batch.ids), batch.present.clone()
     for column, feature in enumerate(CATEGORICAL):
         known, row_of = mapping[f"table_{feature}"]
@@ -186,7 +186,7 @@ def to_rows(batch: Rows, mapping: dict[str, tuple[torch.Tensor, torch.Tensor]]) 
 
 
 def save_and_load(model: DLRM, options: argparse.Namespace) -> DLRM:
-    """Save, build everything anew as another process would, load."""
+    """Save, build everything anew as another process would, and load."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "dlrm.pt"
         torch.save(model.state_dict(), path)
@@ -209,7 +209,7 @@ def auc(labels: torch.Tensor, predictions: torch.Tensor) -> float:
 
 
 def load_rows(options: argparse.Namespace) -> tuple[Rows, Rows]:
-    """Rows to train on, and the last tenth held back, which no training step sees."""
+    """Rows to train on, and the last tenth, which is held back from training."""
     if options.data is not None:
         rows = read(options.data, options.most_rows)
         print(f"{len(rows):,} rows from {options.data.name}")
@@ -217,7 +217,7 @@ def load_rows(options: argparse.Namespace) -> tuple[Rows, Rows]:
             print("(far too few to measure quality: this shows the format, not a result)")
     else:
         rows = generate(options.generated_rows, options.most_ids, options.seed)
-        print(f"{len(rows):,} rows made here, shaped like Criteo's log: ids follow a power law,")
+        print(f"{len(rows):,} generated rows in the format of Criteo's log: ids follow a power law,")
         print("and each raw id has a hidden effect on the click that the model has to find")
     border = max(1, int(len(rows) * (1 - HELD_BACK)))
     return rows[:border], rows[border:]

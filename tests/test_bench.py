@@ -54,7 +54,7 @@ def test_prints_a_setup_above_the_numbers(capsys: pytest.CaptureFixture[str]) ->
     assert main(["forward", "--quick"]) == 0
     printed = capsys.readouterr().out
     for threads in ("1 thread,", "2 threads,"):
-        assert f"4 tables, 500 rows, dim 16, batch 32, 3 ids a bag, power law ids, {threads}" in printed
+        assert f"4 tables, 500 rows, dim 16, batch 32, 3 ids per bag, power law ids, {threads}" in printed
     assert "ratio" in printed
 
 

@@ -44,13 +44,14 @@ class WholeTable:
 
 
 def gather_tables(module: ShardedHashEmbeddingBagCollection) -> dict[str, WholeTable]:
-    """Every table of the collection, by name, on every rank. Collective; as much memory as all tables take.
+    """Every table of the collection, by name, on every rank. Collective; it takes the memory of all tables.
 
-    A state of one number per row, such as row-wise Adagrad's, has one per column block under column cuts: the table's
-    is their mean, weighted by their columns, which is what it would be uncut after the same gradients.
+    If columns are cut, a state with one number per row, such as that of row-wise Adagrad, has one number per column
+    block. That of the table is their mean, weighted by columns, which is what the uncut table would have after the same
+    gradients.
 
     Raises:
-        CheckpointError: what was loaded in place into some rank's index is no valid state; on all ranks.
+        CheckpointError: the state that was loaded in place into some rank's index is not valid; raised on all ranks.
     """
     gatherer = _Gatherer(module)
     together(gatherer.group, gatherer.prepare)

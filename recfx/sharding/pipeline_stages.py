@@ -65,8 +65,8 @@ class Stages(NamedTuple):
     Args:
         select: a rank's own work.
         send: ``input_dist_start``.
-        snapshot: what is noted before something runs on another thread.
-        arrive: ids that have arrived, and ``find_ids`` or ``hash_ids``.
+        snapshot: records what is needed before something runs on another thread.
+        arrive: waits for ids, then ``find_ids`` or ``hash_ids``.
         compute: from ``insert_ids``, or from the lookups, to the last ``output_dist_start``.
         collect: the rest.
     """

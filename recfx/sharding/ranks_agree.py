@@ -23,12 +23,12 @@ def on_all_ranks(
     """Call ``function`` on all ranks, and return what each of them returned. Collective; ``function`` must not be.
 
     Args:
-        group: None: this process alone.
-        function: what it raises here is raised here, and on every rank that has no error of its own.
-        told: what the other ranks are told of an error; None: it is raised at once, and they are not told.
+        group: the process group; None for this process alone.
+        function: its error is raised on this rank, and on every rank that has no error of its own.
+        told: what the other ranks are told about an error; None: it is raised at once, and they are not told.
 
     Raises:
-        Exception: what ``function`` raised here, else what the first rank that failed has told.
+        Exception: the error of ``function`` on this rank, otherwise the one that the first failing rank has told.
     """
     if group is None:
         return [function()]

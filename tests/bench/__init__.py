@@ -1,8 +1,8 @@
 """Benchmarks: converted models against what they replace, in one run, ratios first.
 
-``python -m tests.bench [name ...] [--threads 1 2] [--json] [--quick]``. One file a benchmark; each defines
-``run(setup) -> Iterator[Result]`` and yields a result a pair of contestants. Every iteration looks up ids drawn anew,
-all contestants take turns, and they must agree in numbers before anything is timed.
+``python -m tests.bench [name ...] [--threads 1 2] [--json] [--quick]``. There is one file per benchmark; each defines
+``run(setup) -> Iterator[Result]`` and yields one result per pair of contestants. Every iteration looks up newly drawn
+ids, all contestants take turns, and their results must agree before anything is timed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BENCHMARKS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "pipeline": pipeline.run,
     "hash_index": hash_index.run,
     "convert_time": convert_time.run,
-    # One per family of kernels, under its name.
+    # One per kernel family, under the name of the family.
     "pooled_lookup": pooled_lookup.run,
     "bag_offsets": bag_offsets.run,
     "bucketize": bucketize.run,
@@ -43,5 +43,5 @@ BENCHMARKS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "index_rebuild": index_rebuild.run,
 }
 
-# What is compared shares its work among threads, or does not: these run with every number of threads asked for.
+# Some contestants use several threads and some do not, so these run with every number of threads asked for.
 BY_THREADS = ("forward", "train_step", "hashed")

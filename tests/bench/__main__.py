@@ -16,10 +16,10 @@ from tests.bench.workload import QUICK, Setup
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmarks that are named, or all; 0 unless one fails."""
+    """Run the named benchmarks, or all; return 0 unless one fails."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"one of {', '.join(BENCHMARKS)}; default: all")
-    parser.add_argument("--json", action="store_true", help="one object a line, nothing else")
+    parser.add_argument("--json", action="store_true", help="print one object per line and nothing else")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     parser.add_argument(
         "--threads", type=int, nargs="+", default=[1, 2], metavar="N",
@@ -63,7 +63,7 @@ def _print(result: Result, heading: tuple[object, ...]) -> tuple[object, ...]:
         others = "".join(f", {key} {value}" for key, value in setup.items() if key not in fixed)
         print(
             f"\n{result.name}: {setup['tables']:,} tables, {setup['rows']:,} rows, dim {setup['dim']}, batch "
-            f"{setup['batch']:,}, {setup['bag_length']} ids a bag, {setup['ids']} ids, "
+            f"{setup['batch']:,}, {setup['bag_length']} ids per bag, {setup['ids']} ids, "
             f"{threads}{others}; {how}"
         )
     print(result, flush=True)

@@ -16,7 +16,7 @@ PIECES = 4
 
 
 def run(setup: Setup) -> Iterator[Result]:
-    """Tables without an index, cut evenly: what both can do, and give the same ids for."""
+    """Tables without an index, cut evenly: both can do this, with the same resulting ids."""
     assert library.load(), library.why_not()
     ids = Ids(setup, "uniform")
     lengths = torch.full((setup.tables * setup.batch,), setup.bag_length, dtype=torch.int64)

@@ -18,7 +18,7 @@ REPEATS = 5
 
 
 def run(setup: Setup) -> Iterator[Result]:
-    """Models of 125 to 1,000 tables; ``growth`` is the time over that of the model half the size (linear: 2)."""
+    """Models of 125 to 1,000 tables; ``growth`` is the time relative to the model of half the size (linear: 2)."""
     for checks, verify in (("no checks", False), ("verified", True)):
         before: float | None = None
         for tables in setup.model_sizes:

@@ -24,7 +24,7 @@ STANDARD, TABLE_BATCHED = "EmbeddingBagCollection", "FBGEMM table-batched"
 
 
 def run(setup: Setup) -> Iterator[Result]:
-    """Ours from a KJT with lengths; FBGEMM's module gets indices and offsets, as does our lookup node alone."""
+    """Ours starts from a KJT with lengths; FBGEMM's module and our lookup node alone get indices and offsets."""
     for distribution in DISTRIBUTIONS:
         yield from _run(setup, distribution)
     for variant in setup.variants()[1:]:
@@ -39,7 +39,7 @@ def _run(setup: Setup, distribution: str) -> Iterator[Result]:
     ids = Ids(setup, distribution)
     ours, standard, checked = ids.batches(), ids.batches(), ids.batches()
     for batch in checked:
-        batch.offsets()  # computed before: the lookup node reads offsets, as the table-batched module does
+        batch.offsets()  # computed in advance: the lookup node reads offsets, as the table-batched module does
     lookup = converted.graph_module.lookup
     weights = ids.weights or [None] * len(ids.values)
     contestants = [

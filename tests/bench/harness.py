@@ -1,4 +1,4 @@
-"""Taking turns, medians, and what a result looks like."""
+"""Runs contestants in turn, computes medians, and defines the format of a result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Contestant:
     Args:
         name: as printed.
         run: called with the number of the iteration.
-        every: takes part in every so-manieth iteration only; for those that are slow.
+        every: take part only in every n-th iteration, for slow contestants.
     """
 
     name: str
@@ -31,14 +31,14 @@ class Result:
     """Two contestants' medians.
 
     Args:
-        name: of the case, ``benchmark/case``.
-        ours: which form of ours.
+        name: name of the case, ``benchmark/case``.
+        ours: which of our contestants it is.
         ours_ms: its median.
         peer: what it is compared with.
-        peer_ms: its median.
-        quiet_ratio: the same of the fastest quarter of each one's iterations: what other processes disturb least.
-        spread: first and third quartile of the ratios of single iterations: how much the machine's noise is worth.
-        setup: everything that has to be known to read the numbers.
+        peer_ms: the median of the peer.
+        quiet_ratio: the ratio over the fastest quarter of each one's iterations, which other processes disturb least.
+        spread: first and third quartile of the ratios of single iterations, which show how noisy the machine is.
+        setup: everything that is needed to interpret the numbers.
     """
 
     name: str
@@ -87,12 +87,13 @@ Times = dict[str, dict[int, float]]
 def take_turns(contestants: list[Contestant], iterations: int, warm_up: int) -> Times:
     """Time every contestant on every iteration, A B A B.
 
-    Who goes first moves on from one iteration to the next: what one leaves in the caches helps all the others equally.
+    The first contestant changes from one iteration to the next, so that what one leaves in the caches helps all others
+    equally.
 
     Args:
         contestants: each runs iteration ``i`` on the same ids.
         iterations: how many are timed.
-        warm_up: iterations before those, not timed; they have numbers of their own.
+        warm_up: iterations before those, which are not timed; they have their own numbers.
     """
     times: Times = {contestant.name: {} for contestant in contestants}
     with _no_garbage_collection():

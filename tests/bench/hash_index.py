@@ -1,7 +1,7 @@
-"""``hash_index``: one index alone, from half a million ids to twenty million, against what else finds rows of raw ids.
+"""``hash_index``: one index alone, from half a million to twenty million ids, against other ways to find rows of ids.
 
 Peers: ``fbgemm::pruned_hashmap_lookup`` (finds only; it reads our slot table) and TorchRec's managed collisions (a
-sorted list of ids). Every batch is drawn anew; ``steady`` batches bring one new id in a hundred.
+sorted list of ids). Every batch is newly drawn; in ``steady`` batches, one id in a hundred is new.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MANAGED = "managed collisions, 1% new"
 LAST, FIRST = "last generations", "first generations"
 NEW_IN = 100
 TAKEN = 0.75
-"""Share of the rows that have an id, where nothing is evicted."""
+"""Share of the rows that have an id if nothing is evicted."""
 
 
 def run(setup: Setup) -> Iterator[Result]:
@@ -43,8 +43,8 @@ class Batches:
     """Raw ids for every iteration.
 
     Args:
-        setup: for iterations and ids a batch.
-        size: ids in the index.
+        setup: gives the number of iterations and of ids per batch.
+        size: number of ids in the index.
         distribution: ``"uniform"`` or ``"power law"``.
     """
 
@@ -76,7 +76,7 @@ class Batches:
     def filled(self, rows: int, **config: Any) -> HashIndex:
         """An index that holds the resident ids."""
         index = HashIndex(rows, config=HashConfig(**config))
-        piece = max(1, min(2**18, rows // 8))  # a batch evicts none of its own ids: it must not fill a bucket by itself
+        piece = max(1, min(2**18, rows // 8))  # a batch evicts none of its own ids, so it must not fill a whole bucket
         for begin in range(0, self.size, piece):
             index.find_or_insert(mix64(torch.arange(begin, min(begin + piece, self.size))))
         return index
@@ -111,7 +111,7 @@ def _find(setup: Setup, batches: Batches) -> Iterator[Result]:
 
 
 def _steady(setup: Setup, batches: Batches) -> Iterator[Result]:
-    """New ids all the time: into free rows, or for others that go."""
+    """New ids in every batch: they get free rows, or evict others."""
     roomy = batches.filled(int(batches.size / TAKEN) + 2 * batches.new_ids)
     evicting = {
         name: batches.filled(batches.size, on_full="evict", evict=evict)
@@ -139,7 +139,7 @@ def _insert_into(index: HashIndex, batches: Batches) -> Callable[[int], object]:
 
 
 def _managed(batches: Batches) -> Callable[[int], object]:
-    """TorchRec's managed collisions, made to take new ids in with every batch, as ours does."""
+    """TorchRec's managed collisions, made to admit new ids in every batch, as ours does."""
     module = MCHManagedCollisionModule(
         zch_size=batches.size,
         device=torch.device("cpu"),
@@ -149,7 +149,7 @@ def _managed(batches: Batches) -> Callable[[int], object]:
     ).train()
 
     def train(i: int) -> object:
-        ids = batches.steady[i] & (2**62 - 1)  # it takes no negative ids
+        ids = batches.steady[i] & (2**62 - 1)  # it does not accept negative ids
         features = {"feature": JaggedTensor(ids, lengths=torch.ones_like(ids))}
         return module.remap(module.profile(features))
 
@@ -157,7 +157,7 @@ def _managed(batches: Batches) -> Callable[[int], object]:
 
 
 def _generations(setup: Setup) -> Iterator[Result]:
-    """A table that is filled anew over and over: what the last generations take, against the first."""
+    """A table that is refilled over and over: the time that the last generations take, against the first ones."""
     rows = setup.rows
     for evict in ("lru", "lfu"):
         index = HashIndex(rows, config=HashConfig(on_full="evict", evict=evict))  # type: ignore[arg-type]

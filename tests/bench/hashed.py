@@ -1,6 +1,6 @@
 """``hashed``: raw 64-bit ids through the index (``dense_rows=0``) against the same rows adopted, forward and step.
 
-The index holds every id already: this is the steady state of training, where a batch brings few new ids.
+The index already holds every id: this is the steady state of training, in which a batch brings few new ids.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def run(setup: Setup) -> Iterator[Result]:
 
 
 def _many_tables(setup: Setup, distribution: str) -> Iterator[Result]:
-    """Two models with weights of their own, which must stay equal."""
+    """Two models with their own weights, which must stay equal."""
     universe = int(setup.rows * TAKEN)
     dense = Ids(setup, distribution, universe)
     raw = Ids(setup, distribution, universe, raw=mix64)
@@ -64,7 +64,7 @@ def _many_tables(setup: Setup, distribution: str) -> Iterator[Result]:
 
 def _one_table(setup: Setup, distribution: str) -> Iterator[Result]:
     """Two models on the same weights: the adopted one is given the rows that the other one finds."""
-    gc.collect()  # graphs are full of cycles, and the table before this one was as big
+    gc.collect()  # graphs are full of cycles, and the previous table was just as big
     universe = int(setup.rows * TAKEN)
     raw = Ids(setup, distribution, universe, raw=mix64)
     collection = standard_collection(setup)
@@ -78,7 +78,7 @@ def _one_table(setup: Setup, distribution: str) -> Iterator[Result]:
     rows = Ids(setup, distribution, universe, raw=lambda dense: index.find(mix64(dense)))
     indexed.eval()
     check_close("forward", adopted(rows.batches()[-1]).values(), indexed(raw.batches()[-1]).values())
-    # Whoever comes second would find the rows in the caches: on one table's weights the two are half a run apart.
+    # The second one would find the rows in the caches, so the two are half a run apart on one table's weights.
     later = rows.batches()
     later = later[len(later) // 2 :] + later[: len(later) // 2]
     yield from _forward(setup, distribution, indexed, raw.batches(), adopted, later, None)

@@ -1,4 +1,4 @@
-"""``index_rebuild``: an index made again from its saved state, against inserting its ids one batch after the other."""
+"""``index_rebuild``: an index rebuilt from its saved state, against inserting its ids one batch after another."""
 
 from __future__ import annotations
 

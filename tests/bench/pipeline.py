@@ -1,11 +1,11 @@
 """``pipeline``: steps of a sharded model on two processes, ``recfx.TrainPipeline`` against steps one by one.
 
-A quarter of the tables is table-wise on each rank, the other half row-wise; an MLP on top. Each process has one thread.
-On one host there is little to be saved: ids arrive at once, and all processors are busy. A second form imitates a
-cluster: the dense part computes elsewhere, on an accelerator (the host sleeps meanwhile, a third of the time in the
-forward, the rest in the backward), and ids are under way for a while after they were sent, for all contestants alike.
-Contestants train models of their own, which must stay equal to the last bit. A step of a pipeline ends when the next
-batch's ids have arrived: taking turns, none works in another's time.
+A quarter of the tables is table-wise on each rank, the other half is row-wise, and there is an MLP on top. Each process
+has one thread. On one host there is little to gain: ids arrive at once, and all processors are busy. A second form
+imitates a cluster: the dense part computes elsewhere, on an accelerator (the host sleeps meanwhile, a third of the time
+in the forward, the rest in the backward), and ids take a while to arrive, for all contestants alike. Contestants train
+their own models, which must stay equal bit for bit. A step of a pipeline ends when the next batch's ids have arrived,
+so that no contestant works during another's turn.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ RANKS = 2
 MOST_ITERATIONS, MOST_ROWS, MOST_COLUMNS = 20, 50_000, 32  # three models on each of two processes
 DENSE, HIDDEN = 13, 512
 IMITATED_MS = (0, 0), (150, 60)
-"""How long the host sleeps a step, and how long ids travel."""
+"""How long the host sleeps per step, and how long ids take to arrive."""
 TAKEN = 0.75
-"""Share of a hashed table's rows that ids are drawn for."""
+"""Number of distinct ids that are drawn, as a share of a hashed table's rows."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Batch(Pipelineable):
 
 
 class Elsewhere(nn.Module):
-    """Takes its time, and none of the processor's."""
+    """Takes time without using the processor."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def _on_rank(rank: int, world_size: int, setup: Setup, hashed: bool, elsewhere_m
 
 @contextmanager
 def _slow_network(seconds: float) -> Iterator[None]:
-    """Whoever waits for ids gets them so long after they were sent, or later."""
+    """Make ids arrive no sooner than this long after they were sent."""
     start, wait = KJTAllToAllTensorsAwaitable.__init__, KJTAllToAllTensorsAwaitable._wait_impl
 
     def slow_start(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -1,7 +1,7 @@
 """``sharded``: a training step on 1 and 2 processes, against TorchRec's DistributedModelParallel on the same plan.
 
-Static tables and hashed ones (raw 64-bit ids, ``dense_rows=0``; every id has its row already) are compared with
-TorchRec's static ones. Gloo on one host: ranks share the cores, so one thread a rank where there are two.
+Static tables and hashed ones (raw 64-bit ids, ``dense_rows=0``; every id already has its row) are compared with
+TorchRec's static ones. This is gloo on one host: ranks share the cores, so with two ranks each has one thread.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ WORLDS = (1, 2)
 
 
 class Sharder(EmbeddingBagCollectionSharder):
-    """TorchRec's, that also cuts rows on a CPU."""
+    """TorchRec's sharder, made to cut rows on a CPU, too."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """All that the plans name."""
+        """All types that the plans name."""
         return ["table_wise", "row_wise", "column_wise", "data_parallel"]
 
 
 def run(setup: Setup) -> Iterator[Result]:
     """One step, forward and backward with the fused row-wise Adagrad, from this rank's KJT."""
     for world_size in WORLDS:
-        for plan in PLANS:  # in processes of its own: torch keeps tables with an optimizer in backward for ever
+        for plan in PLANS:  # each in its own processes: torch never frees tables that have an optimizer in backward
             with tempfile.TemporaryDirectory() as folder:
                 mp.spawn(_rank, args=(world_size, folder, asdict(setup), plan), nprocs=world_size)
                 yield from torch.load(os.path.join(folder, "results"), weights_only=False)
@@ -84,7 +84,7 @@ def _measure(rank: int, world_size: int, setup: Setup, plan: str) -> list[Result
         model = models[name] = _model(name, setup, plan, world_size, universe)
         contestants.append(_contestant(name, model, ids.batches(), gradient))
     ours, theirs = (models[name](dense.batches()[-1]).to_dict() for name in (STATIC, TORCHREC))
-    for key, pooled in ours.items():  # TorchRec's columns stand in the order of ranks
+    for key, pooled in ours.items():  # TorchRec's columns are in the order of ranks
         check_close(f"{plan}, {key}", theirs[key], pooled)
     for contestant in contestants:
         contestant.run(-1)

@@ -29,11 +29,11 @@ OURS, OUR_LOOKUP = "converted collection", "its lookup node alone"
 STANDARD, TABLE_BATCHED = "EmbeddingBagCollection", "FBGEMM table-batched"
 ORDINARY_ROWS = 10_000
 STANDARD_EVERY = 8
-"""The standard collection makes a gradient as large as the table: a step takes far longer than anybody else's."""
+"""The standard collection makes a gradient as large as the table: its step takes far longer than all others."""
 
 
 def run(setup: Setup) -> Iterator[Result]:
-    """Whole steps of the collection from a KJT; the table-batched module, and our lookup node, from ids and offsets."""
+    """Whole steps: of the collection from a KJT; of the table-batched module and our lookup from ids and offsets."""
     for distribution in DISTRIBUTIONS:
         yield from _ordinary(setup, distribution)
     for variant in setup.variants()[1:]:
@@ -44,7 +44,7 @@ def run(setup: Setup) -> Iterator[Result]:
 
 
 def _ordinary(setup: Setup, distribution: str) -> Iterator[Result]:
-    """Gradients go to ``weight.grad``, and ``torch.optim.SGD`` steps: what a script without fused optimizers does.
+    """Gradients go to ``weight.grad``, and ``torch.optim.SGD`` steps, as in a script without fused optimizers.
 
     Both make a gradient as large as the tables, which is most of their time: the tables are smaller here.
     """

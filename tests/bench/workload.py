@@ -1,4 +1,4 @@
-"""What is looked up: tables, ids that are fresh every iteration, and the peers on the same tables."""
+"""The workload: tables, fresh ids for every iteration, and the peers on the same tables."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Setup:
 
     Args:
         tables: number of tables, one feature each.
-        rows: of each table.
-        dim: of each table.
-        batch: samples a batch.
-        bag_length: ids a sample and feature.
-        pooling: ``"SUM"`` or ``"MEAN"``, of every table.
+        rows: rows per table.
+        dim: columns per table.
+        batch: samples per batch.
+        bag_length: ids per sample and feature.
+        pooling: ``"SUM"`` or ``"MEAN"``, for every table.
         is_weighted: whether ids have weights.
-        threads: torch's.
-        iterations: timed ones.
+        threads: torch's number of threads.
+        iterations: timed iterations.
         warm_up: iterations before those.
-        model_sizes: tables of the models that ``convert_time`` converts.
-        one_table_rows: of the single big table of ``hashed``.
-        index_sizes: ids in the indexes of ``hash_index``, ascending.
+        model_sizes: numbers of tables of the models that ``convert_time`` converts.
+        one_table_rows: rows of the single large table of ``hashed``.
+        index_sizes: numbers of ids in the indexes of ``hash_index``, ascending.
         generations: how often ``hash_index`` fills a table anew.
     """
 
@@ -78,7 +78,7 @@ class Setup:
         return "/".join(part.replace(" ", "_") for part in parts if part)
 
     def variants(self) -> tuple[Setup, ...]:
-        """This setup, and what users have besides: means, weighted sums, small batches."""
+        """This setup, and others that users have: means, weighted sums, small batches."""
         small = min(self.batch, SMALL_BATCH)
         return (
             self,
@@ -99,11 +99,11 @@ class Ids:
     """Fresh ids for every iteration, made before anything is timed.
 
     Args:
-        setup: sizes.
+        setup: the sizes.
         distribution: ``"uniform"``, or ``"power law"`` (the id of rank ``k`` has probability ``~ k ** -1.05``; ranks
             are scattered over the rows).
         universe: ids are below this; by default the rows.
-        raw: what becomes of a dense id ``[n]`` before it goes into a batch; None leaves it.
+        raw: maps dense ids ``[n]`` before they go into a batch; None leaves them as they are.
     """
 
     def __init__(
@@ -134,9 +134,9 @@ class Ids:
         self.offsets = torch.arange(0, setup.tables * per_feature + 1, setup.bag_length)
 
     def batches(self) -> list[KeyedJaggedTensor]:
-        """A KJT an iteration (the last one is for checks), with lengths alone, as a data loader makes it.
+        """One KJT per iteration (the last one is for checks), with only lengths, as a data loader makes it.
 
-        A KJT remembers what was computed from it: every contestant gets its own.
+        A KJT caches what was computed from it, so every contestant gets its own.
         """
         bags = self.setup.tables * self.setup.batch
         return [
@@ -152,12 +152,12 @@ class Ids:
 
 
 def feature_names(setup: Setup) -> list[str]:
-    """One a table."""
+    """One config per table."""
     return [f"feature_{table}" for table in range(setup.tables)]
 
 
 def standard_collection(setup: Setup, tables: int | None = None) -> EmbeddingBagCollection:
-    """The collection that users have, weights uniform as TorchRec's default is."""
+    """The collection that users have, with uniform weights as by TorchRec's default."""
     return EmbeddingBagCollection(
         tables=[
             EmbeddingBagConfig(
@@ -175,7 +175,7 @@ def standard_collection(setup: Setup, tables: int | None = None) -> EmbeddingBag
 
 @dataclass(frozen=True)
 class Optimizer:
-    """One fused optimizer, in TorchRec's and in FBGEMM's words."""
+    """One fused optimizer, in TorchRec's and in FBGEMM's terms."""
 
     name: str
     standard: type[torch.optim.Optimizer]
@@ -205,7 +205,7 @@ def attach(collection: EmbeddingBagCollection, optimizer: Optimizer) -> None:
 def table_batched(
     setup: Setup, collection: EmbeddingBagCollection, optimizer: Optimizer
 ) -> SplitTableBatchedEmbeddingBagsCodegen:
-    """FBGEMM's own module with the same weights, as TorchRec's fused kernel builds it, its bounds check included."""
+    """FBGEMM's own module with the same weights, as TorchRec's fused kernel builds it, including its bounds check."""
     module = SplitTableBatchedEmbeddingBagsCodegen(
         [(setup.rows, setup.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * setup.tables,
         optimizer=optimizer.fbgemm,
@@ -221,19 +221,19 @@ def table_batched(
 
 
 def table_weights(collection: nn.Module) -> list[torch.Tensor]:
-    """One ``[rows, dim]`` a table, in order."""
+    """One ``[rows, dim]`` tensor per table, in order."""
     return [weight for name, weight in collection.named_parameters() if name.startswith("embedding_bags.")]
 
 
 def output_gradients(setup: Setup, count: int) -> list[torch.Tensor]:
-    """``[B, sum D]`` gradients of multiples of 1/16: their sums are exact, so that contestants agree in every order."""
+    """``[B, sum D]`` gradients, multiples of 1/16: their sums are exact in any order, so contestants agree."""
     generator = torch.Generator().manual_seed(2)
     shape = (setup.batch, setup.tables * setup.dim)
     return [torch.randint(-8, 9, shape, generator=generator) / 16 for _ in range(count)]
 
 
 def check_close(what: str, expected: torch.Tensor, actual: torch.Tensor) -> None:
-    """The contract's tolerances (design, section 8); a benchmark of wrong numbers is none."""
+    """Check that results agree within the usual tolerances, because timing wrong results would be pointless."""
     torch.testing.assert_close(
         actual.detach(), expected.detach(), rtol=1e-5, atol=1e-6, msg=lambda text: f"{what}: {text}"
     )
