@@ -151,7 +151,7 @@ def test_the_pipeline_trains_every_batch(return_loss: bool) -> None:
         {"optimizer": None},
         {"model": batches},
     ],
-    ids=str,
+    ids=", ".join,
 )
 def test_the_pipeline_refuses(arguments: dict[str, Any]) -> None:
     model, optimizer = trainable()
@@ -182,7 +182,7 @@ def test_forward_has_to_return_the_loss_first() -> None:
         {"data_parallel_wrapper": DefaultDataParallelWrapper()},
         {"model_tracker_configs": object()},
     ],
-    ids=str,
+    ids=", ".join,
 )
 def test_model_parallel_keeps_defaults(arguments: dict[str, Any]) -> None:
     message = refused("npu_argument", lambda: parallel(Model(), **arguments))
