@@ -1,0 +1,38 @@
+"""A call ahead of its step meets only calls that are ahead as well."""
+
+from __future__ import annotations
+
+import torch
+
+from recfx.errors import OutOfStepError
+from recfx.pipeline.background import Streams, Worker
+from recfx.pipeline.prefetched_call import KnownCall, StartedCall
+from tests.sharding.cases import Case, Table, batches, build, shard
+from tests.sharding.ranks import ranks
+
+CASE = Case((Table("rows", 24, 8, ("f0",), "SUM", ("row_wise",)),))
+
+
+def one_rank_ahead(rank: int, world_size: int) -> tuple[str, str]:
+    """The first rank sends a batch ahead, as its pipeline does; the others look theirs up, as between two steps."""
+    module = shard(CASE, build(CASE)[0], world_size)
+    features = batches(CASE, world_size, 1)[0][rank]
+    try:
+        if rank > 0:
+            module.eval()(features).values()
+            return "", ""
+        call = KnownCall.find("", module, features, (features,), {})
+        assert call is not None
+        started, streams = StartedCall(call, call.arguments(features)), Streams(torch.device("cpu"))
+        started.start(streams, is_last=False)
+        started.send(streams, Worker())
+        started.finish(streams).values()
+    except OutOfStepError as error:
+        return error.reason, str(error)
+    return "", ""
+
+
+def test_a_rank_that_looks_up_while_another_sends_ahead_is_told() -> None:
+    for reason, message in ranks(2).run(one_rank_ahead):
+        assert reason == "ranks_at_different_calls"
+        assert "rank 0 calls the collection of feature 'f0' ahead of its step; rank 1 calls the collection of" in message
