@@ -53,6 +53,15 @@ def _fixed_seeds() -> Iterator[None]:
     torch.set_default_dtype(dtype)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For tiny tables: threads would only wait for each other, long where the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def data_directory() -> Path:
     """The folder of real data sets, from ``RECFX_DATA``; tests that need it are skipped where it is not set."""

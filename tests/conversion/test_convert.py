@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,14 +16,7 @@ from recfx.record.conversion import conversion_of
 from tests.models import ZOO, Case
 from tests.models.case import assert_agree, run, standard_collections
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The models are tiny: threads would only wait for each other, long where the machine is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 each_model = pytest.mark.parametrize("case", ZOO, ids=[case.name for case in ZOO])

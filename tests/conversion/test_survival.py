@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,14 +25,7 @@ from tests.builders.optimizers import attach
 from tests.models.handwritten import Tower, process_group
 from tests.optim.fused_pairs import fused_pair
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The tables are tiny: threads would only wait for each other, long where the machine is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def assert_same_outputs(one: nn.Module, other: nn.Module, features: KeyedJaggedTensor | None = None) -> None:

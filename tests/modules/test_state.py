@@ -9,8 +9,8 @@ import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
 import recfx
-from tests.builders.batches import one_bag
-from tests.builders.collections import one_table
+from tests.builders.batches import bags, one_bag
+from tests.builders.collections import one_table, tables_named
 
 
 def test_adopted_tables_save_the_plain_keys_and_load_both_ways() -> None:
@@ -67,3 +67,18 @@ def test_a_meta_model_is_placed_and_initialised() -> None:
     hashed = recfx.convert(plain, hashing=recfx.HashConfig(dense_rows=0), device="cpu")
     hashed(one_bag(-5))
     assert len(hashed.index("t")) == 1
+
+
+@pytest.mark.parametrize("damaged", ["a", "b"])
+def test_a_state_with_one_damaged_index_changes_no_table(damaged: str) -> None:
+    converted, other = (recfx.convert(tables_named("a", "b"), hashing=recfx.HashConfig(dense_rows=0)) for _ in range(2))
+    converted(bags({"a": [[5, 6]], "b": [[7]]}))
+    other(bags({"a": [[-1, -2]], "b": [[-3, -4]]}))
+    state = copy.deepcopy(other.state_dict())
+    row_ids = state[f"hash_indexes.{damaged}.row_ids"]
+    row_ids[1] = row_ids[0]
+    before = copy.deepcopy(converted.state_dict())
+    with pytest.raises(recfx.CheckpointError) as caught:
+        converted.load_state_dict(state)
+    assert caught.value.reason == "duplicate_id"
+    assert all(torch.equal(value, before[name]) for name, value in converted.state_dict().items())

@@ -10,7 +10,8 @@ import pytest
 
 from recfx.nodes.batch_checks import BatchChecks
 from tests.sharding.ranks import ranks
-from tests.support.batch_fuzz import make_batch, run_sharded, run_unsharded
+from tests.support.batch_fuzz import run_sharded, run_unsharded
+from tests.support.random_batches import make_batch
 
 # In processes of their own: what crashes one is found, and named.
 _RUN = """

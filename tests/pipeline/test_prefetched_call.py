@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
 from recfx.errors import OutOfStepError
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.prefetched_call import KnownCall, StartedCall
+from tests.builders.batches import one_bag
 from tests.sharding.cases import Case, Table, batches, build, shard
 from tests.sharding.ranks import ranks
 
@@ -35,4 +39,21 @@ def one_rank_ahead(rank: int, world_size: int) -> tuple[str, str]:
 def test_a_rank_that_looks_up_while_another_sends_ahead_is_told() -> None:
     for reason, message in ranks(2).run(one_rank_ahead):
         assert reason == "ranks_at_different_calls"
-        assert "rank 0 calls the collection of feature 'f0' ahead of its step; rank 1 calls the collection of" in message
+        assert (
+            "rank 0 calls the collection of feature 'f0' ahead of its step; rank 1 calls the collection of" in message
+        )
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_what_was_prefetched_is_for_the_very_objects_of_its_batch(by_name: bool) -> None:
+    def arguments(part: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return ((), {"features": part}) if by_name else ((part,), {})
+
+    first, second, same = one_bag(1, 2), one_bag(3), one_bag(3)
+    call = KnownCall.find("", None, first, *arguments(first))
+    assert call is not None
+    started = StartedCall(call, call.arguments(second))
+    assert started.is_for(*arguments(second))
+    assert not started.is_for(*arguments(same))
+    assert not started.is_for((second,), {"features": second})
+    assert not started.is_for((), {})
