@@ -45,7 +45,8 @@ def step(collection: ShardedHashEmbeddingBagCollection, ids: list[int]) -> None:
     collection(batch(ids)).values().sum().backward()
 
 
-def check(collection: ShardedHashEmbeddingBagCollection) -> None:
+def check(collection: ShardedHashEmbeddingBagCollection, most_steps: int) -> None:
+    """Every row has the initial weights of its id, less a whole number of steps."""
     for name, table in gather_tables(collection).items():
         rows = torch.nonzero(table.index["row_state"]).squeeze(1)
         rows = rows[table.index["row_state"][rows] == 1]
@@ -57,7 +58,7 @@ def check(collection: ShardedHashEmbeddingBagCollection) -> None:
         steps = (initial - table.weight[rows]) / LR
         torch.testing.assert_close(steps, steps.round(), rtol=0.0, atol=1e-5)
         assert steps.round().min() >= 0
-        assert steps.round().max() <= 3
+        assert steps.round().max() <= most_steps
 
 
 def interrupted_anywhere(rank: int, world_size: int, case: Case) -> int:
@@ -71,16 +72,17 @@ def interrupted_anywhere(rank: int, world_size: int, case: Case) -> int:
         index.erase(torch.tensor(GONE))
     uninterrupted = copy.deepcopy(start)
     count = places(lambda: step(uninterrupted, BATCH))
-    check(uninterrupted)
+    check(uninterrupted, most_steps=3)
     left = 0
     for at in range(1, count + 1, STRIDE):
         collection = copy.deepcopy(start)
         interrupt(lambda collection=collection: step(collection, BATCH), at)  # type: ignore[misc]
         out_of_step._failed.clear()
         left += any(index.has_uninitialized_rows for index in collection.hash_indexes.values())
-        if at // STRIDE % 2:
+        is_repeated = bool(at // STRIDE % 2)
+        if is_repeated:
             step(collection, BATCH)
-        check(collection)
+        check(collection, most_steps=3 + is_repeated)  # the last places come after the update: that step counts
     return left
 
 
