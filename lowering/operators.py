@@ -1,9 +1,8 @@
 """The registry of operators besides lookups: which target serves a family of operators on a device.
 
 The operators that check a batch, route ids, find and insert them, and initialise rows are chosen like lookups: the
-first target of ``BACKENDS`` that has the family for the device wins, unless the user names one that has it. A target
-says in
-``operators(family, device)`` what it has; one that says nothing has none of them.
+first target of ``BACKENDS`` that has the family for the device wins. (``convert(backend=...)`` names a target for
+lookups alone.) A target says in ``operators(family, device)`` what it has; one without that function has nothing.
 """
 
 from __future__ import annotations
@@ -55,19 +54,18 @@ class ChosenOperators:
     declined: tuple[Diagnostic, ...]
 
 
-def select_operators(family: OperatorFamily, device: torch.device, backend: str = "auto") -> ChosenOperators:
+def select_operators(family: OperatorFamily, device: torch.device) -> ChosenOperators:
     """Choose the target that serves ``family`` for tensors on ``device``.
 
     Args:
         family: one of ``FAMILIES``.
         device: where the operators' tensors are.
-        backend: the target that the user named for lookups, which is asked first; with ``"auto"``, no target is named.
 
     Raises:
         ConversionError: ``backend_unusable``: no target has the family on that device.
     """
     declined: list[Diagnostic] = []
-    for candidate in sorted(registry.BACKENDS, key=lambda candidate: candidate.name != backend):
+    for candidate in registry.BACKENDS:
         offer = getattr(importlib.import_module(candidate.module), "operators", None)
         found = None if offer is None else offer(family.name, device)
         if isinstance(found, Diagnostic):
@@ -86,11 +84,10 @@ class OperatorsByDevice:
 
     Args:
         family: one of ``FAMILIES``.
-        backend: as for ``select_operators``.
     """
 
-    def __init__(self, family: OperatorFamily, backend: str = "auto") -> None:
-        self._family, self._backend = family, backend
+    def __init__(self, family: OperatorFamily) -> None:
+        self._family = family
         self._chosen: dict[str, ChosenOperators] = {}
 
     def on(self, device: torch.device) -> Any:
@@ -101,7 +98,7 @@ class OperatorsByDevice:
         """The target that serves tensors on ``device``, and the targets that declined."""
         chosen = self._chosen.get(device.type)
         if chosen is None:
-            chosen = self._chosen[device.type] = select_operators(self._family, device, self._backend)
+            chosen = self._chosen[device.type] = select_operators(self._family, device)
         return chosen
 
     def __getstate__(self) -> dict[str, Any]:

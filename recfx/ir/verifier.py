@@ -88,7 +88,7 @@ def _type_of(value: fx.Node, fail: Fail) -> ValueType | None:
     item: Any = None
     giver = value
     if value.target is operator.getitem:
-        giver, item = value.args  # type: ignore[assignment]
+        (giver,), item = value.all_input_nodes, value.args[1]
     meta = node_meta(giver)
     kind = None if meta is None else NODE_KINDS.get(meta.kind)
     if kind is None:

@@ -45,11 +45,6 @@ class FindIds(NodeModule):
         super().__init__()
         self.hash_ids = hash_ids
 
-    @property
-    def hashed(self) -> tuple[str, ...]:
-        """The names of the tables whose ids go through an index."""
-        return self.hash_ids.hashed
-
     def forward(self, features: KeyedJaggedTensor, snapshot: IndexSnapshot | None) -> FoundRows | None:
         """``features``: raw ids, with keys in the collection's order. Returns None on meta."""
         if snapshot is None or features.values().is_meta:

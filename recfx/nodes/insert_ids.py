@@ -22,11 +22,6 @@ class InsertIds(NodeModule):
         super().__init__()
         self.hash_ids = hash_ids
 
-    @property
-    def hashed(self) -> tuple[str, ...]:
-        """The names of the tables whose ids go through an index."""
-        return self.hash_ids.hashed
-
     def forward(self, features: KeyedJaggedTensor, found: FoundRows | None) -> KeyedJaggedTensor | HashedBatch:
         """The same result and effects as ``hash_ids`` for ``features``.
 

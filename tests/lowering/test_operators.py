@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
 from recfx.diagnostics import Diagnostic
+from recfx.ir import format_graph
 from recfx.kernels import bag_offsets, bag_offsets_reference, library
 from recfx.lowering import operators, registry
 from recfx.lowering.operators import BAG_OFFSETS, FAMILIES, OperatorsByDevice, select_operators
@@ -36,9 +37,24 @@ def test_other_devices_and_hosts_without_the_library_get_the_references(monkeypa
     assert [refusal.code for refusal in without.declined] == ["no_library"]
 
 
-def test_a_target_that_the_user_names_is_asked_first() -> None:
-    assert select_operators(BAG_OFFSETS, CPU, "reference").backend == "reference"
-    assert select_operators(BAG_OFFSETS, CPU, "fbgemm").backend == "cpu", "FBGEMM has lookups alone"
+def test_a_target_that_is_named_for_lookups_is_not_one_for_operators() -> None:
+    collection = recfx.HashEmbeddingBagCollection(
+        [recfx.HashEmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=8, feature_names=["f"])],
+        backend="reference",
+    )
+    *_, hashed, looked_up, _, _ = format_graph(collection.graph_module).splitlines()
+    assert hashed == "ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[t], operators=cpu}"
+    assert "kernel=reference" in looked_up
+
+
+def test_the_graph_says_who_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    collection = recfx.HashEmbeddingBagCollection(
+        [recfx.HashEmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=8, feature_names=["f"])]
+    )
+    assert "hashed=[t], operators=cpu" in format_graph(collection.graph_module)
+    monkeypatch.setattr(library, "load", lambda: False)
+    assert "hashed=[t], operators=reference" in format_graph(copy.deepcopy(collection).graph_module)
+    assert "operators=" not in format_graph(copy.deepcopy(collection).to("meta").graph_module), "nothing runs there"
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

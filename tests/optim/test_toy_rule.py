@@ -17,12 +17,13 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
 from recfx.optim.attached import attached_optimizers
-from recfx.optim.rules import registered
+from recfx.optim.rules import RULES, registered
 from tests.builders.collections import one_table
 from tests.builders.optimizers import attach
 from tests.sharding.cases import OPTIMIZERS, Case
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import LRU, assert_same, case_of, make, train, whole_state
+from tests.toys import sign_sgd
 from tests.toys.sign_sgd import SIGN_SGD, SignSGD
 
 ROWS, DIM = 16, 4
@@ -144,8 +145,18 @@ class SignSGDWithOption(SignSGD):
         self.param_groups[0]["upside_down"] = upside_down
 
 
-def test_a_rule_names_the_values_at_which_an_argument_of_its_class_changes_nothing() -> None:
+def test_a_rule_that_could_not_be_pickled_is_refused() -> None:
+    other = replace(SIGN_SGD, name="signs")
+    with pytest.raises(ValueError, match=r"must be the constant SIGNS of tests\.toys\.sign_sgd"), registered(other):
+        pass
+    assert other not in RULES
+
+
+def test_a_rule_names_the_values_at_which_an_argument_of_its_class_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rule = replace(SIGN_SGD, dense_class=SignSGDWithOption, neutral={"upside_down": (False,)})
+    monkeypatch.setattr(sign_sgd, "SIGN_SGD", rule)
     dense, refused = collection(), collection()
     for made, upside_down in ((dense, False), (refused, True)):
         made.embedding_bags["t"].weight = nn.Parameter(made.embedding_bags["t"].weight.detach())

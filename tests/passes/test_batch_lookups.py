@@ -13,7 +13,7 @@ def test_hashed_tables_share_one_lookup() -> None:
         == """\
 features = input
 ebc_select_features = select_features(features)
-ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[users, ads]}
+ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[users, ads], operators=cpu}
 ebc_lookup = lookup(ebc_hash_ids) {tables=[users, ads], pooling=SUM, dtype=float32}
 ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[users]}
 ebc_keyed_tensor = keyed_tensor(ebc_mean_divide)

@@ -30,7 +30,7 @@ def test_the_printed_graph_differs_before_and_after() -> None:
         == """\
 features = input
 ebc_select_features = select_features(features)
-ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[users, ads]}
+ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[users, ads], operators=cpu}
 ebc_lookup = lookup(ebc_hash_ids) {tables=[users, ads], pooling=SUM, dtype=float32}
 ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[users]}
 ebc_keyed_tensor = keyed_tensor(ebc_mean_divide)
@@ -41,7 +41,7 @@ return ebc_keyed_tensor"""
         == """\
 features = input
 ebc_select_features = select_features(features)
-ebc_hash_lookup = hash_lookup(ebc_select_features) {hashed=[users, ads], tables=[users, ads], pooling=SUM, dtype=float32}
+ebc_hash_lookup = hash_lookup(ebc_select_features) {hashed=[users, ads], operators=cpu, tables=[users, ads], pooling=SUM, dtype=float32}
 ebc_mean_divide = mean_divide(ebc_hash_lookup, ebc_select_features) {divided=[users]}
 ebc_keyed_tensor = keyed_tensor(ebc_mean_divide)
 return ebc_keyed_tensor"""  # noqa: E501
@@ -52,7 +52,9 @@ def test_an_adopted_table_beside_a_hashed_one_is_fused_with_it() -> None:
     table = EmbeddingBagConfig(name="a", num_embeddings=8, embedding_dim=4, feature_names=["f"])
     plain = EmbeddingBagCollection([table, replace(table, name="b", feature_names=["g"])])
     converted: Any = recfx.convert(plain, hashing={"a": HashConfig(dense_rows=0), "b": HashConfig()})
-    assert "hash_lookup(ebc_select_features) {hashed=[a], tables=[a, b]," in format_graph(converted.graph_module)
+    assert "hash_lookup(ebc_select_features) {hashed=[a], operators=cpu, tables=[a, b]," in format_graph(
+        converted.graph_module
+    )
 
 
 def test_an_evicting_table_says_when_it_runs_in_two_steps() -> None:

@@ -13,7 +13,7 @@ def test_ids_are_hashed_before_any_lookup_and_mean_is_divided_after() -> None:
         == """\
 features = input
 ebc_select_features = select_features(features)
-ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[users, ads]}
+ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[users, ads], operators=cpu}
 ebc_lookup = lookup(ebc_hash_ids) {tables=[users], pooling=SUM, dtype=float32}
 ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[users]}
 ebc_lookup_1 = lookup(ebc_hash_ids) {tables=[ads], pooling=SUM, dtype=float32}

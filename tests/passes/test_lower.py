@@ -37,5 +37,7 @@ def test_a_backend_named_by_the_user_is_used_or_is_an_error() -> None:
 def test_the_printed_graph_says_which_kernel_was_chosen() -> None:
     _, before, _, _ = after("fuse_hash_lookup", collection(INDEXED, INDEXED))
     _, lowered, _, _ = after("lower", collection(INDEXED, INDEXED))
-    assert "{hashed=[users, ads], tables=[users, ads], pooling=SUM, dtype=float32}" in before
-    assert "{hashed=[users, ads], tables=[users, ads], pooling=SUM, dtype=float32, kernel=cpu}" in lowered
+    assert "{hashed=[users, ads], operators=cpu, tables=[users, ads], pooling=SUM, dtype=float32}" in before
+    assert (
+        "{hashed=[users, ads], operators=cpu, tables=[users, ads], pooling=SUM, dtype=float32, kernel=cpu}" in lowered
+    )

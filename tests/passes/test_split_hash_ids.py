@@ -27,8 +27,8 @@ def test_a_fused_node_becomes_four() -> None:
 features = input
 ebc_select_features = select_features(features)
 ebc_snapshot_indexes = snapshot_indexes()
-ebc_find_ids = find_ids(ebc_select_features, ebc_snapshot_indexes) {hashed=[users, ads]}
-ebc_insert_ids = insert_ids(ebc_select_features, ebc_find_ids) {hashed=[users, ads]}
+ebc_find_ids = find_ids(ebc_select_features, ebc_snapshot_indexes) {hashed=[users, ads], operators=cpu}
+ebc_insert_ids = insert_ids(ebc_select_features, ebc_find_ids) {hashed=[users, ads], operators=cpu}
 ebc_lookup = lookup(ebc_insert_ids) {tables=[users, ads], pooling=SUM, dtype=float32, kernel=cpu}
 ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[users]}
 ebc_keyed_tensor = keyed_tensor(ebc_mean_divide)
@@ -39,7 +39,7 @@ return ebc_keyed_tensor"""
 
 def test_a_node_that_was_not_fused_becomes_three() -> None:
     text = format_graph(split(collection(ADOPTED, INDEXED)))
-    assert "ebc_insert_ids = insert_ids(ebc_select_features, ebc_find_ids) {hashed=[ads]}" in text
+    assert "ebc_insert_ids = insert_ids(ebc_select_features, ebc_find_ids) {hashed=[ads], operators=cpu}" in text
     assert text.count("lookup(ebc_insert_ids)") == 2
     assert "hash_ids" not in text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,11 +22,16 @@ def registered(rule: Rule) -> Iterator[Rule]:
     """Register one more rule inside a ``with`` block: tables with its optimizer classes attached are fused by it.
 
     Args:
-        rule: the rule; no other rule may have its name or classes.
+        rule: the rule, a constant of the module of its class, called like ``rule.name`` in capitals: copies and pickles
+            of a model refer to it by that name. No other rule may have its name or classes.
 
     Raises:
-        ValueError: another rule has its name, one of its classes or one of its TorchRec types.
+        ValueError: another rule has its name, one of its classes or one of its TorchRec types; or it is not that
+            constant.
     """
+    module, constant = type(rule).__module__, rule.name.upper()
+    if getattr(sys.modules[module], constant, None) is not rule:
+        raise ValueError(f"rule {rule.name!r} must be the constant {constant} of {module}, by which it is pickled.")
     for other in RULES:
         if other.name == rule.name or {*other.classes, *other.fused_types} & {*rule.classes, *rule.fused_types}:
             raise ValueError(f"rule {rule.name!r} has the name, a class or a type of rule {other.name!r}.")
