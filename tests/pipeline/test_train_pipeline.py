@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+from itertools import count
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
+from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.nodes.input_dist import InputDistStart
@@ -24,6 +29,7 @@ from tests.sharding.pipelined import (
     what_is_left,
 )
 from tests.sharding.pipelined_cases import CASES as STOCK_CASES
+from tests.sharding.pipelined_cases import MIXED
 from tests.sharding.ranks import ranks
 from tests.sharding.typical_cases import hashed_case
 
@@ -34,6 +40,13 @@ CASES = {
     "hashed_lru": hashed_case("row_wise", "lru"),
     "hashed_lfu_admit": hashed_case("table_wise", "lfu_admit"),
     "hashed_adopted": hashed_case("row_wise", "adopted"),
+    "hashed_mixed": Case(
+        tuple(replace(table, rows=64) for table in MIXED),
+        hashing=recfx.HashConfig(dense_rows=0, buckets=4),
+        raw_ids=20,
+        optimizer="adagrad",
+        sizes=(3, 5),
+    ),
 }
 
 
@@ -42,6 +55,29 @@ CASES = {
 def test_changes_no_bit(name: str, form: str) -> None:
     expected = ranks(2).run(train, CASES[name], "loop", form, "ttttttt")
     assert_same(ranks(2).run(train, CASES[name], "recfx", form, "ttttttt"), expected)
+
+
+def train_unevenly(rank: int, world_size: int, case: Case, pipeline: str) -> dict[str, Any]:
+    """Each step, another rank is slow to begin its backward: the worker is ahead of it there, and behind elsewhere."""
+    forward, steps = Model.forward, count()
+
+    def slow(self: Model, features: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, pooled = forward(self, features)
+        if loss.requires_grad:
+            delay = 0.05 * ((rank + next(steps)) % world_size)
+            loss.register_hook(lambda gradient: time.sleep(delay))
+        return loss, pooled
+
+    with mock.patch.object(Model, "forward", slow):
+        return train(rank, world_size, case, pipeline)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_changes_no_bit_where_the_worker_is_ahead_on_some_ranks(world_size: int) -> None:
+    """Ranks without a shard of some tables have nothing to look up for them, and still send in their turn."""
+    case = replace(CASES["hashed_mixed"], sizes=(3, 5, 2, 4)[:world_size])
+    expected = ranks(world_size).run(train, case, "loop")
+    assert_same(ranks(world_size).run(train_unevenly, case, "recfx"), expected)
 
 
 @pytest.mark.parametrize("modes", ["t", "tt", "ttette", "e"])
