@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Iterator
@@ -40,6 +41,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--hypothesis-profile", None):
         hypothesis.settings.load_profile("recfx-ci" if os.environ.get("CI") else "recfx")
     torch.set_num_threads(min(MAX_THREADS, torch.get_num_threads()))
+
+
+def pytest_collection_finish() -> None:
+    """What imports have made stays, and is millions of objects: garbage collection need not look at them each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

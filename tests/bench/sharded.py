@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
@@ -53,10 +54,12 @@ class Sharder(EmbeddingBagCollectionSharder):
 
 def run(setup: Setup) -> Iterator[Result]:
     """One step, forward and backward with the fused row-wise Adagrad, from this rank's KJT."""
+    multiprocessing.set_forkserver_preload(["torch", "torchrec.distributed", "fbgemm_gpu"])  # imported once
     for world_size in WORLDS:
         for plan in PLANS:  # each in its own processes: torch never frees tables that have an optimizer in backward
             with tempfile.TemporaryDirectory() as folder:
-                mp.spawn(_rank, args=(world_size, folder, asdict(setup), plan), nprocs=world_size)
+                arguments = (world_size, folder, asdict(setup), plan)
+                mp.start_processes(_rank, arguments, nprocs=world_size, start_method="forkserver")
                 yield from torch.load(os.path.join(folder, "results"), weights_only=False)
 
 

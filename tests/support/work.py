@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -14,6 +15,11 @@ import recfx
 
 _RECFX = str(Path(recfx.__file__).parent)
 _NOT_COUNTED = (str(Path("torch", "nn", "modules", "module.py")), f"{os.sep}sympy{os.sep}")
+
+
+@functools.cache
+def _is_counted(file: str) -> bool:
+    return not any(part in file for part in _NOT_COUNTED)
 
 
 class CountedName(str):
@@ -35,7 +41,7 @@ def work_of(function: Callable[[], object]) -> int:
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
         nonlocal count
-        if event in ("call", "c_call") and not any(part in frame.f_code.co_filename for part in _NOT_COUNTED):
+        if event in ("call", "c_call") and _is_counted(frame.f_code.co_filename):
             count += 1
 
     def trace_lines(frame: FrameType, event: str, argument: object) -> Any:
