@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recfx.conversion.convert import convert
 from recfx.errors import ConversionError
+from recfx.inspect.explain import explain
+from recfx.inspect.report import Report
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.record.conversion import conversion_of
 from tests.models import ZOO, Case
@@ -60,13 +63,39 @@ def test_the_whole_graph_agrees_or_is_refused(case: Case) -> None:
 
 
 @each_model
-def test_convert_verifies_what_it_made(case: Case) -> None:
+def test_convert_verifies_what_it_made_and_reports_it(case: Case) -> None:
     """With a sample, and without a word about it: the check passes on every model, or says why it does not apply."""
     with case.around():
         converted = convert(case.model(), case.sample())
-        report = conversion_of(converted).verification
-        assert report is not None
-        assert report.ok
+        verification = conversion_of(converted).verification
+        assert verification is not None
+        assert verification.ok
+        assert _in_brief(explain(converted)) == EXPECTED[case.name]
+
+
+def test_a_report_is_expected_of_every_model() -> None:
+    assert list(EXPECTED) == [case.name for case in ZOO]
+
+
+def _expected_reports() -> dict[str, str]:
+    """By model, from a file of names at the margin and indented lines below them."""
+    blocks = Path(__file__).with_name("zoo_reports.txt").read_text().split("\n\n")
+    return {name: lines for name, _, lines in (block.strip("\n").partition("\n") for block in blocks)}
+
+
+EXPECTED = _expected_reports()
+
+
+def _in_brief(report: Report) -> str:
+    """A line per collection (names, how it was found, tables, kinds of nodes), and one per reason."""
+    lines = []
+    for collection in report.collections:
+        tables = ", ".join(table.name for table in collection.tables) or "no tables"
+        kinds = " ".join(node.kind for node in collection.nodes) or collection.status
+        weighted = "weighted, " if collection.is_weighted else ""
+        lines.append(f"    {' = '.join(collection.paths) or '(root)'}: {weighted}{collection.found}: {tables}: {kinds}")
+    lines += [f"    {reason.severity} {reason.code} at {reason.path or '(root)'}" for reason in report.reasons]
+    return "\n".join(lines)
 
 
 @each_model
