@@ -28,9 +28,8 @@ def select_bags(
     offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
     torch.cumsum(lengths, 0, out=offsets[1:])
     starts = features.offsets().index_select(0, bags).to(torch.int64)
-    total = int(offsets[-1])
-    take = torch.repeat_interleave(starts - offsets[:-1], lengths.to(torch.int64), output_size=total)
-    take = take + torch.arange(total, device=lengths.device)
+    take = torch.repeat_interleave(starts - offsets[:-1], lengths.to(torch.int64))
+    take = take + torch.arange(take.numel(), device=lengths.device)
     return (
         features.values().index_select(0, take),
         lengths,
@@ -63,8 +62,6 @@ def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: li
 
 def _with_length_per_key(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """Compute the number of ids per key from the offsets, which is faster than summing lengths."""
-    if features.length_per_key_or_none() is not None:
-        return features
     stride = features.stride()
     length_per_key = features.offsets()[::stride].diff().tolist() if stride else [0] * len(features.keys())
     return KeyedJaggedTensor(
@@ -72,7 +69,6 @@ def _with_length_per_key(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         features.values(),
         features.weights_or_none(),
         lengths=features.lengths(),
-        stride=stride,
         length_per_key=length_per_key,
     )
 
@@ -93,7 +89,7 @@ def expanded(
     first_bag = torch.tensor([starts[position] for position in positions], device=inverse.device)
     bags = (inverse + first_bag.unsqueeze(1)).reshape(-1)
     values, lengths, offsets, weights = select_bags(features, bags, features.weights_or_none())
-    return KeyedJaggedTensor(keys, values, weights, lengths=lengths, offsets=offsets, stride=inverse.size(1))
+    return KeyedJaggedTensor(keys, values, weights, lengths=lengths, offsets=offsets)
 
 
 def with_values(
