@@ -32,7 +32,7 @@ class BatchInFlight:
         self.rows: dict[str, torch.Tensor] | None = None  # by table, once they are known
         self.is_over = False
         self._evictions = evictions
-        self._evictions_when_over = 0
+        self._evictions_when_over: int  # once it is over
         self._watched = 0
         self._waiting: set[int] = set()  # lookups whose backward has not run yet
 

@@ -135,7 +135,7 @@ class SelectFeatures(NodeModule):
             for position, limit in zip(positions, self._row_limits(), strict=True):
                 if limit >= 0:  # a feature may read several tables
                     rows[position] = limit if rows[position] < 0 else min(rows[position], limit)
-            rows_per_key = torch.tensor(rows, dtype=torch.int64, device="cpu")
+            rows_per_key = torch.tensor(rows, device="cpu")
             order = _KeyOrder(positions, positions == list(range(len(keys))), rows_per_key)
             self._orders[cache_key] = order
             if len(self._orders) > _MOST_ORDERS:

@@ -8,19 +8,30 @@ import re
 from pathlib import Path
 
 BESIDE = {
-    "passes": ["passes", "nodes", "ir"],
+    "passes": ["passes", "modules/test_means.py", "optim/test_settings_of_tables.py", "nodes", "ir"],
     "passes/insert_dist.py": ["passes", "sharding/test_types.py", "sharding/test_hashed.py", "sharding/test_mixed.py"],
-    "passes/_ways_back.py": ["passes", "sharding/test_types.py", "sharding/test_mixed.py", "sharding/test_wire.py"],
     "passes/_collectives.py": ["passes", "sharding/test_wire.py", "sharding/test_explain.py"],
     "nodes": ["nodes", "modules", "passes", "lowering"],
+    "nodes/input_dist.py": [
+        "sharding/test_wire.py", "sharding/test_out_of_step.py", "sharding/test_corner_cases.py",
+        "sharding/test_stock_pipeline.py",
+    ],
+    "nodes/output_dist.py": [
+        "sharding/test_types.py", "sharding/test_gradient_division.py", "sharding/test_uneven_columns.py",
+        "sharding/test_wire.py",
+    ],
+    "nodes/dist_groups.py": ["sharding/test_dist_groups.py", "sharding/test_replicas.py", "sharding/test_types.py"],
+    "nodes/bucketize.py": ["nodes", "kernels/test_bucketize.py", "sharding/test_types.py"],
+    "nodes/snapshot_indexes.py": ["nodes", "pipeline", "modules"],
+    "nodes/training_checks.py": ["modules", "sharding/test_ddp.py", "planner/test_torchrec_entry.py"],
     "hashing": ["hashing", "modules", "kernels"],
     "sharding": ["sharding", "planner"],
     "checkpoint": ["checkpoint", "sharding/test_checkpoint.py"],
     "verification": ["verification", "conversion"],
-    "lowering": ["lowering", "kernels", "optim"],
+    "lowering": ["lowering", "nodes/test_default_device.py", "kernels", "optim"],
     "optim": ["optim", "lowering", "sharding/test_optimizer_state.py", "sharding/test_optimizer_settings.py"],
     "pipeline": ["pipeline", "sharding/test_stock_pipeline.py"],
-}
+}  # fmt: skip
 """Folders and files below ``tests/`` for packages and files; other packages have the folder of their name."""
 
 

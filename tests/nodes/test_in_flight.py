@@ -25,10 +25,12 @@ def output() -> tuple[torch.Tensor, torch.Tensor]:
 def test_a_batch_is_over_when_all_its_lookups_have_run_their_backward() -> None:
     one = batch()
     one.rows = {"t": torch.tensor([0])}
-    (_, first), (_, second) = output(), output()
+    (_, first), (_, second), (_, third) = output(), output(), output()
     one.watch(first)
     one.watch(second)
+    one.watch(third)
     one.watch(torch.ones(3))  # nothing to wait for
+    third.sum().backward()
     second.sum().backward(retain_graph=True)
     assert not one.is_over
     second.sum().backward()  # the same one again

@@ -1,4 +1,4 @@
-"""What ranks bring when they shard: replicas become those of rank 0; a rank without shards knows its device."""
+"""What ranks bring when they shard: replicas become those of rank 0."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from torchrec import EmbeddingBagCollection
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.ir.columns import Columns
-from recfx.nodes.column_order import ColumnOrder
 from recfx.sharding.shard_collection import shard_collection
 from tests.sharding.cases import Case, Table, batches, build, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
@@ -41,9 +39,3 @@ def test_replicas_begin_with_the_weights_and_optimizer_state_of_rank_0(optimizer
     for name, value in first.items():
         assert bool(value.any()), name
         assert torch.equal(value, second[name]), name
-
-
-@pytest.mark.parametrize("wanted", [[], [Columns("f", 0, 4)]])
-def test_what_a_rank_without_shards_sends_is_on_its_device(wanted: list[Columns]) -> None:
-    sent = ColumnOrder([], wanted)((), 3, torch.device("meta"))
-    assert (sent.device.type, tuple(sent.shape)) == ("meta", (3, 4 * len(wanted)))
