@@ -39,7 +39,7 @@ class WholeTables(ConvertedCollection):
             parameters[key] = weight
             starts[key] = {f"{name}.{saved_as}": value for saved_as, value in optimizer.starts().items()}
             state[weight] = {f"{name}.{momentum}": tensor for momentum, tensor in optimizer.named_state().items()}
-            optimizer.group.setdefault("params", [weight])  # copies lack it, because it would be the original's
+            optimizer.group["params"] = [weight]  # pickles lack it, and emptied copies have others
             groups.append(optimizer.group)
         moves = {weight_name("", table): move for table, move in self._row_moves.items()}
         return FusedKeyedOptimizer(parameters, state, groups, moves, starts)

@@ -7,6 +7,7 @@ stopped.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,16 +37,16 @@ class FusedOptimizer:
     state: dict[str, Any] = field(default_factory=dict)
     given: frozenset[str] | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> FusedOptimizer:
-        # The group holds the parameter itself, and a copy of a model must not hold the original's parameter. Shards of
-        # one table share a group, and so do their copies.
-        group = memo.setdefault(id(self.group), {key: value for key, value in self.group.items() if key != "params"})
-        state = {key: value.detach().clone() if torch.is_tensor(value) else value for key, value in self.state.items()}
-        return FusedOptimizer(self.rule, group, state, self.given)
+    # A copied parameter has no optimizer in backward, so a copy is the form of none.
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __deepcopy__(self, memo: dict[int, Any]) -> FusedOptimizer:
+        # The group's parameter becomes that of the copied model; shards of one table share a group, and so do theirs.
+        return FusedOptimizer(self.rule, copy.deepcopy(self.group, memo), copy.deepcopy(self.state, memo), self.given)
+
+    def __reduce__(self) -> Any:
+        # Not with the parameter, which would be saved with the optimizer in backward that hangs on it.
         group = {key: value for key, value in self.group.items() if key != "params"}
-        return {"rule": self.rule, "group": group, "state": dict(self.state), "given": self.given}
+        return FusedOptimizer, (self.rule, group, self.state, self.given)
 
     def is_form_of(self, optimizer: object) -> bool:
         """Whether this is the fused form of ``optimizer``. In a copy of a model, it is the form of none."""
@@ -110,6 +111,8 @@ class FusedOptimizer:
         """
         if self._is_ready(weight):
             return
+        if weight.dtype != torch.float32:  # torch.optim keeps state in the table's dtype, and has to find it so
+            self.state = dict(self.state)
         if self.rule.counts_steps:
             self.state.setdefault(STEP, torch.tensor(0.0, dtype=torch.float32, device="cpu"))
         for each in self.rule.states:
@@ -123,15 +126,14 @@ class FusedOptimizer:
                     reason="optimizer_state_shape",
                     what_to_do="attach the optimizer again after changing the table's rows.",
                 )
-            else:
-                # torch.optim creates it in the table's dtype; the optimizer's own tensor is left unchanged.
+            else:  # the optimizer's own tensor is left unchanged
                 self.state = {**self.state, name: tensor.to(weight.device, torch.float32).contiguous()}
 
     def reset_rows(self, rows: torch.Tensor) -> None:
         """Reset the state of ``rows``, which now belong to new ids."""
         for each in self.rule.states:
             tensor = self.state.get(each.name)
-            if tensor is not None and not tensor.is_meta:
+            if tensor is not None:
                 tensor.index_fill_(0, rows.to(tensor.device), self.start(each.name))
 
     def _is_ready(self, weight: torch.Tensor) -> bool:
@@ -192,7 +194,3 @@ class AttachedOptimizer(FusedOptimizer):
     def is_form_of(self, optimizer: object) -> bool:
         """Whether this is the fused form of ``optimizer``."""
         return optimizer is self._optimizer
-
-    def __reduce__(self) -> Any:
-        group = {key: value for key, value in self.group.items() if key != "params"}
-        return FusedOptimizer, (self.rule, group, dict(self.state), self.given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -15,8 +15,9 @@ from recfx.diagnostics import Diagnostic, Severity
 from recfx.errors import ConversionError
 from recfx.optim.attached import attached_classes, attached_optimizers, attached_to_each, run_in_backward
 from recfx.optim.fused_optimizer import AttachedOptimizer, FusedOptimizer
-from recfx.optim.rules import RULES, rule_of_class
-from recfx.optim.rules.rule import COMMON_SETTINGS, NEUTRAL
+from recfx.optim.fused_params import settings_from_params
+from recfx.optim.rules import RULES, known_settings, rule_of_class
+from recfx.optim.rules.rule import NEUTRAL, Rule
 
 
 def hooks_on_step(weight: torch.Tensor) -> str:
@@ -79,11 +80,9 @@ def fused_optimizer_of(weight: nn.Parameter, path: str) -> FusedOptimizer | Diag
             f"{type(optimizer).__name__} has no fused form; it runs on the whole table after the backward, as before.",
             f"use one of {known} to have it fused.",
         )
-    if hasattr(optimizer, "param_groups"):
-        group = optimizer.param_groups[0]
-    else:  # torchrec.optim's placeholders only hold their arguments; FBGEMM's defaults apply
-        defaults = {setting.name: setting.default for setting in (*COMMON_SETTINGS, *rule.settings)}
-        group = {**defaults, **optimizer._kwargs}
+    if not hasattr(optimizer, "param_groups"):
+        return _of_placeholder(rule, optimizer, path)
+    group = optimizer.param_groups[0]
     arguments = inspect.signature(type(optimizer)).parameters  # schedulers write more entries into the group
     neutral = {**NEUTRAL, **rule.neutral}
     for name, value in group.items():
@@ -96,35 +95,36 @@ def fused_optimizer_of(weight: nn.Parameter, path: str) -> FusedOptimizer | Diag
                 f"{type(optimizer).__name__}({name}={value!r}) has no fused form.",
                 f"leave {name} at its default, or step this table with an ordinary optimizer instead.",
             )
-    given = _given(optimizer, group)
-    return (
-        AttachedOptimizer(rule, optimizer, weight, given)
-        if hasattr(optimizer, "param_groups")
-        else FusedOptimizer(rule, group, given=given)
-    )
+    return AttachedOptimizer(rule, optimizer, weight, _given(optimizer, weight))
+
+
+def _of_placeholder(rule: Rule, optimizer: Any, path: str) -> FusedOptimizer | Diagnostic:
+    """The fused form of one of ``torchrec.optim``'s classes, which only hold arguments for FBGEMM."""
+    params, given = dict(optimizer._kwargs), set()
+    for setting in known_settings():
+        if setting.name in params:  # torch.optim's name; TorchRec renames it
+            value = params.pop(setting.name)
+            params |= zip(setting.fused_params, value if len(setting.fused_params) > 1 else [value], strict=True)
+        if params.keys() & {*setting.fused_params}:
+            given.add(setting.name)
+    try:
+        return FusedOptimizer(rule, settings_from_params(rule, params), given=frozenset(given))
+    except ConversionError as error:
+        name = type(optimizer).__name__
+        return _not_fused("unsupported_optimizer_argument", path, f"{name}: {error.message}", error.what_to_do)
 
 
 def _not_fused(code: str, path: str, message: str, what_to_do: str) -> Diagnostic:
     return Diagnostic(code, path, message, what_to_do, Severity.WARNING)
 
 
-def _given(optimizer: Any, group: Mapping[str, Any]) -> frozenset[str]:
+def _given(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> frozenset[str]:
     """The settings that the user chose: those passed with the class, and those that differ from its defaults."""
-    if not hasattr(optimizer, "param_groups"):
-        return frozenset(optimizer._kwargs)
-    passed: set[str] = set()
-    for weight in group["params"]:
-        for _, settings in attached_classes(weight):
-            passed.update("lr" if name == "learning_rate" else name for name in settings)  # TorchRec renames it
-    changed = {name for name, value in group.items() if name not in optimizer.defaults}
-    changed |= {name for name, value in optimizer.defaults.items() if not _is(group.get(name), value)}
-    return frozenset(passed | changed)
-
-
-def _is(value: Any, default: Any) -> bool:
-    if isinstance(value, torch.Tensor) or isinstance(default, torch.Tensor):
-        return value is default
-    return bool(value == default)
+    passed = {name for _, settings in attached_classes(weight) for name in settings}
+    if "learning_rate" in passed:  # TorchRec renames it there when it shards the table
+        passed.add("lr")
+    group = optimizer.param_groups[0]
+    return frozenset(passed | {name for name, value in optimizer.defaults.items() if group.get(name) != value})
 
 
 def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
@@ -133,24 +133,21 @@ def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
     Copies of a parameter lose their optimizer in backward, without which a plain model would silently stop training.
     """
     attached = attached_optimizers(weight)
-    if attached:
-        if not fused.is_form_of(attached[0]):  # a different one, which was attached later
-            return
-        state = attached[0].state.get(weight) if hasattr(attached[0], "state") else None
-        if state is not None and state is not fused.state:  # a different dtype, so the fused state is a copy
-            state.update({name: _like(value, state.get(name)) for name, value in fused.state.items()})
+    if attached and not fused.is_form_of(attached[0]):  # a different one, which was attached later
         return
-    settings = {key: fused.group[key] for key in fused.rule.supported if key in fused.group}
-    run_in_backward(fused.rule.dense_class, weight, settings)
-    (optimizer,) = attached_optimizers(weight)
-    if fused.state:
-        optimizer.state[weight] = fused.state
+    if not attached:
+        settings = {key: fused.group[key] for key in fused.rule.supported if key in fused.group}
+        run_in_backward(fused.rule.dense_class, weight, settings)
+        attached = attached_optimizers(weight)
+    attached[0].state[weight].update(_dense_state(fused, weight))
 
 
-def _like(value: Any, old: Any) -> Any:
-    if isinstance(value, torch.Tensor) and isinstance(old, torch.Tensor):
-        return value.to(old.device, old.dtype)
-    return value
+def _dense_state(fused: FusedOptimizer, weight: torch.Tensor) -> dict[str, Any]:
+    """The state as ``torch.optim`` keeps it: in the table's dtype, on its device. A count of steps stays as it is."""
+    of_rows = {each.name for each in fused.rule.states}
+    return {
+        name: value.to(weight.device, weight.dtype) if name in of_rows else value for name, value in fused.state.items()
+    }
 
 
 def fused_optimizers(bags: nn.ModuleDict, collection: str) -> tuple[dict[str, FusedOptimizer], dict[str, Diagnostic]]:

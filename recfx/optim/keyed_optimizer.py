@@ -53,7 +53,7 @@ class FusedKeyedOptimizer(KeyedOptimizer):
         """
         saved = dict(state_dict["state"])
         for name, parameter in self.params.items():
-            if name in saved and parameter in self.state:
+            if name in saved:
                 saved[name] = {
                     key: self._fit(name, key, value, self.state[parameter].get(key))
                     for key, value in saved[name].items()
@@ -66,7 +66,7 @@ class FusedKeyedOptimizer(KeyedOptimizer):
         if saved.shape == current.shape:
             return saved
         move = self._moves.get(name)
-        if move is None or saved.dim() == 0 or (move.saved_rows, *current.shape[1:]) != tuple(saved.shape):
+        if move is None or (move.saved_rows, *current.shape[1:]) != tuple(saved.shape):
             raise CheckpointError(
                 f"the saved optimizer state is {tuple(saved.shape)}, but the table needs {tuple(current.shape)}.",
                 reason="rows_mismatch",

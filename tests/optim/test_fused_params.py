@@ -89,6 +89,7 @@ def test_entries_that_change_nothing(name: str, value: object) -> None:
         ({"optimizer": EmbOptimType.ADAM, "weight_decay": 0.1}, "AdamW"),
         ({"learning_rate": -1.0}, "not negative"),
         ({"eps": float("nan")}, "not negative"),
+        ({"eps": float("inf")}, "not negative"),
         ({"beta1": "much"}, "not negative"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",

@@ -6,13 +6,20 @@ import ast
 import copy
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
+from torchrec.optim.optimizers import Adagrad as TorchRecAdagrad
 
-from recfx.optim.rules import RULES, class_names, known_settings, rule_of_type
-from recfx.optim.rules.rule import Rule
+from recfx.optim.rules import RULES, class_names, known_settings, registered, rule_of_class, rule_of_type
+from recfx.optim.rules.rule import Rule, decayed
+from tests.optim.rules import steps
+from tests.toys import sign_sgd
 
 ROOT = Path(__file__).resolve().parents[3]
 ROOM = ROOT / "recfx" / "optim"
@@ -31,6 +38,69 @@ def test_a_rule_is_one_constant_of_the_file_of_its_name(rule: Rule) -> None:
 def test_no_two_stand_for_the_same() -> None:
     stand_for = [each for rule in RULES for each in (rule.name, *rule.classes, *rule.fused_types)]
     assert len(set(stand_for)) == len(stand_for)
+
+
+@pytest.mark.parametrize(
+    ("changes", "taken_by"),
+    [
+        ({"name": "sgd"}, "sgd"),
+        ({"dense_class": torch.optim.Adam}, "adam"),
+        ({"placeholders": (TorchRecAdagrad,)}, "adagrad"),
+        ({"fused_types": (EmbOptimType.LAMB, EmbOptimType.ROWWISE_ADAGRAD)}, "rowwise_adagrad"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_a_rule_that_shares_a_name_a_class_or_a_type_is_refused(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], taken_by: str
+) -> None:
+    rule = replace(sign_sgd.SIGN_SGD, **changes)
+    monkeypatch.setattr(sign_sgd, rule.name.upper(), rule, raising=False)
+    with pytest.raises(ValueError, match=f"a type of rule '{taken_by}'"), registered(rule):
+        pass
+    assert rule not in RULES
+
+
+def test_a_rule_is_registered_inside_the_block_even_if_that_fails() -> None:
+    def fail() -> None:
+        with registered(sign_sgd.SIGN_SGD) as rule:
+            assert rule is sign_sgd.SIGN_SGD
+            assert rule_of_class(sign_sgd.SignSGD) is rule
+            assert "floor" in [setting.name for setting in known_settings()]
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert rule_of_class(sign_sgd.SignSGD) is None
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.start_setting], ids=lambda rule: rule.name)
+def test_state_starts_at_zero_unless_a_setting_says_otherwise(rule: Rule) -> None:
+    for group, start in (({}, 0.0), ({rule.start_setting: 0.5}, 0.5)):
+        assert {each.name: rule.start(each.name, group) for each in rule.states} == {
+            each.name: start for each in rule.states
+        }
+        assert rule.start("step", group) == 0.0
+
+
+def test_weight_decay_is_added_to_the_gradient() -> None:
+    values, gradient = torch.tensor([2.0, -4.0]), torch.tensor([1.0, 1.0])
+    assert decayed(values, gradient, {"weight_decay": 0.5}).tolist() == [2.0, -1.0]
+    assert decayed(values, gradient, {}).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_without_weight_decay_an_infinite_weight_stays_infinite(rule: Rule) -> None:
+    """As in the dense optimizer."""
+    start = torch.ones(2, 4)
+    start[1] = torch.inf
+    weight, parameter = start.clone(), nn.Parameter(start.clone())
+    ours, dense = steps.fused(rule, {"lr": 0.5}, weight), rule.dense_class([parameter], lr=0.5)
+    gradient = torch.arange(1.0, 9.0).view(2, 4)
+    ours.step(weight, torch.arange(2), gradient)
+    parameter.grad = gradient
+    dense.step()
+    torch.testing.assert_close(weight, parameter.detach(), rtol=1e-5, atol=1e-6)
+    assert bool(weight[1].isinf().all())
 
 
 def test_types_that_none_stands_for() -> None:

@@ -1,0 +1,179 @@
+"""Which settings of an attached optimizer its user chose, and what TorchRec's placeholders hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec.optim import optimizers as placeholders
+
+import recfx
+from recfx.diagnostics import Diagnostic
+from recfx.optim.attached import attached_classes, attached_optimizers
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.in_backward import fused_optimizer_of
+from tests.builders.batches import bags
+from tests.builders.collections import one_table
+from tests.builders.optimizers import attach
+
+ROWS = 6
+
+
+def weight_with(kind: type[torch.optim.Optimizer], **settings: Any) -> nn.Parameter:
+    weight = nn.Parameter(torch.ones(ROWS, 4))
+    attach([weight], kind, **{"lr": None, **settings})
+    return weight
+
+
+def fused(weight: nn.Parameter) -> FusedOptimizer:
+    found = fused_optimizer_of(weight, "t")
+    assert isinstance(found, FusedOptimizer)
+    return found
+
+
+def test_a_weight_without_an_optimizer() -> None:
+    weight = nn.Parameter(torch.ones(ROWS, 4))
+    assert fused_optimizer_of(weight, "t") is None
+    assert (list(attached_optimizers(weight)), attached_classes(weight)) == ([], [])
+
+
+@pytest.mark.parametrize("settings", [{}, {"lr": 0.01}, {"lr": torch.tensor(0.5)}, {"eps": 1e-10, "lr": 0.5}])
+def test_what_was_passed_was_chosen(settings: dict[str, Any]) -> None:
+    """Even the class's own default."""
+    assert fused(weight_with(torch.optim.Adagrad, **settings)).given == settings.keys()
+
+
+def test_a_setting_that_was_changed_in_the_group_was_chosen() -> None:
+    weight = weight_with(torch.optim.Adagrad, eps=0.5)
+    group = attached_optimizers(weight)[0].param_groups[0]
+    group["lr"], group["initial_lr"] = 0.25, 0.01  # the latter by a scheduler
+    assert fused(weight).given == {"eps", "lr"}
+
+
+def test_torchrec_renames_the_learning_rate_in_what_was_passed() -> None:
+    weight = weight_with(torch.optim.SGD, lr=0.5)
+    (passed,) = weight._optimizer_kwargs  # type: ignore[attr-defined]
+    passed["learning_rate"] = passed.pop("lr")
+    assert fused(weight).given == {"learning_rate", "lr"}
+    passed["weight_decay"] = passed.pop("learning_rate")
+    assert fused(weight).given == {"weight_decay"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "group", "given"),
+    [
+        (placeholders.SGD, {}, {"lr": 0.01, "weight_decay": 0.0}, set()),
+        (placeholders.SGD, {"learning_rate": 0.5}, {"lr": 0.5, "weight_decay": 0.0}, {"lr"}),
+        (placeholders.SGD, {"lr": 0.5, "momentum": 0.0}, {"lr": 0.5, "weight_decay": 0.0}, {"lr"}),
+        (placeholders.Adagrad, {"eps": 1e-8}, {"lr": 0.01, "eps": 1e-8, "weight_decay": 0.0}, {"eps"}),
+        (
+            placeholders.Adam,
+            {"lr": 0.5, "beta2": 0.75},
+            {"lr": 0.5, "eps": 1e-8, "betas": (0.9, 0.75), "weight_decay": 0.0},
+            {"lr", "betas"},
+        ),
+        (
+            placeholders.Adam,
+            {"betas": (0.5, 0.75)},
+            {"lr": 0.01, "eps": 1e-8, "betas": (0.5, 0.75), "weight_decay": 0.0},
+            {"betas"},
+        ),
+    ],
+)
+def test_a_placeholder_holds_arguments_for_fbgemm(
+    kind: type[torch.optim.Optimizer], settings: dict[str, Any], group: dict[str, Any], given: set[str]
+) -> None:
+    found = fused(weight_with(kind, **settings))
+    assert (type(found), found.group, found.given) == (FusedOptimizer, group, given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "says"),
+    [
+        (placeholders.SGD, {"momentum": 0.9}, "momentum=0.9"),
+        (placeholders.Adagrad, {"max_gradient": 2.0}, "max_gradient=2.0"),
+        (placeholders.Adam, {"weight_decay": 0.5}, "weight_decay=0.5"),
+        (placeholders.Adam, {"lerning_rate": 0.5}, "lerning_rate=0.5"),
+    ],
+)
+def test_an_argument_of_a_placeholder_that_would_have_no_effect_is_refused(
+    kind: type[torch.optim.Optimizer], settings: dict[str, Any], says: str
+) -> None:
+    model = one_table(rows=ROWS)
+    attach(model, kind, **settings)
+    with pytest.raises(recfx.ConversionError, match=f"table 't': {kind.__name__}: .*{says}") as caught:
+        recfx.convert(nn.Sequential(model))
+    assert (caught.value.reason, caught.value.module_path) == ("unsupported_optimizer_argument", "0")
+
+
+@pytest.mark.parametrize(
+    ("kind", "dense"), [(placeholders.SGD, torch.optim.SGD), (placeholders.Adam, torch.optim.Adam)]
+)
+def test_a_placeholder_trains_as_the_class_that_it_stands_for(
+    kind: type[torch.optim.Optimizer], dense: type[torch.optim.Optimizer]
+) -> None:
+    plain, model = one_table(rows=ROWS), one_table(rows=ROWS)
+    model.load_state_dict(plain.state_dict())
+    attach(plain, dense, lr=0.25)
+    attach(model, kind, lr=0.25)
+    converted = recfx.convert(model)
+    for one in (plain, converted):
+        for _ in range(3):
+            (one(bags({"f": [tuple(range(ROWS))]})).values() - 2).square().sum().backward()
+    torch.testing.assert_close(next(converted.parameters()), next(plain.parameters()), rtol=1e-5, atol=1e-6)
+
+
+class WithOption(torch.optim.SGD):
+    """Stands for a class of torch with an argument that recfx does not know yet."""
+
+    def __init__(self, params: Any, lr: float = 0.1, option: object = None) -> None:
+        super().__init__(params, lr)
+        self.param_groups[0]["option"] = option
+
+
+@pytest.mark.parametrize("value", [None, 1.0, torch.tensor(0.0)])
+def test_an_argument_that_no_rule_knows_is_refused(monkeypatch: pytest.MonkeyPatch, value: object) -> None:
+    """Also at its default: nobody knows what it does."""
+    monkeypatch.setattr("recfx.optim.in_backward.rule_of_class", lambda kind: recfx.optim.rules.sgd.SGD)
+    found = fused_optimizer_of(weight_with(WithOption, option=value), "m.t")
+    assert isinstance(found, Diagnostic)
+    assert (found.code, found.path) == ("unsupported_optimizer_argument", "m.t")
+    assert f"WithOption(option={value!r}) has no fused form" in found.message
+
+
+def test_a_neutral_value_in_a_tensor_is_refused() -> None:
+    """It may change at any time, and no kernel reads it."""
+    weight = weight_with(torch.optim.SGD)
+    attached_optimizers(weight)[0].param_groups[0]["momentum"] = torch.tensor(0.0)
+    found = fused_optimizer_of(weight, "t")
+    assert isinstance(found, Diagnostic)
+    assert found.code == "unsupported_optimizer_argument"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_optimizer_that_is_not_fused_is_reported_under_its_tables_path(nested: bool) -> None:
+    model = one_table(rows=ROWS)
+    attach(model, torch.optim.RMSprop)
+    converted: Any = recfx.convert(nn.Sequential(model) if nested else model)
+    found = (converted[0] if nested else converted).not_fused["t"]
+    assert (found.code, found.path) == (
+        "optimizer_not_fused", "0.embedding_bags.t" if nested else "embedding_bags.t"
+    )  # fmt: skip
+    assert "'RowWiseAdagrad', 'SGD'" in found.what_to_do
+
+
+def test_a_hook_is_reported_under_its_tables_path_and_two_optimizers_are() -> None:
+    for nested in (False, True):
+        hooked, twice = one_table(rows=ROWS), one_table(rows=ROWS)
+        attach(hooked, "sgd")
+        hooked.embedding_bags["t"].weight.register_hook(lambda gradient: gradient)
+        attach(twice, "sgd")
+        attach(twice, "adagrad")
+        for model, code in ((hooked, "optimizer_not_fused"), (twice, "several_optimizers")):
+            converted: Any = recfx.convert(nn.Sequential(model) if nested else model)
+            collection = converted[0] if nested else converted
+            path = "0.embedding_bags.t" if nested else "embedding_bags.t"
+            assert (collection.not_fused["t"].code, collection.not_fused["t"].path) == (code, path)
+            assert collection.fused_optimizers() == {}

@@ -1,0 +1,294 @@
+"""The state of a fused optimizer: made for a table, left alone when it is ready, copied with the model."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import recfx
+from recfx.optim.attached import attached_optimizers
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.in_backward import fused_optimizer_of
+from recfx.optim.rules import RULES
+from recfx.optim.rules.adagrad import ADAGRAD
+from recfx.optim.rules.adam import ADAM
+from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD
+from recfx.optim.rules.rule import Rule, StateTensor
+from recfx.optim.rules.sgd import SGD
+from tests.builders.batches import bags
+from tests.builders.collections import one_table, tables_named
+from tests.builders.optimizers import attach
+
+ROWS, DIM = 6, 4
+GROUP = {"lr": 0.5, "eps": 0.1, "betas": (0.5, 0.75), "weight_decay": 0.0, "initial_accumulator_value": 0.25}
+every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+copied = pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))], ids=["deepcopy", "pickle"]
+)
+
+
+def fused_of(rule: Rule, dtype: torch.dtype = torch.float32) -> tuple[FusedOptimizer, Any, nn.Parameter]:
+    """The fused form of an optimizer that has stepped once, that optimizer, and its table."""
+    weight = nn.Parameter(torch.ones(ROWS, DIM, dtype=dtype))
+    attach([weight], rule.dense_class, lr=0.5)
+    (weight * torch.arange(1, DIM + 1)).sum().backward()
+    found = fused_optimizer_of(weight, "t")
+    assert isinstance(found, FusedOptimizer)
+    (optimizer,) = attached_optimizers(weight)
+    return found, optimizer, weight
+
+
+def train(model: nn.Module) -> None:
+    (model(bags({"f": [tuple(range(ROWS))]})).values() - 2).square().sum().backward()
+
+
+@every_rule
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_state_is_float32_on_the_tables_device_whatever_the_defaults_are(rule: Rule, dtype: torch.dtype) -> None:
+    made, weight = FusedOptimizer(rule, dict(GROUP)), torch.ones(ROWS, DIM, dtype=dtype)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            made.prepare(weight)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {name: (value.dtype, value.device.type) for name, value in made.state.items()} == dict.fromkeys(
+        rule.tensor_names, (torch.float32, "cpu")
+    )
+    assert float(made.state.get("step", 0.0)) == 0.0
+
+
+@every_rule
+def test_ready_state_is_left_alone(rule: Rule) -> None:
+    """A learning rate schedule, a checkpoint of the optimizer: everybody has the same tensors in the same dict."""
+    fused, optimizer, weight = fused_of(rule)
+    before = dict(optimizer.state[weight])
+    fused.prepare(weight)
+    assert fused.state is optimizer.state[weight]
+    assert fused.state.keys() == before.keys()
+    assert all(fused.state[name] is value for name, value in before.items())
+
+
+@every_rule
+def test_new_state_is_the_optimizers_own(rule: Rule) -> None:
+    weight = nn.Parameter(torch.ones(ROWS, DIM))
+    attach([weight], rule.dense_class)
+    fused = fused_optimizer_of(weight, "t")
+    assert isinstance(fused, FusedOptimizer)
+    fused.prepare(weight)
+    (optimizer,) = attached_optimizers(weight)
+    assert fused.state is optimizer.state[weight]
+    assert set(rule.tensor_names) <= fused.state.keys()
+
+
+@pytest.mark.parametrize("rule", [ADAGRAD, ROWWISE_ADAGRAD, ADAM], ids=lambda rule: rule.name)
+def test_state_in_another_dtype_is_copied(rule: Rule) -> None:
+    fused, optimizer, weight = fused_of(rule, torch.float64)
+    theirs = dict(optimizer.state[weight])
+    fused.prepare(weight)
+    for each in rule.states:
+        assert theirs[each.name].dtype == torch.float64
+        assert optimizer.state[weight][each.name] is theirs[each.name]
+        assert fused.state[each.name].dtype == torch.float32
+        assert torch.equal(fused.state[each.name].double(), theirs[each.name].float().double())
+        assert bool(theirs[each.name].all())
+    ready = fused.state
+    fused.prepare(weight)
+    assert fused.state is ready
+
+
+def test_state_with_other_strides_is_copied() -> None:
+    """Kernels address rows."""
+    strided = torch.arange(ROWS * DIM, dtype=torch.float32).view(DIM, ROWS).t()
+    fused = FusedOptimizer(ADAGRAD, dict(GROUP), {"sum": strided, "step": torch.tensor(2.0)})
+    fused.prepare(torch.ones(ROWS, DIM))
+    assert fused.state["sum"].is_contiguous()
+    assert torch.equal(fused.state["sum"], strided)
+    assert fused.state["step"] == 2.0
+
+
+def test_missing_steps_are_counted_from_now_on() -> None:
+    kept = torch.full((ROWS, DIM), 3.0)
+    fused = FusedOptimizer(ADAGRAD, dict(GROUP), {"sum": kept})
+    fused.prepare(torch.ones(ROWS, DIM))
+    assert fused.state == {"sum": kept, "step": torch.tensor(0.0)}
+
+
+def test_state_goes_with_the_table_to_meta_and_starts_afresh_when_it_comes_back() -> None:
+    fused = FusedOptimizer(ADAGRAD, dict(GROUP), {"sum": torch.full((ROWS, DIM), 3.0), "step": torch.tensor(2.0)})
+    fused.prepare(torch.ones(ROWS, DIM, device="meta"))
+    assert (fused.state["sum"].is_meta, fused.state["sum"].shape) == (True, (ROWS, DIM))
+    fused.reset_rows(torch.tensor([1]))
+    assert fused.state["sum"].is_meta
+    fused.prepare(torch.ones(ROWS, DIM))
+    assert torch.equal(fused.state["sum"], torch.full((ROWS, DIM), 0.25))
+
+
+@pytest.mark.parametrize("rows", [ROWS - 1, ROWS + 1])
+def test_state_of_other_rows_is_refused(rows: int) -> None:
+    state = {"sum": torch.ones(rows, 1), "step": torch.tensor(2.0)}
+    fused = FusedOptimizer(ROWWISE_ADAGRAD, dict(GROUP), state)
+    with pytest.raises(recfx.ConversionError, match=rf"'sum' has shape \({rows}, 1\), the table needs \(6, 1\)") as no:
+        fused.prepare(torch.ones(ROWS, DIM))
+    assert no.value.reason == "optimizer_state_shape"
+
+
+def test_rows_are_reset_to_the_start_and_without_state_there_is_nothing_to_reset() -> None:
+    fused, weight = FusedOptimizer(ADAM, dict(GROUP)), torch.ones(ROWS, DIM)
+    fused.reset_rows(torch.tensor([1]))
+    assert fused.state == {}
+    fused.prepare(weight)
+    fused.step(weight, torch.arange(ROWS), torch.ones(ROWS, DIM))
+    fused.reset_rows(torch.tensor([1, 4]))
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert fused.state[name].any(dim=1).tolist() == [True, False, True, True, False, True]
+
+
+class _Told(Rule):
+    """Records the number of steps that it is told."""
+
+    def update(
+        self,
+        values: torch.Tensor,
+        gradient: torch.Tensor,
+        state: dict[str, torch.Tensor],
+        step: float,
+        group: Mapping[str, Any],
+    ) -> torch.Tensor:
+        group["told"].append(step)
+        return values
+
+
+@pytest.mark.parametrize(("counts", "told"), [(True, [1.0, 2.0]), (False, [0.0, 0.0])])
+def test_a_rule_is_told_the_step_if_it_counts_them(counts: bool, told: list[float]) -> None:
+    fused = FusedOptimizer(_Told("told", "Told", torch.optim.SGD, counts_steps=counts), {"told": []})
+    weight = torch.ones(ROWS, DIM)
+    fused.prepare(weight)
+    for _ in told:
+        fused.step(weight, torch.tensor([1]), torch.ones(1, DIM))
+    assert fused.group["told"] == told
+    assert set(fused.state) == ({"step"} if counts else set())
+
+
+def test_a_rule_keeps_nothing_unless_it_says_so() -> None:
+    rule = _Told("told", "Told", torch.optim.SGD)
+    assert (rule.tensor_names, rule.saved_states, rule.has_row_state) == ((), {}, False)
+    assert StateTensor("sum", "momentum1").shape(ROWS, DIM) == (ROWS, DIM)
+    assert StateTensor("sum", "momentum1", per_row=True).shape(ROWS, DIM) == (ROWS, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        *(("momentum", value, f"momentum={value}") for value in (0.5, True)),
+        ("nesterov", True, "nesterov=True"),
+        ("amsgrad", True, "amsgrad=True"),
+        ("upside_down", True, "upside_down=True"),
+        ("upside_down", False, ""),
+        ("momentum", 0.0, ""),
+        ("lr", 7.0, ""),
+    ],
+)
+def test_changed_settings(name: str, value: object, says: str) -> None:
+    rule = replace(_Told("told", "Told", torch.optim.SGD), neutral={"upside_down": (False,)})
+    assert FusedOptimizer(rule, {"lr": 1.0}).changed_setting() == ""
+    assert FusedOptimizer(rule, {"lr": 1.0, name: value}).changed_setting() == says
+
+
+def test_settings_compare_by_value() -> None:
+    """Tables with equal settings share a kernel call, also if each has a learning rate that is a tensor."""
+    first, second, third = (
+        FusedOptimizer(ADAM, {**GROUP, "lr": lr}) for lr in (torch.tensor(0.5), 0.5, torch.tensor(0.25))
+    )
+    assert first.settings() == second.settings() == ("adam", 0.5, 0.1, (0.5, 0.75), 0.0)
+    assert hash(first.settings()) == hash(second.settings())
+    assert third.settings()[1] == 0.25
+    assert FusedOptimizer(SGD, {}).settings() == ("sgd", 0.01, 0.0)
+
+
+@copied
+@every_rule
+def test_a_copy_shares_nothing_with_the_original(rule: Rule, copied: Callable[[Any], Any]) -> None:
+    fused, optimizer, weight = fused_of(rule)
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
+    optimizer.state[weight]["remark"] = "mine"
+    fused.prepare(weight)
+    other, its_weight, its_optimizer = copied((fused, weight, optimizer))
+    assert type(other) is FusedOptimizer
+    assert (other.rule, other.given) == (rule, fused.given)
+    assert other.state.keys() == fused.state.keys()
+    for name, value in fused.state.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(other.state[name], value)
+            assert other.state[name] is not value
+        else:
+            assert other.state[name] == value
+    fused.group["lr"].fill_(0.125)
+    assert float(other.group["lr"]) == 0.5
+    if copied is copy.deepcopy:
+        assert other.group["params"][0] is its_weight is not weight
+        assert other.group is its_optimizer.param_groups[0], "a schedule on the copied optimizer is felt"
+    else:
+        assert {*other.group, "params"} == {*fused.group}
+        assert "params" not in other.group, "a table would be saved with it"
+    assert (fused.is_form_of(optimizer), fused.is_form_of(copy.copy(optimizer))) == (True, False)
+    assert not other.is_form_of(its_optimizer)
+
+
+def test_shards_of_one_table_share_their_settings_in_a_copy() -> None:
+    group = {"lr": 0.5}
+    first, second = copy.deepcopy([FusedOptimizer(SGD, group), FusedOptimizer(SGD, group)])
+    first.group["lr"] = 0.25
+    assert (second.group["lr"], group["lr"]) == (0.25, 0.5)
+
+
+@copied
+def test_a_copy_of_a_copy_trains_as_the_original_does(copied: Callable[[Any], Any]) -> None:
+    model = one_table(rows=ROWS)
+    attach(model, "adam", lr=torch.tensor(0.1), foreach=False)
+    converted: Any = recfx.convert(model)
+    train(converted)
+    last = copied(copied(converted))
+    keyed = last.fused_optimizer
+    assert keyed.param_groups[0]["params"][0] is last.weight("t")
+    assert keyed.state_dict()["state"].keys() == {"embedding_bags.t.weight"}
+    attached_optimizers(converted.weight("t"))[0].param_groups[0]["lr"].fill_(0.4)
+    keyed.param_groups[0]["lr"].fill_(0.4)
+    for each in (converted, last):
+        train(each)
+    assert torch.equal(last.weight("t"), converted.weight("t"))
+
+
+@pytest.mark.parametrize("via_meta", [False, True])
+def test_a_copy_that_is_emptied_names_its_new_parameter(via_meta: bool) -> None:
+    model = one_table(rows=ROWS)
+    attach(model, "adagrad")
+    converted = recfx.convert(model)
+    train(converted)
+    other: Any = copy.deepcopy(converted)
+    if via_meta:
+        other.to("meta")
+        assert other.fused_optimizer.state_dict()["state"]["embedding_bags.t.weight"]["t.momentum1"].is_meta
+    other.to_empty(device="cpu")
+    other.weight("t").data.fill_(1.0)
+    keyed = other.fused_optimizer
+    assert keyed.param_groups[0]["params"][0] is other.weight("t")
+    assert not keyed.state_dict()["state"]["embedding_bags.t.weight"]["t.momentum1"].is_meta
+    train(other)
+    assert not bool((other.weight("t") == 1.0).any())
+
+
+@pytest.mark.parametrize(("rates", "calls"), [((0.5, 0.5), 1), ((0.5, 0.25), 2)])
+def test_tables_with_equal_learning_rate_tensors_share_a_call(rates: tuple[float, float], calls: int) -> None:
+    model = tables_named("a", "b")
+    for parameter, rate in zip(model.parameters(), rates, strict=True):
+        attach([parameter], "sgd", lr=torch.tensor(rate))
+    converted = recfx.convert(model)
+    assert sum(isinstance(each, recfx.nodes.Lookup) for each in converted.modules()) == calls

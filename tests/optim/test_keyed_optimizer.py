@@ -1,0 +1,151 @@
+"""``collection.fused_optimizer`` as TorchRec's ``KeyedOptimizer``: what it saves is what it loads, or is refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+
+import recfx
+from tests.builders.batches import bags
+from tests.builders.collections import tables_named
+from tests.builders.optimizers import attach
+
+NAME = "embedding_bags.a.weight"
+
+
+def collection(kind: str = "adam", rows: int = 6, **settings: Any) -> Any:
+    """Two tables, ``a`` and ``b``, converted."""
+    torch.manual_seed(0)
+    model = tables_named("a", "b", rows=rows)
+    attach(model, kind, **settings)
+    return recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0, buckets=1))
+
+
+def train(model: Any, steps: int = 2) -> None:
+    for _ in range(steps):
+        (model(bags({"a": [(0, 1, 3)], "b": [(5, 1)]})).values() - 2).square().sum().backward()
+
+
+def state(model: Any) -> dict[str, dict[str, torch.Tensor]]:
+    found: dict[str, dict[str, torch.Tensor]] = copy.deepcopy(model.fused_optimizer.state_dict()["state"])
+    return found
+
+
+def assert_same(found: dict[str, dict[str, torch.Tensor]], wanted: dict[str, dict[str, torch.Tensor]]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, values in wanted.items():
+        assert found[name].keys() == values.keys()
+        assert all(torch.equal(found[name][key], value) for key, value in values.items())
+
+
+def test_state_and_settings_round_trip_in_a_combined_optimizer() -> None:
+    """Into the tensors that the kernels use, and into the settings that they read."""
+    trained, loaded = collection(lr=0.25), collection(lr=0.1)
+    dense = nn.Linear(2, 2)
+    train(trained)
+    both = []
+    for model in (trained, loaded):
+        ordinary = KeyedOptimizerWrapper(dict(dense.named_parameters()), lambda given: torch.optim.SGD(given, lr=0.5))
+        combined = CombinedOptimizer([("sparse", model.fused_optimizer), ("dense", ordinary)])
+        combined.save_param_groups(True)
+        both.append(combined)
+    loaded.load_state_dict(trained.state_dict())
+    both[1].load_state_dict(copy.deepcopy(both[0].state_dict()))
+    assert {f"sparse.{name}" for name in state(trained)} <= both[1].params.keys()
+    assert_same(state(loaded), state(trained))
+    assert [each.group["lr"] for each in loaded.fused_optimizers().values()] == [0.25, 0.25]
+    for model in (trained, loaded):
+        train(model)
+    assert_same(state(loaded), state(trained))
+    assert torch.equal(loaded.weight("b"), trained.weight("b"))
+
+
+def test_neither_step_nor_zero_grad_changes_anything() -> None:
+    model = collection()
+    train(model)
+    before, weight = state(model), model.weight("a").detach().clone()
+    weight_grad = model.weight("a").grad = torch.ones_like(weight)
+    for keyed in (model.fused_optimizer, CombinedOptimizer([model.fused_optimizer])):
+        keyed.step()
+        keyed.zero_grad()
+        keyed.zero_grad(set_to_none=True)
+    assert model.weight("a").grad is weight_grad
+    assert torch.equal(model.weight("a"), weight)
+    assert_same(state(model), before)
+
+
+@pytest.mark.parametrize("kind", ["adagrad", "rowwise_adagrad", "adam"])
+def test_state_of_fewer_rows_moves_with_the_weights(kind: str) -> None:
+    """The rows that are kept have the saved state, new rows the state before a row's first step."""
+    start = {} if kind == "adam" else {"initial_accumulator_value": 0.5}
+    small, big = collection(kind, **start), collection(kind, rows=9, **start)
+    train(small)
+    saved = state(small)
+    big.load_state_dict(small.state_dict())
+    big.fused_optimizer.load_state_dict({"state": copy.deepcopy(saved)})
+    found = state(big)
+    for name in saved:
+        for key, value in saved[name].items():
+            if key.endswith("step"):
+                assert torch.equal(found[name][key], value)
+                continue
+            assert found[name][key].shape == (9, *value.shape[1:])
+            kept = 3 if name == NAME else 2  # ids have the first rows of the only bucket
+            assert torch.equal(found[name][key][:kept], value[:kept])
+            assert bool((found[name][key][kept:] == (0.5 if start else 0.0)).all())
+            assert bool((value[:kept] != (0.5 if start else 0.0)).any())
+
+
+@pytest.mark.parametrize("kind", ["rowwise_adagrad", "adam"])
+def test_state_of_other_rows_is_refused_unless_their_weights_were_loaded(kind: str) -> None:
+    small, big = collection(kind), collection(kind, rows=9)
+    train(small)
+    train(big)
+    before = state(big)
+    with pytest.raises(recfx.CheckpointError, match=r"is \(6.*the table needs \(9") as caught:
+        big.fused_optimizer.load_state_dict({"state": state(small)})
+    assert (caught.value.reason, caught.value.module_path) == ("rows_mismatch", NAME)
+    assert_same(state(big), before)
+
+
+@pytest.mark.parametrize("wrong", [torch.ones(5, 4), torch.ones(6, 3), torch.ones(6), torch.tensor(1.0)])
+def test_state_that_is_not_that_of_the_loaded_weights_is_refused(wrong: torch.Tensor) -> None:
+    small, big = collection(), collection(rows=9)
+    train(small)
+    big.load_state_dict(small.state_dict())
+    before, saved = state(big), state(small)
+    saved[NAME]["a.momentum2"] = wrong
+    with pytest.raises(recfx.CheckpointError) as caught:
+        big.fused_optimizer.load_state_dict({"state": saved})
+    assert (caught.value.reason, caught.value.module_path) == ("rows_mismatch", NAME)
+    assert_same(state(big), before)
+
+
+def test_a_number_in_place_of_a_tensor_is_that_number() -> None:
+    """As saved by older versions of torch, which counted steps in a Python number."""
+    model = collection()
+    saved = state(model)
+    saved[NAME]["a.step"] = 7.0  # type: ignore[assignment]
+    model.fused_optimizer.load_state_dict({"state": saved})
+    assert [float(each.state["step"]) for each in model.fused_optimizers().values()] == [7.0, 0.0]
+
+
+def test_what_torchrec_refuses() -> None:
+    """Other tables and other states."""
+    model = collection()
+    train(model)
+    for change, says in (
+        (lambda saved: saved.pop(NAME), "parameter count"),
+        (lambda saved: saved.update(other=saved.pop(NAME)), "not found"),
+        (lambda saved: saved[NAME].pop("a.step"), "state size"),
+        (lambda saved: saved[NAME].update(more=torch.ones(1)), "state size"),
+    ):
+        saved = state(model)
+        change(saved)
+        with pytest.raises(ValueError, match=says):
+            model.fused_optimizer.load_state_dict({"state": saved})
