@@ -68,9 +68,10 @@ def with_plan(
     """
     path = described.path
     sharding = read_plan(collection.tables, plan, rank, world_size, path)
-    taken, fused = optimizer_settings(collection, sharding, None).taken, collection.fused_optimizers()
+    settings = optimizer_settings(collection, sharding, None, dense_as_torchrec=False)
+    fused = collection.fused_optimizers()
     tables = tuple(
-        _with_sharding(report, table, fused.get(table.table.name), sharding, path, taken)
+        _with_sharding(report, table, fused.get(table.table.name), sharding, path, settings.taken)
         for report, table in zip(described.tables, sharding.tables, strict=True)
     )
     reasons = collection_sharding_reasons(collection.tables, None, path)

@@ -85,7 +85,8 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
         except Exception as error:
             ctx.refused = error
         del values["features"]
-        sending = self._send(ctx, values.get(selected) if ctx.refused is None else None)
+        sending = self._send(ctx, values.get(selected))
+        # A pipeline takes sending over after its first batch.
         self._batches = ctx.number = self._batches + 1 if self.sent_by_pipeline else 1
         self._under_way.start(self, ctx)
         return sending
@@ -150,8 +151,8 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
 
     def output_dist(self, ctx: BatchContext, output: dict[str, Any]) -> LazyAwaitable[KeyedTensor]:
         """The rest of the graph, run when the result is needed."""
-        stages = ctx.stages or self._staged.in_turn
-        return Result(stages.collect, output, self.groups.pooled, self.collection)
+        assert ctx.stages is not None  # since compute
+        return Result(ctx.stages.collect, output, self.groups.pooled, self.collection)
 
     @property
     def sent_by_pipeline(self) -> bool:

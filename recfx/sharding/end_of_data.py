@@ -42,7 +42,7 @@ class Sender(Protocol):
 class _Call(NamedTuple):
     of: Sender
     ctx: BatchContext
-    turn: int  # the calls of one batch are started in one turn, before any of them is run
+    turn: object  # the calls of one batch are started in one turn, before any of them is run
 
 
 class CallsUnderWay:
@@ -50,8 +50,8 @@ class CallsUnderWay:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self._started: list[tuple[weakref.ref[Any], weakref.ref[BatchContext], int]] = []
-        self._turn, self._has_run = 0, False
+        self._started: list[tuple[weakref.ref[Any], weakref.ref[BatchContext], object]] = []
+        self._turn = object()
         self._sent: Any = None  # what the others may still be receiving
 
     def refuse(self, of: Sender) -> None:
@@ -66,7 +66,6 @@ class CallsUnderWay:
 
     def start(self, of: Sender, ctx: BatchContext) -> None:
         """Note that a batch was started."""
-        self._turn, self._has_run = self._turn + self._has_run, False
         self._started.append((weakref.ref(of), weakref.ref(ctx), self._turn))
 
     def run(self, of: Sender, ctx: BatchContext) -> None:
@@ -77,7 +76,7 @@ class CallsUnderWay:
         """
         pending = self._pending()
         self._started = [(weakref.ref(c.of), weakref.ref(c.ctx), c.turn) for c in pending if c.ctx is not ctx]
-        self._has_run = True
+        self._turn = object()
         (mine,) = (call for call in pending if call.ctx is ctx)
         if not of.sent_by_pipeline or self._group.size() == 1:
             return
@@ -87,7 +86,7 @@ class CallsUnderWay:
         # and pays for the exchange; it cannot be told apart from one that gets its data one batch at a time.
         is_followed = any(call.of is of and call.ctx is not ctx for call in pending)
         if not is_followed and not ctx.is_last:
-            self._tell([call for call in pending if call.turn == mine.turn and call.of.sent_by_pipeline])
+            self._tell([call for call in pending if call.turn is mine.turn and call.of.sent_by_pipeline])
 
     def _tell(self, last: list[_Call]) -> None:
         """Take part in the exchange of sizes after that of the last batch; all its collections share it."""

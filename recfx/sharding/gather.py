@@ -107,8 +107,6 @@ class _Gatherer:
             part = self._send(shard, tensor_of, (shard.num_rows, width), dtype)
             if columns == dim:
                 shard.of(joined)[:] = part
-            elif shard.num_columns == dim:
-                joined[slice(*shard.rows)] = part
             else:
                 joined[slice(*shard.rows)] += part * (shard.num_columns / dim)
         return joined

@@ -40,17 +40,17 @@ def load_local_state(
         CheckpointError: the same as ``LocalState``. Nothing of this collection has changed.
     """
     planned = LocalState(module, state_dict, prefix)
-    assign = bool(local_metadata.get("assign_to_params_buffers", False))
     for shard in module.sharding.local():
         if shard.table.has_index:
             module.index(shard.name).expect_load()
     for key in planned.taken:
         del state_dict[key]
-    for key, value in planned.local.items():
-        owned = assign and isinstance(value, Tensor)
-        state_dict[key] = value.clone(memory_format=torch.contiguous_format) if owned else value
+    state_dict.update(planned.local)
+    if local_metadata.get("assign_to_params_buffers"):
+        tensors = {key: value for key, value in planned.local.items() if isinstance(value, Tensor)}
+        state_dict.update({key: value.clone(memory_format=torch.contiguous_format) for key, value in tensors.items()})
     here = {shard.table.name for shard in module.sharding.local()}
-    missing_keys.extend(key for key, table in planned.missing.items() if strict and table not in here)
+    missing_keys.extend(key for key, table in planned.missing.items() if table not in here)
     module.note_row_moves(planned.moves)
 
 
@@ -142,7 +142,7 @@ class LocalState:
             return
         if weight is None:
             raise without_weight(spec.name)
-        values = [value for name, value in {**found, "weight": weight}.items() if name not in (COUNTS, IDENTITY)]
+        values = [weight, *(value for name, value in found.items() if name not in (COUNTS, IDENTITY))]
         if any(isinstance(value, ShardedTensor) for value in values):
             pieces = self._sharded_index(table, found, values)
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -53,7 +52,7 @@ def make_local_tables(
     device: torch.device | None,
     fused_params: Mapping[str, Any] | None,
     *,
-    dense_as_torchrec: bool = False,
+    dense_as_torchrec: bool,
 ) -> LocalTables:
     """Cut this rank's shards out of ``module``, which stays as it is. Collective: replicas become those of rank 0.
 
@@ -117,8 +116,7 @@ def _rows(shard: Shard, weight: torch.Tensor, init_fn: Any, device: torch.device
     if not weight.is_meta:
         return shard.of(weight.detach()).to(device or weight.device, copy=True, memory_format=torch.contiguous_format)
     made = torch.empty(shard.num_rows, shard.num_columns, dtype=weight.dtype, device=device or "cpu")
-    if init_fn is not None:
-        init_fn(made)
+    init_fn(made)
     return made
 
 
@@ -160,6 +158,5 @@ def _check_optimizers(module: HashEmbeddingBagCollection) -> None:
 def _state_part(value: Any, shard: Shard) -> Any:
     if not isinstance(value, torch.Tensor) or value.dim() == 0:
         return value.clone() if isinstance(value, torch.Tensor) else value
-    per_column = value.shape[1] == shard.table.embedding_dim and math.prod(value.shape[1:]) > 1
-    part = shard.of(value) if per_column else value[slice(*shard.rows)]
+    part = shard.of(value) if value.shape[1] == shard.table.embedding_dim else value[slice(*shard.rows)]
     return part.clone(memory_format=torch.contiguous_format)

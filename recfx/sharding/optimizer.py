@@ -85,12 +85,11 @@ class ShardedFusedOptimizer(KeyedOptimizer):
         """Several shards of a table on one rank count the same steps."""
         for table, fused in self._fused.items():
             if fused.rule.saves_step:
-                first, *others = self._steps(table) or [None]
-                for step in others:
-                    if first is not None and step is not None:
-                        step.copy_(first)
+                steps = self._steps(table)
+                for step in steps:
+                    step.copy_(steps[0])
 
-    def _steps(self, table: str) -> list[Tensor | None]:
+    def _steps(self, table: str) -> list[Tensor]:
         return [self._store.optimizers[shard.name].state[STEP] for shard in self._sharding.local_of(table)]
 
     def _parameter(self, table: str) -> Tensor:

@@ -27,7 +27,7 @@ def optimizer_settings(
     sharding: CollectionSharding,
     fused_params: Mapping[str, Any] | None,
     *,
-    dense_as_torchrec: bool = False,
+    dense_as_torchrec: bool,
 ) -> OptimizerSettings:
     """The optimizer that trains each table.
 

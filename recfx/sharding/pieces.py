@@ -120,9 +120,7 @@ def make_sharded_tensor(
     }
     return ShardedTensor._init_from_local_shards_and_global_metadata(
         [TensorShard(tensor, metadata[piece]) for piece, tensor in local.items()],
-        ShardedTensorMetadata(
-            list(metadata.values()), torch.Size(whole_size(pieces)), TensorProperties(dtype=dtype, requires_grad=False)
-        ),
+        ShardedTensorMetadata(list(metadata.values()), torch.Size(whole_size(pieces)), TensorProperties(dtype=dtype)),
         process_group=group,
     )
 
@@ -153,4 +151,4 @@ def parts_of(saved: ShardedTensor, pieces: Pieces, group: dist.ProcessGroup, nam
 
 
 def _listed(cuts: Collection[tuple[tuple[int, ...], tuple[int, ...], int | None]]) -> str:
-    return ", ".join(str(each) for each in sorted(cuts, key=str)[:4]) + (", ..." if len(cuts) > 4 else "")
+    return ", ".join(sorted(map(str, cuts))[:4]) + (", ..." if len(cuts) > 4 else "")

@@ -39,7 +39,7 @@ def save_sharded_state(
     shards = {shard.name for shard in module.sharding.local()}
     for start in (f"{prefix}embedding_bags.", f"{prefix}hash_indexes."):
         of_tables = [key for key in state_dict if key.startswith(start)]
-        for key in [key for key in of_tables if key[len(start) :].split(".", 1)[0] in shards]:
+        for key in [key for key in of_tables if key[len(start) :].partition(".")[0] in shards]:
             del state_dict[key]
     for table in module.sharding.tables:
         state_dict[prefix + weight_name("", table.table.name)] = _weight(module, table)

@@ -34,6 +34,39 @@ BESIDE = {
 }  # fmt: skip
 """Folders and files below ``tests/`` for packages and files; other packages have the folder of their name."""
 
+_SHARDING = {
+    "awaitables": ["test_end_of_data", "test_types"],
+    "batch_steps": ["test_batch_steps", "test_end_of_data", "test_stock_pipeline", "test_step_once"],
+    "collection": ["test_copies", "test_state", "test_explain"],
+    "context": ["test_batch_steps", "test_end_of_data", "test_stock_pipeline"],
+    "data_parallel": ["test_ddp", "test_plan", "test_types"],
+    "end_of_data": ["test_end_of_data", "test_stock_pipeline"],
+    "fit_shards": ["test_state"],
+    "gather": ["test_unconvert", "test_uneven_columns", "test_parts_of_the_world"],
+    "load_state": ["test_state", "test_refusals", "test_parts_of_the_world"],
+    "local_tables": ["test_shard_trained", "test_replicas", "test_optimizer_state", "test_step_once"],
+    "optimizer": ["test_optimizer_state", "test_state"],
+    "optimizer_settings": ["test_optimizer_settings", "test_shard_trained"],
+    "optimizer_state": ["test_optimizer_state", "test_state"],
+    "out_of_step": ["test_batch_steps", "test_refusals", "test_out_of_step"],
+    "pieces": ["test_pieces", "test_state", "test_parts_of_the_world"],
+    "pipeline_stages": ["test_batch_steps", "test_types", "test_stock_pipeline"],
+    "placement": ["test_plan"],
+    "plan": ["test_plan"],
+    "plan_errors": ["test_plan"],
+    "ranks_agree": ["test_ranks_agree"],
+    "shard_collection": ["test_plan", "test_optimizer_settings"],
+    "sharded_tables": ["test_state", "test_explain"],
+    "state": ["test_state", "test_parts_of_the_world"],
+    "unshard": ["test_unconvert"],
+    "ways_back": ["test_plan", "test_wire", "test_types"],
+    **{stem: ["test_plan", "test_types"] for stem in ("_by_columns", "_by_rows", "_planned", "table_wise")},
+}
+FIRST = {f"sharding/{stem}.py": [f"sharding/{each}.py" for each in files] for stem, files in _SHARDING.items()}
+"""Files below ``tests/`` that come before all others: to run all that need real ranks takes minutes."""
+for _stem in ("awaitables", "batch_steps", "pipeline_stages"):
+    FIRST[f"sharding/{_stem}.py"].append("pipeline/test_train_pipeline.py")
+
 
 def package_of(path: Path) -> str:
     """``lowering`` for ``lowering/cpu.py``, ``passes`` for ``recfx/passes/lower.py``."""
@@ -46,13 +79,14 @@ def _text(path: Path) -> str:
 
 
 def tests_for(path: Path) -> list[str]:
-    """Test files for one file of the product, both relative to the root: of the same stem, then those that name more of
-    what is public in it, then the others of its package.
+    """Test files for one file of the product, both relative to the root: those of ``FIRST``, then of the same stem,
+    then those that name more of what is public in it, then the others of its package.
     """
     package = package_of(path)
     files: dict[Path, int] = {}
+    first = FIRST.get(f"{package}/{path.name}", [])
     places = BESIDE.get(f"{package}/{path.name}") or BESIDE.get(package, [package])
-    for order, place in enumerate(places):
+    for order, place in enumerate([*first, *places]):
         where = Path("tests", place)
         for file in [where] if where.suffix else sorted(where.rglob("test_*.py")):
             files.setdefault(file, order)
@@ -61,7 +95,8 @@ def tests_for(path: Path) -> list[str]:
     }
     words = {file: set(re.findall(r"\w+", _text(file))) for file in files}
 
-    def distance(file: Path) -> tuple[bool, int, int]:
-        return file.stem.removeprefix("test_") != path.stem.strip("_"), -len(names & words[file]), files[file]
+    def distance(file: Path) -> tuple[int, bool, int, int]:
+        order, stem = files[file], path.stem.strip("_")
+        return min(order, len(first)), file.stem.removeprefix("test_") != stem, -len(names & words[file]), order
 
     return [str(file) for file in sorted(files, key=distance)]

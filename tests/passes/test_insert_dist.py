@@ -51,7 +51,7 @@ def graph_of(
     groups = DistGroups.of(env, sharding.local_size)
     pipeline = passes("auto", sharding)
     names = [rewrite.name for rewrite in pipeline]
-    store = make_local_tables(converted, sharding, groups.pooled, None, None).store
+    store = make_local_tables(converted, sharding, groups.pooled, None, None, dense_as_torchrec=False).store
     graph_module = converted.unexpanded_graph(Resources(store, groups))
     records = run_passes(graph_module, pipeline[: names.index(after) + 1])
     return graph_module, [declined.message for declined in records[-1].declined]

@@ -45,8 +45,8 @@ def case_of(plan: str, hashing: recfx.HashConfig | None = LRU, optimizer: str = 
     return Case(tables, hashing=hashing, raw_ids=raw_ids, optimizer=optimizer, local_size=local_size)
 
 
-def make(case: Case, world_size: int, seed: int = 0) -> nn.Module:
-    """The model on this rank: converted and sharded; on world size 0 converted alone."""
+def make(case: Case, world_size: int, seed: int = 0, group: dist.ProcessGroup | None = None) -> nn.Module:
+    """The model on this rank: converted and sharded, over all ranks or a group; on world size 0 converted alone."""
     standard, width = build(replace(case, seed=seed))
     torch.manual_seed(seed + 1)
     model = Model(standard, width)
@@ -55,7 +55,8 @@ def make(case: Case, world_size: int, seed: int = 0) -> nn.Module:
     if world_size:
         plan = plan_of(case, converted, world_size)
         assert isinstance(converted, recfx.HashEmbeddingBagCollection)
-        model.sparse = shard_collection(converted, plan, ShardingEnv.from_process_group(dist.group.WORLD))
+        env = ShardingEnv.from_process_group(group or dist.group.WORLD)
+        model.sparse = shard_collection(converted, plan, env)
     return model
 
 
@@ -95,6 +96,21 @@ def whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
     for key, entry in sparse.fused_optimizer.state_dict()["state"].items():
         state.update({f"{key}/{name}": gather(value) for name, value in entry.items()})
     return state
+
+
+def model_state(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Of ``whole_state``: what the collection's ``load_state_dict`` takes."""
+    return {key.removeprefix("sparse."): value for key, value in state.items() if "/" not in key}
+
+
+def optimizer_state(state: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Of ``whole_state``: what ``load_state_dict`` of the collection's fused optimizer takes."""
+    entries: dict[str, dict[str, torch.Tensor]] = {}
+    for key, value in state.items():
+        if "/" in key:
+            name, _, inner = key.partition("/")
+            entries.setdefault(name, {})[inner] = value
+    return {"state": entries}
 
 
 def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], exact: bool = True) -> None:

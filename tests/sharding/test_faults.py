@@ -97,6 +97,10 @@ def run(folder: Path, function: Callable[[int, Path], Any], expected_exits: tupl
 
 def serve(rank: int, folder: Path, function: Callable[[int, Path], Any]) -> None:
     torch.set_num_threads(1)
+    (folder / f"ready{rank}").touch()
+    began = time.monotonic()
+    while not (folder / f"ready{1 - rank}").exists() and time.monotonic() - began < 60:  # starting may take longer
+        time.sleep(0.02)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",

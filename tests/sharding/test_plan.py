@@ -27,8 +27,10 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import DataType
 
 import recfx
+from recfx.ir.shards import ShardedTable
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.sharding.plan import read_plan
+from recfx.sharding.shard_collection import shard_collection
 from tests.builders.optimizers import attach
 
 WORLD = 4
@@ -274,3 +276,136 @@ def test_cuts_of_an_indexed_table_are_at_bucket_borders() -> None:
     assert table.row_borders() == [0, 0, 5, 10, 16]
     assert table.planned_borders == (0, 4, 8, 12, 16)
     assert [shard.is_empty for shard in table.shards] == [True, False, False, False]
+
+
+def table_read(parameter: ParameterSharding, world_size: int, hashing: recfx.HashConfig | None = None) -> ShardedTable:
+    """Table a under this plan, seen from rank 0."""
+    converted = recfx.convert(Model(), hashing=hashing).part["ebc"]
+    plan = {"a": parameter, "b": ParameterSharding("table_wise", "fused", [0])}
+    return read_plan(converted.tables, plan, 0, world_size, "ebc").named("a")
+
+
+def pieces_on(kind: str, *parts: tuple[int, int, int, int, int]) -> ParameterSharding:
+    """Each: first row, first column, rows, columns, rank."""
+    return ParameterSharding(kind, "fused", [], shards(*((*part[:4], f"rank:{part[4]}/cpu") for part in parts)))
+
+
+@pytest.mark.parametrize(
+    ("parts", "world_size", "way", "pieces"),
+    [
+        ([(0, 0, 16, 8, 3)], 4, "table_wise", [-1]),
+        ([(0, 0, 8, 8, 2), (8, 0, 8, 8, 3)], 4, "table_row_wise", [0, 1]),
+        ([(0, 0, 8, 8, 0), (8, 0, 8, 8, 1)], 2, "row_wise", [0, 1]),
+    ],
+    ids=["one rank of a host", "a host", "all ranks"],
+)
+def test_rows_within_a_host_come_back_by_the_shortest_way(
+    parts: list[tuple[int, int, int, int, int]], world_size: int, way: str, pieces: list[int]
+) -> None:
+    for kind in ("table_row_wise", "grid_shard"):
+        table = table_read(pieces_on(kind, *parts), world_size)
+        assert (table.way_back.name, table.way_back.local_size) == (way, 2 if way == "table_row_wise" else 1)
+        assert [shard.piece for shard in table.shards] == pieces
+        assert [shard.rank for shard in table.shards] == [part[4] for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("parts", "world_size"),
+    [
+        ([(0, 0, 8, 8, 0), (8, 0, 8, 8, 1)], 5),  # hosts of two among five ranks
+        ([(0, 0, 8, 4, 0), (8, 0, 8, 4, 1), (0, 4, 16, 4, 2)], 4),  # hosts of two ranks and of one
+        ([(0, 0, 8, 8, 0), (8, 0, 8, 8, 2)], 4),
+        ([(0, 0, 8, 4, 0), (8, 0, 8, 4, 1), (0, 4, 8, 4, 3), (8, 4, 8, 4, 2)], 4),
+        ([(0, 0, 8, 4, 0), (8, 0, 8, 4, 1), (0, 4, 8, 4, 1), (8, 4, 8, 4, 2)], 4),
+    ],
+)
+def test_rows_that_are_not_on_the_ranks_of_one_host(
+    parts: list[tuple[int, int, int, int, int]], world_size: int
+) -> None:
+    with pytest.raises(recfx.ConversionError, match="the ranks of one host, in order") as caught:
+        table_read(pieces_on("grid_shard", *parts), world_size)
+    assert caught.value.reason == "plan_invalid"
+
+
+def test_one_piece_of_rows_is_not_cut() -> None:
+    (shard,) = table_read(pieces_on("row_wise", (0, 0, 16, 8, 0)), 1).shards
+    assert (shard.piece, shard.rows, shard.columns) == (-1, (0, 16), (0, 8))
+
+
+@pytest.mark.parametrize("hashing", [None, RAW], ids=["static", "hashed"])
+def test_shards_of_types_that_leave_rows_uncut(hashing: recfx.HashConfig | None) -> None:
+    columns = table_read(pieces_on("column_wise", (0, 4, 16, 4, 1), (0, 0, 16, 4, 3)), WORLD, hashing)
+    assert [(shard.rank, shard.rows, shard.columns, shard.piece) for shard in columns.shards] == [
+        (3, (0, 16), (0, 4), -1),
+        (1, (0, 16), (4, 8), -1),
+    ]
+    by_rank = table_read(ParameterSharding("table_wise", "fused", [2]), WORLD, hashing)
+    assert [(shard.rank, shard.rows, shard.columns) for shard in by_rank.shards] == [(2, (0, 16), (0, 8))]
+    replicas = table_read(ParameterSharding("data_parallel", "dense", []), WORLD, hashing)
+    assert [(shard.rank, shard.rows, shard.columns) for shard in replicas.shards] == [
+        (rank, (0, 16), (0, 8)) for rank in range(WORLD)
+    ]
+    assert (columns.way_back.name, by_rank.way_back.name) == ("table_wise", "table_wise")
+    assert (replicas.way_back.name, replicas.is_replicated) == ("data_parallel", True)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "reason", "says"),
+    [
+        (ParameterSharding("table_wise", "fused", [4]), "plan_rank", "on rank 4, but there are 4"),
+        (ParameterSharding("table_wise", "fused", [0, 1]), "plan_invalid", "EnumerableShardingSpec"),
+        (ParameterSharding("table_wise", "fused", []), "plan_invalid", "EnumerableShardingSpec"),
+        (ParameterSharding("table_wise", "fused", None), "plan_invalid", "EnumerableShardingSpec"),
+        (pieces_on("table_wise", (8, 0, 16, 8, 0)), "plan_invalid", "cuts rows"),
+        (pieces_on("column_wise", (0, 0, 16, 4, 0), (4, 4, 16, 4, 1)), "plan_invalid", "cuts rows"),
+        (
+            ParameterSharding("row_wise", "fused", [], EnumerableShardingSpec([ShardMetadata([0, 0], [16, 8])])),
+            "plan_invalid",
+            "None, which names no rank",
+        ),
+    ],
+)
+def test_plans_of_hashed_tables_are_refused_for_what_is_left_of_them(
+    parameter: ParameterSharding, reason: str, says: str
+) -> None:
+    """Their rows are cut anew, but ranks and columns are the plan's."""
+    with pytest.raises(recfx.ConversionError) as caught:
+        table_read(parameter, WORLD, RAW)
+    assert caught.value.reason == reason
+    assert says in str(caught.value)
+    assert "table 'a'" in str(caught.value)
+
+
+def test_tables_without_an_index_are_cut_where_the_plan_says_even_if_they_have_a_config() -> None:
+    parts = (0, 0, 10, 8, 0), (10, 0, 6, 8, 1)
+    for hashing in (None, recfx.HashConfig()):
+        assert table_read(pieces_on("row_wise", *parts), 2, hashing).row_borders() == [0, 10, 16]
+    assert table_read(pieces_on("row_wise", *parts), 2, RAW).row_borders() == [0, 8, 16]
+
+
+def test_ranks_go_through_the_ways_back_in_one_order() -> None:
+    converted = recfx.convert(Model()).part["ebc"]
+    host = pieces_on("table_row_wise", (0, 0, 8, 8, 0), (8, 0, 8, 8, 1))
+    found = []
+    for a, b in (
+        (ParameterSharding("data_parallel", "dense", []), host),
+        (host, pieces_on("row_wise", *((4 * rank, 0, 4, 8, rank) for rank in range(4)))),
+        (
+            pieces_on("row_wise", *((4 * rank, 0, 4, 8, rank) for rank in range(4))),
+            pieces_on("table_wise", (0, 0, 16, 8, 1)),
+        ),
+    ):
+        ways = read_plan(converted.tables, {"a": a, "b": b}, 0, WORLD).ways_back
+        found.append([(way.place, way.name, way.wording) for way in ways])
+    whole, by_rows = (0, "table_wise", "all-to-all"), (1, "row_wise", "summed over ranks")
+    by_hosts = (2, "table_row_wise", "summed on a host, then all-to-all")
+    assert found == [[by_hosts, (3, "data_parallel", "stay")], [by_rows, by_hosts], [whole, by_rows]]
+
+
+@pytest.mark.usefixtures("four_ranks")
+@pytest.mark.parametrize(("path", "named"), [("", "part.ebc"), ("elsewhere", "elsewhere")])
+def test_a_collection_that_is_sharded_by_itself_has_its_own_path_in_messages(path: str, named: str) -> None:
+    converted = recfx.convert(Model()).part["ebc"]
+    with pytest.raises(recfx.ConversionError) as caught:
+        shard_collection(converted, {}, ShardingEnv.from_process_group(dist.group.WORLD), path=path)
+    assert (caught.value.reason, caught.value.module_path) == ("plan_missing_table", named)

@@ -15,7 +15,19 @@ from recfx.errors import CheckpointError
 from recfx.kernels.index_buffers import FREED
 from tests.sharding.cases import Case, build
 from tests.sharding.ranks import ranks
-from tests.sharding.stateful import ADMIT, LRU, PLANS, assert_same, case_of, make, sharded_of, train, whole_state
+from tests.sharding.stateful import (
+    ADMIT,
+    LRU,
+    PLANS,
+    assert_same,
+    case_of,
+    make,
+    model_state,
+    optimizer_state,
+    sharded_of,
+    train,
+    whole_state,
+)
 
 
 def plain_state(case: Case, steps: int = 3) -> dict[str, torch.Tensor]:
@@ -23,10 +35,6 @@ def plain_state(case: Case, steps: int = 3) -> dict[str, torch.Tensor]:
     model = make(case, 0)
     train(model, case, 0, 0, 0, steps)
     return whole_state(model)
-
-
-def model_state(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {key.removeprefix("sparse."): value for key, value in state.items() if "/" not in key}
 
 
 def layout(rank: int, world_size: int, case: Case) -> dict[str, tuple[str, tuple[int, ...], torch.dtype]]:
@@ -79,15 +87,6 @@ def load_plain(
     sharded_of(again).load_state_dict(sparse.state_dict())
     assert_same(model_state(whole_state(again)), model_state(whole_state(model)))
     return whole_state(model)
-
-
-def optimizer_state(state: dict[str, torch.Tensor]) -> dict[str, Any]:
-    entries: dict[str, dict[str, torch.Tensor]] = {}
-    for key, value in state.items():
-        if "/" in key:
-            name, _, inner = key.partition("/")
-            entries.setdefault(name, {})[inner] = value
-    return {"state": entries}
 
 
 @pytest.mark.parametrize("plan", ["columns", "mixed", "rows"])

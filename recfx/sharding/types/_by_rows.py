@@ -41,11 +41,10 @@ def back_from_hosts(plan: TablePlan, shards: list[Shard]) -> WayBack:
     by_columns: dict[tuple[int, int], list[int]] = {}
     for shard in shards:
         by_columns.setdefault(shard.columns, []).append(shard.rank)
-    sizes = {len(ranks) for ranks in by_columns.values()}
-    local_size = min(sizes)
+    local_size = min(map(len, by_columns.values()))
     hosts = all(ranks == list(range(ranks[0], ranks[0] + local_size)) for ranks in by_columns.values())
     aligned = all(ranks[0] % local_size == 0 for ranks in by_columns.values())
-    if len(sizes) > 1 or not hosts or not aligned or plan.world_size % local_size:
+    if not hosts or not aligned or plan.world_size % local_size:
         raise wrong(plan, "plan_invalid", "does not cut the rows over the ranks of one host, in order.")
     if local_size == plan.world_size:
         return ReduceScatterBack()

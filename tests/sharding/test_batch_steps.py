@@ -1,0 +1,181 @@
+"""The steps of a batch one by one: what a call keeps, and what becomes of calls that were sent before a step failed."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec.distributed.train_pipeline.train_pipelines import EvalPipelineSparseDist
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+from torchrec.streamable import Multistreamable
+
+import recfx
+from recfx.errors import OutOfStepError
+from recfx.ir.verifier import GraphVerificationError
+from recfx.passes.split_hash_ids import SplitHashIds
+from recfx.sharding.context import BatchContext
+from recfx.sharding.out_of_step import has_failed
+from recfx.sharding.pipeline_stages import Prefetching
+from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, shard
+from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, dense_optimizer, sharded_model
+from tests.sharding.ranks import ranks
+from tests.support.fake_group import fake_group
+
+CASE = Case(
+    (Table("rows", 24, 8, ("f0",), "SUM", ("row_wise",)), Table("one", 24, 8, ("f1",), "SUM", ("table_wise", 0)))
+)
+
+
+def fails_between(rank: int, world_size: int, case: Case) -> list[str]:
+    """Two batches are sent; the first one's lookup fails."""
+    standard, width = build(case)
+    model = recfx.convert(Model(standard, width))
+    plan = ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, model.sparse, world_size))})
+    module: Any = recfx.convert(model, plan=plan).sparse
+    calls = []
+    for step in batches(case, world_size, 2):
+        context = module.create_context()
+        calls.append((context, module.input_dist(context, step[rank]).wait().wait()))
+        assert "features" not in context.values  # the batch itself is not kept
+
+    def fail(*_: Any) -> None:
+        raise ValueError("not this one")
+
+    handles = [lookup.register_forward_pre_hook(fail) for lookup in module._lookups]
+    with pytest.raises(ValueError, match="not this one"):
+        module.compute(*calls[0])
+    for handle in handles:
+        handle.remove()
+    assert has_failed(module.groups.pooled)
+    third, said = module.create_context(), []
+    for call in (
+        lambda: module.compute(*calls[1]),
+        lambda: module.input_dist(third, batches(case, world_size, 1)[0][rank]),
+        lambda: module.send_nothing(third),
+        module.refuse_out_of_step,
+    ):
+        with pytest.raises(OutOfStepError) as caught:
+            call()
+        assert (caught.value.reason, caught.value.module_path) == ("out_of_step", "sparse")
+        said.append(caught.value.message)
+    return said
+
+
+def test_after_a_step_that_failed_nothing_that_was_sent_before_is_run() -> None:
+    for said in ranks(2).run(fails_between, Case(CASE.tables[:1])):  # a table with a lookup on every rank
+        assert len(said) == 4
+        assert all(message.endswith("too (sparse: ValueError: not this one).") for message in said)
+
+
+def test_steps_follow_the_graph_of_the_module() -> None:
+    """A module around other tables' graph (copies are made so) runs that graph."""
+    with fake_group(0, 2):
+        module: Any = shard(CASE, build(CASE)[0], 2)
+        steps = module._staged
+        assert module._staged is steps
+        module.graph_module = copy.copy(module.graph_module)
+        assert module._staged is not steps
+        assert module._staged.graph_module is module.graph_module
+        assert module._staged.prefetching is module._staged.prefetching
+
+
+def test_a_form_of_the_graph_that_is_not_valid_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoil(_: Any, graph_module: torch.fx.GraphModule) -> None:
+        node = next(node for node in graph_module.graph.nodes if node.op == "call_module")
+        with graph_module.graph.inserting_after(node):
+            graph_module.graph.node_copy(node, lambda source: source)
+
+    with fake_group(0, 2):
+        graph_module = shard(CASE, build(CASE)[0], 2).graph_module
+        Prefetching(graph_module)
+        monkeypatch.setattr(SplitHashIds, "call", spoil)
+        with pytest.raises(GraphVerificationError, match=r"after pass split_hash_ids: .* nothing uses this"):
+            Prefetching(graph_module)
+
+
+class _Value(Multistreamable):
+    def __init__(self) -> None:
+        self.streams: list[Any] = []
+
+    def record_stream(self, stream: Any) -> None:
+        self.streams.append(stream)
+
+
+def test_values_that_cross_a_cut_stay_alive_for_the_stream() -> None:
+    value, stream = _Value(), object()
+    context = BatchContext(values={"ids": value, "sizes": [3], "nothing": None})
+    context.record_stream(stream)  # type: ignore[arg-type]
+    assert value.streams == [stream]
+    assert (context.says, context.number, context.marks) == (0, 0, [])
+
+
+# The end of the data, under TorchRec's pipelines
+
+
+class _Messages(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+def train_until(rank: int, world_size: int, lengths: tuple[int, int], between: str) -> tuple[int, str, list[str]]:
+    """How many batches were run, what was raised, and what was logged. ``between``: what was called before, or after
+    the first batch.
+    """
+    model = sharded_model(CASE, world_size, "alone")
+    mine = batches_of_rank(CASE, rank, world_size, max(lengths), "alone")
+    handler = _Messages()
+    logging.getLogger("recfx").addHandler(handler)
+    try:
+        if between == "evaluation before":
+            with torch.no_grad():
+                for batch in mine:
+                    model.eval()(batch)
+            model.train()
+        driver = PIPELINES["sparse_dist"](model, dense_optimizer(CASE, model), CPU)
+        source, done = iter(mine[: lengths[rank]]), 0
+        while True:
+            try:
+                driver.progress(source)
+                done += 1
+            except StopIteration:
+                return done, "", handler.said
+            except OutOfStepError as error:
+                return done, error.message, handler.said
+            if between == "another model" and done == 1:
+                run_another(mine[0], world_size)
+                handler.said.clear()
+    finally:
+        logging.getLogger("recfx").removeHandler(handler)
+
+
+def run_another(batch: Any, world_size: int) -> None:
+    """One batch of another model, in a pipeline of its own."""
+    other: nn.Module = sharded_model(CASE, world_size, "alone").eval()
+    pipeline = EvalPipelineSparseDist(other, dense_optimizer(CASE, other), CPU)
+    source = iter([batch])
+    pipeline.progress(source)
+    with pytest.raises(StopIteration):
+        pipeline.progress(source)
+
+
+@pytest.mark.parametrize("between", ["", "evaluation before", "another model"])
+def test_batches_are_counted_from_the_first_of_the_pipeline(between: str) -> None:
+    (done, raised, logged), (other_done, other_raised, other_logged) = ranks(2).run(train_until, (2, 4), between)
+    assert (done, raised) == (other_done, "") == (2, "")
+    assert other_raised.startswith("the data of rank 0 ended after 2 batches, while other ranks still have batches.")
+    assert [said.partition(", while")[0] for said in logged] == [
+        "[data_ended] the data of rank 0 ended after 2 batches"
+    ]
+    assert other_logged == []
+
+
+def test_data_of_equal_lengths_ends_without_a_word() -> None:
+    assert ranks(2).run(train_until, (2, 2), "another model") == [(2, "", [])] * 2

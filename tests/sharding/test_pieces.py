@@ -1,0 +1,71 @@
+"""Where a sharded table's tensors are cut: what fits, and what the error says about cuts that do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
+
+import recfx
+from recfx.errors import CheckpointError
+from recfx.ir.shards import ShardedTable
+from recfx.sharding.pieces import make_sharded_tensor, parts_of, weight_pieces, whole_size
+from recfx.sharding.plan import read_plan
+from recfx.sharding.state import whole_index
+from tests.sharding.cases import Case, Table, build, plan_of
+from tests.support.fake_group import fake_group
+
+
+def table_of(sharding: tuple[object, ...], world_size: int, rows: int = 12) -> ShardedTable:
+    case = Case((Table("a", rows, 8, ("f0",), "SUM", sharding),))
+    converted = recfx.convert(build(case)[0])
+    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
+    return read_plan(converted.tables, plan_of(case, converted, world_size), 0, world_size).tables[0]
+
+
+def tensor_of(table: ShardedTable, group: dist.ProcessGroup) -> ShardedTensor:
+    pieces = weight_pieces(table)
+    return make_sharded_tensor(pieces, lambda piece: torch.ones(piece.sizes), torch.float32, group)
+
+
+@pytest.mark.parametrize(("world_size", "end"), [(4, "(9, 0), (3, 8), 3)"), (6, "((4, 0), (2, 8), 2), ...")])
+def test_the_error_lists_the_first_four_cuts_of_each_side(world_size: int, end: str) -> None:
+    with fake_group(0, world_size) as group:
+        saved = tensor_of(table_of(("row_wise",), world_size), group)
+        here = weight_pieces(table_of(("table_wise", 2), world_size))
+        with pytest.raises(CheckpointError) as caught:
+            parts_of(saved, here, group, "ebc.a")
+    assert (caught.value.reason, caught.value.module_path) == ("other_plan", "ebc.a")
+    cuts, _, wanted = caught.value.message.partition(", but here it is cut into ")
+    assert cuts.startswith("the saved tensor is cut into ((0, 0), (")
+    assert cuts.endswith(end)
+    assert wanted == "((0, 0), (12, 8), 2) (offsets, sizes, rank)."
+
+
+def test_empty_shards_that_torchrec_lists_do_not_matter() -> None:
+    """Of a table with fewer rows than ranks."""
+    with fake_group(0, 4) as group:
+        pieces = weight_pieces(table_of(("row_wise",), 4, rows=2))
+        assert whole_size(pieces) == (2, 8)
+        own, other = (ShardMetadata([rank, 0], [1, 8], f"rank:{rank}/cpu") for rank in range(2))
+        empty = [ShardMetadata([2, 0], [0, 8], f"rank:{rank}/cpu") for rank in (2, 3)]
+        metadata = ShardedTensorMetadata(
+            [own, other, *empty], torch.Size((2, 8)), TensorProperties(dtype=torch.float32)
+        )
+        saved = ShardedTensor._init_from_local_shards_and_global_metadata(
+            [TensorShard(torch.full((1, 8), 5.0), own)], metadata, process_group=group
+        )
+        (part,) = parts_of(saved, pieces, group, "a").values()
+    assert torch.equal(part, torch.full((1, 8), 5.0))
+
+
+def test_the_index_of_a_whole_table_takes_no_memory_and_has_its_name() -> None:
+    converted = recfx.convert(build(Case((Table("a", 12, 8, ("f0",)),)))[0], hashing=recfx.HashConfig(dense_rows=0))
+    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
+    index = whole_index(converted.tables[0])
+    assert (index.name, index.config) == ("a", converted.tables[0].hashing)
+    assert all(buffer.is_meta for buffer in index.buffers())
