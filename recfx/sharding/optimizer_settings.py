@@ -133,4 +133,4 @@ def _left_out(own: FusedOptimizer | None, fused_params: Mapping[str, Any] | None
 
 def _without_parameter(own: FusedOptimizer) -> FusedOptimizer:
     group = {key: value for key, value in own.group.items() if key != "params"}
-    return FusedOptimizer(own.rule, group, given=own.given)
+    return FusedOptimizer(own.rule, group)

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel, table_wise
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.shard_collection import shard_collection
 from tests.builders.optimizers import attach
+from tests.sharding.cases import Case, Table, plan_of
 from tests.sharding.ranks import ranks
+from tests.support.fake_group import fake_group
 
 SGD, ADAGRAD, ADAM = torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam
 ADAGRAD_PARAMS = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.2}
@@ -128,3 +134,109 @@ def test_settings_without_a_kernel_to_compare_with() -> None:
     group, codes = found(ADAGRAD, {"lr": 0.1, "weight_decay": 0.5}, {})
     assert group["weight_decay"] == 0.5
     assert "weight_decay_unlike_torchrec" in codes
+
+
+# What recfx's own sharders do, without other processes
+
+
+TABLES = tuple(
+    Table(name, 16, 4, (f"f_{name}",), "SUM", kind)
+    for name, kind in {"all": ("data_parallel",), "rows": ("row_wise",), "one": ("table_wise", 0)}.items()
+)
+EVICTS = recfx.HashConfig(dense_rows=0, on_full="evict")
+ROWWISE_PARAMS = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.3, "eps": 0.125}
+
+
+def sharded(
+    kernel: str,
+    optimizer: type[torch.optim.Optimizer] | None,
+    frozen: str = "",
+    hashing: dict[str, recfx.HashConfig | None] | None = None,
+    **options: Any,
+) -> ShardedHashEmbeddingBagCollection:
+    """Rank 0 of two."""
+    case = Case(TABLES, kernel=kernel)
+    standard = EmbeddingBagCollection([table.config() for table in TABLES])
+    for name, weight in standard.named_parameters():
+        weight.requires_grad_(frozen not in name.split("."))
+    if optimizer is not None:
+        attach([each for each in standard.parameters() if each.requires_grad], optimizer, lr=0.1)
+    converted = recfx.convert(standard, hashing=hashing)
+    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    return shard_collection(converted, plan_of(case, converted, 2), env, **options)
+
+
+@pytest.fixture
+def first_of_two() -> Iterator[None]:
+    with fake_group(0, 2):
+        yield
+
+
+@pytest.mark.usefixtures("first_of_two")
+@pytest.mark.parametrize(
+    ("kernel", "optimizer", "options", "fused"),
+    [
+        ("fused", ADAGRAD, {}, {"all": "adagrad", "rows": "adagrad", "one": "adagrad"}),
+        ("dense", ADAGRAD, {}, {"all": "adagrad", "rows": "adagrad", "one": "adagrad"}),
+        ("dense", None, {}, {}),
+        ("dense", None, {"fused_params": ROWWISE_PARAMS}, {"all": "rowwise_adagrad"}),
+        ("fused", None, {}, {"all": "sgd", "rows": "sgd", "one": "sgd"}),
+        (
+            "fused",
+            None,
+            {"fused_params": ROWWISE_PARAMS},
+            {"all": "rowwise_adagrad", "rows": "rowwise_adagrad", "one": "rowwise_adagrad"},
+        ),
+        ("dense", ADAGRAD, {"dense_as_torchrec": True}, {}),
+    ],
+)
+def test_which_tables_get_a_fused_optimizer(
+    kernel: str, optimizer: Any, options: dict[str, Any], fused: dict[str, str]
+) -> None:
+    """Also a data-parallel one with fused_params, whose kernel TorchRec's planner calls dense."""
+    module = sharded(kernel, optimizer, **options)
+    assert {name: settings.rule.name for name, settings in module.fused.items()} == fused
+    assert set(module.store.optimizers) == set(fused)
+    assert not any("params" in settings.group for settings in module.fused.values())  # the whole table
+    if options.get("fused_params") and fused:
+        assert (module.fused["all"].group["lr"], module.fused["all"].group["eps"]) == (0.3, 0.125)
+
+
+@pytest.mark.usefixtures("first_of_two")
+@pytest.mark.parametrize("kernel", ["fused", "dense"])
+def test_a_frozen_table_gets_no_optimizer_and_no_word_about_it(kernel: str) -> None:
+    module = sharded(kernel, None, frozen="rows")
+    assert sorted(module.fused) == (["all", "one"] if kernel == "fused" else [])
+    assert sorted(module.taken) == (["all", "one"] if kernel == "fused" else [])
+    assert {name: weight.requires_grad for name, weight in module.named_parameters()} == {
+        f"embedding_bags.{name}.weight": name != "rows" for name in ("all", "rows", "one")
+    }
+
+
+@pytest.mark.usefixtures("first_of_two")
+def test_a_table_that_evicts_keeps_its_fused_optimizer_on_a_dense_kernel() -> None:
+    """Other tables have ordinary gradients there, as in TorchRec, and the report says what is not carried out."""
+    module = sharded("dense", ADAGRAD, hashing={"rows": EVICTS}, dense_as_torchrec=True)
+    assert sorted(module.fused) == ["rows"]
+    assert {name: [each.code for each in taken] for name, taken in module.taken.items()} == {
+        "all": ["dense_kernel_not_fused"],
+        "one": ["dense_kernel_not_fused"],
+    }
+    assert module.taken["one"][0].message.startswith("its adagrad in backward is not carried out")
+    assert module.taken["one"][0].path == "embedding_bags.one"
+    params = sharded("dense", None, fused_params=ROWWISE_PARAMS, dense_as_torchrec=True)
+    assert sorted(params.taken) == ["all", "one", "rows"]
+    assert params.taken["one"][0].message.startswith("fused_params is not carried out")
+
+
+@pytest.mark.usefixtures("first_of_two")
+def test_what_is_said_about_settings_that_nobody_chose() -> None:
+    default = sharded("fused", None).taken["one"]
+    assert [each.code for each in default] == ["default_fused_optimizer"]
+    assert "it trains by SGD with lr=0.01 in backward" in default[0].message
+    module = sharded("fused", ADAGRAD, fused_params={"eps": 0.5})
+    (found,) = module.taken["one"]
+    assert found.code == "default_optimizer_setting"
+    assert "was attached without eps=0.5 (the class has 1e-10)" in found.message
+    assert module.fused["one"].group["eps"] == 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,9 +17,11 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import recfx
 from recfx.errors import CheckpointError
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from tests.sharding.cases import Case, Model, build, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
-from tests.sharding.stateful import assert_same, case_of, make, sharded_of, train, whole_state
+from tests.sharding.stateful import LRU, assert_same, case_of, make, sharded_of, train, whole_state
+from tests.support.fake_group import fake_group
 
 STATES = {
     "sgd": (),
@@ -132,3 +135,125 @@ def copied(rank: int, world_size: int, case: Case) -> bool:
 
 def test_shards_of_a_table_share_their_settings() -> None:
     assert any(ranks(2).run(copied, case_of("columns", None)))
+
+
+# What does not fit, without other processes
+
+
+@pytest.fixture
+def collection(request: pytest.FixtureRequest) -> Iterator[ShardedHashEmbeddingBagCollection]:
+    """Rank 0 of two, of this optimizer and these hash settings."""
+    optimizer, hashing = request.param
+    case = case_of("mixed", hashing, optimizer)
+    with fake_group(0, 2):
+        yield sharded_of(make(case, 2))
+
+
+def states_of(collection: ShardedHashEmbeddingBagCollection) -> dict[str, torch.Tensor]:
+    """Copies of what the kernels use."""
+    return {
+        f"{shard}/{name}": tensor.clone()
+        for shard, optimizer in collection.store.optimizers.items()
+        for name, tensor in optimizer.named_state().items()
+    }
+
+
+def load(collection: ShardedHashEmbeddingBagCollection, **states: Any) -> None:
+    """``momentum1`` of these tables, and ones for those of all others."""
+    names = {table.name: table for table in collection.tables}
+    entries = {
+        f"embedding_bags.{name}.weight": {
+            f"{name}.momentum1": states.get(name, torch.ones(spec.num_embeddings, spec.embedding_dim))
+        }
+        for name, spec in names.items()
+    }
+    collection.fused_optimizer.load_state_dict({"state": entries})
+
+
+SHARDED = "another table's ShardedTensor"
+
+
+@pytest.mark.parametrize("collection", [("adagrad", None)], indirect=True)
+@pytest.mark.parametrize(
+    ("table", "saved", "reason", "says"),
+    [
+        ("d", "nothing", "other_plan", "the saved state is a str."),
+        ("d", torch.ones(48, 256, device="meta"), "other_plan", "the saved state is a Tensor."),
+        ("c", SHARDED, "other_plan", "the saved state is a ShardedTensor."),
+        ("b", SHARDED, "other_plan", "is cut into"),
+        ("d", torch.ones(47, 256), "rows_mismatch", "is (47, 256), but the table needs (48, 256)"),
+        ("d", torch.ones(48, 255), "rows_mismatch", "is (48, 255)"),
+        ("d", torch.ones(48), "rows_mismatch", "is (48,)"),
+    ],
+)
+def test_a_state_that_does_not_fit_changes_no_table(
+    collection: ShardedHashEmbeddingBagCollection, table: str, saved: Any, reason: str, says: str
+) -> None:
+    if isinstance(saved, str) and saved == SHARDED:
+        own = collection.fused_optimizer.state_dict()["state"]
+        saved = own["embedding_bags.a.weight"]["a.momentum1"]
+    before = states_of(collection)
+    with pytest.raises(CheckpointError) as caught:
+        load(collection, **{table: saved})
+    assert (caught.value.reason, caught.value.module_path) == (reason, f"{table}.momentum1")
+    assert says in caught.value.message
+    assert caught.value.what_to_do
+    torch.testing.assert_close(states_of(collection), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("collection", [("rowwise_adagrad", None)], indirect=True)
+@pytest.mark.parametrize(
+    ("table", "saved", "reason"),
+    [
+        ("b", torch.ones(48), "shape_mismatch"),  # two column blocks
+        ("b", torch.ones(48, 2), "rows_mismatch"),
+        ("a", torch.ones(47), "rows_mismatch"),
+        ("a", torch.ones(96), "rows_mismatch"),
+    ],
+)
+def test_a_number_per_row_and_column_block(
+    collection: ShardedHashEmbeddingBagCollection, table: str, saved: torch.Tensor, reason: str
+) -> None:
+    fitting = {"a": torch.ones(48), "b": torch.ones(96), "c": torch.ones(48), "d": torch.ones(96)}
+    load(collection, **fitting)
+    assert all(bool((value == 1).all()) for value in states_of(collection).values())
+    with pytest.raises(CheckpointError) as caught:
+        load(collection, **{**fitting, table: saved})
+    assert (caught.value.reason, caught.value.module_path) == (reason, f"{table}.momentum1")
+
+
+@pytest.mark.parametrize("collection", [("adagrad_from_a_half", LRU)], indirect=True)
+def test_the_state_of_a_table_that_had_fewer_rows(collection: ShardedHashEmbeddingBagCollection) -> None:
+    """Its rows are the first ones; the others begin as new rows do. In any dtype, but in no other shape."""
+    collection.load_state_dict(
+        {f"embedding_bags.{spec.name}.weight": torch.zeros(48, spec.embedding_dim) for spec in collection.tables}
+    )
+    doubles = {spec.name: torch.ones(48, spec.embedding_dim, dtype=torch.float64) for spec in collection.tables}
+    load(collection, **doubles)
+    for name, state in states_of(collection).items():
+        if name.partition("/")[0] in ("b", "c"):  # all of their rows are here
+            assert (state[:48] == 1).all(), name
+            assert (state[48:] == 0.5).all(), name
+    for wrong in (torch.ones(47, 256), torch.ones(48, 255), torch.ones(48), torch.ones(48, 256, 1)):
+        with pytest.raises(CheckpointError) as caught:
+            load(collection, **{**doubles, "d": wrong})
+        assert caught.value.reason == "rows_mismatch"
+
+
+@pytest.mark.parametrize("collection", [("adagrad", None)], indirect=True)
+def test_what_stands_for_a_table_is_its_first_shard_or_always_the_same_tensor(
+    collection: ShardedHashEmbeddingBagCollection,
+) -> None:
+    first, second = collection.fused_optimizer, collection.fused_optimizer
+    here = {shard.table.name for shard in collection.sharding.local()}
+    assert here == {"a", "c", "d"}
+    for table in "abcd":
+        name = f"embedding_bags.{table}.weight"
+        assert first.params[name] is second.params[name]
+        if table in here:
+            assert first.params[name] is collection.store.weight(table)
+        else:
+            assert first.params[name].numel() == 0
+        assert [group["params"] for group in first.param_groups if group["params"][0] is first.params[name]] != []
+    first.zero_grad()
+    first.step()

@@ -13,7 +13,7 @@ import recfx
 from recfx.conversion.load_guard import guard_loading
 from recfx.errors import CheckpointError
 from recfx.kernels.index_buffers import FREED
-from tests.sharding.cases import Case, build
+from tests.sharding.cases import Case, batches, build
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import (
     ADMIT,
@@ -83,6 +83,8 @@ def load_plain(
     sparse.load_state_dict(model_state(state), strict=True)
     if with_optimizer:
         sparse.fused_optimizer.load_state_dict(optimizer_state(state))
+        steps = [each.state["step"] for each in sparse.store.optimizers.values() if each.rule.saves_step]
+        assert {float(step) for step in steps} <= {3.0}  # of every shard
     again = make(case, world_size, seed=8)
     sharded_of(again).load_state_dict(sparse.state_dict())
     assert_same(model_state(whole_state(again)), model_state(whole_state(model)))
@@ -128,16 +130,25 @@ def test_a_state_without_index_empties_it() -> None:
         assert not any(bool(value.any()) for key, value in found.items() if key.endswith(".row_state"))
 
 
-def refuse(rank: int, world_size: int, case: Case, other: Case, damage: str, state: dict[str, Any]) -> tuple[str, bool]:
-    """Load what must be refused into a whole model; the reason, and whether anything has changed."""
+Refused = tuple[str, str, bool]
+
+
+def refuse(rank: int, world_size: int, case: Case, other: Case, damage: str, state: dict[str, Any]) -> Refused:
+    """Load what must be refused into a whole model; the reason, the path, and whether anything has changed."""
     model = make(case, world_size)
     guard_loading(model)
     train(model, case, rank, world_size, 0, 2)
-    saved: dict[str, Any] = dict(make(other, world_size, seed=3).state_dict())
-    if damage:
+    source = make(other, world_size, seed=3)
+    saved: dict[str, Any] = dict(source.state_dict())
+    if state:
         saved.update({f"over.{key}": torch.zeros_like(v) for key, v in model.over.state_dict().items()})  # type: ignore[operator, union-attr]
         saved.update({f"sparse.{key}": value.clone() for key, value in model_state(state).items()})
-    if damage == "torn":
+    if damage == "torn_slices":
+        for shard in saved["sparse.hash_indexes.a.row_state"].local_shards():
+            shard.tensor[-1] = 9
+    elif damage == "whole_weight":
+        saved["sparse.embedding_bags.a.weight"] = torch.ones(80, 8)
+    elif damage == "torn":
         saved["sparse.hash_indexes.d.row_state"][-1] = 9
     elif damage == "shape":
         saved["sparse.embedding_bags.d.weight"] = saved["sparse.embedding_bags.d.weight"][:, :-1]
@@ -147,24 +158,60 @@ def refuse(rank: int, world_size: int, case: Case, other: Case, damage: str, sta
     with pytest.raises(CheckpointError) as caught:
         model.load_state_dict(saved)
     assert_same(whole_state(model), before[0])
-    return caught.value.reason, torch.equal(model.over.weight, before[1])  # type: ignore[arg-type, union-attr]
+    return caught.value.reason, caught.value.module_path, torch.equal(model.over.weight, before[1])  # type: ignore[arg-type, union-attr]
 
 
 @pytest.mark.parametrize(
-    ("damage", "reason"),
-    [("", "other_plan"), ("torn", "torn_state"), ("shape", "columns_mismatch"), ("no_weight", "torn_state")],
+    ("damage", "reason", "path"),
+    [
+        ("torn", "torn_state", "d"),
+        ("shape", "columns_mismatch", "d"),
+        ("no_weight", "torn_state", "d"),
+    ],
 )
-def test_what_is_refused_changes_nothing_on_any_rank(damage: str, reason: str) -> None:
+@pytest.mark.parametrize("fewer", [0, 11])
+def test_what_is_refused_changes_nothing_on_any_rank(damage: str, reason: str, path: str, fewer: int) -> None:
+    """Also where tables before it have more rows than were saved."""
     case = case_of("mixed")
-    state = plain_state(case)
-    assert ranks(2).run(refuse, case, case_of("columns"), damage, state) == [(reason, True)] * 2
+    state = plain_state(replace(case, hashing=replace(LRU, rows=80 - fewer)))
+    assert ranks(2).run(refuse, case, case, damage, state) == [(reason, path, True)] * 2
+
+
+def test_a_shape_that_does_not_fit_a_table_without_an_index() -> None:
+    case = case_of("mixed", None)
+    expected = "shape_mismatch", "sparse.embedding_bags.d.weight", True
+    assert ranks(2).run(refuse, case, case, "shape", plain_state(case, 1)) == [expected] * 2
+
+
+SEEDED = replace(LRU, seed=99)
+
+
+@pytest.mark.parametrize(
+    ("plan", "other", "hashing", "damage", "reason", "path"),
+    [
+        ("mixed", "columns", LRU, "", "other_plan", "sparse.hash_indexes.a.row_ids"),
+        ("mixed", "columns", None, "", "other_plan", "sparse.embedding_bags.a.weight"),
+        ("replicas", "rows", LRU, "", "other_plan", "sparse.hash_indexes.a"),
+        ("replicas", "rows", None, "", "other_plan", "sparse.embedding_bags.a.weight"),
+        ("rows", "rows", LRU, "whole_weight", "other_plan", "sparse.hash_indexes.a"),
+        ("rows", "rows", LRU, "torn_slices", "torn_state", "a"),
+        ("rows", "rows", SEEDED, "", "wrong_seed", "a"),
+    ],
+)
+def test_shards_that_do_not_fit_change_nothing_on_any_rank(
+    plan: str, other: str, hashing: recfx.HashConfig | None, damage: str, reason: str, path: str
+) -> None:
+    case = case_of(plan, LRU if hashing is SEEDED else hashing)
+    found = ranks(2).run(refuse, case, case_of(other, hashing), damage, {})
+    assert found == [(reason, path, True)] * 2
 
 
 def missing(rank: int, world_size: int, case: Case, state: dict[str, Any]) -> list[str]:
     sparse = sharded_of(make(case, world_size))
     saved = {key: value for key, value in model_state(state).items() if ".b." not in key}
-    with pytest.raises(RuntimeError, match="Missing key"):
+    with pytest.raises(RuntimeError, match="Missing key") as caught:
         sparse.load_state_dict(saved)
+    assert str(caught.value).count('"embedding_bags.b.weight"') == 1
     result = sparse.load_state_dict({**saved, "unknown": torch.zeros(1)}, strict=False)
     return [*sorted(result.missing_keys), *result.unexpected_keys]
 
@@ -174,6 +221,97 @@ def test_missing_keys_are_missing_on_all_ranks() -> None:
     state = plain_state(case, 1)
     first, second = ranks(2).run(missing, case, state)
     assert first[-1] == second[-1] == "unknown"
-    assert "embedding_bags.b.weight" in first
-    assert "embedding_bags.b.weight" in second
-    assert not any("@" in key for key in [*first, *second])
+    names = [key for key in state if key.startswith("sparse.") and ".b." in key]
+    assert len(names) > 3
+    expected = sorted(key.removeprefix("sparse.") for key in names)
+    assert first[:-1] == expected  # once each, and none by the name of a shard
+    assert second[:-1] == expected
+
+
+def assigned(rank: int, world_size: int, case: Case, state: dict[str, Any]) -> dict[str, Any]:
+    """What is assigned is this model's own, however it was stored, and training it leaves the saved state alone."""
+    model = make(case, world_size, seed=7)
+    saved = model_state(state)
+    for key in saved:
+        if key.endswith(".weight"):
+            saved[key] = saved[key].t().contiguous().t()
+    sharded_of(model).load_state_dict(saved, assign=True)
+    sharded_of(model).fused_optimizer.load_state_dict(optimizer_state(state))
+    assert all(parameter.is_contiguous() for parameter in model.parameters())
+    before, found = {key: value.clone() for key, value in saved.items()}, whole_state(model)
+    train(model, case, rank, world_size, 3, 5)
+    for key, value in saved.items():
+        assert torch.equal(value, before[key]), key
+    return found
+
+
+@pytest.mark.parametrize("plan", ["columns", "mixed", "tables"])
+def test_a_state_can_be_assigned(plan: str) -> None:
+    case = case_of(plan)
+    state = plain_state(case)
+    for found in ranks(2).run(assigned, case, state):
+        assert_same(found, state)
+
+
+def interrupted(rank: int, world_size: int, case: Case, state: dict[str, Any]) -> list[str]:
+    """Ctrl-C between the weights and the indexes."""
+    model = make(case, world_size, seed=7)
+    sparse = sharded_of(model)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = sparse.hash_indexes.register_load_state_dict_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        sparse.load_state_dict(model_state(state))
+    handle.remove()
+    reasons = []
+    for index in sparse.hash_indexes.values():
+        with pytest.raises(CheckpointError) as caught:
+            len(index)  # type: ignore[arg-type]
+        reasons.append(caught.value.reason)
+    sparse.load_state_dict(model_state(state))
+    assert_same(model_state(whole_state(model)), model_state(state))
+    return reasons
+
+
+def test_a_load_that_was_interrupted_leaves_no_index_that_can_be_read() -> None:
+    case = case_of("mixed")
+    for reasons in ranks(2).run(interrupted, case, plain_state(case)):
+        assert set(reasons) == {"load_interrupted"}
+
+
+def trained_between(rank: int, world_size: int, case: Case, state: dict[str, Any]) -> str:
+    """The optimizer's state of fewer rows, after a step in eval mode and after one of training."""
+    model = make(case, world_size, seed=7)
+    sparse = sharded_of(model)
+    sparse.load_state_dict(model_state(state))
+    sparse.fused_optimizer.load_state_dict(optimizer_state(state))
+    with torch.no_grad():
+        model.eval()
+        sparse(batches(replace(case, sizes=(2,)), world_size, 1)[0][rank]).values()
+    sparse.fused_optimizer.load_state_dict(optimizer_state(state))
+    train(model.train(), case, rank, world_size, 0, 1)
+    with pytest.raises(CheckpointError) as caught:
+        sparse.fused_optimizer.load_state_dict(optimizer_state(state))
+    return caught.value.reason
+
+
+def test_state_of_fewer_rows_is_for_the_moment_of_the_load() -> None:
+    case = case_of("mixed")
+    smaller = plain_state(replace(case, hashing=replace(LRU, rows=69)))
+    assert ranks(2).run(trained_between, case, smaller) == ["rows_mismatch"] * 2
+
+
+def in_place(rank: int, world_size: int, case: Case) -> str:
+    """What torch.distributed.checkpoint does with the state of another table."""
+    sparse = sharded_of(make(case, world_size))
+    sparse.state_dict()["hash_indexes.a.identity"].add_(1)
+    sparse.state_dict()["hash_indexes.a.row_ids"].local_shards()[0].tensor.add_(0)
+    with pytest.raises(CheckpointError) as caught:
+        len(sparse.index("a"))
+    return caught.value.reason
+
+
+def test_whose_index_it_is_is_loaded_in_place_as_well() -> None:
+    assert len(set(ranks(2).run(in_place, case_of("rows")))) == 1
