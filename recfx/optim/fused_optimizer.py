@@ -171,13 +171,9 @@ class AttachedOptimizer(FusedOptimizer):
         self.rule, self.given = rule, given
 
     @property
-    def group(self) -> dict[str, Any]:
+    def group(self) -> dict[str, Any]:  # type: ignore[override]  # nobody replaces it
         """The optimizer's parameter group."""
         return self._optimizer.param_groups[0]
-
-    @group.setter
-    def group(self, group: dict[str, Any]) -> None:
-        self._optimizer.param_groups[0] = group
 
     @property
     def state(self) -> dict[str, Any]:

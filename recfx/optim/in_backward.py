@@ -82,6 +82,14 @@ def fused_optimizer_of(weight: nn.Parameter, path: str) -> FusedOptimizer | Diag
         )
     if not hasattr(optimizer, "param_groups"):
         return _of_placeholder(rule, optimizer, path)
+    if (several := sum(len(each["params"]) for each in optimizer.param_groups)) > 1:
+        return _not_fused(
+            "optimizer_not_fused",
+            path,
+            f"its {type(optimizer).__name__} has {several} parameters and steps all of them, so it runs on "
+            "whole tables after the backward, as before.",
+            "give each table an optimizer of its own, as apply_optimizer_in_backward does, to have it fused.",
+        )
     group = optimizer.param_groups[0]
     arguments = inspect.signature(type(optimizer)).parameters  # schedulers write more entries into the group
     neutral = {**NEUTRAL, **rule.neutral}

@@ -88,6 +88,18 @@ def test_new_state_is_the_optimizers_own(rule: Rule) -> None:
     assert set(rule.tensor_names) <= fused.state.keys()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+def test_new_state_in_another_dtype_is_not_the_optimizers(dtype: torch.dtype) -> None:
+    """It could not go on with it."""
+    weight = nn.Parameter(torch.ones(ROWS, DIM, dtype=dtype))
+    attach([weight], torch.optim.Adam)
+    fused = fused_optimizer_of(weight, "t")
+    assert isinstance(fused, FusedOptimizer)
+    fused.prepare(weight)
+    assert attached_optimizers(weight)[0].state[weight] == {}
+    assert fused.state.keys() == {"step", "exp_avg", "exp_avg_sq"}
+
+
 @pytest.mark.parametrize("rule", [ADAGRAD, ROWWISE_ADAGRAD, ADAM], ids=lambda rule: rule.name)
 def test_state_in_another_dtype_is_copied(rule: Rule) -> None:
     fused, optimizer, weight = fused_of(rule, torch.float64)

@@ -16,7 +16,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
 from tests.builders.batches import bags
-from tests.builders.collections import one_table
+from tests.builders.collections import one_table, tables_named
 from tests.builders.optimizers import attach
 
 ROWS, DIM = 6, 4
@@ -220,6 +220,29 @@ def test_an_optimizer_exchanged_after_conversion_is_followed(
                 weight._in_backward_optimizers = [other(weight)]
             train(one, batch())
         torch.testing.assert_close(weight_of(converted), weight_of(plain), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_optimizer_that_several_tables_share_steps_them_all_as_before(late: bool) -> None:
+    """Each table with the settings of its own group."""
+    plain, model = tables_named("a", "b"), tables_named("a", "b")
+    model.load_state_dict(plain.state_dict())
+    features = bags({"a": [(0, 1, 1)], "b": [(2, 3)]})
+    for one in (plain, model):
+        attach(one, torch.optim.SGD)
+    converted = recfx.convert(model) if late else model
+    for one in (plain, converted):
+        train(one, features)
+        shared = torch.optim.SGD([{"params": [weight], "lr": 2.0**-at} for at, weight in enumerate(one.parameters())])
+        for weight in one.parameters():
+            weight._in_backward_optimizers[0] = shared
+    converted = converted if late else recfx.convert(model)
+    for one in (plain, converted):
+        train(one, features)
+    for wanted, found in zip(plain.parameters(), converted.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    assert [each.code for each in converted.not_fused.values()] == ["optimizer_not_fused"] * 2
+    assert "its SGD has 2 parameters" in converted.not_fused["b"].message
 
 
 def test_a_second_optimizer_attached_after_conversion_steps_as_well() -> None:
