@@ -69,7 +69,9 @@ class TableResizing:
         """Ordinary optimizers of this process that hold rows of state for ``weight``; torch has no registry of them."""
         if self._optimizers is None:
             found = gc.get_objects()
-            self._optimizers = [item for item in found if issubclass(type(item), torch.optim.Optimizer)]
+            optimizers = [item for item in found if issubclass(type(item), torch.optim.Optimizer)]
+            # TorchRec's placeholders have no state.
+            self._optimizers = [optimizer for optimizer in optimizers if hasattr(optimizer, "state")]
         return [
             optimizer
             for optimizer in self._optimizers

@@ -125,6 +125,14 @@ def test_a_placeholder_trains_as_the_class_that_it_stands_for(
     torch.testing.assert_close(next(converted.parameters()), next(plain.parameters()), rtol=1e-5, atol=1e-6)
 
 
+def test_tables_grow_while_there_is_a_placeholder_somewhere() -> None:
+    """Growing looks at all optimizers of the process, for those that hold rows of state."""
+    elsewhere = weight_with(placeholders.SGD, lr=0.5)
+    converted: Any = recfx.convert(one_table(rows=ROWS), hashing=recfx.HashConfig(rows=9))
+    assert converted.weight("t").shape == (9, 4)
+    assert len(attached_optimizers(elsewhere)) == 1
+
+
 class WithOption(torch.optim.SGD):
     """Stands for a class of torch with an argument that recfx does not know yet."""
 

@@ -76,6 +76,23 @@ def test_ready_state_is_left_alone(rule: Rule) -> None:
     assert all(fused.state[name] is value for name, value in before.items())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_state_that_the_optimizer_loads_is_what_counts(dtype: torch.dtype) -> None:
+    """``load_state_dict`` replaces the dicts of settings and state."""
+    fused, optimizer, weight = fused_of(ADAGRAD, dtype)
+    fused.prepare(weight)
+    before = fused.state
+    assert fused.state is before
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][0]["sum"].fill_(7.0)
+    saved["param_groups"][0]["lr"] = 0.125
+    optimizer.load_state_dict(saved)
+    fused.prepare(weight)
+    assert fused.state is not before
+    assert torch.equal(fused.state["sum"], torch.full((ROWS, DIM), 7.0))
+    assert fused.group["lr"] == 0.125
+
+
 @every_rule
 def test_new_state_is_the_optimizers_own(rule: Rule) -> None:
     weight = nn.Parameter(torch.ones(ROWS, DIM))
