@@ -55,7 +55,7 @@ class BackwardPlan:
             )
             return
         self._check_keys(optimizer.fused.rule)
-        if bool(saved["settings"].get("weight_decay", 0)) != bool(optimizer.group.get("weight_decay", 0)):
+        if bool(saved["settings"].get("weight_decay")) != bool(optimizer.group.get("weight_decay")):
             raise self._mismatch("only one of the saved optimizer and this one has a weight_decay.")
         rows = optimizer.parameter.shape[0] if self.move is None else self.move.saved_rows
         dim = optimizer.parameter.shape[1]
@@ -118,7 +118,7 @@ class BackwardPlan:
         if not isinstance(current, Tensor) or (fused is None and current.shape != shape):
             saved = _read(folder, name, described, blocks)
             state[key] = saved if saved.dim() == 0 else saved.to(self.optimizer.parameter.device)
-        elif current.shape == described.shape and current.dtype == described.dtype:
+        elif current.shape == described.shape:
             storage.read_into(folder, {name: current.detach()})
         else:
             saved = _read(folder, name, described, blocks)

@@ -128,8 +128,6 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> De
             else:
                 _add_part(found.sharded, f"{name}.{key}", value, *where[number])
     groups = [{**group, "params": [names[number] for number in group["params"]]} for group in saved["param_groups"]]
-    for group in groups:
-        group.pop("param_names", None)  # if tables are sharded, these are only this rank's
     found.values = {"kind": type(optimizer).__name__, "groups": groups, "state": values}
     return found
 

@@ -87,7 +87,7 @@ def _list_back(content: Any) -> list[Any]:
 def _tensor(value: Tensor) -> dict[str, Any]:
     if value.dtype not in NAMES or value.layout != torch.strided:
         raise TypeError(f"a tensor of dtype {value.dtype} and layout {value.layout}")
-    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
+    flat = torch.empty(value.shape, dtype=value.dtype, device="cpu").copy_(value.detach()).view(-1)
     content = base64.b64encode(flat.view(torch.uint8).numpy().tobytes()).decode()
     return {"dtype": NAMES[value.dtype], "size": list(value.shape), "content": content}
 

@@ -81,7 +81,7 @@ def save_checkpoint(
 def _write(path: Path, tensors: dict[str, Tensor | Parts], data: str, temporary: str, peers: Peers) -> None:
     with contextlib.ExitStack() as held:  # the first rank holds the lock for all
         written: list[Metadata] = []
-        switching: list[bool] = []
+        switching: list[Manifest] = []
 
         def begin() -> None:
             make_directory(path)
@@ -91,9 +91,8 @@ def _write(path: Path, tensors: dict[str, Tensor | Parts], data: str, temporary:
 
         def finish() -> None:
             storage.write_index(path / data, written[0])
-            manifest = Manifest.of_folder(path / data)
-            switching.append(True)
-            manifest.switch(path, temporary)
+            switching.append(Manifest.of_folder(path / data))
+            switching[0].switch(path, temporary)
 
         peers.first(begin)
         try:
@@ -111,7 +110,7 @@ def _clean_up(data: Path, temporary: Path) -> None:
     """Clean up after an error without hiding it: what cannot be deleted now is deleted by the next save."""
     shutil.rmtree(data, ignore_errors=True)
     with contextlib.suppress(OSError):
-        temporary.unlink(missing_ok=True)
+        temporary.unlink()
 
 
 @dataclass

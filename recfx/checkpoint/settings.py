@@ -189,7 +189,11 @@ def _check_in_backward(name: str, entry: Any) -> None:
         or set(entry["tensors"]) & set(entry["values"])
     ):
         raise ValueError(f"{place} has wrong names")
-    blocks = entry.get("blocks", [(0, 1)])
+    if "blocks" in entry:
+        _check_blocks(entry["blocks"], place)
+
+
+def _check_blocks(blocks: Any, place: str) -> None:
     end = 0
     for block in blocks if isinstance(blocks, list) else [None]:
         if not isinstance(block, tuple) or [type(each) for each in block] != [int, int]:
