@@ -151,7 +151,8 @@ def _stands_as_it_is(tensor: Tensor) -> bool:
 
 
 def _read_elements(descriptor: int, target: Tensor, begin: int) -> None:
-    elements = target.detach().view(-1).view(torch.uint8)
+    # view(-1) would keep any stride that a tensor of one element has.
+    elements = target.detach().as_strided((target.numel(),), (1,)).view(torch.uint8)
     content: Any = elements.numpy()
     _read(descriptor, memoryview(content), begin)
     if target.dtype == torch.bool:
