@@ -207,7 +207,7 @@ def test_settings_of_another_kind(saved: Any, current: Any, fits: bool) -> None:
     check_settings_fit({"params": saved, "param_names": saved, "new": saved}, {"params": current, "param_names": 3}, "")
     if fits:
         return check_settings_fit({"new": 1, "lr": saved}, {"lr": current}, "layer")
-    with pytest.raises(recfx.CheckpointError, match="its setting 'lr' was saved as .*, but is .* here") as caught:
+    with pytest.raises(recfx.CheckpointError, match=r"its setting 'lr' was saved as .*, but is .* here") as caught:
         check_settings_fit({"new": 1, "lr": saved}, {"lr": current}, "layer")
     assert (caught.value.reason, caught.value.module_path) == ("checkpoint_mismatch", "layer")
     return None

@@ -26,7 +26,7 @@ BESIDE = {
     "nodes/training_checks.py": ["modules", "sharding/test_ddp.py", "planner/test_torchrec_entry.py"],
     "hashing": ["hashing", "modules", "kernels"],
     "sharding": ["sharding", "planner"],
-    "checkpoint": ["checkpoint", "sharding/test_checkpoint.py"],
+    "checkpoint": ["checkpoint", "sharding/test_checkpoint.py", "sharding/test_checkpoint_optimizers.py"],
     "verification": ["verification", "conversion"],
     "lowering": ["lowering", "nodes/test_default_device.py", "kernels", "optim"],
     "optim": ["optim", "lowering", "sharding/test_optimizer_state.py", "sharding/test_optimizer_settings.py"],
@@ -66,6 +66,16 @@ FIRST = {f"sharding/{stem}.py": [f"sharding/{each}.py" for each in files] for st
 """Files below ``tests/`` that come before all others: to run all that need real ranks takes minutes."""
 for _stem in ("awaitables", "batch_steps", "pipeline_stages"):
     FIRST[f"sharding/{_stem}.py"].append("pipeline/test_train_pipeline.py")
+_CHECKPOINT = {
+    **{name: ["sharding/test_checkpoint.py"] for name in ("sharded_load", "sharded_save", "sharded_names", "parts")},
+    "peers": ["sharding/test_checkpoint.py"],
+    "load": ["sharding/test_checkpoint_optimizers.py", "checkpoint/test_refusals.py"],
+    "ordinary": ["checkpoint/test_ordinary.py", "sharding/test_checkpoint_optimizers.py"],
+    "save": [f"checkpoint/test_{name}.py" for name in ("crash", "disk_errors", "refusals")],
+}
+FIRST.update({f"checkpoint/{stem}.py": files for stem, files in _CHECKPOINT.items()})
+LAST = (Path("tests/checkpoint/test_resume.py"), Path("tests/checkpoint/test_killed_writer.py"))
+"""They take long, and others beside them notice nearly as much."""
 
 
 def package_of(path: Path) -> str:
@@ -95,8 +105,8 @@ def tests_for(path: Path) -> list[str]:
     }
     words = {file: set(re.findall(r"\w+", _text(file))) for file in files}
 
-    def distance(file: Path) -> tuple[int, bool, int, int]:
-        order, stem = files[file], path.stem.strip("_")
-        return min(order, len(first)), file.stem.removeprefix("test_") != stem, -len(names & words[file]), order
+    def distance(file: Path) -> tuple[bool, int, bool, int, int]:
+        order, other_stem = files[file], file.stem.removeprefix("test_") != path.stem.strip("_")
+        return file in LAST, min(order, len(first)), other_stem, -len(names & words[file]), order
 
     return [str(file) for file in sorted(files, key=distance)]

@@ -13,6 +13,7 @@ from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.gather import gather_tables
 from recfx.sharding.shard_collection import shard_collection
 from tests.sharding.cases import OPTIMIZERS, Case, Model, Table, batches, build, concatenate, plan_of, with_optimizer
 
@@ -136,3 +137,33 @@ def sharded_of(model: nn.Module) -> ShardedHashEmbeddingBagCollection:
 def optimizer_kind(case: Case) -> type:
     """Class of the case's optimizer."""
     return OPTIMIZERS[case.optimizer][0]
+
+
+def tables_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Weight, index with all of its ``counts``, and fused optimizer of every table, whole. Collective."""
+    sparse: Any = model.get_submodule("sparse")
+    found = {"over": model.get_parameter("over.weight").detach().clone()}
+    if isinstance(sparse, ShardedHashEmbeddingBagCollection):
+        for name, table in gather_tables(sparse).items():
+            found[f"{name}.weight"] = table.weight
+            found.update({f"{name}.index.{key}": value for key, value in table.index.items()})
+            assert table.optimizer is not None
+            found.update({f"{name}.optimizer.{key}": value for key, value in table.optimizer.state.items()})
+            found[f"{name}.lr"] = torch.tensor(table.optimizer.group["lr"])
+        return found
+    for spec in sparse.tables:
+        found[f"{spec.name}.weight"] = sparse.weight(spec.name)
+        if spec.has_index:
+            state = sparse.index(spec.name).state_dict()
+            found.update({f"{spec.name}.index.{key}": value for key, value in state.items()})
+        fused = sparse.fused_optimizers()[spec.name]
+        found.update({f"{spec.name}.optimizer.{key}": value for key, value in fused.state.items()})
+        found[f"{spec.name}.lr"] = torch.tensor(fused.group["lr"])
+    return {name: value.detach().clone() for name, value in found.items()}
+
+
+def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """To the bit, statistics included."""
+    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
+    for name, value in found.items():
+        assert torch.equal(value, expected[name]), (name, value, expected[name])

@@ -2,61 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingPlan
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
-from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import recfx
 from recfx.checkpoint.sharded_names import sharded_tables
 from recfx.errors import CheckpointError
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.sharding.gather import gather_tables
 from tests.checkpoint.crafted import data_of, pickles, reseal
-from tests.sharding.cases import Case, Model, batches, build, concatenate, plan_of, with_optimizer
+from tests.sharding.cases import Case
 from tests.sharding.ranks import ranks
-from tests.sharding.stateful import ADMIT, LRU, assert_same, case_of, make, train, whole_state
+from tests.sharding.stateful import ADMIT, LRU, assert_equal, assert_same, case_of, make, tables_of, train, whole_state
 
 STEPS = 3
-
-
-def tables_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Weight, index with all of its ``counts``, and fused optimizer of every table, whole. Collective."""
-    sparse: Any = model.get_submodule("sparse")
-    found = {"over": model.get_parameter("over.weight").detach().clone()}
-    if isinstance(sparse, ShardedHashEmbeddingBagCollection):
-        for name, table in gather_tables(sparse).items():
-            found[f"{name}.weight"] = table.weight
-            found.update({f"{name}.index.{key}": value for key, value in table.index.items()})
-            assert table.optimizer is not None
-            found.update({f"{name}.optimizer.{key}": value for key, value in table.optimizer.state.items()})
-            found[f"{name}.lr"] = torch.tensor(table.optimizer.group["lr"])
-        return found
-    for spec in sparse.tables:
-        found[f"{spec.name}.weight"] = sparse.weight(spec.name)
-        if spec.has_index:
-            state = sparse.index(spec.name).state_dict()
-            found.update({f"{spec.name}.index.{key}": value for key, value in state.items()})
-        fused = sparse.fused_optimizers()[spec.name]
-        found.update({f"{spec.name}.optimizer.{key}": value for key, value in fused.state.items()})
-        found[f"{spec.name}.lr"] = torch.tensor(fused.group["lr"])
-    return {name: value.detach().clone() for name, value in found.items()}
-
-
-def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """To the bit, statistics included."""
-    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
-    for name, value in found.items():
-        assert torch.equal(value, expected[name]), (name, value, expected[name])
 
 
 def save(rank: int, world_size: int, case: Case, folder: str) -> dict[str, torch.Tensor]:
@@ -73,30 +35,6 @@ def load(rank: int, world_size: int, case: Case, folder: str) -> dict[str, torch
     train(model, case, rank, world_size, 0, 1)  # not a fresh one
     recfx.load_checkpoint(model, folder)
     return tables_of(model)
-
-
-@pytest.mark.parametrize(
-    ("hashing", "optimizer"), [(LRU, "adagrad"), (ADMIT, "adam"), (None, "rowwise_adagrad")], ids=["lru", "admit", "no"]
-)
-def test_any_number_of_ranks_loads_what_any_number_saved(
-    tmp_path: Path, hashing: recfx.HashConfig | None, optimizer: str
-) -> None:
-    def case(plan: str, world_size: int) -> Case:
-        return case_of(plan, hashing, optimizer, world_size)
-
-    rowwise = optimizer == "rowwise_adagrad"
-    plain, two, four = str(tmp_path / "plain"), str(tmp_path / "two"), str(tmp_path / "four")
-    saved = {
-        plain: save(0, 0, case("tables", 0), plain),
-        two: ranks(2).run(save, case("columns" if rowwise else "mixed", 2), two)[0],
-        four: ranks(4).run(save, case("rows" if rowwise else "mixed", 4), four)[0],
-    }
-    sources = {(1, "rows"): two, (2, "replicas"): two, (4, "mixed"): two, (2, "columns"): plain, (2, "rows"): four}
-    for (world_size, plan), folder in sources.items():
-        for found in ranks(world_size).run(load, case(plan, world_size), folder):
-            assert_equal(found, saved[folder])
-    for folder in (two, four):
-        assert_equal(load(0, 0, case("tables", 0), folder), saved[folder])
 
 
 def blocks(rank: int, world_size: int, case: Case, folder: str) -> None:
@@ -131,88 +69,28 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     assert int(found["a.index.counts"][evicted]) > 0
 
 
-def in_model_parallel(rank: int, world_size: int, case: Case, folder: str) -> None:
-    """TorchRec's flow, with its optimizers."""
-
-    def build_one(seed: int) -> tuple[DistributedModelParallel, CombinedOptimizer]:
-        standard, width = build(replace(case, seed=seed))
-        model = Model(standard, width)
-        model.sparse = with_optimizer(case, recfx.convert(standard, hashing=case.hashing))
-        plan = ShardingPlan({"sparse": plan_of(case, model.sparse, world_size)})  # type: ignore[dict-item]
-        parallel = DistributedModelParallel(model, plan=plan, sharders=recfx.sharders())
-        dense = dict(in_backward_optimizer_filter(parallel.named_parameters()))
-        ordinary = KeyedOptimizerWrapper(dense, lambda params: torch.optim.Adam(params, lr=0.1))
-        return parallel, CombinedOptimizer([parallel.fused_optimizer, ordinary])
-
-    def steps(parallel: nn.Module, optimizer: CombinedOptimizer, first: int, last: int) -> None:
-        for step in batches(case, world_size, last)[first:]:
-            optimizer.zero_grad()
-            parallel(step[rank])[0].backward()
-            optimizer.step()
-
-    model, optimizer = build_one(0)
-    steps(model, optimizer, 0, 2)
-    recfx.save_checkpoint(model, folder, optimizer=optimizer)
-    resumed, again = build_one(3)
-    recfx.load_checkpoint(resumed, folder, optimizer=again)
-    steps(model, optimizer, 2, 4)
-    steps(resumed, again, 2, 4)
-    inner: Any = [recfx.discovery.discover.unwrap(each) for each in (resumed, model)]
-    assert_equal(tables_of(inner[0]), tables_of(inner[1]))
-
-
-def test_in_torchrecs_model_parallel(tmp_path: Path) -> None:
-    ranks(2).run(in_model_parallel, case_of("mixed"), str(tmp_path))
-
-
-def dense(
-    rank: int, world_size: int, case: Case, folder: str, source: str, steps: int, named: bool = False
-) -> dict[str, torch.Tensor]:
-    """Tables without a fused optimizer: an ordinary one steps this rank's shards."""
-    model = make(case, world_size)
-    tables = model.get_submodule("sparse")
-    optimizer = torch.optim.Adam(tables.named_parameters() if named else tables.parameters(), lr=0.1)
-    if source:
-        recfx.load_checkpoint(model, source, optimizer=optimizer)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        assert isinstance(model, Model)
-        for step in batches(replace(case, sizes=(1,)), 4, 1):
-            share = 4 // max(world_size, 1)
-            pooled = model.sparse(concatenate(step[rank * share : (rank + 1) * share])).values()
-            (pooled.square().sum() * max(world_size, 1)).backward()
-        optimizer.step()
-    recfx.save_checkpoint(model, folder, optimizer=optimizer)
-    sparse: Any = model.sparse
-    if world_size:
-        return {f"{name}.weight": table.weight for name, table in gather_tables(sparse).items()}
-    return {f"{spec.name}.weight": sparse.weight(spec.name).detach() for spec in sparse.tables}
-
-
-def test_an_ordinary_optimizer_of_sharded_tables(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("hashing", "optimizer"), [(LRU, "adagrad"), (ADMIT, "adam"), (None, "rowwise_adagrad")], ids=["lru", "admit", "no"]
+)
+def test_any_number_of_ranks_loads_what_any_number_saved(
+    tmp_path: Path, hashing: recfx.HashConfig | None, optimizer: str
+) -> None:
     def case(plan: str, world_size: int) -> Case:
-        return replace(case_of(plan, None, "adam", world_size), kernel="dense")
+        return case_of(plan, hashing, optimizer, world_size)
 
-    first = ranks(2).run(dense, case("columns", 2), str(tmp_path / "a"), "", 2)[0]
-    kept = dense(0, 0, case("tables", 0), str(tmp_path / "b"), str(tmp_path / "a"), 0)
-    assert_equal(kept, first)
-    shutil.rmtree(tmp_path / "a")
-    onward = dense(0, 0, case("tables", 0), str(tmp_path / "c"), str(tmp_path / "b"), 2)
-    sharded = ranks(2).run(dense, case("tables", 2), str(tmp_path / "d"), str(tmp_path / "b"), 2)[0]
-    for name, value in sharded.items():
-        torch.testing.assert_close(value, onward[name], rtol=1e-4, atol=1e-6)
-
-
-def test_an_ordinary_optimizer_of_named_parameters(tmp_path: Path) -> None:
-    """Other ranks have other shards, so that its own names of parameters say nothing under another plan."""
-
-    def case(plan: str) -> Case:
-        return replace(case_of(plan, None, "adam"), kernel="dense")
-
-    first = ranks(2).run(dense, case("columns"), str(tmp_path / "a"), "", 1, True)[0]
-    for plan in ("mixed", "tables"):
-        again = ranks(2).run(dense, case(plan), str(tmp_path / plan), str(tmp_path / "a"), 0, True)[0]
-        assert_equal(again, first)
+    rowwise = optimizer == "rowwise_adagrad"
+    plain, two, four = str(tmp_path / "plain"), str(tmp_path / "two"), str(tmp_path / "four")
+    saved = {
+        plain: save(0, 0, case("tables", 0), plain),
+        two: ranks(2).run(save, case("columns" if rowwise else "mixed", 2), two)[0],
+        four: ranks(4).run(save, case("rows" if rowwise else "mixed", 4), four)[0],
+    }
+    sources = {(1, "rows"): two, (2, "replicas"): two, (4, "mixed"): two, (2, "columns"): plain, (2, "rows"): four}
+    for (world_size, plan), folder in sources.items():
+        for found in ranks(world_size).run(load, case(plan, world_size), folder):
+            assert_equal(found, saved[folder])
+    for folder in (two, four):
+        assert_equal(load(0, 0, case("tables", 0), folder), saved[folder])
 
 
 def more_rows(rank: int, world_size: int, case: Case, folder: str, weights: dict[str, Any]) -> None:

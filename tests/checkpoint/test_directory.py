@@ -1,0 +1,177 @@
+"""The directory of a checkpoint: what is deleted in it, who waits for whom, and what the disk may refuse."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import recfx
+from recfx.checkpoint import directory as checkpoint_directory
+from recfx.checkpoint.directory import check_writable, locked, make_directory, remove_leftovers, sync_directory
+
+OLD, KEPT = "data-0123456789abcdef", "data-fedcba9876543210"
+
+
+def test_only_leftovers_of_writers_are_deleted(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "tensors.json").write_text("theirs")
+    directory = tmp_path / "directory"
+    for name in (OLD, KEPT, "data-1111111111111111"):
+        (directory / name).mkdir(parents=True)
+        for file in (".metadata", ".metadata.tmp", "tensors.json", "__0_0.distcp", "__12_3.distcp"):
+            (directory / name / file).write_text("ours")
+    (directory / "checkpoint.json.0123456789abcdef").write_text("ours")
+    theirs = {
+        "data-2222222222222222": lambda path: path.symlink_to(outside),
+        "data-3333333333333333": lambda path: path.write_text("theirs"),
+        "data-44444444": lambda path: path.mkdir(),
+        "logs": lambda path: path.mkdir(),
+        "checkpoint.json.fedcba9876543210": lambda path: path.mkdir(),
+        "checkpoint.json.bak": lambda path: path.write_text("theirs"),
+    }
+    for name, make in theirs.items():
+        make(directory / name)
+    for name, make in {
+        "data-5555555555555555": lambda path: (path / "tensors.json").symlink_to(outside / "tensors.json"),
+        "data-6666666666666666": lambda path: (path / "tensors.json").mkdir(),
+        "data-7777777777777777": lambda path: (path / "theirs").write_text("theirs"),
+        "data-8888888888888888": lambda path: (path / "__0_0.distcp.bak").write_text("theirs"),
+    }.items():
+        (directory / name).mkdir()
+        (directory / name / "__0_0.distcp").write_text("ours")
+        make(directory / name)
+        theirs[name] = make
+    (directory / "data-9999999999999999").mkdir()  # a writer was killed before it wrote anything
+    remove_leftovers(directory, keep=KEPT)
+    assert set(os.listdir(directory)) == {*theirs, KEPT}
+    assert (outside / "tensors.json").read_text() == "theirs"
+    assert len(os.listdir(directory / KEPT)) == 5
+
+
+def test_a_directory_and_those_above_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(checkpoint_directory, "sync_directory", synced.append)
+    make_directory(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    assert synced == [tmp_path / "a"]
+    make_directory(tmp_path / "a" / "b")
+    assert synced == [tmp_path / "a"]
+    found = iter([False, True, True])  # somebody makes it at the same moment
+    monkeypatch.setattr(Path, "is_dir", lambda path: next(found))
+    make_directory(tmp_path / "a" / "b")
+
+
+def test_a_disk_without_room_for_a_few_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_writable(tmp_path, "probe")
+    assert os.listdir(tmp_path) == []
+    full = os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb")
+    monkeypatch.setattr(checkpoint_directory, "open", lambda path, mode: full, raising=False)
+    with pytest.raises(OSError, match="No space left"):
+        check_writable(tmp_path, "probe")
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_file_systems_that_cannot_flush_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    if number != errno.EIO:
+        return sync_directory(tmp_path)
+    with pytest.raises(OSError, match="Input/output error"):
+        sync_directory(tmp_path)
+    return None
+
+
+class Clock:
+    """Goes on when somebody sleeps, and a little when somebody looks."""
+
+    def __init__(self, then: Callable[[float], Any] = lambda now: None) -> None:
+        self.now, self.sleeps, self.then = 1000.0, 0, then
+
+    def monotonic(self) -> float:
+        self.now += 1e-3
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.sleeps += 1
+        self.then(self.now)
+
+
+def test_a_lock_is_waited_for_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(checkpoint_directory, "time", clock)
+    with locked(tmp_path, shared=True):
+        with locked(tmp_path, shared=True):
+            assert clock.sleeps == 0
+        with pytest.raises(recfx.CheckpointError, match="is being read or written") as caught, locked(tmp_path, False):
+            pass
+    assert caught.value.reason == "checkpoint_busy"
+    assert 60 <= clock.now - 1000 < 61
+    assert clock.sleeps > 200, "it looks often"
+
+
+def test_a_lock_that_is_released_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    clock = Clock(lambda now: fcntl.flock(other, fcntl.LOCK_UN) if now > 1030 else None)
+    monkeypatch.setattr(checkpoint_directory, "time", clock)
+    with locked(tmp_path, shared=True):
+        assert clock.sleeps > 100
+    os.close(other)
+
+
+def test_the_lock_ends_though_a_process_was_forked_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_directory, "_WAIT_SECONDS", 0.0)
+    with locked(tmp_path, shared=False):
+        held = [int(name) for name in os.listdir("/proc/self/fd") if _target(name) == str(tmp_path)]
+        forked = [os.dup(descriptor) for descriptor in held]  # as a forked process has it
+    assert forked
+    with locked(tmp_path, shared=False):
+        pass
+    for descriptor in forked:
+        os.close(descriptor)
+
+
+def _target(name: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{name}")
+    except OSError:
+        return ""
+
+
+def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    recfx.save_checkpoint(model, tmp_path)
+    recfx.load_checkpoint(other, tmp_path)
+    assert torch.equal(other.weight, model.weight)
+
+
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    before = len(os.listdir("/proc/self/fd"))
+    recfx.save_checkpoint(model, tmp_path)
+    recfx.load_checkpoint(model, tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before
+    (next(tmp_path.glob("data-*")) / "tensors.json").write_text("{}")
+    with pytest.raises(recfx.CheckpointError):
+        recfx.load_checkpoint(model, tmp_path)
+    with pytest.raises(recfx.CheckpointError):
+        recfx.load_checkpoint(nn.Linear(3, 3), tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,105 @@
+"""Ordinary optimizers in checkpoints of sharded models: alone, and beside fused ones."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+import recfx
+from recfx.sharding.gather import gather_tables
+from tests.sharding.cases import Case, Model, batches, build, concatenate, plan_of, with_optimizer
+from tests.sharding.ranks import ranks
+from tests.sharding.stateful import assert_equal, case_of, make, tables_of
+
+
+def in_model_parallel(rank: int, world_size: int, case: Case, folder: str) -> None:
+    """TorchRec's flow, with its optimizers."""
+
+    def build_one(seed: int) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+        standard, width = build(replace(case, seed=seed))
+        model = Model(standard, width)
+        model.sparse = with_optimizer(case, recfx.convert(standard, hashing=case.hashing))
+        plan = ShardingPlan({"sparse": plan_of(case, model.sparse, world_size)})  # type: ignore[dict-item]
+        parallel = DistributedModelParallel(model, plan=plan, sharders=recfx.sharders())
+        dense = dict(in_backward_optimizer_filter(parallel.named_parameters()))
+        ordinary = KeyedOptimizerWrapper(dense, lambda params: torch.optim.Adam(params, lr=0.1))
+        return parallel, CombinedOptimizer([parallel.fused_optimizer, ordinary])
+
+    def steps(parallel: nn.Module, optimizer: CombinedOptimizer, first: int, last: int) -> None:
+        for step in batches(case, world_size, last)[first:]:
+            optimizer.zero_grad()
+            parallel(step[rank])[0].backward()
+            optimizer.step()
+
+    model, optimizer = build_one(0)
+    steps(model, optimizer, 0, 2)
+    recfx.save_checkpoint(model, folder, optimizer=optimizer)
+    resumed, again = build_one(3)
+    recfx.load_checkpoint(resumed, folder, optimizer=again)
+    steps(model, optimizer, 2, 4)
+    steps(resumed, again, 2, 4)
+    inner: Any = [recfx.discovery.discover.unwrap(each) for each in (resumed, model)]
+    assert_equal(tables_of(inner[0]), tables_of(inner[1]))
+
+
+def test_in_torchrecs_model_parallel(tmp_path: Path) -> None:
+    ranks(2).run(in_model_parallel, case_of("mixed"), str(tmp_path))
+
+
+def dense(
+    rank: int, world_size: int, case: Case, folder: str, source: str, steps: int, named: bool = False
+) -> dict[str, torch.Tensor]:
+    """Tables without a fused optimizer: an ordinary one steps this rank's shards."""
+    model = make(case, world_size)
+    tables = model.get_submodule("sparse")
+    optimizer = torch.optim.Adam(tables.named_parameters() if named else tables.parameters(), lr=0.1)
+    if source:
+        recfx.load_checkpoint(model, source, optimizer=optimizer)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        assert isinstance(model, Model)
+        for step in batches(replace(case, sizes=(1,)), 4, 1):
+            share = 4 // max(world_size, 1)
+            pooled = model.sparse(concatenate(step[rank * share : (rank + 1) * share])).values()
+            (pooled.square().sum() * max(world_size, 1)).backward()
+        optimizer.step()
+    recfx.save_checkpoint(model, folder, optimizer=optimizer)
+    sparse: Any = model.sparse
+    if world_size:
+        return {f"{name}.weight": table.weight for name, table in gather_tables(sparse).items()}
+    return {f"{spec.name}.weight": sparse.weight(spec.name).detach() for spec in sparse.tables}
+
+
+def test_an_ordinary_optimizer_of_sharded_tables(tmp_path: Path) -> None:
+    def case(plan: str, world_size: int) -> Case:
+        return replace(case_of(plan, None, "adam", world_size), kernel="dense")
+
+    first = ranks(2).run(dense, case("columns", 2), str(tmp_path / "a"), "", 2)[0]
+    kept = dense(0, 0, case("tables", 0), str(tmp_path / "b"), str(tmp_path / "a"), 0)
+    assert_equal(kept, first)
+    shutil.rmtree(tmp_path / "a")
+    onward = dense(0, 0, case("tables", 0), str(tmp_path / "c"), str(tmp_path / "b"), 2)
+    sharded = ranks(2).run(dense, case("tables", 2), str(tmp_path / "d"), str(tmp_path / "b"), 2)[0]
+    for name, value in sharded.items():
+        torch.testing.assert_close(value, onward[name], rtol=1e-4, atol=1e-6)
+
+
+def test_an_ordinary_optimizer_of_named_parameters(tmp_path: Path) -> None:
+    """Other ranks have other shards, so that its own names of parameters say nothing under another plan."""
+
+    def case(plan: str) -> Case:
+        return replace(case_of(plan, None, "adam"), kernel="dense")
+
+    first = ranks(2).run(dense, case("columns"), str(tmp_path / "a"), "", 1, True)[0]
+    for plan in ("mixed", "tables"):
+        again = ranks(2).run(dense, case(plan), str(tmp_path / plan), str(tmp_path / "a"), 0, True)[0]
+        assert_equal(again, first)

@@ -1,0 +1,167 @@
+"""What is a difference between two steps, value by value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from recfx.record.verify_report import DIFFERENT, EQUAL, Check
+from recfx.verification.checks import Checker
+from recfx.verification.run import Run
+
+TABLE = "ebc.embedding_bags.t.weight"
+VALUE = torch.arange(6.0).view(3, 2)
+
+
+def checker(hashed: bool = False, masked: Iterable[str] = (), counts_calls: bool = False, way: str = "") -> Checker:
+    """For one collection with the table ``t`` of the features ``f`` and ``g``."""
+    table = SimpleNamespace(name="t", embedding_names=["f", "g"])
+    collection: Any = SimpleNamespace(tables=[table], hash_indexes={"t": None} if hashed else {})
+    return Checker({"ebc": collection}, frozenset(masked), 1e-3, 1e-3, counts_calls, lambda: way)
+
+
+def checks(wanted: Run, found: Run, **options: Any) -> dict[tuple[str, str], tuple[str, float, str]]:
+    listed = checker(**options).of_runs("train", "sample", wanted, found)
+    assert {(check.mode, check.batch) for check in listed} <= {("train", "sample")}
+    return {(check.what, check.where): (check.status, check.largest, check.message) for check in listed}
+
+
+@pytest.mark.parametrize("what", ["outputs", "gradients", "parameters", "buffers"])
+def test_every_value_is_compared(what: str) -> None:
+    wanted, found = Run(**{what: {"a": VALUE, "b": VALUE}}), Run(**{what: {"b": VALUE + 1, "a": VALUE.clone()}})
+    assert checks(wanted, found) == {
+        (what, "a"): (EQUAL, 0.0, ""),
+        (what, "b"): (DIFFERENT, 1.0, "largest difference 1"),
+    }
+    close = Run(**{what: {"a": VALUE, "b": VALUE + 2**-11}})
+    assert checks(wanted, close)[what, "b"] == (EQUAL, 2**-11, "")
+
+
+@pytest.mark.parametrize("what", ["outputs", "gradients", "parameters", "buffers"])
+def test_what_only_one_of_them_has(what: str) -> None:
+    zeros = (EQUAL, 0.0, "") if what == "gradients" else None
+    for value, one in ((VALUE, None), (torch.zeros(3, 2), zeros)):
+        has, lacks = Run(**{what: {"a": value}}), Run()
+        assert checks(has, lacks) == {(what, "a"): one or (DIFFERENT, math.inf, "only the original model has it")}
+        assert checks(lacks, has) == {(what, "a"): one or (DIFFERENT, math.inf, "only the converted model has it")}
+
+
+def test_the_same_numbers_of_another_dtype() -> None:
+    found = checks(Run(outputs={"0": VALUE}), Run(outputs={"0": VALUE.double()}))
+    assert found["outputs", "0"] == (DIFFERENT, 0.0, "dtype torch.float64 instead of torch.float32")
+
+
+@pytest.mark.parametrize(
+    "actual",
+    [VALUE[:2], torch.cat([VALUE, VALUE]), VALUE[0], VALUE[0, 0], VALUE.unsqueeze(0)],
+    ids=lambda v: str(v.shape),
+)
+@pytest.mark.parametrize("hashed", [True, False])
+def test_another_shape_is_a_difference(actual: torch.Tensor, hashed: bool) -> None:
+    """Also if it has the same first rows."""
+    for what in ("outputs", "gradients", "parameters", "buffers"):
+        found = checks(Run(**{what: {"0": VALUE}}), Run(**{what: {"0": actual}}), hashed=hashed)
+        assert found == {(what, "0"): (DIFFERENT, math.inf, f"shape {tuple(actual.shape)} instead of (3, 2)")}
+
+
+@pytest.mark.parametrize("what", ["gradients", "parameters"])
+def test_a_mapped_table_has_more_rows(what: str) -> None:
+    extended = torch.cat([VALUE, torch.full((2, 2), 9.0)])
+    wanted, found = Run(**{what: {TABLE: extended}}), Run(**{what: {TABLE: VALUE}})
+    assert checks(wanted, found, hashed=True)[what, TABLE] == (EQUAL, 0.0, "")
+    assert checks(wanted, Run(**{what: {TABLE: VALUE + 1}}), hashed=True)[what, TABLE][0] == DIFFERENT
+    assert checks(wanted, found, hashed=False)[what, TABLE][0] == DIFFERENT
+    assert checks(found, wanted, hashed=True)[what, TABLE][0] == DIFFERENT
+
+
+def other_row(row: int) -> torch.Tensor:
+    changed = VALUE.clone()
+    changed[row] += 1
+    return changed
+
+
+def test_rows_that_were_not_touched_may_differ_if_the_rule_says_so() -> None:
+    touched = {TABLE: torch.tensor([0, 2, 3])}  # 3: the row of zeros after a mapped table
+    for what, masked, row, status in [
+        ("parameters", [TABLE], 1, EQUAL),
+        ("parameters", [TABLE], 2, DIFFERENT),
+        ("parameters", [], 1, DIFFERENT),
+        ("parameters", ["other"], 1, DIFFERENT),
+        ("gradients", [TABLE], 1, DIFFERENT),
+    ]:
+        wanted, found = Run(**{what: {TABLE: VALUE}}, touched=touched), Run(**{what: {TABLE: other_row(row)}})
+        assert checks(wanted, found, masked=masked)[what, TABLE][0] == status, (what, masked, row)
+    never_read = Run(parameters={TABLE: VALUE})
+    assert (
+        checks(never_read, Run(parameters={TABLE: other_row(1)}), masked=[TABLE])["parameters", TABLE][0] == DIFFERENT
+    )
+
+
+def calls(expected: int, actual: int, originals: Iterable[str] = (), **options: Any) -> list[Check]:
+    wanted, found = Run(calls={"ebc": expected}), Run(calls={"ebc": actual}, originals=set(originals))
+    return checker(**{"counts_calls": True, **options}).of_calls("eval", "sample", wanted, found)
+
+
+def test_calls() -> None:
+    assert calls(2, 2) == [Check("eval", "sample", "calls", "ebc", EQUAL)]
+    assert calls(2, 3, counts_calls=False) == []
+    assert checker(counts_calls=True).of_calls("eval", "sample", Run(calls={"other": 1}), Run()) == []
+    (check,) = calls(3, 1)
+    assert (check.what, check.where, check.status, check.largest) == ("calls", "ebc", DIFFERENT, 2.0)
+    assert check.message == "1 calls of the converted collection, but the original's is called 3 times"
+    (check,) = calls(1, 1, ["ebc"], way="a closure")
+    assert (check.what, check.where, check.status, check.largest) == ("calls", "ebc", DIFFERENT, 0.0)
+    assert check.message == (
+        "the converted model calls the original collection; it reaches the original's modules through a closure"
+    )
+    assert calls(2, 2, ["other"]) == [Check("eval", "sample", "calls", "ebc", EQUAL)]
+
+
+def test_all_collections_are_counted() -> None:
+    one = checker(counts_calls=True).collections["ebc"]
+    counting = Checker({"a": one, "b": one, "c": one}, frozenset(), 0, 0, True, lambda: "")
+    found = counting.of_runs("train", "sample", Run(calls={"a": 1, "c": 1}), Run(calls={"a": 1, "b": 0, "c": 2}))
+    assert [(check.where, check.status) for check in found] == [("a", EQUAL), ("c", DIFFERENT)]
+
+
+def test_the_largest_differences_of_a_table() -> None:
+    tables: dict[str, dict[str, dict[str, float]]] = {}
+    extended = torch.cat([VALUE, torch.full((1, 2), 9.0)])
+    wanted = Run(
+        gradients={TABLE: extended},
+        parameters={TABLE: extended},
+        pooled={("ebc", "f"): VALUE, ("ebc", "g"): VALUE},
+        touched={TABLE: torch.tensor([0, 3])},
+    )
+    found = Run(
+        gradients={TABLE: VALUE + 2},
+        parameters={TABLE: other_row(1) + other_row(0) - VALUE},
+        pooled={("ebc", "f"): VALUE + 0.25, ("ebc", "g"): VALUE + 0.5},
+    )
+    checker(hashed=True).note_tables(wanted, found, tables)
+    assert tables == {"ebc": {"t": {"gradient": 2.0, "weight": 1.0, "output": 0.5}}}
+    checker(hashed=True).note_tables(wanted, wanted, tables)
+    assert tables == {"ebc": {"t": {"gradient": 2.0, "weight": 1.0, "output": 0.5}}}, "the largest of all steps"
+    found.gradients[TABLE] = found.pooled["ebc", "f"] = VALUE + 4
+    checker(hashed=True).note_tables(wanted, found, tables)
+    assert tables == {"ebc": {"t": {"gradient": 4.0, "weight": 1.0, "output": 4.0}}}
+    tables = {}
+    found.parameters[TABLE] = other_row(1)
+    checker(hashed=True, masked=[TABLE]).note_tables(wanted, found, tables)
+    assert tables["ebc"]["t"]["weight"] == 0.0
+    tables = {}
+    checker().note_tables(Run(), Run(gradients={TABLE: VALUE}), tables)
+    checker().note_tables(Run(parameters={TABLE: VALUE}), Run(), tables)
+    assert tables == {"ebc": {"t": {}}}
+
+
+def test_fewer_samples_are_a_difference_of_the_output() -> None:
+    tables: dict[str, dict[str, dict[str, float]]] = {}
+    wanted, found = Run(pooled={("ebc", "f"): VALUE}), Run(pooled={("ebc", "f"): VALUE[:2]})
+    checker(hashed=True).note_tables(wanted, found, tables)
+    assert tables["ebc"]["t"]["output"] == math.inf

@@ -1,0 +1,143 @@
+"""The standard collection over the tables of a hashed one: it reads what the hashed one reads."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
+
+import recfx
+from recfx.record.verify_report import SKIPPED
+from recfx.verification.mapped_collection import MappedCollection
+from tests.builders.batches import bags, one_bag
+from tests.builders.collections import one_table, table
+
+RAW = 10**12
+
+
+def hashed(weighted: bool = False, **options: Any) -> Any:
+    """Two tables, the second of two features, whose conversion holds a few ids."""
+    pooling = PoolingType.SUM if weighted else PoolingType.MEAN
+    plain = EmbeddingBagCollection(
+        [table("t1", ["f1"], dim=4, rows=12), table("t2", ["f2", "f3"], dim=4, rows=20, pooling=pooling)],
+        is_weighted=weighted,
+    )
+    converted = recfx.convert(plain, hashing=recfx.HashConfig(**{"dense_rows": 0, "buckets": 1, **options}))
+    converted(features(weighted))
+    return converted
+
+
+def features(weighted: bool = False, more: int = 0) -> KeyedJaggedTensor:
+    """Ids that are new in part, and in no order; ``more``: by how much all raw ids are greater."""
+    found = bags({
+        "f1": [[RAW + 5 + more, 3, RAW + 1 + more], [], [3]],
+        "f2": [[2, RAW + more], [7], [2]],
+        "f3": [[RAW + more], [9, 9], []],
+    })  # fmt: skip
+    weights = torch.arange(1.0, 1.0 + found.values().numel()) if weighted else None
+    return KeyedJaggedTensor(found.keys(), found.values(), weights, lengths=found.lengths())
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("options", [{}, {"dense_rows": 4}, {"unseen": "share"}], ids=str)
+def test_it_reads_what_the_hashed_one_reads(weighted: bool, training: bool, options: dict[str, Any]) -> None:
+    collection = hashed(weighted, **options).train(training)
+    mapped = MappedCollection(collection)
+    assert mapped.training == training
+    assert mapped.embedding_bag_configs()[1].feature_names == ["f2", "f3"]
+    for more in (0,) if training else (0, 1, 50):
+        expected = collection(features(weighted, more))
+        found = mapped(features(weighted, more))
+        assert found.keys() == expected.keys()
+        torch.testing.assert_close(found.values(), expected.values())
+
+
+@pytest.mark.parametrize("admits", [False, True])
+def test_its_tables_are_copies_with_a_row_of_zeros(admits: bool) -> None:
+    collection = hashed(**({"admit_after": 2, "unseen": "share"} if admits else {}))
+    weight = collection.weight("t1")
+    weight.requires_grad_(False)
+    mapped = MappedCollection(collection)
+    extended = mapped.embedding_bags["t1"].weight
+    assert extended.shape == (25 if admits else 13, 4)
+    assert [config.num_embeddings for config in mapped.embedding_bag_configs()] == ([25, 41] if admits else [13, 21])
+    assert torch.equal(extended[:12], weight)
+    assert torch.equal(extended[12], torch.zeros(4))
+    assert not admits or torch.equal(extended[13:], weight)
+    assert extended.data_ptr() != weight.data_ptr()
+    assert [parameter.requires_grad for parameter in mapped.parameters()] == [False, True]
+
+
+def test_an_index_without_ids() -> None:
+    collection = recfx.convert(one_table(), hashing=recfx.HashConfig(dense_rows=0)).eval()
+    found = MappedCollection(collection)(one_bag(0, 5, RAW)).values()
+    assert torch.equal(found, torch.zeros(1, 4))
+    collection = recfx.convert(one_table(), hashing=recfx.HashConfig(dense_rows=0)).train()
+    collection(one_bag(RAW))
+    row = int(collection.index("t").find(torch.tensor([RAW]))[0])
+    found = MappedCollection(collection)(one_bag(RAW - 1, RAW, RAW + 1)).values()
+    assert torch.equal(found[0], collection.weight("t")[row])
+
+
+def test_a_table_without_an_index_beside_one_that_has_one() -> None:
+    plain = EmbeddingBagCollection([table("t1", ["f1"], dim=4, rows=12), table("t2", ["f2"], dim=4, rows=12)])
+    collection = recfx.convert(plain, hashing={"t1": recfx.HashConfig(dense_rows=0), "t2": recfx.HashConfig()}).train()
+    sample = bags({"f1": [[RAW, 3]], "f2": [[11, 0, 3]]})
+    expected = collection(sample)
+    assert not collection.tables[1].has_index
+    torch.testing.assert_close(MappedCollection(collection)(sample).values(), expected.values())
+
+
+def test_batches_of_another_size_per_feature() -> None:
+    collection = hashed().eval()
+    sample = KeyedJaggedTensor(
+        ["f1", "f2", "f3"],
+        torch.tensor([RAW + 1, 3, 2, RAW, 9]),
+        lengths=torch.tensor([1, 1, 2, 0, 1]),
+        stride_per_key_per_rank=[[2], [1], [2]],
+        inverse_indices=(["f1", "f2", "f3"], torch.tensor([[0, 1, 0], [0, 0, 0], [1, 1, 0]])),
+    )
+    expected, found = collection(sample), MappedCollection(collection)(sample)
+    assert expected.values().shape == (3, 12)
+    torch.testing.assert_close(found.values(), expected.values())
+
+
+@pytest.mark.parametrize("on_full", ["error", "share", "evict"])
+@pytest.mark.parametrize("unseen", ["zeros", "share"])
+@pytest.mark.parametrize("admit_after", [1, 2, 3])
+def test_a_step_of_ids_that_are_admitted_and_of_others(on_full: str, unseen: str, admit_after: int) -> None:
+    """Ids that are seen for the first time, and for the second; with ``share``, more are admitted than have room."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ebc = one_table(rows=6)
+
+        def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+            return self.ebc(features).values()
+
+    policy: Any = {"on_full": on_full, "unseen": unseen, "admit_after": admit_after}
+    model = Model()
+    converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0, buckets=1, **policy))
+    several = 9 if on_full == "share" else 4  # as many may wait as there are rows
+    sample = one_bag(*range(several), *range(several), *range(several), RAW, 2 * RAW, 2 * RAW)
+    weight = converted.ebc.weight("t").detach().clone()
+    report = recfx.verify(model, converted, (sample,))
+    assert report.ok, str(report)
+    assert not report.of(SKIPPED)
+    assert torch.equal(converted.ebc.weight("t"), weight)
+
+
+def test_a_wrong_shared_row_is_noticed() -> None:
+    collection = hashed(unseen="share").eval()
+    mapped = MappedCollection(collection)
+    wrong = copy.deepcopy(features(more=50))
+    wrong.values()[0] += 1
+    shared = [collection.index("t1").shared_rows(each.values()[:1]) for each in (features(more=50), wrong)]
+    assert shared[0] != shared[1]
+    assert not torch.equal(mapped(wrong).values(), collection(features(more=50)).values())
