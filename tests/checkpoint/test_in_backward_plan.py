@@ -1,0 +1,316 @@
+"""Optimizers in backward, fused or not: what comes back, into which objects, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+import recfx
+from recfx.checkpoint import plain_data, save, storage
+from recfx.checkpoint.in_backward import BackwardOptimizer, optimizers_in_backward
+from recfx.checkpoint.in_backward_plan import BackwardPlan
+from recfx.optim.fused_optimizer import FusedOptimizer
+from tests.builders.optimizers import attach
+from tests.checkpoint.crafted import data_of, replace_settings, reseal, settings_of
+from tests.checkpoint.training import RAW, OnePart, assert_same, batch
+
+TABLE = "first.embedding_bags.a.weight"
+
+
+class Counting(torch.optim.Optimizer):
+    """Keeps a number, and a tensor that grows, for every parameter."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["count"] = state.get("count", 0) + 1
+                state["history"] = torch.cat([state.get("history", torch.empty(0)), torch.ones(1)])
+                parameter.data.sub_(group["lr"] * parameter.grad)
+
+
+def build(
+    optimizer: Any = torch.optim.Adam, rows: int = 40, seed: int = 0, tables: bool = True, **settings: Any
+) -> Any:
+    """A hashed table with one optimizer in backward; Adam and then SGD with momentum on the bias, Counting on the rest."""
+    torch.manual_seed(seed)
+    model: Any = recfx.convert(OnePart(rows), hashing=RAW)
+    if tables:
+        attach([model.first.weight("a")], optimizer, **settings)
+    attach([model.after.bias], torch.optim.Adam, lr=0.01)
+    attach([model.after.bias], torch.optim.SGD, lr=0.01, momentum=0.9)
+    attach([model.after.weight], Counting, lr=0.125)
+    return model
+
+
+def steps(model: Any, *numbers: int) -> None:
+    for number in numbers:
+        model(batch(number)).square().sum().backward()
+
+
+def all_state(model: nn.Module) -> dict[str, Any]:
+    """Weights, and settings and state of all optimizers, copied."""
+    found: dict[str, Any] = dict(model.state_dict())
+    for each in optimizers_in_backward(model):
+        found.update({f"{each.name}.{key}": value for key, value in {**each.settings(), **each.state}.items()})
+    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in found.items()}
+
+
+def refused(model: nn.Module, directory: Path) -> recfx.CheckpointError:
+    before = all_state(model)
+    with pytest.raises(recfx.CheckpointError) as caught:
+        recfx.load_checkpoint(model, directory)
+    assert_same(all_state(model), before)
+    assert caught.value.reason == "checkpoint_mismatch"
+    return caught.value
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.NAdam], ids=["fused", "not_fused"])
+def test_optimizers_of_every_kind_beside_each_other(tmp_path: Path, optimizer: type[torch.optim.Optimizer]) -> None:
+    source, target = build(optimizer), build(optimizer, seed=1)
+    names = [each.name for each in optimizers_in_backward(source)]
+    assert names == [TABLE, "after.weight", "after.bias", "after.bias#1"]
+    steps(source, 0, 1)
+    steps(target, 5)
+    recfx.save_checkpoint(source, tmp_path)
+    recfx.load_checkpoint(target, tmp_path)
+    expected = all_state(source)
+    assert expected["after.weight.count"] == 2
+    assert expected["after.weight.history"].numel() == 2
+    assert float(expected["after.bias.step"]) == 2
+    assert "after.bias#1.momentum_buffer" in expected
+    assert_same(all_state(target), expected)
+    steps(source, 2)
+    steps(target, 2)
+    assert_same(all_state(target), all_state(source))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.NAdam], ids=["fused", "not_fused"])
+def test_a_checkpoint_from_before_the_first_step(tmp_path: Path, optimizer: type[torch.optim.Optimizer]) -> None:
+    source, target = build(optimizer), build(optimizer, seed=1)
+    steps(target, 5)
+    recfx.save_checkpoint(source, tmp_path)
+    recfx.load_checkpoint(target, tmp_path)
+    state = {each.name: each.state for each in optimizers_in_backward(target)}
+    assert [dict(state[name]) for name in ("after.weight", "after.bias", "after.bias#1")] == [{}, {}, {}]
+    if optimizer is torch.optim.NAdam:
+        assert dict(state[TABLE]) == {}
+    else:
+        assert not any(bool(value.any()) for value in state[TABLE].values())
+    bigger = build(optimizer, rows=60)
+    recfx.load_checkpoint(bigger, tmp_path)  # without a state there are no rows to move
+    for model in (source, target):
+        steps(model, 2)
+    assert_same(all_state(target), all_state(source))
+
+
+def test_rows_of_an_optimizer_that_is_not_fused_do_not_move(tmp_path: Path) -> None:
+    source = build(torch.optim.NAdam)
+    steps(source, 0)
+    recfx.save_checkpoint(source, tmp_path)
+    error = refused(build(torch.optim.NAdam, rows=60), tmp_path)
+    assert error.module_path == TABLE
+    assert "its table has more rows than saved, and its optimizer is not fused" in error.message
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adagrad, RowWiseAdagrad])
+def test_grown_rows_start_where_a_new_row_does(tmp_path: Path, kind: type[torch.optim.Optimizer]) -> None:
+    source, target = (build(kind, rows, initial_accumulator_value=0.25) for rows in (40, 60))
+    steps(source, 0)
+    steps(target, 5, 6)
+    recfx.save_checkpoint(source, tmp_path)
+    recfx.load_checkpoint(target, tmp_path)
+    old, new = (model.first.fused_optimizers()["a"].state["sum"] for model in (source, target))
+    ids, rows = source.first.index("a").items()
+    found = target.first.index("a").find(ids)
+    assert torch.equal(new[found], old[rows])
+    others = torch.ones(60, dtype=torch.bool)
+    others[found] = False
+    assert bool((new[others] == 0.25).all())
+
+
+def test_a_learning_rate_that_is_a_tensor_stays_the_same_object(tmp_path: Path) -> None:
+    source, target = (build(torch.optim.NAdam, lr=torch.tensor(rate), capturable=True) for rate in (0.5, 0.25))
+    group = next(each.group for each in optimizers_in_backward(target) if each.name == TABLE)
+    rate = group["lr"]
+    recfx.save_checkpoint(source, tmp_path)
+    recfx.load_checkpoint(target, tmp_path)
+    assert group["lr"] is rate
+    assert float(rate) == 0.5
+    plain = build(torch.optim.NAdam, lr=0.25, capturable=True)
+    recfx.load_checkpoint(plain, tmp_path)
+    assert float(next(each.group["lr"] for each in optimizers_in_backward(plain) if each.name == TABLE)) == 0.5
+
+
+def test_memory_for_the_state_is_found_before_anything_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = build(), build(seed=1)
+    steps(source, 0)
+    recfx.save_checkpoint(source, tmp_path)
+    before = all_state(target)
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(FusedOptimizer, "prepare", fail)
+    with pytest.raises(MemoryError):
+        recfx.load_checkpoint(target, tmp_path)
+    monkeypatch.undo()
+    assert_same(all_state(target), before)
+
+
+@pytest.mark.parametrize("decays", ["saved", "here"])
+def test_weight_decay_on_one_side_only(tmp_path: Path, decays: str) -> None:
+    source, target = (build(weight_decay=0.1 * (decays == side)) for side in ("saved", "here"))
+    recfx.save_checkpoint(source, tmp_path)
+    error = refused(target, tmp_path)
+    assert "only one of the saved optimizer and this one has a weight_decay" in error.message
+    recfx.load_checkpoint(build(weight_decay=0.2 * (decays == "saved")), tmp_path)
+
+
+def crafted(directory: Path, change: Callable[[dict[str, Any]], None], optimizer: Any = torch.optim.Adam) -> Any:
+    """A checkpoint whose entry of the table's optimizer was changed; and another model."""
+    source = build(optimizer)
+    steps(source, 0)
+    recfx.save_checkpoint(source, directory)
+    found = plain_data.decode(json.dumps(settings_of(directory)).encode())
+    change(found["in_backward"][TABLE])
+    replace_settings(directory, plain_data.encode(found))
+    return build(optimizer, seed=1)
+
+
+def test_settings_that_were_not_saved_stay(tmp_path: Path) -> None:
+    target = crafted(tmp_path, lambda entry: entry["settings"].pop("weight_decay"))
+    recfx.load_checkpoint(target, tmp_path)
+    assert target.first.fused_optimizers()["a"].group["weight_decay"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda entry: entry.update(kind="sgd"), "the saved optimizer is sgd, this one is adam."),
+        (
+            lambda entry: entry["tensors"].remove("exp_avg_sq"),
+            "its state 'exp_avg_sq' is missing, but the table needs (40, 4)",
+        ),
+        (
+            lambda entry: entry["values"].update(exp_avg=1) or entry["tensors"].remove("exp_avg"),
+            "is not a tensor of floats",
+        ),
+        (lambda entry: entry.update(blocks=[(0, 4)]), "its state was saved in blocks of columns [(0, 4)]"),
+    ],
+)
+def test_a_fused_state_that_cannot_be(tmp_path: Path, change: Callable[[Any], None], message: str) -> None:
+    error = refused(crafted(tmp_path, change), tmp_path)
+    assert error.module_path == TABLE
+    assert message in error.message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda entry: entry["tensors"].remove("exp_avg_sq"), "its saved state lacks 'exp_avg_sq'"),
+        (lambda entry: entry["values"].update(more="x"), "its state 'more' was saved as 'x'"),
+        (lambda entry: entry["settings"].update(betas="x"), "its setting 'betas'"),
+    ],
+)
+def test_a_state_that_is_not_fused_and_cannot_be(tmp_path: Path, change: Callable[[Any], None], message: str) -> None:
+    error = refused(crafted(tmp_path, change, torch.optim.NAdam), tmp_path)
+    assert error.module_path == TABLE
+    assert message in error.message
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"dtype": "int32"}, "its saved state 'exp_avg' is not a tensor of floats"),
+        ({"size": [20, 8]}, "its state 'exp_avg' is (20, 8), but the table needs (40, 4)"),
+        ({"size": [160]}, "its state 'exp_avg' is (160,), but the table needs (40, 4)"),
+    ],
+)
+def test_a_tensor_of_another_kind(tmp_path: Path, entry: dict[str, Any], message: str) -> None:
+    target = crafted(tmp_path, lambda entry: None)
+    path = data_of(tmp_path) / "tensors.json"
+    index = json.loads(path.read_bytes())
+    tensor = index["tensors"][f"in_backward.{TABLE}.exp_avg"]
+    tensor.update(entry)
+    chunk = tensor["chunks"][0]
+    chunk[0], chunk[1] = [0] * len(tensor["size"]), tensor["size"]
+    path.write_text(json.dumps(index))
+    reseal(tmp_path)
+    assert message in refused(target, tmp_path).message
+
+
+def saved_in_blocks(directory: Path, monkeypatch: pytest.MonkeyPatch, blocks: Any) -> tuple[Any, torch.Tensor]:
+    """A model with row-wise Adagrad, saved as if its columns had been on several ranks; and the state by block."""
+    source = build(RowWiseAdagrad)
+    steps(source, 0)
+    state = torch.rand(40 * len(blocks), 1)
+    pack, write = save.pack_settings, storage.write
+
+    def pack_blocks(settings: dict[str, Any]) -> torch.Tensor:
+        settings["in_backward"][TABLE]["blocks"] = blocks
+        return pack(settings)
+
+    def write_blocks(folder: Path, tensors: dict[str, Any], group: Any) -> Any:
+        return write(folder, {**tensors, f"in_backward.{TABLE}.sum": state}, group)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(save, "pack_settings", pack_blocks)
+        patched.setattr(storage, "write", write_blocks)
+        recfx.save_checkpoint(source, directory)
+    return source, state
+
+
+@pytest.mark.parametrize("rows", [40, 60])
+def test_blocks_of_columns_become_their_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    source, state = saved_in_blocks(tmp_path, monkeypatch, [(0, 1), (1, 4)])
+    target = build(RowWiseAdagrad, rows)
+    recfx.load_checkpoint(target, tmp_path)
+    found = target.first.fused_optimizers()["a"].state["sum"]
+    ids, old = source.first.index("a").items()
+    new = target.first.index("a").find(ids)
+    expected = (state[:40] * 0.25 + state[40:] * 0.75)[old]  # weighted by columns
+    assert ids.numel() > 5
+    torch.testing.assert_close(found[new].view(-1), expected.view(-1))
+
+
+@pytest.mark.parametrize("blocks", [[(0, 2), (2, 5)], [(0, 3)]])
+def test_blocks_of_another_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: Any) -> None:
+    saved_in_blocks(tmp_path, monkeypatch, blocks)
+    assert f"its state was saved in blocks of columns {blocks}" in refused(build(RowWiseAdagrad), tmp_path).message
+
+
+def test_state_goes_to_the_device_of_its_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for numbers, which torch keeps on the CPU."""
+
+    def read(folder: Any, targets: dict[str, torch.Tensor]) -> None:
+        for target in targets.values():
+            target.fill_(3)
+
+    monkeypatch.setattr(storage, "read_into", read)
+    folder: Any = None
+    parameter = nn.Parameter(torch.empty(2, 3, device="meta"))
+    state: dict[str, Any] = {"gone": 1, "kept": torch.zeros(2, 3, dtype=torch.float64), "other": torch.zeros(5)}
+    kept = state["kept"]
+    optimizer = BackwardOptimizer("w", None, parameter, {"lr": 0.1}, state, None, torch.optim.Adam)
+    tensors = {name: torch.empty(2, 3, device="meta") for name in ("moment", "kept", "other")}
+    tensors["step"] = torch.empty((), device="meta")
+    saved = {"settings": {"lr": 0.5}, "values": {"count": 7}}
+    BackwardPlan(optimizer, saved, tensors, None).carry_out(folder)
+    assert state.keys() == {"moment", "kept", "other", "step", "count"}
+    assert state["moment"].device.type == state["other"].device.type == "meta"
+    assert state["other"].shape == (2, 3)
+    assert (state["step"].device.type, float(state["step"])) == ("cpu", 3.0)
+    assert state["kept"] is kept
+    assert bool((kept == 3).all())
+    assert (state["count"], optimizer.group["lr"]) == (7, 0.5)
