@@ -42,7 +42,7 @@ class Counting(torch.optim.Optimizer):
 def build(
     optimizer: Any = torch.optim.Adam, rows: int = 40, seed: int = 0, tables: bool = True, **settings: Any
 ) -> Any:
-    """A hashed table with one optimizer in backward; Adam and then SGD with momentum on the bias, Counting on the rest."""
+    """A hashed table with one optimizer in backward; Adam and SGD with momentum on the bias, Counting on the rest."""
     torch.manual_seed(seed)
     model: Any = recfx.convert(OnePart(rows), hashing=RAW)
     if tables:

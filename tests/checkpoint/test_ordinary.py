@@ -1,0 +1,220 @@
+"""Ordinary optimizers: which can be saved, how what ranks say is joined, what is kept when one refuses its state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec.optim.fused import EmptyFusedOptimizer
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+
+import recfx
+from recfx.checkpoint.ordinary import join_described, unwrap_optimizer, whole_state_size
+from recfx.ir.shard import Shard
+from tests.checkpoint.training import RAW, OnePart, batch
+
+
+def layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+
+
+def step(model: nn.Module, optimizer: Any, number: int = 0) -> None:
+    optimizer.zero_grad()
+    model(torch.full((4, 3), float(number + 1))).square().sum().backward()
+    optimizer.step()
+
+
+def wrapped(model: nn.Module, prefix: str = "") -> KeyedOptimizerWrapper:
+    named = {name: each for name, each in model.named_parameters() if name.startswith(prefix)}
+    return KeyedOptimizerWrapper(named, lambda parameters: torch.optim.Adam(parameters, lr=0.1))
+
+
+def test_what_is_inside_of_wrappers() -> None:
+    model = layers()
+    inner, keyed = torch.optim.Adam(model.parameters()), wrapped(model)
+    assert unwrap_optimizer(inner) is inner
+    assert unwrap_optimizer(keyed) is keyed._optimizer
+    assert unwrap_optimizer(CombinedOptimizer([EmptyFusedOptimizer(), keyed])) is keyed._optimizer
+    assert unwrap_optimizer(CombinedOptimizer([CombinedOptimizer([("a", keyed)])])) is keyed._optimizer
+    assert unwrap_optimizer(EmptyFusedOptimizer()) is None
+    assert unwrap_optimizer(CombinedOptimizer([EmptyFusedOptimizer()])) is None
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (
+            CombinedOptimizer([("a", wrapped(layers(), "0")), ("b", wrapped(layers(), "1"))]),
+            "has 2 optimizers that are",
+        ),
+        (KeyedOptimizer({"a": nn.Parameter(torch.ones(1))}, {}, [{"params": []}]), "optimizer= is a KeyedOptimizer"),
+        (3, "optimizer= is a int"),
+    ],
+)
+def test_what_cannot_be_saved(tmp_path: Path, optimizer: Any, message: str) -> None:
+    for call in (recfx.save_checkpoint, recfx.load_checkpoint):
+        if call is recfx.load_checkpoint:
+            recfx.save_checkpoint(layers(), tmp_path)
+        with pytest.raises(recfx.CheckpointError) as caught:
+            call(layers(), tmp_path, optimizer=optimizer)
+        assert caught.value.reason == "optimizer_not_supported"
+        assert message in caught.value.message
+
+
+def test_optimizers_that_are_all_fused_are_saved_with_the_model(tmp_path: Path) -> None:
+    model: Any = layers()
+    recfx.save_checkpoint(model, tmp_path, optimizer=EmptyFusedOptimizer())
+    recfx.load_checkpoint(model, tmp_path, optimizer=EmptyFusedOptimizer())
+    with pytest.raises(recfx.CheckpointError, match="saved without optimizer="):
+        recfx.load_checkpoint(model, tmp_path, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_parameters_without_a_state_before_others(tmp_path: Path) -> None:
+    """The first layer was frozen; parameters have names."""
+    states = []
+    for _ in range(2):
+        model = layers()
+        model[0].requires_grad_(False)  # type: ignore[operator]
+        optimizer = torch.optim.Adam(model.named_parameters(), lr=0.1)
+        if states:
+            recfx.load_checkpoint(model, tmp_path, optimizer=optimizer)
+        else:
+            step(model, optimizer)
+            recfx.save_checkpoint(model, tmp_path, optimizer=optimizer)
+        states.append(optimizer.state_dict()["state"])
+    assert states[0].keys() == states[1].keys() == {2, 3}
+    torch.testing.assert_close(states[1], states[0], rtol=0, atol=0)
+
+
+def test_settings_that_only_one_of_them_has(tmp_path: Path) -> None:
+    model = layers()
+    saved, other = (torch.optim.Adam(model.parameters(), lr=rate) for rate in (0.1, 0.2))
+    saved.param_groups[0]["initial_lr"] = 0.5  # a scheduler's
+    del saved.param_groups[0]["amsgrad"]
+    recfx.save_checkpoint(model, tmp_path, optimizer=saved)
+    other.param_groups[0].update(amsgrad=True, note=3)
+    recfx.load_checkpoint(model, tmp_path, optimizer=other)
+    found = other.param_groups[0]
+    assert (found["lr"], found["initial_lr"], found["amsgrad"]) == (0.1, 0.5, True)
+    assert "note" not in found
+
+
+class Refuses(torch.optim.Adam):
+    """Takes its state, and then does not like it."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        raise ValueError("not this one")
+
+
+@pytest.mark.parametrize("in_wrapper", [False, True])
+def test_an_optimizer_that_refuses_its_state_keeps_what_it_had(tmp_path: Path, in_wrapper: bool) -> None:
+    def build(kind: Any) -> tuple[nn.Module, Any]:
+        model = layers()
+        if in_wrapper:
+            return model, KeyedOptimizerWrapper(dict(model.named_parameters()), lambda p: kind(p, lr=0.1))
+        return model, kind(model.parameters(), lr=0.1)
+
+    Named = type("Refuses", (torch.optim.Adam,), {})  # saved under the same name
+    model, optimizer = build(Named)
+    step(model, optimizer)
+    recfx.save_checkpoint(model, tmp_path, optimizer=optimizer)
+    model, optimizer = build(Refuses)
+    step(model, optimizer, 3)
+    step(model, optimizer, 4)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    state, groups = optimizer.state, optimizer.param_groups
+    with pytest.raises(
+        recfx.CheckpointError, match=r"the optimizer does not accept what was saved \(ValueError"
+    ) as caught:
+        recfx.load_checkpoint(model, tmp_path, optimizer=optimizer)
+    assert (caught.value.reason, caught.value.module_path) == ("checkpoint_mismatch", "optimizer")
+    assert optimizer.state is state
+    assert optimizer.param_groups is groups
+    assert all(float(each["step"]) == 2 for each in state.values())
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_a_wrapper_goes_on_with_what_was_loaded(tmp_path: Path) -> None:
+    source, target = layers(), layers()
+    saved, loaded = wrapped(source), wrapped(target)
+    step(source, saved)
+    recfx.save_checkpoint(source, tmp_path, optimizer=saved)
+    recfx.load_checkpoint(target, tmp_path, optimizer=loaded)
+    assert loaded.state is loaded._optimizer.state
+    assert loaded.param_groups is loaded._optimizer.param_groups
+    for model, optimizer in ((source, saved), (target, loaded)):
+        optimizer.param_groups[0]["lr"] = 0.5
+        step(model, optimizer, 1)
+    for name, value in source.state_dict().items():
+        assert torch.equal(target.state_dict()[name], value)
+
+
+def test_the_state_of_a_table_that_has_grown_stays_behind(tmp_path: Path) -> None:
+    """Only fused optimizers follow their rows."""
+
+    def build(rows: int) -> tuple[Any, torch.optim.Optimizer]:
+        torch.manual_seed(rows)
+        model: Any = recfx.convert(OnePart(rows), hashing=RAW)
+        return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+    model, optimizer = build(40)
+    model(batch(0)).sum().backward()
+    optimizer.step()
+    recfx.save_checkpoint(model, tmp_path, optimizer=optimizer)
+    same, its_optimizer = build(40)
+    recfx.load_checkpoint(same, tmp_path, optimizer=its_optimizer)
+    bigger, its_optimizer = build(60)
+    before = {name: value.clone() for name, value in bigger.state_dict().items()}
+    with pytest.raises(recfx.CheckpointError, match="has one entry per row of its table") as caught:
+        recfx.load_checkpoint(bigger, tmp_path, optimizer=its_optimizer)
+    assert (caught.value.reason, caught.value.module_path) == ("checkpoint_mismatch", "optimizer")
+    assert all(torch.equal(value, before[name]) for name, value in bigger.state_dict().items())
+    recfx.load_checkpoint(bigger, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "columns", "size"),
+    [
+        ((10, 4), (4, 8), (40, 8)),
+        ((10, 8), (0, 8), (40, 8)),
+        ((10, 1), (0, 8), (40, 1)),
+        ((), (4, 8), ()),
+        ((10, 1), (4, 8), None),
+        ((10, 2), (0, 8), None),
+        ((11, 4), (4, 8), None),
+        ((30, 4), (4, 8), None),
+        ((10, 12), (4, 8), None),
+        ((10,), (4, 8), None),
+        ((1,), (4, 8), None),
+    ],
+)
+def test_the_state_of_a_whole_table(part: Any, columns: tuple[int, int], size: Any) -> None:
+    table: Any = SimpleNamespace(table=SimpleNamespace(table=SimpleNamespace(num_embeddings=40, embedding_dim=8)))
+    shard: Any = SimpleNamespace(rows=(10, 20), columns=columns)
+    assert Shard.__dataclass_fields__.keys() >= {"rows", "columns"}
+    if size is not None:
+        assert whole_state_size("w.exp_avg", part, table, shard) == size
+        return
+    with pytest.raises(recfx.CheckpointError, match=r"the state w\.exp_avg of a sharded table is") as caught:
+        whole_state_size("w.exp_avg", part, table, shard)
+    assert caught.value.reason == "optimizer_not_supported"
+
+
+def test_what_ranks_say_is_joined() -> None:
+    one: Any = {"kind": "Adam", "groups": [{"params": ["b", "a"], "lr": 1}], "state": {"a": {"values": {"x": 1}}}}
+    two: Any = {"kind": "Adam", "groups": [{"params": ["c", "a"], "lr": 2}], "state": {"a": {}, "c": {"values": {}}}}
+    assert join_described([one, two], nn.Linear(1, 1)) == {
+        "kind": "Adam",
+        "groups": [{"params": ["b", "a", "c"], "lr": 1}],
+        "state": {"a": {"values": {"x": 1}}, "c": {"values": {}}},
+    }
+    two["groups"].append({"params": []})
+    with pytest.raises(recfx.CheckpointError, match="the same number of groups on all ranks") as caught:
+        join_described([one, two], nn.Linear(1, 1))
+    assert caught.value.reason == "optimizer_not_supported"
