@@ -1,0 +1,192 @@
+"""What of a model is loaded in place, aside, or by its modules; and what is refused of the names that it has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import recfx
+from recfx.checkpoint import model_plan, plain_data, storage
+from recfx.checkpoint.index_keys import check_same_tables_have_indexes
+from tests.checkpoint.crafted import data_of, replace_settings, reseal, settings_of
+
+
+class Stateful(nn.Module):
+    """Keeps a dict that it changes in place, and refuses what has no ``calls``; or a tensor of any shape."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+    def get_extra_state(self) -> Any:
+        return self.value
+
+    def set_extra_state(self, state: Any) -> None:
+        if isinstance(state, dict):
+            self.value["inner"].clear()
+            self.value["inner"]["calls"] = state["inner"]["calls"] + 0
+        else:
+            self.value = state
+
+
+class Silent(nn.Module):
+    """Has no state."""
+
+
+class Model(nn.Module):
+    def __init__(self, calls: int, size: int) -> None:
+        super().__init__()
+        torch.manual_seed(calls)
+        self.before = nn.Linear(8, 4)
+        self.silent = Silent()
+        self.first = Stateful({"inner": {"calls": calls}})
+        self.second = Stateful({"inner": {"calls": calls}})
+        self.tensor = Stateful(torch.full((size,), float(calls)))
+        self.after = nn.Linear(4, 2)
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def extra(model: Any) -> tuple[Any, Any, list[float]]:
+    return model.first.value["inner"], model.second.value["inner"], model.tensor.value.tolist()
+
+
+def change(directory: Path, changed: Any) -> None:
+    """Other extra states."""
+    settings = plain_data.decode(json.dumps(settings_of(directory)).encode())
+    settings["extra_state"].update(changed)
+    replace_settings(directory, plain_data.encode(settings))
+
+
+def refused(model: Any, directory: Path) -> recfx.CheckpointError:
+    before, states = weights(model), json.dumps(extra(model))
+    with pytest.raises(recfx.CheckpointError) as caught:
+        recfx.load_checkpoint(model, directory)
+    assert all(torch.equal(value, before[name]) for name, value in weights(model).items())
+    assert json.dumps(extra(model)) == states
+    assert caught.value.reason == "checkpoint_mismatch"
+    return caught.value
+
+
+def test_extra_states_of_modules_inside(tmp_path: Path) -> None:
+    source, target = Model(1, 2), Model(5, 3)
+    recfx.save_checkpoint(source, tmp_path)
+    recfx.load_checkpoint(target, tmp_path)
+    assert extra(target) == ({"calls": 1}, {"calls": 1}, [1.0, 1.0])
+    assert all(torch.equal(value, weights(source)[name]) for name, value in weights(target).items())
+
+
+def test_a_module_inside_that_refuses_its_state(tmp_path: Path) -> None:
+    """The one before it gets back what it had, though it changes its state in place."""
+    recfx.save_checkpoint(Model(1, 2), tmp_path)
+    change(tmp_path, {"second._extra_state": {"inner": {"calls": "many"}}})
+    error = refused(Model(5, 2), tmp_path)
+    assert error.module_path == "second"
+    assert "the Stateful does not accept what was saved (TypeError" in error.message
+
+
+@pytest.mark.parametrize("name", ["before.weight", "after.bias"])
+def test_a_name_that_is_there_twice(tmp_path: Path, name: str) -> None:
+    recfx.save_checkpoint(Model(1, 2), tmp_path)
+    change(tmp_path, {name: 3})
+    assert f"'{name}' is in the checkpoint twice" in refused(Model(5, 2), tmp_path).message
+
+
+@pytest.mark.parametrize("name", ["before.weight", "after.bias"])
+def test_a_tensor_that_was_saved_as_something_else(tmp_path: Path, name: str) -> None:
+    recfx.save_checkpoint(Model(1, 2), tmp_path)
+    change(tmp_path, {name: 3})
+    path = data_of(tmp_path) / "tensors.json"
+    index = json.loads(path.read_bytes())
+    del index["tensors"][f"model.{name}"]
+    path.write_text(json.dumps(index))
+    reseal(tmp_path)
+    assert f"'{name}' is a tensor on one side only" in refused(Model(5, 2), tmp_path).message
+
+
+@pytest.mark.parametrize(("limit", "in_place"), [(128, True), (129, False)])
+def test_what_is_lost_when_the_disk_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, in_place: bool
+) -> None:
+    """A weight of 128 bytes: read in place from that size on, and aside below."""
+    recfx.save_checkpoint(Model(1, 2), tmp_path)
+    target = Model(5, 2)
+    before = weights(target)
+    read_into = storage.read_into
+
+    def reading(folder: Any, targets: dict[str, torch.Tensor]) -> None:
+        if "model.before.weight" in targets:
+            raise OSError("the disk is gone")
+        read_into(folder, targets)
+
+    monkeypatch.setattr(model_plan, "IN_PLACE_BYTES", limit)
+    monkeypatch.setattr(storage, "read_into", reading)
+    with pytest.raises(recfx.CheckpointError, match="the disk is gone") as caught:
+        recfx.load_checkpoint(target, tmp_path)
+    assert caught.value.reason == "checkpoint_unreadable"
+    assert ("The model may hold a mixture" in caught.value.message) == in_place
+    assert ("Nothing was loaded" in caught.value.message) != in_place
+    assert all(torch.equal(value, before[name]) for name, value in weights(target).items())
+
+
+def test_a_big_tensor_that_a_state_hook_returns_is_not_read_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the user's own."""
+    monkeypatch.setattr(model_plan, "IN_PLACE_BYTES", 0)
+    theirs = torch.zeros(4, 8)
+
+    def replace(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        state[f"{prefix}weight"] = theirs
+
+    source, target = Model(1, 2), Model(5, 2)
+    recfx.save_checkpoint(source, tmp_path)
+    target.before.register_state_dict_post_hook(replace)
+    recfx.load_checkpoint(target, tmp_path)
+    assert torch.equal(theirs, torch.zeros(4, 8))
+    assert torch.equal(target.before.weight, source.before.weight)
+
+
+def test_whatever_the_callers_modes_are(tmp_path: Path) -> None:
+    source = Model(1, 2)
+    with torch.device("meta"):
+        recfx.save_checkpoint(source, tmp_path)
+    for mode in (torch.inference_mode(), torch.device("meta"), torch.no_grad()):
+        target = Model(5, 3)
+        optimizer = torch.optim.Adam(target.parameters())
+        with mode:
+            recfx.load_checkpoint(target, tmp_path)
+        assert extra(target) == extra(source)
+        assert all(torch.equal(value, weights(source)[name]) for name, value in weights(target).items())
+        sum(each.sum() for each in target.parameters()).backward()
+        optimizer.step()
+
+
+KEYS = [f"hash_indexes.t.{name}" for name in ("row_ids", "row_state", "identity")]
+
+
+def test_tables_with_an_index_on_one_side() -> None:
+    weight = "embedding_bags.t.weight"
+    for prefix in ("", "ebc.", "a.b."):
+        keys, with_weight = [prefix + key for key in KEYS], [prefix + weight]
+        check_same_tables_have_indexes([(prefix, "t")], with_weight, [*keys, *with_weight])
+        check_same_tables_have_indexes([], with_weight, with_weight)
+        check_same_tables_have_indexes([(prefix, "t")], with_weight, [])  # a table that is missing as a whole
+        check_same_tables_have_indexes([], [], [*keys, *with_weight])  # and one that nobody has here
+        check_same_tables_have_indexes([], with_weight, [f"{prefix}hash_indexes.t.other", f"{prefix}indexes.t.row_ids"])
+        for tables, saved, message in [
+            ([(prefix, "t")], with_weight, "table 't' was saved without an index, but has one here"),
+            ([], [*keys, *with_weight], "the checkpoint has an index for table 't', which has no index here"),
+        ]:
+            with pytest.raises(recfx.CheckpointError) as caught:
+                check_same_tables_have_indexes(tables, with_weight, saved)
+            assert caught.value.reason == "checkpoint_mismatch"
+            assert caught.value.module_path == prefix.rstrip(".")
+            assert message in caught.value.message
