@@ -115,7 +115,6 @@ class BatchChecks:
             weights,
             lengths=lengths,
             offsets=offsets,
-            stride=per_key[0] if len(per_key) == 1 else None,
             stride_per_key_per_rank=None if len(per_key) == 1 else [[count] for count in per_key],
         )
 

@@ -7,12 +7,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recfx.nodes.bags import with_values
 from recfx.nodes.base import NodeModule
 from recfx.nodes.find_ids import FoundRows
-from recfx.nodes.hash_ids import HashedBatch, HashIds, hash_batch
+from recfx.nodes.hash_ids import HashIds, hash_batch
 from recfx.nodes.table_indexes import is_replay
 
 
 class InsertIds(NodeModule):
-    """Insert the ids that have no row.
+    """Insert the ids that have no row. None of the tables evicts or admits ids: ``split_hash_ids`` leaves those whole.
 
     Args:
         hash_ids: the node that this node is a part of, and whose mode it follows.
@@ -22,24 +22,21 @@ class InsertIds(NodeModule):
         super().__init__()
         self.hash_ids = hash_ids
 
-    def forward(self, features: KeyedJaggedTensor, found: FoundRows | None) -> KeyedJaggedTensor | HashedBatch:
+    def forward(self, features: KeyedJaggedTensor, found: FoundRows | None) -> KeyedJaggedTensor:
         """The same result and effects as ``hash_ids`` for ``features``.
 
-        The rows in ``found`` are not used if they are no longer right, in eval mode, if every id is counted, and in a
-        forward that activation checkpointing runs again.
+        The rows in ``found`` are not used if they are no longer right, in eval mode, and in a forward that activation
+        checkpointing runs again.
 
         Raises:
             The errors of ``HashIds.forward``.
         """
         indexes, training = self.hash_ids.indexes, self.hash_ids.training
-        hashed: HashedBatch = features, None
-        if indexes.begin(features, training):
-            usable = training and not indexes.counts_every_id and not is_replay()
-            if found is not None and usable and found.are_right:
-                hashed = self.insert_absent(features, found), None
-            else:
-                hashed = hash_batch(indexes, features, training)
-        return hashed if indexes.evicts else hashed[0]
+        if not indexes.begin(features, training):
+            return features
+        if found is not None and training and not is_replay() and found.are_right:
+            return self.insert_absent(features, found)
+        return hash_batch(indexes, features, training)[0]
 
     def insert_absent(self, features: KeyedJaggedTensor, found: FoundRows) -> KeyedJaggedTensor:
         """The rows in ``found``, completed for the ids that have none."""

@@ -61,7 +61,7 @@ class InverseIndices:
             )
         limits = torch.tensor(batch_sizes, device=inverse.device).unsqueeze(1)
         wrong = torch.nonzero((inverse < 0) | (inverse >= limits))
-        if wrong.numel() > 0:
+        if wrong.numel():
             feature, sample = wrong[0].tolist()
             self._refuse(
                 f"the inverse index {int(inverse[feature, sample])} of feature {self._names[feature]!r} is outside its "

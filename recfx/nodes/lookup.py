@@ -185,7 +185,8 @@ class Lookup(NodeModule):
         return self._choice is not None and self._choice.finding is not None
 
     def pool_ids(self, features: KeyedJaggedTensor, ids_to_rows: IdsToRows) -> torch.Tensor | None:
-        """Like ``forward``, but from raw ids, with a kernel that finds their rows itself.
+        """Like ``forward``, but from raw ids, with a kernel that finds their rows itself; for lookups that do not
+        permute keys.
 
         Args:
             features: raw ids of every table of the collection.
@@ -195,7 +196,7 @@ class Lookup(NodeModule):
             float32 ``[B, sum D]``; None if there is no such kernel for the tables as they are now, or it must not run.
         """
         weights, choice = self._kernel()
-        if choice.finding is None or self.permutes_keys or _inside_torch_func():
+        if choice.finding is None or _inside_torch_func():
             return None
         output = choice.finding(weights, self._batch(features), ids_to_rows)
         self._guard(output)
@@ -269,8 +270,7 @@ class Lookup(NodeModule):
             return self._pool(keep_ids(features, values, ~untrained)) + read
         spec = self.spec()
         untouched = [weight.detach() for weight in spec.weights]
-        read_only = reference.build(replace(spec, weights=untouched, optimizers=[None] * len(untouched)))
-        read = read_only(untouched, self._batch(keep_ids(features, -values - 2, untrained)))
+        read = reference.build(spec)(untouched, self._batch(keep_ids(features, -values - 2, untrained)))
         return self._pool(keep_ids(features, values, ~untrained)) + read
 
     def __getstate__(self) -> dict[str, object]:

@@ -54,7 +54,7 @@ class TableStore:
         return self._lock
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_process", "_owners")}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_owners")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

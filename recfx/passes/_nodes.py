@@ -119,7 +119,7 @@ def resources_of(graph_module: fx.GraphModule, collection: str) -> Resources:
 
 
 def replace_inputs(replacements: Mapping[fx.Node, fx.Node], but: Collection[fx.Node] = ()) -> None:
-    """Make every node that uses a key of ``replacements`` use its value instead, rewriting each node only once.
+    """Make every node that takes a key of ``replacements`` as an argument take its value; each is rewritten once.
 
     torch.fx's ``replace_all_uses_with`` rewrites all inputs of a user to replace one of them. For ``keyed_tensor``,
     which has one input per table, that would be quadratic.
@@ -131,7 +131,6 @@ def replace_inputs(replacements: Mapping[fx.Node, fx.Node], but: Collection[fx.N
     users = dict.fromkeys(user for node in replacements for user in node.users if user not in but)
     for user in users:
         user.args = fx.map_arg(user.args, lambda node: replacements.get(node, node))
-        user.kwargs = fx.map_arg(user.kwargs, lambda node: replacements.get(node, node))
 
 
 def remove_node(graph_module: fx.GraphModule, node: fx.Node) -> None:

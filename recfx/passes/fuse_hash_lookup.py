@@ -47,7 +47,7 @@ class FuseHashLookup:
             self._fuse(graph_module, node, lookups[0])
             modified = True
         if modified:
-            renumber(graph_module, ("hash_ids", "lookup"))
+            renumber(graph_module, ("lookup",))
         return PassResult(graph_module, modified, tuple(declined))
 
     def _decline(self, graph_module: fx.GraphModule, node: fx.Node, lookups: list[fx.Node]) -> Diagnostic | None:

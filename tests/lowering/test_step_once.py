@@ -17,6 +17,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.modules.embedding_configs import PoolingType
 
 import recfx
+from recfx.lowering._step_once import Trigger
 from tests.builders.optimizers import OPTIMIZERS, attach
 
 ROWS, DIM = 12, 4
@@ -236,6 +237,26 @@ def test_what_a_failed_backward_left_is_forgotten() -> None:
         del later, other
         twice(model, 3)
     assert_same(plain, converted)
+
+
+def test_passes_that_only_want_other_gradients_do_not_pile_up() -> None:
+    """Nothing tells that such a pass has ended; what it left is forgotten, and what a running one left is not."""
+    plain, converted = pair("adagrad", lambda: collection(is_weighted=True))
+    features = batch(3, 1, weighted=True)
+    held = []
+    for number in range(60):
+        values = converted(features).values()
+        torch.autograd.grad(loss(values), features.weights(), retain_graph=number < 20)
+        if number < 20:
+            held.append(values)
+    own = [one for one in gc.get_objects() if isinstance(one, Trigger) and one.leaf.grad_fn is None]
+    mine = [one for one in own if any(tables for tables in one._waiting.values())]
+    assert mine
+    assert max(len(one._waiting) for one in mine) <= 20 + 17
+    for model in (plain, converted):
+        loss(model(batch(3, 2, weighted=True)).values()).backward()
+    assert_same(plain, converted)
+    del held
 
 
 class Towers(nn.Module):

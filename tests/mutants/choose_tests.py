@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 BESIDE = {
-    "passes": ["passes", "modules/test_means.py", "optim/test_settings_of_tables.py", "nodes", "ir"],
+    "passes": ["passes", "modules/test_means.py", "optim/test_settings_of_tables.py", "ir"],
     "passes/insert_dist.py": ["passes", "sharding/test_types.py", "sharding/test_hashed.py", "sharding/test_mixed.py"],
     "passes/_collectives.py": ["passes", "sharding/test_wire.py", "sharding/test_explain.py"],
     "nodes": ["nodes", "modules", "passes", "lowering"],
@@ -77,6 +77,12 @@ FIRST.update({f"checkpoint/{stem}.py": files for stem, files in _CHECKPOINT.item
 LAST = (Path("tests/checkpoint/test_resume.py"), Path("tests/checkpoint/test_killed_writer.py"))
 """They take long, and others beside them notice nearly as much."""
 
+LONG = {
+    "nodes/test_batch_fuzz.py", "nodes/test_fx_leaf.py", "modules/test_batches.py", "modules/test_interrupts.py",
+    "kernels/test_thread_safety.py",
+}  # fmt: skip
+"""They take long, too: they come after the others, but for the file of their own name."""
+
 
 def package_of(path: Path) -> str:
     """``lowering`` for ``lowering/cpu.py``, ``passes`` for ``recfx/passes/lower.py``."""
@@ -104,9 +110,10 @@ def tests_for(path: Path) -> list[str]:
         node.name.strip("_") for node in ast.parse(_text(path)).body if isinstance(node, ast.FunctionDef | ast.ClassDef)
     }
     words = {file: set(re.findall(r"\w+", _text(file))) for file in files}
+    long = {Path("tests", each) for each in LONG}
 
-    def distance(file: Path) -> tuple[bool, int, bool, int, int]:
+    def distance(file: Path) -> tuple[bool, int, bool, bool, int, int]:
         order, other_stem = files[file], file.stem.removeprefix("test_") != path.stem.strip("_")
-        return file in LAST, min(order, len(first)), other_stem, -len(names & words[file]), order
+        return file in LAST, min(order, len(first)), other_stem, file in long, -len(names & words[file]), order
 
     return [str(file) for file in sorted(files, key=distance)]

@@ -14,8 +14,11 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
 from recfx.lowering import LookupSpec, _fbgemm_limits
+from recfx.nodes.batch_checks import BatchChecks
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
+from tests.builders.batches import one_bag
+from tests.builders.collections import one_table
 from tests.builders.optimizers import attach
 
 HASHINGS = {"adopted": recfx.HashConfig(), "static": None, "hashed": recfx.HashConfig(dense_rows=0)}
@@ -83,6 +86,16 @@ OTHERS: dict[str, tuple[dict[str, Any], str, str]] = {
     "sparse ids": ({"values": IDS.to_sparse()}, "bad_ids", "torch.sparse_coo"),
     "no ids": ({"values": IDS.tolist()}, "bad_ids", "a list"),
     "uint16 ids": ({"values": IDS.to(torch.uint16)}, "wrong_id_dtype", "torch.uint16"),
+    "no weights": ({"weights": None}, "missing_weights", "the batch has no weights"),
+    "sparse weights": ({"weights": WEIGHTS.to_sparse()}, "bad_weights", "weights are a torch.sparse_coo tensor"),
+    "listed weights": ({"weights": WEIGHTS.tolist()}, "bad_weights", "weights are a list"),
+    "one weight": ({"weights": torch.tensor(1.0)}, "bad_weights", r"have shape \[\]"),
+    "neither": ({"lengths": None}, "bad_lengths", "lengths are missing, and so are offsets"),
+    "sparse lengths": ({"lengths": torch.tensor([2, 1, 1, 2]).to_sparse()}, "bad_lengths", "lengths are a torch.sp"),
+    "sparse offsets": ({"offsets": torch.tensor([0, 2, 3, 4, 6]).to_sparse()}, "bad_lengths", "offsets are a torch"),
+    "offsets on meta": ({"offsets": torch.arange(5, device="meta")}, "several_devices", "offsets are on device meta"),
+    "no offsets": ({"offsets": torch.tensor([], dtype=torch.int64)}, "bad_lengths", "offsets are empty"),
+    "one offset": ({"offsets": torch.tensor(0)}, "bad_lengths", "offsets are a tensor of 0 dimensions"),
     "short weights": ({"weights": WEIGHTS[:5]}, "bad_weights", r"have shape \[5\], but there are 6 ids"),
     "2-d weights": ({"weights": WEIGHTS.view(6, 1)}, "bad_weights", r"\[6, 1\]"),
     "bool weights": ({"weights": WEIGHTS > 0}, "bad_weights", "torch.bool"),
@@ -113,6 +126,27 @@ def test_what_else_does_not_fit(
     assert (caught.value.reason, caught.value.module_path) == (reason, "ebc")
     assert caught.value.what_to_do
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_lengths_of_a_type_that_torchrec_lets_through_while_it_compiles() -> None:
+    features = one_bag(1, 2)
+    features._lengths = torch.tensor([2.0])
+    with pytest.raises(recfx.InputError, match=r"lengths are torch\.float32") as caught:
+        recfx.convert(one_table())(features)
+    assert caught.value.reason == "bad_lengths"
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_of_a_batch_on_meta_sizes_alone_are_checked(weighted: bool) -> None:
+    checks = BatchChecks("ebc", weighted)
+    rows = torch.full((2,), -1)
+    for form in ({"lengths": torch.tensor([2, 1, 1, 2])}, {"offsets": torch.tensor([0, 2, 3, 4, 6])}):
+        features = batch(weights=WEIGHTS, **form).to(torch.device("meta"))
+        found = checks.checked(features, rows, lambda id_, key: pytest.fail(f"{id_} {key}"))
+        assert (found.lengths().shape, found.offsets().shape, found.offsets().dtype) == ((4,), (5,), torch.int64)
+        assert (found.values().is_meta, found.lengths().is_meta, found.offsets().is_meta) == (True, True, True)
+        assert (found.keys(), found.stride()) == (["a", "b"], 2)
+        assert (found.weights_or_none() is not None) == weighted
 
 
 LENGTHS, OFFSETS = torch.tensor([2, 1, 1, 2]), torch.tensor([0, 2, 3, 4, 6])

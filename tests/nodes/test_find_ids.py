@@ -50,6 +50,15 @@ def test_what_was_inserted_meanwhile_changes_no_row_that_was_found() -> None:
     assert converted.index("t").counters["ids_seen"] == 7
 
 
+@pytest.mark.parametrize(("ids", "rows"), [([7], [2]), ([7, 6], [2, 1]), ([5, 7], [0, 2]), ([6, 5], [1, 0]), ([], [])])
+def test_ids_without_a_row_get_one_and_every_batch_counts(ids: list[int], rows: list[int]) -> None:
+    converted, hash_ids, find = nodes()
+    converted(one_bag(5, 6))
+    assert InsertIds(hash_ids)(*find(ids)).values().tolist() == rows
+    counters = converted.index("t").counters
+    assert (counters["batches"], counters["ids_seen"], counters["inserted"]) == (2, 2 + len(ids), 2 + ids.count(7))
+
+
 @pytest.mark.parametrize("change", ["erase", "load", "eval"])
 def test_what_is_not_right_any_more_is_hashed_in_turn(change: str) -> None:
     converted, hash_ids, find = nodes()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -69,3 +71,68 @@ def test_rows_in_flight_stay_after_an_older_state_was_loaded_in_place() -> None:
         converted(batch([1], list(range(101, 108))))
     output.backward()
     assert (follower.find(torch.tensor([1, 2])) >= 0).all()
+
+
+def table_of_two_rows(**config: Any) -> Any:
+    torch.manual_seed(0)
+    plain = one_table(rows=2)
+    attach(plain, "sgd")
+    return recfx.convert(plain, hashing=recfx.HashConfig(dense_rows=0, **config))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("unseen", ["zeros", "share"])
+@pytest.mark.parametrize("admit_after", [1, 2, 3])
+def test_a_replay_answers_the_ids_of_a_full_table_as_the_first_time(
+    admit_after: int, unseen: str, use_reentrant: bool
+) -> None:
+    """Those that share a row, and those that were not admitted."""
+    config = {"on_full": "share", "admit_after": admit_after, "unseen": unseen}
+    model, plain = table_of_two_rows(**config), table_of_two_rows(**config)
+    for ids in ([1, 1, 1], [2, 2, 2], [3, 1, 4], [3, 2, 4, 4], [3, 3, 4, 1], [4, 3, 3, 2]):
+        scale = torch.ones(1, requires_grad=True)
+        again = checkpoint(
+            lambda scale, ids=ids: model(one_bag(*ids)).values() * scale, scale, use_reentrant=use_reentrant
+        )
+        once = plain(one_bag(*ids)).values() * torch.ones(1)
+        assert torch.equal(again, once)
+        again.sum().backward()
+        once.sum().backward()
+        torch.testing.assert_close(scale.grad, once.detach().sum().view(1))
+        torch.testing.assert_close(model.weight("t"), plain.weight("t"))
+    assert model.index("t").counters == plain.index("t").counters
+
+
+def test_a_batch_that_is_only_read_does_not_count_as_the_last_one_of_training() -> None:
+    model = table_of_two_rows(on_full="evict", admit_after=2)
+    model(one_bag(1, 1)).values().sum().backward()
+    scale = torch.ones(1, requires_grad=True)
+    output = checkpoint(lambda scale: model(one_bag(1, 9)).values() * scale, scale, use_reentrant=True)
+    model.eval()(one_bag(1)).values().sum().backward()
+    model.train()
+    output.sum().backward()
+
+
+@pytest.mark.parametrize("unseen", ["zeros", "share"])
+def test_in_eval_mode_ids_with_a_row_read_their_own_beside_a_single_one_without(unseen: str) -> None:
+    model = table_of_two_rows(unseen=unseen)
+    model(one_bag(1, 2))
+    model.weight("t").data.copy_(torch.tensor([[1.0], [10.0]]).expand(2, 4))
+    model.eval()
+    assert model.index("t").find(torch.tensor([1, 2])).tolist() == [0, 1]
+    new = 7
+    shared = float(model.weight("t").detach()[int(model.index("t").shared_rows(torch.tensor([new]))), 0])
+    expected = 11.0 + (shared if unseen == "share" else 0.0)
+    assert model(one_bag(1, new, 2)).values()[0, 0] == expected
+    assert model(one_bag(new)).values()[0, 0] == expected - 11.0
+    assert model.index("t").counters["unseen_answers"] == 2
+
+
+def test_every_counter_of_batches_whose_ids_all_have_rows() -> None:
+    converted = two_tables()
+    converted(batch([1, 2, 3], [4])).values().sum().backward()
+    before = [converted.index(name).counters for name in ("a", "b")]
+    converted(batch([1, 2, 2, 3], [4, 4])).values().sum().backward()
+    for name, old, seen in zip(("a", "b"), before, (4, 2), strict=True):
+        wanted = {**old, "batches": old["batches"] + 1, "ids_seen": old["ids_seen"] + seen}
+        assert converted.index(name).counters == wanted

@@ -57,14 +57,26 @@ def test_of_a_batch_on_meta_nothing_is_read() -> None:
 @pytest.mark.parametrize(
     ("named", "reason", "words"),
     [
-        ((NAMES, changed(2, 1, 3)), "bad_inverse_indices", "the inverse index 3 of feature 'b' is outside its 3 bags"),
+        (
+            (NAMES, changed(2, 1, 3)),
+            "bad_inverse_indices",
+            r"ebc: the inverse index 3 of feature 'b' is outside its 3 bags",
+        ),
         (
             (NAMES, changed(2, 3, -1)),
             "bad_inverse_indices",
-            "inverse index -1 of feature 'b' is outside its 3 bags",
+            r"ebc: the inverse index -1 of feature 'b' is outside its 3 bags",
         ),
-        ((NAMES, changed(0, 2, 2)), "bad_inverse_indices", "the inverse index 2 of feature 'a' is outside its 2 bags"),
-        ((NAMES, changed(0, 2, 3)), "bad_inverse_indices", "the inverse index 3 of feature 'a' is outside its 2 bags"),
+        (
+            (NAMES, changed(0, 2, 2)),
+            "bad_inverse_indices",
+            r"ebc: the inverse index 2 of feature 'a' is outside its 2 bags",
+        ),
+        (
+            (NAMES, changed(0, 2, 3)),
+            "bad_inverse_indices",
+            r"ebc: the inverse index 3 of feature 'a' is outside its 2 bags",
+        ),
         ((["a", "x", "y"], GOOD), "bad_inverse_indices", r"none for feature 'b', only for \['a', 'x', 'y'\]"),
         ((NAMES, GOOD[:2]), "bad_inverse_indices", "there are 3 names, but indices for 2 features"),
         ((NAMES, GOOD.float()), "bad_inverse_indices", r"they are torch.float32 \[3, 4\]"),

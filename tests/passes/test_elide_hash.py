@@ -1,3 +1,7 @@
+from torchrec import EmbeddingBagConfig, PoolingType
+
+from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recfx.passes import passes, run_passes
 from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
 
 
@@ -25,6 +29,44 @@ def test_tables_with_an_index_stay_hashed() -> None:
     assert declined == ["has_index"]
     assert graph_module.get_submodule("hash_ids").hashed == ("ads",)
     assert "mean_divide" not in text
+
+
+def test_a_hashed_mean_stays_a_sum_beside_an_adopted_one() -> None:
+    def mean(name: str, hashing: HashConfig) -> EmbeddingBagConfig:
+        return HashEmbeddingBagConfig(
+            name=name,
+            num_embeddings=8,
+            embedding_dim=4,
+            feature_names=[name],
+            pooling=PoolingType.MEAN,
+            hashing=hashing,
+        )
+
+    tables = [mean("a", INDEXED), mean("b", ADOPTED), mean("c", INDEXED), mean("d", ADOPTED)]
+    _, text, modified, declined = after("elide_hash", HashEmbeddingBagCollection(tables))
+    assert (modified, declined) == (True, ["has_index", "has_index"])
+    assert (
+        text
+        == """\
+features = input
+ebc_select_features = select_features(features)
+ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[a, c], operators=cpu}
+ebc_lookup = lookup(ebc_hash_ids) {tables=[a], pooling=SUM, dtype=float32}
+ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[a]}
+ebc_lookup_1 = lookup(ebc_hash_ids) {tables=[b], pooling=MEAN, dtype=float32}
+ebc_lookup_2 = lookup(ebc_hash_ids) {tables=[c], pooling=SUM, dtype=float32}
+ebc_mean_divide_2 = mean_divide(ebc_lookup_2, ebc_select_features) {divided=[c]}
+ebc_lookup_3 = lookup(ebc_hash_ids) {tables=[d], pooling=MEAN, dtype=float32}
+ebc_keyed_tensor = keyed_tensor(ebc_mean_divide, ebc_lookup_1, ebc_mean_divide_2, ebc_lookup_3)
+return ebc_keyed_tensor"""
+    )
+
+
+def test_what_is_declined_says_by_whom_and_where() -> None:
+    graph_module = collection(INDEXED, ADOPTED).unexpanded_graph()
+    (declined,) = run_passes(graph_module, passes()[:4])[-1].declined
+    assert (declined.by, declined.node, declined.path) == ("elide_hash", "ebc_hash_ids", "")
+    assert "'users'" in declined.message
 
 
 def test_nothing_to_elide() -> None:

@@ -72,6 +72,10 @@ def test_an_evicting_table_says_when_it_runs_in_two_steps() -> None:
 def test_several_lookups() -> None:
     _, text, modified, declined = after("fuse_hash_lookup", collection(ADOPTED, INDEXED))
     assert (modified, declined) == (False, ["several_lookups"])
+    fuse = run_passes(collection(ADOPTED, INDEXED).unexpanded_graph(), passes())[-2]
+    (diagnostic,) = fuse.declined
+    assert (fuse.name, diagnostic.by, diagnostic.node) == ("fuse_hash_lookup", "fuse_hash_lookup", "ebc_hash_ids")
+    assert "ebc_lookup, ebc_lookup_1 read the rows" in diagnostic.message
     assert "hash_lookup" not in text
 
 
@@ -97,7 +101,9 @@ def test_keys_in_another_order() -> None:
     lookup_again = Lookup("", (ads, users), "SUM", lookup.features, False, lookup.store)
     graph_module.add_submodule("lookup", lookup_again)
     result = fuse.call(graph_module)
-    assert [(each.code, each.node) for each in result.declined] == [("keys_need_permutation", "ebc_hash_ids")]
+    (declined,) = result.declined
+    assert (declined.by, declined.code, declined.node) == ("fuse_hash_lookup", "keys_need_permutation", "ebc_hash_ids")
+    assert "ebc_lookup reads tables ads, users in this order" in declined.message
     assert "ads, users" in result.declined[0].message
 
 

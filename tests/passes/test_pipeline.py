@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 
 import pytest
+import sympy
 from torch import fx
 
 import recfx
+from recfx import HashConfig
 from recfx.ir import GraphVerificationError
+from recfx.ir.typed_access import meta_of
 from recfx.passes import PassResult, run_passes
-from tests.passes.small_collection import INDEXED, collection
+from tests.passes.small_collection import ADOPTED, INDEXED, collection
 
 
 def test_the_order_is_one_literal_list_and_names_are_file_names() -> None:
@@ -90,3 +93,29 @@ def test_a_broken_pass_is_named_with_the_node(broken: recfx.passes, node: str, r
         run_passes(converted.unexpanded_graph(), (*recfx.passes()[:3], broken))
     assert f"after pass {broken.name}" in str(caught.value)
     assert node in str(caught.value)
+
+
+EVICTS = HashConfig(dense_rows=0, on_full="evict")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(INDEXED, INDEXED), (INDEXED, ADOPTED), (ADOPTED, ADOPTED), (EVICTS, ADOPTED)]
+)
+@pytest.mark.parametrize("last", range(1, 8))
+def test_nodes_are_called_what_their_modules_are_and_say_what_they_hold(
+    first: HashConfig, second: HashConfig, last: int
+) -> None:
+    graph_module = collection(first, second).unexpanded_graph()
+    run_passes(graph_module, recfx.passes()[:last])
+    calls = [node for node in graph_module.graph.nodes if node.op == "call_module"]
+    assert {name for name, _ in graph_module.named_children()} == {str(node.target) for node in calls}
+    for node in calls:
+        meta = meta_of(node)
+        assert node.name == graph_module.get_submodule(str(node.target)).label == f"ebc_{node.target}"
+        assert str(node.target).rstrip("_0123456789") == meta.kind
+        assert meta.bytes == meta.dtype.itemsize * sympy.prod(meta.shape)
+        assert (meta.collection, meta.device) == ("", "cpu")
+        assert set(meta.tables) <= {"users", "ads"}
+        assert meta.tables
+    order = [rewrite.name for rewrite in recfx.passes()[:last]]
+    assert {meta_of(node).made_by for node in calls} <= set(order)

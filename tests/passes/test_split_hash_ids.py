@@ -9,6 +9,7 @@ from torchrec import KeyedJaggedTensor
 
 from recfx import HashConfig, HashEmbeddingBagCollection
 from recfx.ir import format_graph, verify_graph
+from recfx.ir.meta import node_meta
 from recfx.passes.split_hash_ids import SplitHashIds
 from recfx.sharding.pipeline_stages import Prefetching, cut
 from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
@@ -21,8 +22,9 @@ def split(converted: HashEmbeddingBagCollection) -> fx.GraphModule:
 def test_a_fused_node_becomes_four() -> None:
     converted = collection(INDEXED, INDEXED)
     before = format_graph(converted.graph_module)
+    graph_module = split(converted)
     assert (
-        format_graph(split(converted))
+        format_graph(graph_module)
         == """\
 features = input
 ebc_select_features = select_features(features)
@@ -34,6 +36,9 @@ ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[users]}
 ebc_keyed_tensor = keyed_tensor(ebc_mean_divide)
 return ebc_keyed_tensor"""
     )
+    kernels = {node.name: meta.kernel for node in graph_module.graph.nodes if (meta := node_meta(node)) is not None}
+    assert {name for name, kernel in kernels.items() if kernel} == {"ebc_lookup"}
+    assert kernels["ebc_lookup"] == "cpu"
     assert format_graph(converted.graph_module) == before  # the collection's own graph stays as it is
 
 
@@ -50,6 +55,7 @@ def test_tables_that_count_every_id_are_declined(config: HashConfig) -> None:
     result = SplitHashIds().call(graph_module)
     (declined,) = result.declined
     assert (result.modified, declined.code, declined.node) == (False, "hashed_in_turn", "ebc_hash_lookup")
+    assert declined.by == "split_hash_ids"
     assert "['ads']" in declined.message
     assert format_graph(graph_module) == before
 
