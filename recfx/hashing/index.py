@@ -266,7 +266,7 @@ class HashIndex(IndexStorage):
             return _no_ids(), _no_ids()
         buffers = self.index_buffers()
         places = torch.nonzero(buffers.candidate_counts).squeeze(1)
-        places = places[buffers.candidate_order[places].argsort(stable=True)]
+        places = places[buffers.candidate_order[places].argsort()]
         return buffers.candidate_ids[places], buffers.candidate_counts[places].long()
 
     def longest_probe(self) -> int:

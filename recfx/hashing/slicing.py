@@ -58,7 +58,7 @@ def slice_state(state: Mapping[str, Tensor], row_begin: int, row_end: int) -> di
         if name == _COUNTS:
             counts = value.clone()
             if row_begin > 0:
-                counts[torch.arange(counts.numel()) != BATCHES] = 0
+                counts[torch.arange(counts.numel(), device=counts.device) != BATCHES] = 0
             piece[name] = counts
         else:
             piece[name] = value if name == IDENTITY else value[row_begin:row_end]

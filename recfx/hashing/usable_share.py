@@ -20,6 +20,7 @@ from torch import Tensor
 _POINTS = 1024
 _DISTINCT = 32  # only the fullest buckets matter; this many different numbers of free rows are considered
 _GROWTH = 1.02
+_BEFORE, _AFTER = 8, 5  # how far the integral reaches, around the drop
 
 
 def expected_room(free_rows: Tensor) -> float:
@@ -42,7 +43,8 @@ def usable_share(rows: int, buckets: int) -> float:
     """
     if buckets == 1:
         return 1.0
-    return _room(torch.tensor([rows // buckets]), torch.tensor([buckets]), buckets) / rows
+    free, counts = torch.tensor([[rows // buckets], [buckets]], device="cpu")
+    return _room(free, counts, buckets) / rows
 
 
 def rows_for(ids: int, buckets: int, share: float) -> int:
@@ -65,8 +67,8 @@ def _room(free: Tensor, counts: Tensor, buckets: int) -> float:
     # Poisson number has a standard deviation of about 1/2. 16 deviations before the drop, the product is 1.
     shape = (free + 1).double()
     middle = math.sqrt(float(shape[0]))
-    begin = max(0.0, middle - 8)
-    u = torch.linspace(begin, middle + 5, _POINTS, dtype=torch.float64)
+    begin = max(0.0, middle - _BEFORE)
+    u = torch.linspace(begin, middle + _AFTER, _POINTS, dtype=torch.float64, device=shape.device)
     has_room = torch.special.gammaincc(shape[:, None], (u * u)[None, :]).pow(counts[:, None]).prod(dim=0)
     first_full = buckets * (begin**2 + float(torch.trapezoid(2 * u * has_room, u)))
     return max(first_full - 1, 0.0)

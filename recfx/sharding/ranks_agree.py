@@ -13,6 +13,7 @@ from recfx.nodes import marks
 from recfx.nodes.dist_groups import sent_on
 
 _Result = TypeVar("_Result")
+_UNREAD = 0  # of a message that is as long as others are
 
 
 def on_all_ranks(
@@ -75,7 +76,7 @@ def tell_counts(group: dist.ProcessGroup, first: int, second: int, mark: int, na
     Raises:
         OutOfStepError: ``ranks_at_different_calls``, on all ranks.
     """
-    row = torch.tensor([first, second, 0, mark, 0], device=sent_on(group))
+    row = torch.tensor([first, second, _UNREAD, mark, _UNREAD], device=sent_on(group))
     numbers = [number.expand(group.size()) for number in row]
     firsts, seconds, _, found, _ = SplitsAllToAllAwaitable(numbers, group).wait()
     different = marks.other_calls(found, name)

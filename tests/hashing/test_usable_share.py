@@ -37,6 +37,7 @@ def test_room_against_simulation(free: list[int], trials: int, tolerance: float)
     [
         ([7], 7.0),
         ([0], 0.0),
+        ([0, 0], 0.0),
         ([1, 1], 1.5),  # the second id collides half of the time, the third always
         ([0, 10**6], 1.0),  # one side is full: two throws on average until it is hit
         ([1] * 365, 23.61658),  # the birthday problem: the first common birthday comes with person 24.61658

@@ -62,7 +62,20 @@ _SHARDING = {
     "ways_back": ["test_plan", "test_wire", "test_types"],
     **{stem: ["test_plan", "test_types"] for stem in ("_by_columns", "_by_rows", "_planned", "table_wise")},
 }
+_LOADING = ["modules/test_interrupts", "modules/test_load_without_index", "sharding/test_state"]
+_HASHING = {
+    "config": ["hashing/test_config"],
+    "identity": ["hashing/test_state", "hashing/test_state_of_policies"],
+    "index": ["hashing/test_holds", "hashing/test_index", "hashing/test_meta", "hashing/test_state_of_policies"],
+    "row_move": ["hashing/test_row_move", "hashing/test_holds", "hashing/test_slices"],
+    "slicing": ["hashing/test_holds", "hashing/test_slices"],
+    "state": ["hashing/test_holds", "hashing/test_state", "hashing/test_state_of_policies", "hashing/test_index"],
+    "state_errors": ["hashing/test_state", "hashing/test_state_of_policies"],
+    "storage": ["hashing/test_holds", "hashing/test_state", "hashing/test_index", "hashing/test_threads", *_LOADING],
+    "usable_share": ["hashing/test_usable_share"],
+}
 FIRST = {f"sharding/{stem}.py": [f"sharding/{each}.py" for each in files] for stem, files in _SHARDING.items()}
+FIRST |= {f"hashing/{stem}.py": [f"{each}.py" for each in files] for stem, files in _HASHING.items()}
 """Files below ``tests/`` that come before all others: to run all that need real ranks takes minutes."""
 for _stem in ("awaitables", "batch_steps", "pipeline_stages"):
     FIRST[f"sharding/{_stem}.py"].append("pipeline/test_train_pipeline.py")

@@ -1,0 +1,95 @@
+"""What an index says of ids and of its own changes, fact by fact: its part of the ids, removals, meta, devices."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from recfx.hashing import HashConfig, HashIndex, state
+from recfx.hashing.row_move import RowMove, fit_rows
+from recfx.hashing.slicing import join_states, row_cuts, slice_state
+from recfx.hashing.usable_share import expected_room, usable_share
+
+IDS = torch.arange(-300, 300) * 1_000_003
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 5])
+@pytest.mark.parametrize("dense_rows", [0, 7])
+def test_every_id_belongs_to_one_slice(pieces: int, dense_rows: int) -> None:
+    """Also ids whose home is the first row of a slice, or the first after it."""
+    whole = HashIndex(40, config=HashConfig(buckets=33, dense_rows=dense_rows))
+    ids = torch.cat([torch.arange(dense_rows), IDS])
+    slices = [
+        HashIndex(40, config=whole.config, row_begin=begin, row_end=end)
+        for begin, end in itertools.pairwise(row_cuts(whole.config, pieces))
+    ]
+    owners = torch.stack([each.holds(ids) for each in slices])
+    assert torch.equal(owners.sum(0), torch.ones(len(ids), dtype=torch.int64))
+    shared = whole.shared_rows(ids)
+    for owned, each in zip(owners, slices, strict=True):
+        here = each.shared_rows(ids)
+        assert torch.equal(here[owned] + each.row_begin, shared[owned])
+        assert bool((here[~owned] == -1).all())
+
+
+def test_removals_are_counted_by_call() -> None:
+    """A backward compares them: whatever takes rows from ids counts one, and nothing else counts."""
+    index = HashIndex(4, config=HashConfig(on_full="evict"))
+    counted = [index.removals]
+
+    def after(method: str, *ids: int) -> None:
+        getattr(index, method)(torch.tensor(ids, dtype=torch.int64))
+        counted.append(index.removals)
+
+    after("insert", 10, 11, 12, 13)
+    after("insert", 13, 12)
+    after("find", 10)
+    after("insert", 14)  # evicts one
+    after("insert", 15, 16)  # evicts two
+    after("erase", 99)
+    after("erase", int(index.items()[0][0]))  # in row 0
+    after("erase", 99, int(index.items()[0][0]), int(index.items()[0][1]))
+    assert counted == [0, 0, 0, 0, 1, 2, 2, 3, 4]
+
+
+def test_answers_on_meta_are_int64_for_ids_of_any_dtype() -> None:
+    index = HashIndex(4, device="meta")
+    ids = torch.empty(3, dtype=torch.int32, device="meta")
+    inserted = index.insert(ids)
+    for found in (index.find(ids), index.erase(ids), index.answer(ids), inserted.rows):
+        assert (found.dtype, found.device.type, tuple(found.shape)) == (torch.int64, "meta", (3,))
+    for nothing in (inserted.new_rows, inserted.evicted_ids):
+        assert (nothing.dtype, nothing.device.type, tuple(nothing.shape)) == (torch.int64, "meta", (0,))
+    assert (len(index), index.longest_probe(), index.name, HashIndex(4).name) == (0, 0, "table", "table")
+
+
+@pytest.mark.parametrize("admit_after", [1, 3])
+def test_states_are_fitted_sliced_and_joined_under_another_default_device(admit_after: int) -> None:
+    config = HashConfig(buckets=4, dense_rows=3, admit_after=admit_after)
+    source, target = HashIndex(40, config=config), HashIndex(60, config=config)
+    source.insert(torch.cat([IDS[:12], IDS[:6]]))
+    saved = source.state_dict()
+
+    def everything() -> tuple[Any, ...]:
+        fitted, move = fit_rows(target, saved)
+        pieces = [slice_state(saved, *rows) for rows in itertools.pairwise(row_cuts(source.config, 3))]
+        assert move is not None
+        return fitted, move.old_rows, move.new_rows, join_states(pieces), pieces, RowMove.keep_first(3).old_rows
+
+    expected, room = everything(), (expected_room(torch.tensor([3, 4, 4])), usable_share(77, 7))
+    usable_share.cache_clear()
+    with torch.device("meta"):
+        found = everything()
+        assert (expected_room(torch.tensor([3, 4, 4], device="cpu")), usable_share(77, 7)) == room
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert all(not tensor.is_meta for tensor in found[0].values())
+
+
+def test_what_is_read_at_random_asks_for_huge_pages_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(state, "advise_huge_pages", lambda tensor: asked.append(tensor.data_ptr()))
+    buffers = HashIndex(64, config=HashConfig(on_full="evict", admit_after=2)).index_buffers()
+    assert asked == [each.data_ptr() for each in (buffers.slots, buffers.row_scores, buffers.candidate_slots)]
