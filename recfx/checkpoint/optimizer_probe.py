@@ -30,13 +30,13 @@ def state_after_a_step(optimizer: type, settings: Mapping[str, Any], parameter: 
     Raises:
         CheckpointError: ``checkpoint_mismatch``: the optimizer cannot take a step with these settings.
     """
-    tiny = nn.Parameter(torch.zeros((1,) * parameter.dim(), dtype=parameter.dtype, device=parameter.device))
-    tiny.grad = torch.zeros_like(tiny)
-    if optimizer is torch.optim.SparseAdam:
-        tiny.grad = tiny.grad.to_sparse()
     known = {"differentiable": False}  # otherwise torch refuses leaves, such as this one
     try:
         with torch.inference_mode(False):
+            tiny = nn.Parameter(torch.zeros((1,) * parameter.dim(), dtype=parameter.dtype, device=parameter.device))
+            tiny.grad = torch.zeros_like(tiny)
+            if optimizer is torch.optim.SparseAdam:
+                tiny.grad = tiny.grad.to_sparse()
             probe: torch.optim.Optimizer = optimizer([tiny])
             group = probe.param_groups[0]
             given = {key: value for key, value in settings.items() if key in group and key != "params"}

@@ -125,6 +125,7 @@ def read_into(folder: SavedFolder, targets: Mapping[str, Tensor | Parts]) -> Non
 
 def read(folder: SavedFolder, described: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Read tensors that ``describe`` has named into new ones on the CPU."""
-    found = {name: torch.empty_like(tensor, device="cpu") for name, tensor in described.items()}
+    with torch.inference_mode(False):  # optimizers keep them, and change them in place
+        found = {name: torch.empty_like(tensor, device="cpu") for name, tensor in described.items()}
     read_into(folder, found)
     return found

@@ -91,6 +91,20 @@ def test_parameters_without_a_state_before_others(tmp_path: Path) -> None:
     torch.testing.assert_close(states[1], states[0], rtol=0, atol=0)
 
 
+def test_loading_in_inference_mode(tmp_path: Path) -> None:
+    """Training goes on outside of it."""
+    source, target = layers(), layers()
+    saved, loaded = (torch.optim.Adam(model.parameters(), lr=0.1) for model in (source, target))
+    step(source, saved)
+    recfx.save_checkpoint(source, tmp_path, optimizer=saved)
+    with torch.inference_mode():
+        recfx.load_checkpoint(target, tmp_path, optimizer=loaded)
+    for model, optimizer in ((source, saved), (target, loaded)):
+        step(model, optimizer, 1)
+    for name, value in source.state_dict().items():
+        assert torch.equal(target.state_dict()[name], value)
+
+
 def test_settings_that_only_one_of_them_has(tmp_path: Path) -> None:
     model = layers()
     saved, other = (torch.optim.Adam(model.parameters(), lr=rate) for rate in (0.1, 0.2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 import recfx
+from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.optim.attached import attached_optimizers
 from recfx.record.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
+from recfx.tracing.sample import Sample
+from recfx.verification.comparison import Comparison
 from tests.builders.batches import two_bags
 from tests.builders.collections import one_table
 from tests.builders.optimizers import attach
@@ -197,3 +201,49 @@ def test_an_index_at_the_root_is_named_without_a_dot() -> None:
     index.slots[used, 1] = index.slots[used, 1].flip(0)
     (check,) = [check for check in recfx.verify(plain, converted, (two_bags(70, 80),)).checks if check.what == "index"]
     assert (check.mode, check.batch, check.where, check.largest) == ("", "", "t", float("inf"))
+
+
+HELD: dict[str, nn.Module] = {}
+
+
+class Elsewhere(Model):
+    """Calls what is held elsewhere, if there is anything."""
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return HELD.get("ebc", self.ebc)(features).values()
+
+
+@pytest.fixture
+def _held() -> Any:
+    yield
+    HELD.clear()
+
+
+@pytest.mark.usefixtures("_held")
+@pytest.mark.parametrize("counts_calls", [True, False])
+def test_a_step_that_would_change_the_original_is_not_made(counts_calls: bool) -> None:
+    model = Elsewhere()
+    converted = recfx.convert(model, on_unsupported="keep")
+    assert isinstance(converted.ebc, HashEmbeddingBagCollection)
+    HELD["ebc"] = model.ebc
+    comparison = Comparison(model, converted, 1e-5, 1e-6)
+    comparison.checker = replace(comparison.checker, counts_calls=counts_calls)
+    comparison.compare("train", "sample", Sample(two_bags(1, 2, 7)))
+    (check,) = comparison.checks
+    if counts_calls:
+        assert (check.what, check.where, check.status) == ("calls", "ebc", DIFFERENT)
+        assert check.message.startswith("the converted model calls the original collection")
+    else:
+        assert (check.what, check.where, check.status) == ("run", "copy", SKIPPED)
+        assert check.message == "a copy of the model still calls 'ebc' of the model itself"
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_sharded_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    converted = recfx.convert(model)
+    monkeypatch.setattr(HashEmbeddingBagCollection, "is_sharded", True)
+    for pair in ((model, converted), (converted, model)):
+        with pytest.raises(recfx.ConversionError, match="the collection is sharded") as caught:
+            recfx.verify(*pair, (two_bags(1, 2),))
+        assert (caught.value.reason, caught.value.module_path) == ("sharded_model", "ebc")

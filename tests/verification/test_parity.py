@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -61,3 +63,31 @@ def test_what_the_first_model_cannot_do_is_not_compared() -> None:
     assert compare_forward(Picky(), Scaled(), Sample(torch.ones(2, 2)), True) == "ValueError: three, please"
     difference = compare_forward(Scaled(), Picky(), SAMPLE, True)
     assert difference == Difference("forward", "raises ValueError: three, please")
+
+
+class More(Scaled):
+    """One output more."""
+
+    def forward(self, dense: torch.Tensor) -> Any:
+        output = super().forward(dense)
+        return output, output.detach()
+
+
+def test_what_only_one_of_them_has_is_named() -> None:
+    for expected, actual in ((Scaled(), More()), (More(), Scaled())):
+        difference = compare_forward(expected, actual, SAMPLE, True)
+        assert difference == Difference("outputs", "only one of them has ['1']")
+
+
+def test_a_sample_without_a_batch_size_is_compared_once() -> None:
+    class Number(nn.Module):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self.value = nn.Parameter(torch.tensor(value))
+
+        def forward(self, times: int) -> torch.Tensor:
+            return self.value * times
+
+    assert compare_forward(Number(1.0), Number(1.0), Sample(3), True) is None
+    difference = compare_forward(Number(1.0), Number(2.0), Sample(3), True)
+    assert difference == Difference("outputs 0", "largest difference 3")
