@@ -93,6 +93,20 @@ def test_any_number_of_ranks_loads_what_any_number_saved(
         assert_equal(load(0, 0, case("tables", 0), folder), saved[folder])
 
 
+def before_a_step(rank: int, world_size: int, case: Case, folder: str) -> None:
+    model = make(case, world_size, seed=5)
+    train(model, case, rank, world_size, 0, STEPS)
+    recfx.load_checkpoint(model, folder)
+    states = {name: value for name, value in tables_of(model).items() if ".optimizer." in name}
+    assert {name.rpartition(".")[2] for name in states} == {"step", "exp_avg", "exp_avg_sq"}
+    assert not any(bool(value.any()) for value in states.values())
+
+
+def test_optimizers_that_had_made_no_step_start_anew(tmp_path: Path) -> None:
+    recfx.save_checkpoint(make(case_of("tables", optimizer="adam"), 0), tmp_path)
+    ranks(2).run(before_a_step, case_of("mixed", optimizer="adam"), str(tmp_path))
+
+
 def more_rows(rank: int, world_size: int, case: Case, folder: str, weights: dict[str, Any]) -> None:
     model = make(case, world_size, seed=5)
     train(model, case, rank, world_size, 0, 2 * STEPS)

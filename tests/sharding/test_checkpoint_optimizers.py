@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -16,6 +18,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import recfx
 from recfx.sharding.gather import gather_tables
+from tests.checkpoint.crafted import data_of, reseal
 from tests.sharding.cases import Case, Model, batches, build, concatenate, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import assert_equal, case_of, make, tables_of
@@ -103,3 +106,31 @@ def test_an_ordinary_optimizer_of_named_parameters(tmp_path: Path) -> None:
     for plan in ("mixed", "tables"):
         again = ranks(2).run(dense, case(plan), str(tmp_path / plan), str(tmp_path / "a"), 0, True)[0]
         assert_equal(again, first)
+
+
+def refused(rank: int, world_size: int, case: Case, folder: str) -> str:
+    model = make(case, world_size)
+    optimizer = torch.optim.Adam(model.get_submodule("sparse").parameters(), lr=0.1)
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    with pytest.raises(recfx.CheckpointError) as caught:
+        recfx.load_checkpoint(model, folder, optimizer=optimizer)
+    assert_equal({name: value.detach() for name, value in model.named_parameters()}, before)
+    assert not optimizer.state
+    return caught.value.message
+
+
+def test_a_state_of_another_table(tmp_path: Path) -> None:
+    def case(plan: str, world_size: int) -> Case:
+        return replace(case_of(plan, None, "adam", world_size), kernel="dense")
+
+    dense(0, 0, case("tables", 0), str(tmp_path), "", 1)
+    path = data_of(tmp_path) / "tensors.json"
+    index = json.loads(path.read_bytes())
+    name = "sparse.embedding_bags.a.weight.exp_avg"
+    entry = index["tensors"][f"optimizer.{name}"]
+    assert entry["size"] == [48, 8]
+    entry["size"] = entry["chunks"][0][1] = [96, 4]
+    path.write_text(json.dumps(index))
+    reseal(tmp_path)
+    message = f"the state '{name}' was saved as (96, 4), but the table is (48, 8)."
+    assert message in ranks(2).run(refused, case("columns", 2), str(tmp_path))
