@@ -123,16 +123,3 @@ def test_an_optimizer_that_was_attached_to_a_copy_later_stays_as_it_is() -> None
     assert isinstance(back, nn.Module)
     assert attached_optimizers(weight_of(back))[0].param_groups[0]["lr"] == 0.5
     assert torch.equal(state_of(back)["sum"], torch.full((ROWS, 4), 2.0))
-
-
-def test_the_weight_stays_frozen_or_not() -> None:
-    for frozen in (False, True):
-        _, model = pair("adagrad")
-        converted = copy.deepcopy(recfx.convert(model)).requires_grad_(not frozen)
-        with torch.no_grad():
-            back = recfx.unconvert(converted)
-        assert isinstance(back, nn.Module)
-        assert weight_of(back).requires_grad is not frozen
-        before = weight_of(back.requires_grad_()).detach().clone()
-        train(back)
-        assert not torch.equal(weight_of(back), before)
