@@ -74,49 +74,6 @@ def assert_same_training(model: nn.Module, reference: nn.Module, case: Case, tra
                     torch.testing.assert_close(one, other, rtol=case.rtol, atol=case.atol, msg=name)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("trace", TRACERS, ids=["torch", "torchrec"])
-@pytest.mark.parametrize("case", TRACEABLE, ids=lambda case: case.name)
-def test_the_graph_of_a_converted_model_is_that_of_the_standard_one(case: Case, trace: Trace) -> None:
-    with case.around():
-        model = case.model()
-        assert_same_training(recfx.convert(copy.deepcopy(model)), model, case, trace)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("case", TRACEABLE, ids=lambda case: case.name)
-def test_the_graph_of_a_static_model_is_that_of_the_standard_one(case: Case) -> None:
-    with case.around():
-        model = case.model()
-        assert_same_training(recfx.convert(copy.deepcopy(model), hashing=None), model, case, torchrec.fx.symbolic_trace)
-
-
-HASHED = ("dlrm", "deep_fm", "dlrm_train_dcn", "sparse_nn", "tower_sparse_nn", "root_is_the_collection")
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("case", [case for case in ZOO if case.name in HASHED], ids=lambda case: case.name)
-def test_the_graph_of_a_hashed_model_gives_ids_the_same_rows(case: Case) -> None:
-    model = recfx.convert(case.model(), hashing=RAW)
-    reference = copy.deepcopy(model)
-    for training in (True, False):
-        model.train(training)
-        reference.train(training)
-        graph = torchrec.fx.symbolic_trace(model)
-        for size in BATCH_SIZES:
-            wanted, gradients = trained(reference, reference, case, size)
-            found, ours = trained(graph, model, case, size)
-            for one, other in zip(found, wanted, strict=True):
-                assert torch.equal(one, other)
-            for name, gradient in gradients.items():
-                assert (gradient is None) == (ours[name] is None)
-                assert gradient is None or torch.equal(ours[name], gradient)
-
-
-def test_the_zoo_has_these_cases() -> None:
-    assert {case.name for case in ZOO} > UNTRACEABLE | CONVERTED_ALONE | set(HASHED)
-
-
 class Tower(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -348,3 +305,49 @@ def test_a_graph_of_a_converted_model_is_not_scripted_but_one_that_was_unconvert
     features = batch(4)
     scripted = torch.jit.script(torch.fx.symbolic_trace(plain))
     torch.testing.assert_close(scripted(features), graph(features), rtol=1e-5, atol=1e-6)
+
+
+# The models of the zoo, at last, because they take long
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("trace", TRACERS, ids=["torch", "torchrec"])
+@pytest.mark.parametrize("case", TRACEABLE, ids=lambda case: case.name)
+def test_the_graph_of_a_converted_model_is_that_of_the_standard_one(case: Case, trace: Trace) -> None:
+    with case.around():
+        model = case.model()
+        assert_same_training(recfx.convert(copy.deepcopy(model)), model, case, trace)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("case", TRACEABLE, ids=lambda case: case.name)
+def test_the_graph_of_a_static_model_is_that_of_the_standard_one(case: Case) -> None:
+    with case.around():
+        model = case.model()
+        assert_same_training(recfx.convert(copy.deepcopy(model), hashing=None), model, case, torchrec.fx.symbolic_trace)
+
+
+HASHED = ("dlrm", "deep_fm", "dlrm_train_dcn", "sparse_nn", "tower_sparse_nn", "root_is_the_collection")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("case", [case for case in ZOO if case.name in HASHED], ids=lambda case: case.name)
+def test_the_graph_of_a_hashed_model_gives_ids_the_same_rows(case: Case) -> None:
+    model = recfx.convert(case.model(), hashing=RAW)
+    reference = copy.deepcopy(model)
+    for training in (True, False):
+        model.train(training)
+        reference.train(training)
+        graph = torchrec.fx.symbolic_trace(model)
+        for size in BATCH_SIZES:
+            wanted, gradients = trained(reference, reference, case, size)
+            found, ours = trained(graph, model, case, size)
+            for one, other in zip(found, wanted, strict=True):
+                assert torch.equal(one, other)
+            for name, gradient in gradients.items():
+                assert (gradient is None) == (ours[name] is None)
+                assert gradient is None or torch.equal(ours[name], gradient)
+
+
+def test_the_zoo_has_these_cases() -> None:
+    assert {case.name for case in ZOO} > UNTRACEABLE | CONVERTED_ALONE | set(HASHED)
