@@ -40,7 +40,6 @@ def fit_whole_index(
     if move is not None:
         for shard, piece in pieces.items():
             row_state = module.index(shard.name).row_state
-            piece["row_state"] = piece["row_state"].clone()
             # Rows without an id keep their weights, and so the index keeps what it knows about them.
             piece["row_state"][(piece["row_state"] == NEVER_USED) & (row_state != NEVER_USED)] = FREED
     return pieces, move

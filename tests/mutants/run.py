@@ -140,8 +140,8 @@ def _in_child(copy: Path, tests: Sequence[str], pipe: int, deadline: float) -> N
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile=recfx-ci"]
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             status = pytest.main([*options, *tests], plugins=[_Tell(pipe, deadline)])
-        if status == pytest.ExitCode.USAGE_ERROR:
-            os.write(pipe, b"no tests\n")
+        if status == pytest.ExitCode.USAGE_ERROR:  # also where a conftest.py cannot import what has the fault
+            os.write(pipe, b"failed conftest.py\n" if all(map(os.path.exists, tests)) else b"no tests\n")
         if status in (0, 2, 5):  # 2: stopped by us
             os.write(pipe, b"end\n")
     finally:

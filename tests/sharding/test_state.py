@@ -13,6 +13,7 @@ import recfx
 from recfx.conversion.load_guard import guard_loading
 from recfx.errors import CheckpointError
 from recfx.kernels.index_buffers import FREED
+from recfx.sharding.gather import gather_tables
 from tests.sharding.cases import Case, batches, build
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import (
@@ -279,6 +280,26 @@ def test_a_load_that_was_interrupted_leaves_no_index_that_can_be_read() -> None:
     case = case_of("mixed")
     for reasons in ranks(2).run(interrupted, case, plain_state(case)):
         assert set(reasons) == {"load_interrupted"}
+
+
+def with_whole_counts(rank: int, world_size: int, case: Case) -> None:
+    """Counts as gathering adds them up, beside everything else in slices."""
+    model, again = make(case, world_size), make(case, world_size, seed=7)
+    train(model, case, rank, world_size, 0, 3)
+    state: dict[str, Any] = sharded_of(model).state_dict()
+    wanted = {name: table.index for name, table in gather_tables(sharded_of(model)).items()}
+    for name, index in wanted.items():
+        state[f"hash_indexes.{name}.counts"] = index["counts"]
+        assert int(index["counts"][0]) == 3
+    sharded_of(again).load_state_dict(state)
+    for name, table in gather_tables(sharded_of(again)).items():
+        assert table.index.keys() == wanted[name].keys()
+        for key, value in table.index.items():
+            assert torch.equal(value, wanted[name][key]), (name, key)
+
+
+def test_slices_load_with_the_counts_of_the_whole_table() -> None:
+    ranks(2).run(with_whole_counts, case_of("rows", ADMIT))
 
 
 def trained_between(rank: int, world_size: int, case: Case, state: dict[str, Any]) -> str:
