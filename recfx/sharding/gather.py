@@ -88,7 +88,10 @@ class _Gatherer:
         if spec.name in self.module.fused:
             optimizer = self._optimizer(table, self.module.fused[spec.name])
         trained = self._send(
-            table.saved[0], lambda name: torch.tensor([self.store.weight(name).requires_grad]), (1,), torch.uint8
+            table.saved[0],
+            lambda name: torch.tensor([self.store.weight(name).requires_grad], device=self.device),
+            (1,),
+            torch.uint8,
         )
         return WholeTable(weight, index, optimizer, bool(trained))
 

@@ -12,6 +12,7 @@ from torchrec.distributed.types import ShardingPlan
 
 import recfx
 from recfx.errors import CheckpointError, ConversionError
+from recfx.sharding.gather import gather_tables
 from tests.sharding.cases import Case, Model, build, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import ADMIT, LRU, case_of, make, sharded_of, train
@@ -59,6 +60,23 @@ def test_equals_the_unsharded_model_unconverted(plan: str, hashing: Any, optimiz
         for table, (ids, rows) in expected["mapping"].items():
             assert torch.equal(found["mapping"][table][0], ids)
             assert torch.equal(found["mapping"][table][1], rows)
+
+
+def under_another_default_device(rank: int, world_size: int, case: Case) -> None:
+    model = make(case, world_size)
+    train(model, case, rank, world_size, 0, 2)
+    wanted = gather_tables(sharded_of(model))
+    with torch.device("meta"):
+        found = gather_tables(sharded_of(model))
+    for name, table in found.items():
+        torch.testing.assert_close(table.weight, wanted[name].weight, rtol=0, atol=0)
+        torch.testing.assert_close(table.index, wanted[name].index, rtol=0, atol=0)
+        assert table.optimizer is not None
+        torch.testing.assert_close(table.optimizer.state, wanted[name].optimizer.state, rtol=0, atol=0)  # type: ignore[union-attr]
+
+
+def test_tables_are_gathered_under_another_default_device() -> None:
+    ranks(2).run(under_another_default_device, case_of("columns", LRU, "rowwise_adagrad"))
 
 
 def refused(rank: int, world_size: int, case: Case) -> str:
