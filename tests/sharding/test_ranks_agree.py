@@ -11,6 +11,7 @@ import torch.distributed as dist
 import recfx
 from recfx.errors import OutOfStepError
 from recfx.nodes import marks
+from recfx.sharding.gather import together
 from recfx.sharding.ranks_agree import any_rank, on_all_ranks, tell_counts
 from tests.sharding.ranks import ranks
 
@@ -61,6 +62,23 @@ def test_alone_a_function_is_called_once_and_its_error_is_its_own() -> None:
 
 def _interrupted() -> None:
     raise KeyboardInterrupt
+
+
+def untold(rank: int, world_size: int) -> int:
+    """An error that nobody is told of is raised without a message: the other rank does not take part."""
+    group = dist.group.WORLD
+    assert group is not None
+    if rank == 0:
+        with pytest.raises(KeyboardInterrupt):
+            on_all_ranks(group, _interrupted, lambda error: None)
+        with pytest.raises(KeyboardInterrupt):
+            together(group, _interrupted)
+    dist.barrier()
+    return rank
+
+
+def test_an_error_that_nobody_is_told_of_is_raised_at_once() -> None:
+    assert ranks(2).run(untold) == [0, 1]
 
 
 def flags(rank: int, world_size: int) -> list[bool]:
