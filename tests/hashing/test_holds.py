@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from recfx.errors import CheckpointError
 from recfx.hashing import HashConfig, HashIndex, state
 from recfx.hashing.row_move import RowMove, fit_rows
 from recfx.hashing.slicing import join_states, row_cuts, slice_state
@@ -93,3 +94,29 @@ def test_what_is_read_at_random_asks_for_huge_pages_before_it_is_written(monkeyp
     monkeypatch.setattr(state, "advise_huge_pages", lambda tensor: asked.append(tensor.data_ptr()))
     buffers = HashIndex(64, config=HashConfig(on_full="evict", admit_after=2)).index_buffers()
     assert asked == [each.data_ptr() for each in (buffers.slots, buffers.row_scores, buffers.candidate_slots)]
+
+
+def test_an_index_that_expects_a_load_is_readable_by_what_is_about_to_load_it() -> None:
+    index = HashIndex(8, name="t1")
+    with index.readable():
+        assert len(index) == 0
+    index.insert(torch.tensor([5, 6]))
+    index.expect_load()
+    with pytest.raises(CheckpointError, match="load_interrupted"):
+        len(index)
+    with index.readable():
+        assert len(index) == 2
+    with pytest.raises(CheckpointError, match="load_interrupted"):
+        len(index)
+    index.load_state_dict(HashIndex(8, name="t1").state_dict())
+    assert len(index) == 0
+
+
+def test_loading_into_an_index_on_meta_warns_and_names_it() -> None:
+    saved = HashIndex(8, name="t1").state_dict()
+    index = HashIndex(8, name="t1", device="meta")
+    with pytest.warns(UserWarning, match="^t1: the index is on the meta device, so loading is a no-op"):
+        index.load_state_dict(saved)
+    model = torch.nn.ModuleDict({"part": index})
+    with pytest.warns(UserWarning, match=r"^part\.: the index is on the meta device"):
+        model.load_state_dict({f"part.{key}": value for key, value in saved.items()})
