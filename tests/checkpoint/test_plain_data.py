@@ -19,7 +19,10 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+NAMES = [f"{number}-{type(value).__name__}" for number, value in enumerate(VALUES)]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=NAMES)
 def test_what_is_written_is_read(value: Any) -> None:
     found = decode(encode(value))
     assert found == value
