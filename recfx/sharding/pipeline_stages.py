@@ -114,6 +114,7 @@ class Prefetching:
         rewrite = SplitHashIds()
         rewrite.call(self.graph_module)
         verify_graph(self.graph_module, after=rewrite.name)
+        self.graph_module.recompile()
         self.stages = cut(self.graph_module)
         nodes = nodes_of_kind(self.graph_module, "snapshot_indexes")
         self._snapshots = [node_module(self.graph_module, node, SnapshotIndexes) for node in nodes]
