@@ -15,8 +15,9 @@ from recfx.ir.tables import TableSpec
 from recfx.nodes.bags import keep_ids, with_values
 from recfx.nodes.base import NodeModule
 from recfx.nodes.in_flight import BatchInFlight
+from recfx.nodes.replays import is_replay
 from recfx.nodes.segments import Segment
-from recfx.nodes.table_indexes import TableIndexes, is_replay, list_rows
+from recfx.nodes.table_indexes import TableIndexes, list_rows
 
 HashedBatch: TypeAlias = tuple[KeyedJaggedTensor, BatchInFlight | None]
 """Rows in the bags of the ids; and the batch in flight, if its rows must be kept until its backwards have run."""
@@ -64,8 +65,9 @@ class HashIds(NodeModule):
             TableFullError: a bucket has no row left; no table has changed.
             ConversionError: training without sharding on several ranks (``unsharded_hash_table``), or training a table
                 that evicts without a fused optimizer (``evict_needs_fused_optimizer``).
-            InputError: ``replayed_ids_evicted`` or ``replayed_ids_absent``, in a forward that activation checkpointing
-                runs again; ``init_fn_failed`` if a table's own ``init_fn`` cannot refill rows.
+            InputError: ``replayed_ids_evicted``, ``replayed_ids_absent``, ``replayed_rows_renewed`` or
+                ``replayed_rows_unknown``, in a forward that activation checkpointing runs again; ``init_fn_failed`` if
+                a table's own ``init_fn`` cannot refill rows.
         """
         begun = self.indexes.begin(features, self.training)
         hashed = hash_batch(self.indexes, features, self.training) if begun else (features, None)
@@ -79,13 +81,15 @@ def hash_batch(indexes: TableIndexes, features: KeyedJaggedTensor, training: boo
     in_flight = None
     try:
         if training and not is_replay():
-            in_flight = indexes.start(ids, training)
+            in_flight = indexes.start(training)
             indexes.in_flight.add(in_flight)
             rows = indexes.find_or_insert(ids, segments, in_flight)
+        elif training:
+            rows = indexes.find_again(ids, segments)
         else:
-            rows = indexes.find(ids, segments, training)
-            if not training and torch.is_grad_enabled():  # its backward trains these rows nevertheless
-                in_flight = indexes.start(ids, training)
+            rows = indexes.find(ids, segments)
+            if torch.is_grad_enabled():  # its backward trains these rows nevertheless
+                in_flight = indexes.start(training)
                 list_rows(in_flight, segments, rows)
                 indexes.in_flight.add(in_flight)
         return _in_bags(features, rows, segments, training), in_flight

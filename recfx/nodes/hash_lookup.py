@@ -11,7 +11,8 @@ from recfx.kernels.pooled_lookup import IndexView
 from recfx.nodes.base import NodeModule
 from recfx.nodes.hash_ids import HashIds, hash_batch
 from recfx.nodes.lookup import Lookup
-from recfx.nodes.table_indexes import TableIndexes, is_replay
+from recfx.nodes.replays import is_replay
+from recfx.nodes.table_indexes import TableIndexes
 
 
 class HashLookup(NodeModule):

@@ -11,8 +11,6 @@ import torch
 from recfx.errors import InputError
 from recfx.kernels.hash_index import InFlight
 
-Fingerprint = tuple[int, ...]
-
 
 class BatchInFlight:
     """One batch whose gradients may still come.
@@ -22,24 +20,17 @@ class BatchInFlight:
 
     Args:
         numbers: the number of the batch, by table; 0 if it is not a training batch.
-        fingerprint: the fingerprint of its ids.
         evictions: returns how many ids these tables have evicted so far.
     """
 
-    def __init__(self, numbers: dict[str, int], fingerprint: Fingerprint, evictions: Callable[[], int]) -> None:
+    def __init__(self, numbers: dict[str, int], evictions: Callable[[], int]) -> None:
         self.numbers = numbers
-        self.fingerprint = fingerprint
         self.rows: dict[str, torch.Tensor] | None = None  # by table, once they are known
         self.is_over = False
         self._evictions = evictions
         self._evictions_when_over: int  # once it is over
         self._watched = 0
         self._waiting: set[int] = set()  # lookups whose backward has not run yet
-
-    @property
-    def is_training(self) -> bool:
-        """Whether it is a training batch."""
-        return any(self.numbers.values())
 
     def watch(self, output: torch.Tensor) -> None:
         """Keep the batch in flight until the backward of ``output``, which a lookup of it returned, has run."""
@@ -76,15 +67,11 @@ class BatchesInFlight:
 
     def __init__(self) -> None:
         self._batches: weakref.WeakSet[BatchInFlight] = weakref.WeakSet()
-        self._last: Fingerprint = ()
 
     def add(self, batch: BatchInFlight | None) -> None:
         """From now on, later batches do not take this batch's rows."""
-        if batch is None:
-            return
-        self._batches.add(batch)
-        if batch.is_training:
-            self._last = batch.fingerprint
+        if batch is not None:
+            self._batches.add(batch)
 
     def of_table(self, table: str) -> InFlight:
         """The rows of one table that must keep their ids."""
@@ -96,15 +83,3 @@ class BatchesInFlight:
             rows=torch.cat([each.rows[table] for each in listed if each.rows is not None]) if listed else nothing.rows,
             oldest_listed=min((each.numbers[table] for each in listed), default=nothing.oldest_listed),
         )
-
-    def holds_rows_of(self, ids: torch.Tensor) -> bool:
-        """Whether the batch with these ids still has its rows: it is in flight, or it is the last training batch."""
-        wanted = fingerprint(ids)
-        return wanted == self._last or any(batch.fingerprint == wanted and not batch.is_over for batch in self._batches)
-
-
-def fingerprint(ids: torch.Tensor) -> Fingerprint:
-    """A value that distinguishes batches from each other."""
-    if ids.numel() == 0:
-        return (0,)
-    return ids.numel(), int(ids[0]), int(ids[-1]), int(ids.sum()), int((ids >> 7).sum())

@@ -8,7 +8,7 @@ from recfx.nodes.bags import with_values
 from recfx.nodes.base import NodeModule
 from recfx.nodes.find_ids import FoundRows
 from recfx.nodes.hash_ids import HashIds, hash_batch
-from recfx.nodes.table_indexes import is_replay
+from recfx.nodes.replays import is_replay
 
 
 class InsertIds(NodeModule):

@@ -14,14 +14,13 @@ from recfx.kernels.host import HashIndexOperators
 from recfx.kernels.index_buffers import BATCHES, EVICTED, NEVER_USED
 from recfx.kernels.pooled_lookup import IndexView
 from recfx.lowering.operators import HASH_INDEX, OperatorsByDevice
-from recfx.nodes.answers import answer_replayed, answer_unseen
-from recfx.nodes.in_flight import BatchesInFlight, BatchInFlight, fingerprint
+from recfx.nodes.answers import answer_unseen
+from recfx.nodes.in_flight import BatchesInFlight, BatchInFlight
 from recfx.nodes.new_rows import GivenRows, NewRows
+from recfx.nodes.replays import Answers, Replays
 from recfx.nodes.segments import Segment, find_rows
 from recfx.nodes.table_store import TableStore
 from recfx.nodes.training_checks import check_fused, refuse_replicas
-
-_NO_BACKWARD = -1  # torch's number of the running backward, when there is none
 
 
 class TableIndexes:
@@ -60,6 +59,7 @@ class TableIndexes:
         self._operators = OperatorsByDevice(HASH_INDEX)
         self._new_rows = NewRows(collection, tuple(table for table in tables if table.has_index), store)
         self.in_flight = BatchesInFlight()
+        self._replays = Replays(collection)
         self._evicting = [table for table in tables if table.evicts]
         self.evicts = bool(self._evicting)
         self.counts_every_id = any(table.evicts or table.admits for table in tables)
@@ -176,6 +176,8 @@ class TableIndexes:
             are_renewed = inserted.states_before != NEVER_USED
             given = zip(segments, inserted.new_rows.split(counts), are_renewed.split(counts), strict=True)
             self._new_rows.initialize([GivenRows(segment.table, rows, renewed) for segment, rows, renewed in given])
+        if self.counts_every_id:
+            self._replays.remember(ids, inserted.rows, lambda: self._owners(inserted.rows, segments))
         return inserted.rows
 
     def insert_absent(self, features: KeyedJaggedTensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
@@ -210,7 +212,7 @@ class TableIndexes:
         rest = [0] * (counts[0].numel() - 2) if counts else []
         self.operators.add_counts(counts, [amount for count in found for amount in (batches, count, *rest)])
 
-    def start(self, ids: torch.Tensor, training: bool) -> BatchInFlight | None:
+    def start(self, training: bool) -> BatchInFlight | None:
         """The batch, to be added to ``in_flight``; None if no table evicts."""
         evicting = {table.name: self._store.index(table.name) for table in self._evicting}
         if not evicting:
@@ -219,30 +221,110 @@ class TableIndexes:
             index.refresh()  # a state that was loaded in place has a different number of batches
         numbers = {table: int(index.counts[BATCHES]) + 1 if training else 0 for table, index in evicting.items()}
         indexes = list(evicting.values())
-        return BatchInFlight(numbers, fingerprint(ids), lambda: sum(int(index.counts[EVICTED]) for index in indexes))
+        return BatchInFlight(numbers, lambda: sum(int(index.counts[EVICTED]) for index in indexes))
 
-    # Eval, and forwards that are run again
+    # Forwards that are run again
 
-    def find(self, ids: torch.Tensor, segments: list[Segment], training: bool) -> torch.Tensor:
-        """The rows of all tables, or the policy's answers for ids that have none. Nothing is inserted.
+    def find_again(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
+        """The rows that a training batch had in the forward that activation checkpointing now runs again.
+
+        Nothing is inserted or counted.
 
         Raises:
-            InputError: ``replayed_ids_absent``, ``replayed_ids_evicted``.
+            InputError: ``replayed_ids_absent``, ``replayed_ids_evicted``, ``replayed_rows_renewed``,
+                ``replayed_rows_unknown``.
         """
-        indexes = self._indexes(segments)
-        buffers = [index.index_buffers() for index in indexes]
-        rows, absent = find_rows(self.operators, ids, segments, buffers, [index.policy for index in indexes])
-        counts = absent.tolist()
-        if training:
-            self._check_replay(ids, [segment.table for segment, count in zip(segments, counts, strict=True) if count])
-        answer = answer_replayed if training else answer_unseen
+        first = self._replays.answers(ids) if self.counts_every_id else None
+        if first is not None:
+            self._check_owners(first, segments)
+            return first.rows
+        rows, counts = self._find(ids, segments)
+        for segment, absent in zip(segments, counts, strict=True):
+            if segment.table.admits and segment.end > segment.begin:
+                raise self._unknown(segment.table)
+            if absent > 0:
+                if segment.table.hashing is None or segment.table.hashing.on_full != "share":
+                    raise self._lost(segment.table)
+                stretch = slice(segment.begin, segment.end)
+                shared = self._store.index(segment.table.name).shared_rows(ids[stretch])
+                rows[stretch] = torch.where(rows[stretch] < 0, shared, rows[stretch])
+        return rows
+
+    def _owners(self, rows: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
+        """The ids that have these rows of a training batch now, int64 ``[n]``; -1 for rows without an id."""
+        owners = torch.full_like(rows, -1)
+        for segment in segments:
+            stretch = slice(segment.begin, segment.end)
+            row_ids = self._store.index(segment.table.name).index_buffers().row_ids
+            read = torch.where(rows[stretch] < -1, -rows[stretch] - 2, rows[stretch])
+            owners[stretch] = torch.where(read >= 0, row_ids[read.clamp(min=0)], -1)
+        return owners
+
+    def _check_owners(self, first: Answers, segments: list[Segment]) -> None:
+        """Check that no row that the first run read has gone to another id, whose weights it would hold."""
+        differ = self._owners(first.rows, segments) != first.owners
+        for segment in segments:
+            stretch = slice(segment.begin, segment.end)
+            if bool((differ[stretch] & (first.rows[stretch] >= 0)).any()):
+                raise self._lost(segment.table)
+            if bool(differ[stretch].any()):
+                raise self._renewed(segment.table)
+
+    def _lost(self, table: TableSpec) -> InputError:
+        if table.evicts:
+            return InputError(
+                f"activation checkpointing runs a forward again, but ids of table {table.name!r} have lost their "
+                "rows to later batches meanwhile.",
+                reason="replayed_ids_evicted",
+                module_path=self.collection,
+                what_to_do="use torch.utils.checkpoint with use_reentrant=False, or leave the collection out of it.",
+            )
+        return InputError(
+            f"a forward inside a backward has ids of table {table.name!r} that have no row.",
+            reason="replayed_ids_absent",
+            module_path=self.collection,
+            what_to_do="such a forward is taken for activation checkpointing, which has no new ids. Run "
+            "forwards of new batches outside of backwards; erase no ids between a forward and its backward.",
+        )
+
+    def _renewed(self, table: TableSpec) -> InputError:
+        return InputError(
+            "activation checkpointing runs a forward again, but ids that are not admitted shared rows of table "
+            f"{table.name!r} which later batches have given to other ids, with new weights.",
+            reason="replayed_rows_renewed",
+            module_path=self.collection,
+            what_to_do="run a batch's backward before the next batch's forward; or use HashConfig(unseen='zeros'); or "
+            "leave the collection out of activation checkpointing.",
+        )
+
+    def _unknown(self, table: TableSpec) -> InputError:
+        return InputError(
+            "a forward runs inside a backward, as with activation checkpointing, but it is not known which ids of "
+            f"table {table.name!r} were admitted when it first ran.",
+            reason="replayed_rows_unknown",
+            module_path=self.collection,
+            what_to_do="checkpoint with torch.utils.checkpoint, and a function that calls the collection with the same "
+            "ids each time; or leave the collection out of it. Run forwards of new batches outside of backwards.",
+        )
+
+    # Eval
+
+    def find(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
+        """The rows of all tables, or the policy's answers for ids that have none. Nothing is inserted."""
+        rows, counts = self._find(ids, segments)
         for segment, count in zip(segments, counts, strict=True):
             if count > 0:
                 stretch = slice(segment.begin, segment.end)
-                rows[stretch] = answer(self._store.index(segment.table.name), ids[stretch], rows[stretch])
-        if not training:
-            self._count_answers(segments, counts)
+                rows[stretch] = answer_unseen(self._store.index(segment.table.name), ids[stretch], rows[stretch])
+        self._count_answers(segments, counts)
         return rows
+
+    def _find(self, ids: torch.Tensor, segments: list[Segment]) -> tuple[torch.Tensor, list[int]]:
+        """The rows, -1 for ids that have none; and the number of these per table."""
+        indexes = self._indexes(segments)
+        buffers = [index.index_buffers() for index in indexes]
+        rows, absent = find_rows(self.operators, ids, segments, buffers, [index.policy for index in indexes])
+        return rows, absent.tolist()
 
     def count_answered(self, features: KeyedJaggedTensor, absent_per_table: list[int]) -> None:
         """Count the answers of eval mode, given the number of ids without a row for each table of the collection."""
@@ -257,34 +339,8 @@ class TableIndexes:
             amounts += [segment.end - segment.begin, count]
         self.operators.add_counts([index.eval_counts for index in indexes], amounts)
 
-    def _check_replay(self, ids: torch.Tensor, missing: list[TableSpec]) -> None:
-        """Check that a forward that activation checkpointing runs again finds the rows that it had the first time."""
-        for table in missing:
-            if table.hashing is not None and table.hashing.on_full == "error" and not table.admits:
-                raise InputError(
-                    f"a forward inside a backward has ids of table {table.name!r} that have no row.",
-                    reason="replayed_ids_absent",
-                    module_path=self.collection,
-                    what_to_do="such a forward is taken for activation checkpointing, which has no new ids. Run "
-                    "forwards of new batches outside of backwards; erase no ids between a forward and its backward.",
-                )
-        evicting = [table.name for table in missing if table.evicts]
-        if evicting and not self.in_flight.holds_rows_of(ids):
-            raise InputError(
-                f"activation checkpointing runs a forward again, but ids of table {evicting[0]!r} may have lost their "
-                "rows to later batches meanwhile.",
-                reason="replayed_ids_evicted",
-                module_path=self.collection,
-                what_to_do="use torch.utils.checkpoint with use_reentrant=False, or leave the collection out of it.",
-            )
-
 
 def list_rows(in_flight: BatchInFlight | None, segments: list[Segment], rows: torch.Tensor) -> None:
     """Record the rows of a batch in flight, if there is one."""
     if in_flight is not None:
         in_flight.rows = {segment.table.name: rows[segment.begin : segment.end] for segment in segments}
-
-
-def is_replay() -> bool:
-    """Whether activation checkpointing runs this forward again, inside the backward. Its sightings are not new ones."""
-    return torch._C._current_graph_task_id() != _NO_BACKWARD

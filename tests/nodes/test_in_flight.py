@@ -1,4 +1,4 @@
-"""Batches in flight: how long each protects its rows, and how one that is run again is told from others."""
+"""Batches in flight: how long each protects its rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 from recfx.errors import InputError
 from recfx.kernels.hash_index import InFlight
-from recfx.nodes.in_flight import BatchesInFlight, BatchInFlight, fingerprint
+from recfx.nodes.in_flight import BatchesInFlight, BatchInFlight
 
 
-def batch(number: int = 1, ids: tuple[int, ...] = (1, 2), evictions: Callable[[], int] = lambda: 0) -> BatchInFlight:
-    return BatchInFlight({"t": number, "u": number}, fingerprint(torch.tensor(ids)), evictions)
+def batch(number: int = 1, evictions: Callable[[], int] = lambda: 0) -> BatchInFlight:
+    return BatchInFlight({"t": number, "u": number}, evictions)
 
 
 def output() -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,7 +65,7 @@ def test_rows_that_must_keep_their_ids() -> None:
     assert (empty.oldest, empty.oldest_listed) == (nothing.oldest, nothing.oldest_listed)
     assert empty.rows.tolist() == []
     batches.add(None)
-    held = [batch(5), batch(4), batch(9), batch(7), BatchInFlight({"u": 1}, (0,), lambda: 0), batch(1), batch(2)]
+    held = [batch(5), batch(4), batch(9), batch(7), BatchInFlight({"u": 1}, lambda: 0), batch(1), batch(2)]
     for each in held:
         batches.add(each)
     held[2].rows = {"t": torch.tensor([8, 6]), "u": torch.tensor([1])}
@@ -81,27 +81,3 @@ def test_rows_that_must_keep_their_ids() -> None:
     del held, each
     gc.collect()
     assert batches.of_table("t").oldest == nothing.oldest, "nobody can run their backwards any more"
-
-
-def test_whether_a_batch_still_has_its_rows() -> None:
-    batches = BatchesInFlight()
-    first, last, read = batch(1, (1, 2)), batch(2, (3, 4)), batch(0, (5, 6))
-    for each in (first, last, read):
-        batches.add(each)
-
-    def held() -> list[bool]:
-        return [batches.holds_rows_of(torch.tensor(ids)) for ids in ([1, 2], [3, 4], [5, 6], [7, 8])]
-
-    assert (first.is_training, read.is_training) == (True, False)
-    assert held() == [True, True, True, False]
-    for each in (first, last, read):
-        each.end()
-    assert held() == [False, True, False, False], "nothing has come after the last batch of training"
-    fresh = BatchesInFlight()
-    assert not fresh.holds_rows_of(torch.tensor([1, 2]))
-
-
-def test_fingerprints() -> None:
-    assert fingerprint(torch.zeros(0, dtype=torch.int64)) == (0,)
-    assert fingerprint(torch.tensor([5])) == (1, 5, 5, 5, 0)
-    assert fingerprint(torch.tensor([128, 256, 513])) == (3, 128, 513, 897, 7)

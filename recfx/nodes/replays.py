@@ -1,0 +1,177 @@
+"""Replays: forwards that activation checkpointing runs again, inside the backward. They get their first answers again.
+
+Ids may have been admitted or evicted since the first run, so their rows cannot be found in the index. Instead, a
+forward inside ``torch.utils.checkpoint`` leaves its answers with that checkpoint. They live as long as the checkpoint's
+saved tensors; with ``use_reentrant=True``, as long as its node of the graph. Other forwards leave nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType, GeneratorType
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import checkpoint
+
+_NO_BACKWARD = -1  # torch's number of the running backward, when there is none
+
+
+def is_replay() -> bool:
+    """Whether activation checkpointing runs this forward again, inside the backward. Its sightings are not new ones."""
+    return torch._C._current_graph_task_id() != _NO_BACKWARD
+
+
+class Answers(NamedTuple):
+    """What one forward answered.
+
+    Args:
+        ids: int64 ``[n]``.
+        rows: int64 ``[n]``, as ``find_or_insert`` returned them.
+        owners: int64 ``[n]``, the ids that these rows belonged to; -1 if they belonged to none.
+    """
+
+    ids: torch.Tensor
+    rows: torch.Tensor
+    owners: torch.Tensor
+
+
+class _Calls:
+    """The answers of the forwards inside one checkpoint, in order; replays ask for them in the same order."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answers] = []
+        self._given, self._backward = 0, _NO_BACKWARD
+
+    def again(self, ids: torch.Tensor) -> Answers | None:
+        """The answers of the next forward that is run again; None if that one had other ids."""
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:  # each backward runs the checkpoint once, from its beginning
+            self._given, self._backward = 0, backward
+        position, self._given = self._given, self._given + 1
+        if position < len(self.answers) and torch.equal(self.answers[position].ids, ids):
+            return self.answers[position]
+        return None
+
+
+class Replays:
+    """The answers of one collection's forwards inside checkpoints. Copies have none: graphs belong to the original.
+
+    Args:
+        collection: fully qualified name of the collection, for messages.
+    """
+
+    def __init__(self, collection: str) -> None:
+        self._collection = collection
+        self._calls: weakref.WeakKeyDictionary[Any, _Calls] = weakref.WeakKeyDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_collection": self._collection}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._calls = weakref.WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        """The number of forwards whose answers are still known."""
+        return len({id(each) for calls in list(self._calls.values()) for each in calls.answers})
+
+    def remember(self, ids: torch.Tensor, rows: torch.Tensor, owners: Callable[[], torch.Tensor]) -> None:
+        """Leave the answers of a forward, which is not a replay, with the checkpoints around it, if any.
+
+        Args:
+            ids, rows: see ``Answers``.
+            owners: returns the owners of the rows; not called outside checkpoints.
+        """
+        if torch.is_grad_enabled() and _saved_tensors_hooks() is None:
+            return
+        checkpoints = _surroundings().checkpoints
+        if checkpoints:
+            self._leave(Answers(ids, rows, owners()), checkpoints)
+
+    def answers(self, ids: torch.Tensor) -> Answers | None:
+        """What the first run of this forward answered; None if it is not known.
+
+        If the checkpoint that runs again is not known, they are those of any forward of these ids, provided that all
+        such forwards had the same answers.
+        """
+        around = _surroundings()
+        calls = self._calls.get(around.replayed) if around.replayed is not None else None
+        found = self._only_one(ids) if calls is None else calls.again(ids)
+        if found is not None:
+            self._leave(found, around.checkpoints)
+        return found
+
+    def _leave(self, answers: Answers, checkpoints: list[object]) -> None:
+        for each in checkpoints:
+            self._calls.setdefault(each, _Calls()).answers.append(answers)
+
+    def _only_one(self, ids: torch.Tensor) -> Answers | None:
+        every = [each for calls in list(self._calls.values()) for each in calls.answers]
+        same = [each for each in every if torch.equal(each.ids, ids)]
+        return same[0] if same and all(torch.equal(each.rows, same[0].rows) for each in same) else None
+
+
+class _Surroundings(NamedTuple):
+    """The checkpoints around a forward.
+
+    Args:
+        checkpoints: those that run for the first time, in objects that live as long as their part of the graph.
+        replayed: the one around them that runs again; None if there is none.
+    """
+
+    checkpoints: list[object]
+    replayed: object
+
+
+def _surroundings() -> _Surroundings:
+    """Look through the stack: torch does not tell which checkpoint runs, and several may be nested."""
+    checkpoints: list[object] = []
+    hooked = _frame_of_hooks()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals is vars(checkpoint):
+            if frame.f_code is checkpoint.CheckpointFunction.forward.__code__:
+                checkpoints.append(_first_argument(frame))
+            elif frame.f_code is checkpoint.CheckpointFunction.backward.__code__:
+                return _Surroundings(checkpoints, _first_argument(frame))
+            for value in list(frame.f_locals.values()):
+                if isinstance(value, checkpoint._CheckpointFrame):  # in a hook that unpacks its tensors
+                    return _Surroundings(checkpoints, value)
+                if isinstance(value, GeneratorType) and value.gi_frame is not None:  # suspended around its function
+                    checkpoints += _checkpoint_frames(value.gi_frame)
+        frame = frame.f_back
+    if hooked is not None and all(each is not hooked for each in checkpoints):
+        checkpoints.append(hooked)
+    return _Surroundings(checkpoints, None)
+
+
+def _first_argument(frame: FrameType) -> object:
+    return frame.f_locals[frame.f_code.co_varnames[0]]
+
+
+def _checkpoint_frames(frame: FrameType) -> list[object]:
+    return [value for value in frame.f_locals.values() if isinstance(value, checkpoint._CheckpointFrame)]
+
+
+def _saved_tensors_hooks() -> tuple[Any, Any] | None:
+    hooks: tuple[Any, Any] | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks
+
+
+def _frame_of_hooks() -> object:
+    """The checkpoint whose hooks save tensors now, if it runs for the first time: it may have no function on the stack
+    (``torch.distributed._composable.checkpoint``).
+    """
+    hooks = _saved_tensors_hooks()
+    cells = () if hooks is None else getattr(hooks[0], "__closure__", None) or ()
+    for cell in cells:
+        try:
+            content = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+        if isinstance(content, checkpoint._CheckpointFrame):
+            return content
+    return None
