@@ -14,9 +14,8 @@ BENCH_FLAGS  ?=
 MUTANTS       ?=
 MUTANTS_FLAGS ?=
 
-# Processes that run tests, each with ranks of its own: one more than there are cores, because many tests wait for other
-# processes, and at most four; JOBS=0: one.
-JOBS  ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# Processes that run tests, each with ranks of its own: as many as there are cores, at most four; JOBS=0: one.
+JOBS  ?= auto
 XDIST := -n $(JOBS) --maxprocesses=4 --dist=loadfile
 # Tests that take a few seconds for a whole package, and that most mistakes are noticed by.
 QUICK := $(addprefix tests/,test_structure.py test_reason_codes.py ir passes hashing optim tracing inspect verification) \
