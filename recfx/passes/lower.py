@@ -24,7 +24,7 @@ class Lower:
         backend: ``"auto"``, or the one backend that every lookup must use.
     """
 
-    backend: str = "auto"
+    backend: str
     name: str = "lower"
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:

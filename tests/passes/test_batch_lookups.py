@@ -1,8 +1,18 @@
-import torch
-from torchrec import KeyedJaggedTensor
+"""Tables that one lookup can serve share one, and columns stay where they belong."""
 
-from recfx import HashEmbeddingBagCollection
+from __future__ import annotations
+
+import torch
+from torchrec import EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+
+from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
+
+
+def table(name: str, pooling: PoolingType, hashing: HashConfig) -> EmbeddingBagConfig:
+    return HashEmbeddingBagConfig(
+        name=name, num_embeddings=8, embedding_dim=4, feature_names=[name], pooling=pooling, hashing=hashing
+    )
 
 
 def test_hashed_tables_share_one_lookup() -> None:
@@ -29,18 +39,12 @@ def test_tables_with_different_pooling_do_not() -> None:
 
 
 def test_columns_keep_the_standard_order_when_groups_are_not_adjacent() -> None:
-    # users (SUM after hashing) | items (adopted, SUM) | again: MEAN adopted between two SUM tables
-    from torchrec import EmbeddingBagConfig, PoolingType
-
-    from recfx import HashEmbeddingBagConfig
-
-    def table(name: str, pooling: PoolingType) -> EmbeddingBagConfig:
-        return HashEmbeddingBagConfig(
-            name=name, num_embeddings=8, embedding_dim=4, feature_names=[name], pooling=pooling, hashing=ADOPTED
-        )
-
     converted = HashEmbeddingBagCollection(
-        [table("a", PoolingType.SUM), table("b", PoolingType.MEAN), table("c", PoolingType.SUM)]
+        [
+            table("a", PoolingType.SUM, ADOPTED),
+            table("b", PoolingType.MEAN, ADOPTED),
+            table("c", PoolingType.SUM, ADOPTED),
+        ]
     )
     parts = converted.graph_module.get_submodule("keyed_tensor").parts
     assert [[columns.key for columns in part] for part in parts] == [["a", "c"], ["b"]]
@@ -51,3 +55,14 @@ def test_columns_keep_the_standard_order_when_groups_are_not_adjacent() -> None:
     torch.testing.assert_close(pooled["a"], weights["a"][[0, 1]].sum(0, keepdim=True))
     torch.testing.assert_close(pooled["b"], weights["b"][[2, 3]].mean(0, keepdim=True))
     torch.testing.assert_close(pooled["c"], weights["c"][[4, 5]].sum(0, keepdim=True))
+
+
+def test_one_division_serves_all_tables_of_a_lookup() -> None:
+    tables = [
+        table(name, pooling, INDEXED)
+        for name, pooling in (("users", PoolingType.MEAN), ("ads", PoolingType.SUM), ("shops", PoolingType.MEAN))
+    ]
+    _, text, modified, declined = after("batch_lookups", HashEmbeddingBagCollection(tables))
+    assert text.count("= lookup(") == 1
+    assert "{divided=[users, shops]}" in text
+    assert (modified, declined) == (True, [])
