@@ -18,7 +18,7 @@ BESIDE = {
     ],
     "nodes/output_dist.py": [
         "sharding/test_types.py", "sharding/test_gradient_division.py", "sharding/test_uneven_columns.py",
-        "sharding/test_wire.py",
+        "sharding/test_wire.py", "sharding/test_corner_cases.py",
     ],
     "nodes/dist_groups.py": ["sharding/test_dist_groups.py", "sharding/test_replicas.py", "sharding/test_types.py"],
     "nodes/bucketize.py": ["nodes", "kernels/test_bucketize.py", "sharding/test_types.py"],
