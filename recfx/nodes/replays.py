@@ -57,22 +57,13 @@ class _Calls:
 
 
 class Replays:
-    """The answers of one collection's forwards inside checkpoints. Copies have none: graphs belong to the original.
+    """The answers of one collection's forwards inside checkpoints. Copies have none: graphs belong to the original."""
 
-    Args:
-        collection: fully qualified name of the collection, for messages.
-    """
-
-    def __init__(self, collection: str) -> None:
-        self._collection = collection
+    def __init__(self) -> None:
         self._calls: weakref.WeakKeyDictionary[Any, _Calls] = weakref.WeakKeyDictionary()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_collection": self._collection}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._calls = weakref.WeakKeyDictionary()
+    def __reduce__(self) -> Any:
+        return Replays, ()
 
     def __len__(self) -> int:
         """The number of forwards whose answers are still known."""

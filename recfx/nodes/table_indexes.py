@@ -59,7 +59,7 @@ class TableIndexes:
         self._operators = OperatorsByDevice(HASH_INDEX)
         self._new_rows = NewRows(collection, tuple(table for table in tables if table.has_index), store)
         self.in_flight = BatchesInFlight()
-        self._replays = Replays(collection)
+        self._replays = Replays()
         self._evicting = [table for table in tables if table.evicts]
         self.evicts = bool(self._evicting)
         self.counts_every_id = any(table.evicts or table.admits for table in tables)
