@@ -12,6 +12,7 @@ unsharded collection.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import sys
 
@@ -37,11 +38,13 @@ def main() -> int:
         run_rank(options.type)
     else:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-        mp.spawn(run_spawned, (options.world_size, options.type), nprocs=options.world_size)
+        multiprocessing.set_forkserver_preload(["torch", "torchrec.distributed", "fbgemm_gpu"])  # imported once
+        arguments = (options.world_size, options.type)
+        mp.start_processes(run_started, arguments, nprocs=options.world_size, start_method="forkserver")
     return 0
 
 
-def run_spawned(rank: int, world_size: int, kinds: list[str]) -> None:
+def run_started(rank: int, world_size: int, kinds: list[str]) -> None:
     os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)))
     os.environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world_size)))
     run_rank(kinds)

@@ -13,9 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-MAX_THREADS = 2
-"""Results depend on the number of threads (the order of sums does); tests run with the same few everywhere."""
-
 
 class _TorchRandom:
     """torch's global generator as Hypothesis asks for it: seeded before each example, restored after."""
@@ -40,7 +37,10 @@ hypothesis.settings.register_profile("recfx-ci", hypothesis.settings.get_profile
 def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--hypothesis-profile", None):
         hypothesis.settings.load_profile("recfx-ci" if os.environ.get("CI") else "recfx")
-    torch.set_num_threads(min(MAX_THREADS, torch.get_num_threads()))
+    # Results depend on the number of threads (the order of sums does), and the threads of several processes that test
+    # would wait for each other. What has threads of its own is tested with two: the fixture below.
+    os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start
+    torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -66,12 +66,11 @@ def _fixed_seeds() -> Iterator[None]:
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
-    """For tiny tables: threads would only wait for each other, long where the machine is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def two_threads() -> Iterator[None]:
+    """For what distributes its work over torch's threads."""
+    torch.set_num_threads(2)
     yield
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

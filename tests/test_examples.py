@@ -17,13 +17,15 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.forked_script import run_script
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXAMPLES = REPOSITORY / "examples"
 SMALL = ["--steps", "8", "--batch-size", "64", "--rows", "2000", "--dim", "8"]
 
 
 def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_example("train_dlrm", *arguments)
+    return run_script(EXAMPLES / "train_dlrm.py", *arguments)
 
 
 def run_example(name: str, *arguments: str, processes: int = 0) -> subprocess.CompletedProcess[str]:
@@ -77,7 +79,7 @@ def assert_all_passed(finished: subprocess.CompletedProcess[str]) -> None:
 
 
 def test_demo_on_generated_rows() -> None:
-    finished = run_demo(*SMALL)
+    finished = run_example("train_dlrm", *SMALL)
     assert_all_passed(finished)
     for heading in ("recfx.convert", "Training", "recfx.explain", "recfx.verify", "A checkpoint", "recfx.unconvert"):
         assert f". {heading} ===" in finished.stdout
@@ -220,7 +222,7 @@ def test_torchrec_tour(processes: int) -> None:
 
 @pytest.mark.parametrize("device", ["npu:0", "moon"])
 def test_a_device_that_is_not_there_is_named(device: str) -> None:
-    finished = run_example("rec_sdk_quickstart", "--device", device)
+    finished = run_script(EXAMPLES / "rec_sdk_quickstart.py", "--device", device)
     assert finished.returncode == 1
     assert "Traceback" not in finished.stderr
     assert f"--device {device}" in finished.stderr

@@ -45,15 +45,6 @@ class Ratings:
             yield KeyedJaggedTensor(KEYS, values, lengths=lengths), self.liked[chosen]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The batches are small: threads would only wait for each other, long where the machine is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def ratings(data_directory: Path) -> Ratings:
     lines = (data_directory / "ml-100k" / "ml-100k.inter").read_text().splitlines()[1:]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from recfx.kernels.mix64 import mix64
 from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.workload import OPTIMIZERS, Ids, Setup, attach, check_close, standard_collection
+from tests.support.forkserver import forkserver
 
 STATIC, HASHED, TORCHREC = "recfx, static", "recfx, hashed", "TorchRec DMP, static"
 OPTIMIZER = OPTIMIZERS[2]
@@ -54,7 +54,7 @@ class Sharder(EmbeddingBagCollectionSharder):
 
 def run(setup: Setup) -> Iterator[Result]:
     """One step, forward and backward with the fused row-wise Adagrad, from this rank's KJT."""
-    multiprocessing.set_forkserver_preload(["torch", "torchrec.distributed", "fbgemm_gpu"])  # imported once
+    forkserver()
     for world_size in WORLDS:
         for plan in PLANS:  # each in its own processes: torch never frees tables that have an optimizer in backward
             with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,8 @@
 """Kill a writer at its k-th file operation, for every k: ``python -m tests.checkpoint.killed_writer DIRECTORY``.
 
 Each attempt saves another version of the model in a forked process, which kills itself with SIGKILL before the k-th
-operation below DIRECTORY (or in the middle of it, for a write). Prints, for each attempt, the version that loads then.
+operation below DIRECTORY (or in the middle of it, for every fourth write). Prints, for each attempt, the version that
+loads then.
 """
 
 from __future__ import annotations
@@ -47,17 +48,20 @@ def _name(argument: Any) -> Any:
 
 
 class TornStream:
-    """A file whose writes count; the one that kills has written half of its bytes."""
+    """A file of which every fourth write counts; the one that kills has written half of its bytes."""
 
     def __init__(self, stream: Any, countdown: Countdown) -> None:
         self._stream = stream
         self._countdown = countdown
+        self._writes = 0
 
     def write(self, content: Any) -> int:
-        if self._countdown.left == 1:
-            self._stream.write(bytes(content)[: len(content) // 2])
-            self._stream.flush()
-        self._countdown.count()
+        if self._writes % 4 == 0:
+            if self._countdown.left == 1:
+                self._stream.write(bytes(content)[: len(content) // 2])
+                self._stream.flush()
+            self._countdown.count()
+        self._writes += 1
         written: int = self._stream.write(content)
         return written
 

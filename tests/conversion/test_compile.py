@@ -13,8 +13,6 @@ from tests.builders.batches import batch, raw_batch
 from tests.models.handwritten import Tower
 from tests.optim.fused_pairs import fused_pair, train
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.parametrize(
     ("backend", "hashing"),

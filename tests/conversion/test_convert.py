@@ -19,9 +19,6 @@ from recfx.record.conversion import conversion_of
 from tests.models import ZOO, Case
 from tests.models.case import assert_agree, run, standard_collections
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 each_model = pytest.mark.parametrize("case", ZOO, ids=[case.name for case in ZOO])
 
 

@@ -25,8 +25,6 @@ from tests.builders.optimizers import attach
 from tests.models.handwritten import Tower, process_group
 from tests.optim.fused_pairs import fused_pair
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def assert_same_outputs(one: nn.Module, other: nn.Module, features: KeyedJaggedTensor | None = None) -> None:
     features = batch(5) if features is None else features

@@ -20,8 +20,6 @@ import recfx
 from tests.builders.batches import batch
 from tests.discovery.reaching import TARGETS, Helper, Reaching, assert_converted_is_called
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 Lookup = Callable[[KeyedJaggedTensor], Any]
 
 

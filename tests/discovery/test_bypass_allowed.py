@@ -20,8 +20,6 @@ from tests.builders.batches import batch
 from tests.builders.collections import collection
 from tests.discovery.reaching import Helper
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 HELD: dict[str, Any] = {}
 
 

@@ -18,8 +18,6 @@ from tests.builders.batches import batch
 from tests.builders.collections import collection
 from tests.discovery.reaching import TARGETS, Helper, Reaching
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 HELD: dict[str, Any] = {}
 HELD_IN_CONTEXT: contextvars.ContextVar[nn.Module] = contextvars.ContextVar("held")
 

@@ -11,3 +11,8 @@ from recfx.kernels import library
 def operators() -> None:
     """The library is loaded before any test of a family runs."""
     assert library.load(), library.why_not()
+
+
+@pytest.fixture(autouse=True)
+def _two_threads(two_threads: None) -> None:
+    pass

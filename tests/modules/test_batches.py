@@ -15,8 +15,6 @@ from recfx.hashing import HashConfig
 from tests.builders.batches import batch
 from tests.modules.as_standard import SUM, TABLES, assert_same, each_backend, each_hashing, standard
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @each_backend
 @pytest.mark.parametrize("tables", ["sum_and_mean", "several_features", "shared_features"])

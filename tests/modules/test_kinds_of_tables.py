@@ -20,8 +20,6 @@ from tests.builders.batches import batch
 from tests.builders.collections import table
 from tests.modules.as_standard import MEAN, SUM, TABLES, Tables, assert_same, each_backend, each_hashing, standard
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @each_backend
 @each_hashing
@@ -192,9 +190,8 @@ def test_meta_tables_are_allocated_by_convert() -> None:
     assert_same(oracle, converted, batch(5))
 
 
-def test_more_threads_than_one() -> None:
+def test_more_threads_than_one(two_threads: None) -> None:
     """Enough ids that kernels do share the work."""
-    torch.set_num_threads(2)
     oracle = standard(
         [table("t1", ["f1", "f2"], dim=32, rows=500), table("t2", ["f3"], dim=16, rows=400, pooling=MEAN)]
     )

@@ -18,8 +18,6 @@ from tests.builders.optimizers import attach
 from tests.models.handwritten import Tower
 from tests.optim.fused_pairs import fused_kinds, fused_pair, train
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
 @pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import multiprocessing
 import os
 import tempfile
 import time
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from recfx.sharding import out_of_step
+from tests.support.forkserver import forkserver
 
 _LONGEST_CALL = 120.0  # seconds
 _AFTER_A_FAILURE = 5.0
@@ -36,8 +36,7 @@ class Ranks:
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        context = multiprocessing.get_context("forkserver")  # torch is imported once, not once per rank
-        context.set_forkserver_preload(["torch", "torchrec.distributed", "fbgemm_gpu"])
+        context = forkserver()
         self._directory = tempfile.TemporaryDirectory()
         store = os.path.join(self._directory.name, "store")
         pipes = [context.Pipe() for _ in range(world_size)]

@@ -67,7 +67,6 @@ def test_ids_that_may_be_admitted_between_calls(times: int) -> None:
     assert all("ids may be admitted between the calls" in check.message for check in report.of(SKIPPED))
 
 
-@pytest.mark.usefixtures("one_thread")  # several would race for the error, whose text is compared
 def test_a_batch_that_neither_model_can_read() -> None:
     model = Model()
     report = recfx.verify(model, recfx.convert(model), (two_bags(1, 99),))

@@ -1,0 +1,10 @@
+"""Kernels distribute lookups over threads: all tests of targets have two."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _two_threads(two_threads: None) -> None:
+    pass
