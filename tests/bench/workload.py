@@ -54,7 +54,7 @@ class Setup:
     iterations: int = 40
     warm_up: int = 4
     model_sizes: tuple[int, ...] = (125, 250, 500, 1000)
-    one_table_rows: int = 20_000_000
+    one_table_rows: int = 10_000_000
     index_sizes: tuple[int, ...] = (500_000, 10_000_000, 20_000_000)
     generations: int = 1000
 

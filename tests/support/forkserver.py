@@ -1,4 +1,4 @@
-"""Processes that have imported torch, TorchRec and recfx when they start: an import takes seconds."""
+"""Processes that have imported torch and TorchRec when they start: an import takes seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from multiprocessing.context import ForkServerContext
 
 
 def forkserver() -> ForkServerContext:
-    """The context to start processes with; ``mp.start_processes(start_method="forkserver")`` uses the same server."""
+    """The context to start processes with; ``mp.start_processes(start_method="forkserver")`` uses the same server.
+
+    It does not import recfx, which gives a process that was forked after its import a single thread.
+    """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torchrec.distributed", "fbgemm_gpu", "recfx"])
+    context.set_forkserver_preload(["torch", "torchrec.distributed", "fbgemm_gpu"])
     return context
