@@ -354,3 +354,16 @@ def test_integers_of_numpy_are_integers() -> None:
     assert type(index.config.rows) is type(index.config.seed) is type(index.policy.row_end) is int
     index.insert(torch.tensor([7]))
     assert len(index) == 1
+
+
+def test_views_are_made_anew_only_when_the_slots_were_replaced() -> None:
+    index = filled()
+    before = index.view(), index.view(training=True)
+    assert index.view() is before[0]
+    assert index.view(training=True) is before[1]
+    index._buffers["slots"] = index.slots.clone()
+    for training in (False, True):
+        view = index.view(training)
+        assert view is not before[training]
+        assert view.slots is index.slots
+        assert index.view(training) is view

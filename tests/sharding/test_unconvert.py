@@ -124,3 +124,16 @@ def test_inside_distributed_model_parallel() -> None:
     for found in ranks(2).run(in_dmp, case):
         for name, weight in expected.state_dict().items():
             assert torch.equal(found[f"sparse.{name}"], weight)
+
+
+def back_before_the_first_step(rank: int, world_size: int, case: Case) -> dict[str, Any]:
+    return described(*recfx.unconvert(make(case, world_size), with_mapping=True))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+def test_before_the_first_step(optimizer: str) -> None:
+    """Optimizer state that no step has made yet is made: every rank sends what the others wait for."""
+    for found in ranks(2).run(back_before_the_first_step, case_of("mixed", LRU, optimizer)):
+        for state in found["optimizer"].values():
+            assert set(KEYS[optimizer]) <= state.keys()
+            assert not any(state[key].any() for key in KEYS[optimizer])
