@@ -29,6 +29,9 @@ INSTALL       := $(INSTALL_$(HOST))
 INSTALLED     := $(VENV)/.installed-$(HOST)
 LIBRARY_BUILT := $(VENV)/.library-built
 
+# Tools that lower and compile kernels for Ascend, each in a folder of its own: their packages overwrite each other.
+ASCEND_TOOLS := $(addprefix .ascend/,triton-ascend-3.2.0 ascendnpu-ir-1.0.0 ascendnpu-ir-1.2.0)
+
 say = printf '\n==> %s\n' $(1)
 
 ifeq ($(INSTALL),)
@@ -50,7 +53,7 @@ demo: setup ## train, convert, inspect and check a DLRM on raw ids
 
 test: setup ## the whole test suite, and a consistent environment
 	@$(BIN)/python -m pip check
-	@$(BIN)/python -m pytest -q $(XDIST) $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest -q $(XDIST) --ignore=tests/ascend $(PYTEST_FLAGS)
 
 check: setup lint ## lint, types and the quick tests: for every few minutes of work
 	@$(call say,"quick tests")
@@ -80,11 +83,12 @@ format: $(INSTALLED) ## let ruff and clang-format format and fix what they can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-ascend: ## compile the kernels for Ascend and check them
-	@echo "There are no kernels for Ascend yet: nothing to compile or check."
+ascend: setup $(ASCEND_TOOLS) ## interpret, lower and compile the kernels for Ascend, and check what comes out
+	@$(BIN)/python -m tests.ascend
+	@$(BIN)/python -m pytest -q $(XDIST) $(PYTEST_FLAGS) tests/ascend
 
-clean: ## remove .venv and everything built
-	rm -rf $(VENV) build dist *.egg-info $(STAND_IN)/build $(STAND_IN)/*.egg-info
+clean: ## remove .venv, .ascend and everything built
+	rm -rf $(VENV) .ascend build dist *.egg-info $(STAND_IN)/build $(STAND_IN)/*.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find recfx lowering kernels tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -106,6 +110,14 @@ $(INSTALLED): pyproject.toml $(STAND_IN)/pyproject.toml
 	@$(call say,"installing recfx for $(HOST) into $(VENV) (the first time: a few minutes)")
 	@$(BIN)/python -m pip install --disable-pip-version-check $(INSTALL)
 	@touch $@
+
+.ascend/triton-ascend-%: WITH := pybind11==3.1.0
+.ascend/%: | $(INSTALLED)
+	@$(call say,"installing $* into .ascend")
+	@rm -rf $@.part
+	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --target $@.part \
+	    $(shell echo $* | sed 's/-\([0-9.]*\)$$/==\1/') $(WITH)
+	@mv $@.part $@
 
 # The library is cached by the content of its sources; compiling it here only keeps the first import from waiting.
 $(LIBRARY_BUILT): $(INSTALLED) kernels/library.py $(wildcard kernels/csrc/*.cpp kernels/csrc/*.h)

@@ -1,0 +1,1 @@
+"""Kernels taken as far towards an Ascend NPU as is possible without one."""

@@ -1,0 +1,19 @@
+"""The compiled forms of all kernels."""
+
+from __future__ import annotations
+
+from tests.ascend import (
+    fused_optimizer_cases,
+    hash_index_cases,
+    per_sample_weights_cases,
+    pooled_lookup_cases,
+)
+from tests.ascend.kernel_case import KernelCase
+
+CASES: tuple[KernelCase, ...] = (
+    *pooled_lookup_cases.cases(),
+    *fused_optimizer_cases.cases(),
+    *per_sample_weights_cases.cases(),
+    *hash_index_cases.cases(),
+)
+BY_NAME = {case.name: case for case in CASES}

@@ -1,0 +1,243 @@
+"""The fused step with every rule, on rows that lie in one chunk of positions, in several, and in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from recfx.optim.rules import RULES
+from recfx.optim.rules.rule import Rule
+from tests.ascend.kernel_case import Call, KernelCase, Place
+
+_KERNELS = "recfx.kernels.fused_optimizer_triton:"
+_OF_BATCH = {
+    "lengths_ptr": "*i64", "scales_ptr": "*fp32", "gradients_ptr": "*fp32", "first_columns_ptr": "*i32",
+}  # fmt: skip
+_OF_TABLES = {
+    "tables_ptr": "*i32", "row_starts_ptr": "*i64", "dims_ptr": "*i32", "weights_ptr": "*fp32",
+    "new_weights_ptr": "*fp32", "weight_starts_ptr": "*i64", "first_ptr": "*fp32", "first_starts_ptr": "*i64",
+    "second_ptr": "*fp32", "second_starts_ptr": "*i64", "parts_ptr": "*fp32",
+}  # fmt: skip
+_OF_RULE = (
+    "learning_rate", "weight_decay", "eps", "first_share", "second_beta", "second_share", "second_correction",
+)  # fmt: skip
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_TOLERANCES = {"fp32": (1e-5, 1e-6), "fp16": (2.0**-9, 1e-4), "bf16": (2.0**-6, 1e-3)}
+GROUP = {"lr": 0.1, "eps": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.01}
+STEP = 3
+ROWS = (7, 5, 9)
+TABLES = (0, 1, 0, 2)
+"""Of each feature: two features share the first table."""
+
+
+def cases() -> list[KernelCase]:
+    """Each rule in every dtype, and in blocks from 4 to 1,024 columns; both kernels of a step."""
+    forms = [("fp32", 64, True, False), ("fp16", 64, False, True), ("bf16", 64, False, False)]
+    forms += [("fp32", block, False, False) for block in (4, 16, 256, 1024)]
+    made = [_step_case(rule, *form) for rule in RULES for form in forms]
+    return made + [_border_case(rule, dtype, 64) for rule in RULES for dtype in _DTYPES]
+
+
+def _step_case(rule: Rule, dtype: str, block: int, weighted: bool, mean: bool) -> KernelCase:
+    signature = {"keys_ptr": "*i64", "bags_ptr": "*i32", **_OF_BATCH, **_OF_TABLES, "num_positions": "i32"}
+    signature |= {"batch_size": "i32", "num_columns": "i32", **dict.fromkeys(_OF_RULE, "fp32")}
+    signature |= dict.fromkeys(("weights_ptr", "new_weights_ptr"), f"*{dtype}")
+    build = partial(_step_call, rule=rule, dtype=dtype, block=block, weighted=weighted, mean=mean)
+    constexprs = {"BLOCK_D": block, "WEIGHTED": weighted, "MEAN": mean, **_constexprs_of(rule)}
+    name = "-".join(["fused_step", rule.name, dtype, f"block_{block}", *["weighted"] * weighted, *["mean"] * mean])
+    return KernelCase(name, _KERNELS + "recfx_fused_step", signature, constexprs, _calls(build), programs=5)
+
+
+def _border_case(rule: Rule, dtype: str, block: int) -> KernelCase:
+    signature = {"keys_ptr": "*i64", "bags_ptr": "*i32", **_OF_TABLES, "num_positions": "i32", "num_chunks": "i32"}
+    signature |= {"batch_size": "i32", **dict.fromkeys(_OF_RULE, "fp32")}
+    signature |= dict.fromkeys(("weights_ptr", "new_weights_ptr"), f"*{dtype}")
+    build = partial(_border_call, rule=rule, dtype=dtype, block=block)
+    constexprs = {"BLOCK_D": block, **_constexprs_of(rule)}
+    name = f"fused_step_of_borders-{rule.name}-{dtype}-block_{block}"
+    return KernelCase(name, _KERNELS + "recfx_fused_step_of_borders", signature, constexprs, _calls(build), programs=3)
+
+
+def _constexprs_of(rule: Rule) -> dict[str, Any]:
+    return {"STEP": f"recfx.optim.rules.{rule.name}_triton:step", "FIRST_IS_PER_ROW": rule.has_row_state}
+
+
+def _calls(build: Any) -> dict[str, Any]:
+    return {
+        "ordinary": partial(build, batch_size=4, longest=5),
+        "one hot row": partial(build, batch_size=9, longest=9, hot=True),
+        "one id": partial(build, batch_size=1, longest=1),
+        "no ids": partial(build, batch_size=2, longest=0),
+    }
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Positions of one chunk that looked up one row, in order."""
+
+    chunk: int
+    key: int
+    positions: range
+    began_earlier: bool
+    goes_on: bool
+
+
+def _runs(keys: list[int], chunks: int) -> Iterator[_Run]:
+    size = -(-len(keys) // chunks)
+    for chunk in range(chunks):
+        begin, end = min(chunk * size, len(keys)), min((chunk + 1) * size, len(keys))
+        while begin < end:
+            last = begin
+            while last + 1 < end and keys[last + 1] == keys[begin]:
+                last += 1
+            began_earlier = begin > 0 and keys[begin - 1] == keys[begin]
+            goes_on = last + 1 < len(keys) and keys[last + 1] == keys[begin]
+            yield _Run(chunk, keys[begin], range(begin, last + 1), began_earlier, goes_on)
+            begin = last + 1
+
+
+class _Problem:
+    """A batch on three tables, the positions sorted by row, and the reference's step."""
+
+    def __init__(
+        self, place: Place, rule: Rule, dtype: str, block: int, batch_size: int, longest: int, hot: bool,
+        weighted: bool = False, mean: bool = False,
+    ) -> None:  # fmt: skip
+        draw = torch.Generator().manual_seed(block + batch_size)
+        self.rule, self.block, self.batch_size = rule, block, batch_size
+        self.dims = [block, max(1, block * 3 // 4), max(1, block // 2 + 1)]
+        self.lengths = torch.randint(int(longest == 1), longest + 1, (len(TABLES) * batch_size,), generator=draw)
+        bags = torch.repeat_interleave(torch.arange(self.lengths.numel()), self.lengths)
+        tables = torch.tensor(TABLES)[bags // batch_size]
+        rows = (torch.rand(bags.numel(), generator=draw) * (torch.tensor(ROWS)[tables] + 1)).long() - 1
+        if hot:
+            rows = torch.where((tables == 0) & (rows >= 0), 3, rows)
+        self.row_starts = torch.tensor([0, *ROWS[:-1]]).cumsum(0)
+        keys = torch.where(rows >= 0, self.row_starts[tables] + rows, -1)
+        self.keys, order = keys.sort(stable=True)
+        self.bags = bags[order].to(torch.int32)
+        self.scales = torch.rand(bags.numel(), generator=draw)
+        self.widths = [self.dims[table] for table in TABLES]
+        self.columns = torch.tensor([0, *self.widths]).cumsum(0)
+        self.gradients = torch.randn(batch_size, int(self.columns[-1]), generator=draw)
+        self.by_position = [self._gradient_at(i, weighted, mean) for i in range(bags.numel())]
+        self.weights = [
+            place(torch.randn(count, dim, generator=draw).to(_DTYPES[dtype]))
+            for count, dim in zip(ROWS, self.dims, strict=True)
+        ]
+        self.states = [
+            [place(torch.rand(state.shape(count, dim), generator=draw)) for state in rule.states]
+            for count, dim in zip(ROWS, self.dims, strict=True)
+        ]
+
+    def _gradient_at(self, position: int, weighted: bool, mean: bool) -> torch.Tensor:
+        feature, sample = divmod(int(self.bags[position]), self.batch_size)
+        gradient = self.gradients[sample, self.columns[feature] : self.columns[feature + 1]]
+        if mean:
+            gradient = gradient / self.lengths[self.bags[position]]
+        return gradient * self.scales[position] if weighted else gradient
+
+    def sum_of(self, positions: range) -> torch.Tensor:
+        total = torch.zeros_like(self.by_position[positions[0]])
+        for position in positions:
+            total = total + self.by_position[position]
+        return total
+
+    def stepped(self, sums: dict[int, torch.Tensor]) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
+        """Weights and states of all tables after the reference's step of some rows, given by key."""
+        weights = [weight.clone() for weight in self.weights]
+        states = [[state.clone() for state in of_table] for of_table in self.states]
+        for key, gradient in sums.items():
+            table = int(torch.searchsorted(self.row_starts, key, right=True)) - 1
+            row = key - int(self.row_starts[table])
+            names = [state.name for state in self.rule.states]
+            held = {name: states[table][i][row : row + 1].clone() for i, name in enumerate(names)}
+            values = weights[table][row : row + 1].float()
+            weights[table][row] = self.rule.update(values, gradient[None], held, STEP, GROUP)[0].to(
+                weights[table].dtype
+            )
+            for i, name in enumerate(names):
+                states[table][i][row] = held[name][0]
+        return weights, states
+
+    def of_tables(self, place: Place, parts: torch.Tensor) -> list[Any]:
+        empty = place(torch.zeros(1))
+        firsts, seconds = ([of[i] if len(of) > i else empty for of in self.states] for i in (0, 1))
+        return [
+            place(torch.tensor(TABLES, dtype=torch.int32)), place(self.row_starts),
+            place(torch.tensor(self.dims, dtype=torch.int32)), self.weights[0], self.weights[0],
+            place(_from_first(self.weights)), firsts[0], place(_from_first(firsts)), seconds[0],
+            place(_from_first(seconds)), parts,
+        ]  # fmt: skip
+
+    def call(self, arguments: list[Any], expected: dict[str, torch.Tensor], sums: dict[int, torch.Tensor]) -> Call:
+        weights, states = self.stepped(sums)
+        tensors = [*self.weights, *(state for of_table in self.states for state in of_table)]
+        wanted = [*weights, *(state for of_table in states for state in of_table)]
+        dtype = next(name for name, dtype in _DTYPES.items() if dtype == self.weights[0].dtype)
+        rtol, atol = _TOLERANCES[dtype]
+        return Call(arguments, expected, rtol, atol, also=tuple(zip(tensors, wanted, strict=True)))
+
+
+def _from_first(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Elements from the first tensor to each."""
+    first = tensors[0].data_ptr()
+    return torch.tensor([(tensor.data_ptr() - first) // tensor.element_size() for tensor in tensors])
+
+
+def _numbers(rule: Rule) -> list[float]:
+    first_beta, second_beta = GROUP["betas"]
+    is_adam = rule.name == "adam"
+    rate = GROUP["lr"] / (1 - first_beta**STEP) if is_adam else GROUP["lr"]
+    correction = (1 - second_beta**STEP) ** 0.5
+    return [rate, GROUP["weight_decay"], GROUP["eps"], 1 - first_beta, second_beta, 1 - second_beta, correction]
+
+
+def _padded(gradient: torch.Tensor, block: int) -> torch.Tensor:
+    return torch.nn.functional.pad(gradient, (0, block - gradient.numel()))
+
+
+def _step_call(
+    place: Place, rule: Rule, dtype: str, block: int, weighted: bool, mean: bool, batch_size: int, longest: int,
+    hot: bool = False,
+) -> Call:  # fmt: skip
+    problem = _Problem(place, rule, dtype, block, batch_size, longest, hot, weighted, mean)
+    expected = torch.full((5, 2, block), -1.0)
+    sums = {}
+    for run in _runs(problem.keys.tolist(), chunks=5):
+        gradient = problem.sum_of(run.positions) if run.key >= 0 else torch.zeros(block)
+        if run.began_earlier or run.goes_on:
+            expected[run.chunk, 0 if run.began_earlier else 1] = _padded(gradient, block)
+        elif run.key >= 0:
+            sums[run.key] = gradient
+    parts = place(torch.full((5, 2, block), -1.0))
+    arguments = [
+        place(problem.keys), place(problem.bags), place(problem.lengths), place(problem.scales),
+        place(problem.gradients), place(problem.columns.to(torch.int32)), *problem.of_tables(place, parts),
+        problem.keys.numel(), batch_size, int(problem.columns[-1]), *_numbers(rule),
+    ]  # fmt: skip
+    return problem.call(arguments, {"parts_ptr": expected}, sums)
+
+
+def _border_call(
+    place: Place, rule: Rule, dtype: str, block: int, batch_size: int, longest: int, hot: bool = False
+) -> Call:
+    problem = _Problem(place, rule, dtype, block, batch_size, longest, hot)
+    chunks = 5
+    parts = place(torch.full((chunks, 2, block), float("nan")))
+    sums: dict[int, torch.Tensor] = {}
+    for run in _runs(problem.keys.tolist(), chunks):
+        if run.key < 0 or not (run.began_earlier or run.goes_on):
+            continue
+        gradient = problem.sum_of(run.positions)
+        parts[run.chunk, 0 if run.began_earlier else 1] = _padded(gradient, block)
+        sums[run.key] = sums[run.key] + gradient if run.key in sums else gradient
+    arguments = [
+        place(problem.keys), place(problem.bags), *problem.of_tables(place, parts),
+        problem.keys.numel(), chunks, batch_size, *_numbers(rule),
+    ]  # fmt: skip
+    return problem.call(arguments, {}, sums)

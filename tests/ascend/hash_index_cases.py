@@ -1,0 +1,137 @@
+"""Finding ids: tables with and without an index, dense rows, slices of tables, shared rows, id -1, and the extremes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from recfx.kernels import pooled_lookup_reference
+from recfx.kernels.mix64 import mix64_integer
+from recfx.kernels.slot_table import insert_into_slots, slot_count
+from tests.ascend.kernel_case import Call, KernelCase, Place
+
+_PROGRAMS = 5
+_SIGNATURE = {
+    "ids_ptr": "*i64", "table_ends_ptr": "*i64", "slots_ptr": "*i64", "side_rows_ptr": "*i64", "indexes_ptr": "*i64",
+    "rows_ptr": "*i64", "absent_ptr": "*i32", "num_ids": "i32", "num_tables": "i32", "ids_per_program": "i32",
+}  # fmt: skip
+EXTREMES = (0, 1, -1, 2**31 - 1, 2**31, -(2**31), 2**32, 2**33, 2**63 - 1, -(2**63))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A slice of ``rows`` of a table of ``table_rows``, from ``row_begin`` on."""
+
+    rows: int
+    dense_rows: int = 0
+    share_buckets: int = 0
+    seed: int = 0
+    row_begin: int = 0
+    table_rows: int = 0
+    indexed: bool = True
+    fill: float = 1.0
+
+
+_TABLES = (
+    _Table(40),
+    _Table(30, indexed=False),
+    _Table(60, dense_rows=10, share_buckets=4, seed=7),
+    _Table(20, dense_rows=30, share_buckets=2, seed=-3, row_begin=25, table_rows=80),
+    _Table(3, fill=0.0),
+    _Table(500, share_buckets=8),
+)
+
+
+def cases() -> list[KernelCase]:
+    """The kernel has one compiled form."""
+    calls = {
+        "many ids": partial(_call, most=120),
+        "few ids": partial(_call, most=3),
+        "no ids": partial(_call, most=0),
+        "one table": partial(_call, most=40, tables=_TABLES[:1]),
+    }
+    kernel = "recfx.kernels.hash_index_triton:recfx_find_rows"
+    return [KernelCase("find_rows", kernel, _SIGNATURE, {}, calls, programs=_PROGRAMS)]
+
+
+def _call(place: Place, most: int, tables: tuple[_Table, ...] = _TABLES) -> Call:
+    draw = torch.Generator().manual_seed(most)
+    slots, side_rows, asked = [], [], []
+    for table in tables:
+        held = torch.cat([torch.tensor(EXTREMES), torch.randint(-(2**62), 2**62, (table.rows,), generator=draw)])
+        held = held[(held < 0) | (held >= table.dense_rows)]
+        held = held[torch.randperm(held.numel(), generator=draw)][: int(table.rows * table.fill)]
+        of_table = torch.full((slot_count(table.rows), 2), -1)
+        side_row = torch.full((1,), -1)
+        insert_into_slots(held, torch.arange(held.numel()) % table.rows, of_table, side_row)
+        slots.append(place(of_table if table.indexed else torch.empty(0, 2, dtype=torch.int64)))
+        side_rows.append(place(side_row))
+        absent = torch.randint(-(2**62), 2**62, (5,), generator=draw)
+        some = torch.cat([held, absent, torch.tensor(EXTREMES), torch.arange(table.dense_rows)])
+        if not table.indexed:
+            some = torch.arange(table.rows)
+        asked.append(some[torch.randperm(some.numel(), generator=draw)][:most])
+    ids = torch.cat(asked)
+    ends = torch.tensor([of_table.numel() for of_table in asked]).cumsum(0)
+    _, rows, absent_ids = pooled_lookup_reference.find_and_pool(
+        ids, torch.cat([torch.zeros(1, dtype=torch.int64), ends]), [torch.empty(table.rows, 1) for table in tables],
+        list(range(len(tables))), slots, side_rows, *_facts(tables), None,
+    )  # fmt: skip
+    per_program = (-(-ids.numel() // _PROGRAMS) + 7) // 8 * 8
+    found, counts = place(torch.full_like(ids, -7)), place(torch.zeros(_PROGRAMS, len(tables), dtype=torch.int32))
+    arguments = [
+        place(ids), place(ends), slots[0], side_rows[0], place(_indexes(tables, slots, side_rows)), found, counts,
+        ids.numel(), len(tables), per_program,
+    ]  # fmt: skip
+    borders = torch.cat([torch.zeros(1, dtype=torch.int64), ends])
+    wanted = torch.zeros_like(counts)
+    for program in range(_PROGRAMS):
+        for table in range(len(tables)):
+            first = max(int(borders[table]), program * per_program)
+            last = min(int(borders[table + 1]), (program + 1) * per_program)
+            if first < last:
+                one = _absent_among(ids[first:last], tables[table], slots[table], side_rows[table])
+                wanted[program, table] = one
+    assert wanted.sum(0).tolist() == absent_ids.tolist()
+    return Call(arguments, {"rows_ptr": rows, "absent_ptr": wanted}, keep=(*slots, *side_rows))
+
+
+def _absent_among(ids: torch.Tensor, table: _Table, slots: torch.Tensor, side_row: torch.Tensor) -> int:
+    offsets = torch.tensor([0, ids.numel()])
+    _, _, absent = pooled_lookup_reference.find_and_pool(
+        ids, offsets, [torch.empty(table.rows, 1)], [0], [slots], [side_row], *_facts((table,)), None
+    )
+    return int(absent[0])
+
+
+def _facts(tables: tuple[_Table, ...]) -> tuple[list[int], ...]:
+    """As ``find_and_pool`` takes them: dense rows, buckets that are shared, seeds, tables' rows, where slices begin."""
+    return (
+        [table.dense_rows for table in tables],
+        [table.share_buckets for table in tables],
+        [table.seed for table in tables],
+        [table.table_rows for table in tables],
+        [table.row_begin for table in tables],
+    )
+
+
+def _indexes(tables: tuple[_Table, ...], slots: list[torch.Tensor], side_rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.tensor(
+        [
+            [
+                (of_table.data_ptr() - slots[0].data_ptr()) // 8 if table.indexed else 0,
+                of_table.shape[0] - 1,
+                (side_row.data_ptr() - side_rows[0].data_ptr()) // 8,
+                table.row_begin,
+                table.rows,
+                table.dense_rows,
+                table.share_buckets,
+                table.table_rows or table.rows,
+                mix64_integer(table.seed),
+                mix64_integer(table.seed + 1),
+            ]
+            for table, of_table, side_row in zip(tables, slots, side_rows, strict=True)
+        ]
+    )

@@ -1,0 +1,70 @@
+"""Triton's interpreter, in a process of its own: ``TRITON_INTERPRET`` is read when a kernel is defined."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from functools import cache
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+
+class Interpreter:
+    """The process: calls functions one at a time, with kernels that are interpreted."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        before = os.environ.get("TRITON_INTERPRET")
+        os.environ["TRITON_INTERPRET"] = "1"
+        try:
+            self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            self._process.start()
+        finally:
+            if before is None:
+                del os.environ["TRITON_INTERPRET"]
+            else:
+                os.environ["TRITON_INTERPRET"] = before
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What ``function`` gives back there.
+
+        Raises:
+            AssertionError: with the traceback of what it raised.
+        """
+        self._pipe.send((function, arguments))
+        failed, answer = self._pipe.recv()
+        if failed:
+            raise AssertionError(answer)
+        return answer
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.join()
+
+
+@cache
+def interpreter() -> Interpreter:
+    """One for the whole run of tests."""
+    started = Interpreter()
+    atexit.register(started.stop)
+    return started
+
+
+def _serve(pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((False, function(*arguments)))
+        except BaseException:
+            pipe.send((True, traceback.format_exc()))

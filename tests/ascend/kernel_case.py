@@ -1,0 +1,81 @@
+"""A kernel as it is compiled, and the calls that it must answer as its reference does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+
+Place = Callable[[torch.Tensor], torch.Tensor]
+"""Gives back a copy of a tensor that a kernel may read and write, possibly with guard pages around it."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch.
+
+    Args:
+        arguments: contiguous tensors and numbers, in the kernel's order, without the constexpr ones.
+        expected: by parameter, what the tensors hold after the launch.
+        rtol: of floating-point results. 0: bit for bit, which the order of sums takes part in.
+        atol: likewise.
+        keep: tensors that the kernel reaches through others: they live as long as the call.
+        also: tensors that the kernel reaches through others, and what they hold after the launch.
+    """
+
+    arguments: Sequence[Any]
+    expected: Mapping[str, torch.Tensor]
+    rtol: float = 0.0
+    atol: float = 0.0
+    keep: tuple[torch.Tensor, ...] = ()
+    also: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """One compiled form of a kernel.
+
+    Args:
+        name: unique among all cases.
+        kernel: ``module:function``.
+        signature: the type of each parameter that is not a constexpr, in order: ``*fp32``, ``*i64``, ``i32``.
+        constexprs: the values of the others; functions as ``module:function``.
+        calls: by label; each makes its arguments in the memory that it is given.
+        programs: the size of the grid.
+    """
+
+    name: str
+    kernel: str
+    signature: Mapping[str, str]
+    constexprs: Mapping[str, Any]
+    calls: Mapping[str, Callable[[Place], Call]]
+    programs: int = 40
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def assert_answered(case: KernelCase, call: Call) -> None:
+    """Compare what the launch left in the tensors with what the reference says."""
+    arguments = dict(zip(case.signature, call.arguments, strict=True))
+    pairs = [(parameter, arguments[parameter], expected) for parameter, expected in call.expected.items()]
+    pairs += [(f"tensor {number}", found, expected) for number, (found, expected) in enumerate(call.also)]
+    for what, found, expected in pairs:
+        torch.testing.assert_close(
+            found, expected, rtol=call.rtol, atol=call.atol, equal_nan=True,
+            msg=lambda text, what=what: f"{case.name}, {what}: {text}",
+        )  # fmt: skip
+
+
+def resolved(constexprs: Mapping[str, Any]) -> dict[str, Any]:
+    """With the functions that they name as ``module:function``."""
+    return {name: function_at(value) if isinstance(value, str) else value for name, value in constexprs.items()}
+
+
+def function_at(place: str) -> Any:
+    """``module:function``."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)

@@ -1,0 +1,64 @@
+"""The pooled lookup, in every compiled form and on the shapes that have gone wrong elsewhere."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from recfx.kernels import pooled_lookup_reference
+from tests.ascend.kernel_case import Call, KernelCase, Place
+
+_KERNEL = "recfx.kernels.pooled_lookup_triton:recfx_pooled_lookup"
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def cases() -> list[KernelCase]:
+    """Sums, means and weighted sums for every dtype, and every block of columns up to that of 1,024."""
+    forms = [(dtype, 64, weighted, mean) for dtype in _DTYPES for weighted, mean in ((0, 0), (1, 0), (0, 1))]
+    forms += [("fp32", block, 1, 0) for block in (1, 4, 16, 128, 256, 1024)]
+    return [_case(dtype, block, bool(weighted), bool(mean)) for dtype, block, weighted, mean in forms]
+
+
+def _case(dtype: str, block: int, weighted: bool, mean: bool) -> KernelCase:
+    signature = {
+        "rows_ptr": "*i64", "offsets_ptr": "*i64", "scales_ptr": "*fp32", "weights_ptr": f"*{dtype}",
+        "table_starts_ptr": "*i64", "first_columns_ptr": "*i32", "pooled_ptr": "*fp32",
+        "num_bags": "i32", "batch_size": "i32", "num_columns": "i32",
+    }  # fmt: skip
+    make = partial(_call, dtype=dtype, weighted=weighted, mean=mean)
+    dims = sorted({block, max(1, block * 3 // 4), max(1, block // 2 + 1)}, reverse=True)
+    calls = {
+        "several tables": partial(make, dims=dims, batch_size=9),
+        "one bag": partial(make, dims=[block], batch_size=1),
+        "empty bags": partial(make, dims=dims, batch_size=3, longest=0),
+        "no bags": partial(make, dims=dims, batch_size=0),
+        "long bags": partial(make, dims=[block], batch_size=2, longest=300),
+    }
+    name = "-".join(["pooled_lookup", dtype, f"block_{block}", *["weighted"] * weighted, *["mean"] * mean])
+    constexprs = {"BLOCK_D": block, "WEIGHTED": weighted, "MEAN": mean}
+    return KernelCase(name, _KERNEL, signature, constexprs, calls)
+
+
+def _call(
+    place: Place, dtype: str, weighted: bool, mean: bool, dims: list[int], batch_size: int, longest: int = 6
+) -> Call:
+    """Rows at both ends of every table, absent rows, and empty bags; the tables lie apart from each other."""
+    draw = torch.Generator().manual_seed(sum(dims) + batch_size)
+    tables = [torch.randn(11, dim, generator=draw).to(_DTYPES[dtype]) for dim in dims]
+    lengths = torch.randint(0, longest + 1, (len(dims) * batch_size,), generator=draw)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    rows = torch.randint(-1, 11, (int(offsets[-1]),), generator=draw)
+    rows[:1], rows[-1:] = 0, 10
+    scales = torch.rand(rows.numel(), generator=draw) if weighted else None
+    pooled = pooled_lookup_reference.pooled_lookup(rows, offsets, tables, list(range(len(dims))), mean, scales)
+    placed = [place(table) for table in tables]
+    starts = [(table.data_ptr() - placed[0].data_ptr()) // table.element_size() for table in placed]
+    columns = torch.tensor([0, *dims]).cumsum(0).to(torch.int32)
+    arguments = [
+        place(rows), place(offsets), place(torch.empty(0) if scales is None else scales), placed[0],
+        place(torch.tensor(starts)), place(columns), place(torch.full_like(pooled, 7.0)),
+        len(dims) * batch_size, batch_size, sum(dims),
+    ]  # fmt: skip
+    kept = tuple(placed)  # the kernel reaches them from the first
+    return Call([*arguments], {"pooled_ptr": pooled}, keep=kept)

@@ -1,0 +1,49 @@
+"""Levels 2 and 3: kernels are lowered to Ascend's linalg, which computes the right thing and touches nothing else."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.ascend import tools
+from tests.ascend.cases import BY_NAME, CASES
+from tests.ascend.guard_pages import guarded, signal_of
+from tests.ascend.kernel_case import Call, Place, assert_answered
+from tests.ascend.linalg_on_cpu import LinalgOnCpu
+from tests.ascend.lowered import lowered
+
+each_case = pytest.mark.parametrize("name", [case.name for case in CASES])
+
+
+@each_case
+def test_computes_what_its_reference_does(name: str) -> None:
+    """The programs one after another, and four at a time."""
+    linalg, case = lowered(name).linalg, BY_NAME[name]
+    tools.llvm().require()
+    kernel = LinalgOnCpu(linalg, optimized=True)
+    for build in case.calls.values():
+        for threads in (1, 4):
+            call = build(torch.clone)
+            kernel.run(call.arguments, case.programs, threads)
+            assert_answered(case, call)
+
+
+@each_case
+def test_touches_nothing_outside_its_arguments(name: str) -> None:
+    linalg, case = lowered(name).linalg, BY_NAME[name]
+    tools.llvm().require()
+    kernel = LinalgOnCpu(linalg, optimized=False)
+    for label, build in case.calls.items():
+        for side in ("end", "begin"):
+            call = _launch_guarded(kernel, build, side, case.programs, label)
+            assert_answered(case, call)
+
+
+def _launch_guarded(kernel: LinalgOnCpu, build: Callable[[Place], Call], side: str, programs: int, label: str) -> Call:
+    call = build(guarded(side))
+    ended_by = signal_of(lambda: kernel.run(call.arguments, programs))
+    assert ended_by == 0, f"{label}, guarded at the {side}: {signal.Signals(ended_by).name}"
+    return call

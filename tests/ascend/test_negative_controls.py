@@ -1,0 +1,98 @@
+"""Each level notices a kernel that is wrong in the way that this level is there for."""
+
+from __future__ import annotations
+
+import signal
+from functools import cache, partial
+
+import pytest
+import torch
+
+from tests.ascend import tools
+from tests.ascend.guard_pages import guarded, signal_of
+from tests.ascend.hivm import UnifiedBufferOverflow, compile_to_hivm
+from tests.ascend.interpreter import interpreter
+from tests.ascend.kernel_case import Call, KernelCase, Place, assert_answered, function_at, resolved
+from tests.ascend.linalg_on_cpu import LinalgOnCpu
+from tests.ascend.lower import Lowered, lower
+
+DIM = 48
+SIGNATURE = {"rows_ptr": "*i64", "table_ptr": "*fp32", "sums_ptr": "*fp32", "num_rows": "i32", "dim": "i32"}
+
+
+def call(place: Place) -> Call:
+    """A sum whose value depends on the order, up to the last row of the table."""
+    draw = torch.Generator().manual_seed(0)
+    table, rows = torch.randn(9, DIM, generator=draw), torch.tensor([8, 0, 3, 5, 8, 1, 8])
+    expected = torch.zeros(DIM)
+    for row in rows.tolist():
+        expected = expected + table[row]
+    return Call([place(rows), place(table), place(torch.zeros(DIM)), len(rows), DIM], {"sums_ptr": expected})
+
+
+def wrong(name: str, block: int = 64) -> KernelCase:
+    kernel = f"tests.ascend.wrong_kernels:recfx_wrong_{name}"
+    return KernelCase(name, kernel, SIGNATURE, {"BLOCK_D": block}, {"sum": call}, programs=1)
+
+
+CASES = {
+    case.name: case
+    for case in (
+        wrong("reads_one_more"),
+        wrong("has_no_mask"),
+        wrong("sums_backwards"),
+        wrong("needs_many_blocks", 65536),
+    )
+}
+
+
+@cache
+def lowered() -> dict[str, str]:
+    answers = lower(CASES.values(), tools.triton_ascend_folder())
+    return {name: answer.linalg for name, answer in answers.items() if isinstance(answer, Lowered)}
+
+
+def interpret(name: str) -> None:
+    case = CASES[name]
+    made = call(torch.clone)
+    function_at(case.kernel)[(1,)](*made.arguments, **resolved(case.constexprs))
+    assert_answered(case, made)
+
+
+def test_the_interpreter_notices_another_order() -> None:
+    tools.triton().require()
+    with pytest.raises(AssertionError, match="sums_backwards, sums_ptr: Tensor-likes are not equal"):
+        interpreter().run(interpret, "sums_backwards")
+
+
+def test_linalg_on_the_cpu_notices_another_order() -> None:
+    tools.triton_ascend().require()
+    tools.llvm().require()
+    made = call(torch.clone)
+    LinalgOnCpu(lowered()["sums_backwards"], optimized=True).run(made.arguments, programs=1)
+    with pytest.raises(AssertionError, match="sums_backwards, sums_ptr: Tensor-likes are not equal"):
+        assert_answered(CASES["sums_backwards"], made)
+
+
+@pytest.mark.parametrize("name", ["reads_one_more", "has_no_mask"])
+def test_guard_pages_notice_reads_past_the_end(name: str) -> None:
+    tools.triton_ascend().require()
+    tools.llvm().require()
+    kernel, made = LinalgOnCpu(lowered()[name], optimized=False), call(guarded("end"))
+    assert signal_of(partial(kernel.run, made.arguments, 1)) == signal.SIGSEGV
+
+
+@pytest.mark.parametrize("version", tools.ASCENDNPU_IR)
+def test_the_compiler_notices_an_overflow(version: str) -> None:
+    tools.triton_ascend().require()
+    tools.ascendnpu_ir(version).require()
+    with pytest.raises(UnifiedBufferOverflow, match="bytes of the unified buffer needed, 196608 there"):
+        compile_to_hivm(lowered()["needs_many_blocks"], tools.bishengir_compile(version))
+
+
+def test_a_kernel_of_unknown_operations_is_refused() -> None:
+    """Nobody takes an empty answer for a kernel that was lowered."""
+    tools.triton_ascend().require()
+    absent = KernelCase("absent", "tests.ascend.wrong_kernels:recfx_wrong_absent", SIGNATURE, {}, {})
+    with pytest.raises(RuntimeError, match="has no attribute 'recfx_wrong_absent'"):
+        lower([absent], tools.triton_ascend_folder())

@@ -1,0 +1,92 @@
+"""Kernels that are wrong on purpose, one way each: the check that should notice is shown to notice."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def recfx_wrong_reads_one_more(rows_ptr, table_ptr, sums_ptr, num_rows, dim, BLOCK_D: tl.constexpr):
+    columns = tl.arange(0, BLOCK_D)
+    total = tl.zeros((BLOCK_D,), dtype=tl.float32)
+    for position in range(0, num_rows):
+        row = tl.load(rows_ptr + position)
+        total += tl.load(table_ptr + row * dim + columns, mask=columns <= dim, other=0.0)
+    tl.store(sums_ptr + columns, total, mask=columns < dim)
+
+
+@triton.jit
+def recfx_wrong_has_no_mask(rows_ptr, table_ptr, sums_ptr, num_rows, dim, BLOCK_D: tl.constexpr):
+    columns = tl.arange(0, BLOCK_D)
+    total = tl.zeros((BLOCK_D,), dtype=tl.float32)
+    for position in range(0, num_rows):
+        row = tl.load(rows_ptr + position)
+        total += tl.load(table_ptr + row * dim + columns)
+    tl.store(sums_ptr + columns, total, mask=columns < dim)
+
+
+@triton.jit
+def recfx_wrong_sums_backwards(rows_ptr, table_ptr, sums_ptr, num_rows, dim, BLOCK_D: tl.constexpr):
+    columns = tl.arange(0, BLOCK_D)
+    total = tl.zeros((BLOCK_D,), dtype=tl.float32)
+    for position in range(0, num_rows):
+        row = tl.load(rows_ptr + num_rows - 1 - position)
+        total += tl.load(table_ptr + row * dim + columns, mask=columns < dim, other=0.0)
+    tl.store(sums_ptr + columns, total, mask=columns < dim)
+
+
+@triton.jit
+def recfx_wrong_needs_many_blocks(rows_ptr, table_ptr, sums_ptr, num_rows, dim, BLOCK_D: tl.constexpr):
+    """Right, but its block does not fit into the unified buffer."""
+    columns = tl.arange(0, BLOCK_D)
+    total = tl.zeros((BLOCK_D,), dtype=tl.float32)
+    for position in range(0, num_rows):
+        row = tl.load(rows_ptr + position)
+        total += tl.load(table_ptr + row * dim + columns, mask=columns < dim, other=0.0)
+    tl.store(sums_ptr + columns, total, mask=columns < dim)
+
+
+@triton.jit
+def recfx_wrong_shifts_unsigned(ids_ptr, hashes_ptr, num_ids, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    ids = tl.load(ids_ptr + lanes, mask=lanes < num_ids, other=0).to(tl.uint32, bitcast=True)
+    tl.store(hashes_ptr + lanes, (ids >> 7).to(tl.int32, bitcast=True), mask=lanes < num_ids)
+
+
+@triton.jit
+def recfx_wrong_multiplies_high(ids_ptr, hashes_ptr, num_ids, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    ids = tl.load(ids_ptr + lanes, mask=lanes < num_ids, other=0).to(tl.uint32, bitcast=True)
+    high = tl.umulhi(ids, tl.full((BLOCK,), 0x9E3779B9, tl.uint32))
+    tl.store(hashes_ptr + lanes, high.to(tl.int32, bitcast=True), mask=lanes < num_ids)
+
+
+@triton.jit
+def recfx_wrong_trusts_cas(ids_ptr, hashes_ptr, num_ids, BLOCK: tl.constexpr):
+    for place in range(0, num_ids):
+        found = tl.atomic_cas(hashes_ptr + place, 0, tl.load(ids_ptr + place))
+        if found == 0:
+            tl.store(ids_ptr + place, -1)
+
+
+@triton.jit
+def recfx_wrong_stores_every_other(ids_ptr, hashes_ptr, num_ids, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    ids = tl.load(ids_ptr + lanes, mask=lanes < num_ids, other=0)
+    tl.store(hashes_ptr + lanes, ids, mask=ids > 0)
+
+
+@triton.jit
+def recfx_wrong_hashes_wide(ids_ptr, hashes_ptr, num_ids, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    ids = tl.load(ids_ptr + lanes, mask=lanes < num_ids, other=0).to(tl.int64)
+    mixed = ids * 0x1E3779B97F4A7C15
+    tl.store(hashes_ptr + lanes, (mixed & 0x7FFFFFFF).to(tl.int32), mask=lanes < num_ids)
+
+
+@triton.jit
+def recfx_wrong_computes_in_double(ids_ptr, hashes_ptr, num_ids, BLOCK: tl.constexpr):
+    for place in range(0, num_ids):
+        half = tl.load(ids_ptr + place).to(tl.float64) * 0.5
+        tl.store(hashes_ptr + place, half.to(tl.int32))
