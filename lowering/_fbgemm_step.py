@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,24 +9,8 @@ import torch
 from recfx.errors import ConversionError
 from recfx.lowering._fbgemm_layout import Layout, Part, distances
 from recfx.lowering._fbgemm_rules import FBGEMM_RULES, FbgemmRule, StateArguments
+from recfx.lowering._trained_batch import TrainedBatch
 from recfx.optim.rules.rule import STEP
-
-
-@dataclass(frozen=True)
-class TrainedBatch:
-    """One batch, in the form that the backward kernels take.
-
-    Args:
-        weights: the tables' ``[rows, dim]`` tensors.
-        values: ``[n]`` int64 rows, all of them in range.
-        offsets: ``[F * B + 1]`` int64.
-        scale: ``[n]`` float32 per-sample weights, or None.
-    """
-
-    weights: list[torch.Tensor]
-    values: torch.Tensor
-    offsets: torch.Tensor
-    scale: torch.Tensor | None
 
 
 class FusedStep:
@@ -71,28 +54,6 @@ class FusedStep:
                     where = (weight.detach().view(-1), part.at_start), (state.view(-1), part.at_start)
                     self._step(kernel, batch, part, grad_output, *where, rates[table])
         self._count(trained)
-
-    def run_once(self, batches: list[TrainedBatch], grad_outputs: list[torch.Tensor]) -> None:
-        """Take one step with the sum of several batches' gradients; arguments as for ``run``, one per batch."""
-        if len(batches) == 1:
-            return self.run(batches[0], grad_outputs[0])
-        self.run(self._in_one(batches), torch.cat(grad_outputs))
-
-    def _in_one(self, batches: list[TrainedBatch]) -> TrainedBatch:
-        """One batch that has the samples of all batches, one batch after the other."""
-        features = len(self.layout.whole.table_of_feature)
-        lengths = [batch.offsets.diff().view(features, -1) for batch in batches]
-        sizes = [each.sum(dim=1).tolist() for each in lengths]
-        offsets = torch.zeros(sum(each.numel() for each in lengths) + 1, dtype=torch.int64, device="cpu")
-        torch.cumsum(torch.cat(lengths, dim=1).view(-1), 0, out=offsets[1:])
-
-        def by_feature(tensors: list[torch.Tensor]) -> torch.Tensor:
-            pieces = [tensor.split(size) for tensor, size in zip(tensors, sizes, strict=True)]
-            return torch.cat([piece[feature] for feature in range(features) for piece in pieces])
-
-        scales = [batch.scale for batch in batches if batch.scale is not None]
-        values = by_feature([batch.values for batch in batches])
-        return TrainedBatch(batches[0].weights, values, offsets, by_feature(scales) if scales else None)
 
     def _prepare(self, weights: list[torch.Tensor], state: str) -> None:
         """Make sure that the kernels can address every state; does nothing unless a state has moved."""

@@ -17,8 +17,9 @@ from recfx.diagnostics import Diagnostic
 from recfx.kernels import bag_offsets, bucketize, hash_index, library, row_initialization
 from recfx.kernels.pooled_lookup import IndexView, find_and_pool, pool_again_, pooled_lookup
 from recfx.lowering import _fbgemm_limits, fbgemm
-from recfx.lowering._fbgemm_backward import LookedUp, TrainableLookup
+from recfx.lowering._fbgemm_backward import FbgemmBackward
 from recfx.lowering._fbgemm_layout import Layout
+from recfx.lowering._trainable_lookup import LookedUp, TrainableLookup
 from recfx.lowering.registry import FindingKernel, IdsToRows, LookupBatch, LookupKernel, LookupSpec
 
 
@@ -81,7 +82,8 @@ class CpuLookup:
         self._may_use_fbgemm = not any(table.has_index for table in spec.tables)
         self._mean = spec.pooling == "MEAN"
         self._table_of_feature = layout.whole.table_of_feature
-        self._trainable = TrainableLookup(layout)
+        self._layout = layout
+        self._trainable = TrainableLookup(spec, FbgemmBackward(layout), takes_absent=False)
         self._no_index = IndexView.none()
 
     def __call__(self, weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
@@ -90,7 +92,7 @@ class CpuLookup:
 
         def forward(scale: torch.Tensor | None) -> LookedUp:
             if self._may_use_fbgemm and torch.get_num_threads() == 1:
-                return LookedUp(fbgemm.pool(self._trainable.layout, weights, rows, offsets, scale), rows)
+                return LookedUp(fbgemm.pool(self._layout, weights, rows, offsets, scale), rows)
             pooled = pooled_lookup(rows, offsets, weights, self._table_of_feature, self._mean, scale)
             return LookedUp(pooled, rows)
 

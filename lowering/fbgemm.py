@@ -11,9 +11,10 @@ import torch
 
 from recfx.diagnostics import Diagnostic
 from recfx.lowering import _fbgemm_limits
-from recfx.lowering._fbgemm_backward import LookedUp, TrainableLookup
+from recfx.lowering._fbgemm_backward import FbgemmBackward
 from recfx.lowering._fbgemm_layout import Layout
 from recfx.lowering._fbgemm_rules import FLOAT32
+from recfx.lowering._trainable_lookup import LookedUp, TrainableLookup
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 
 
@@ -25,7 +26,7 @@ def decline(spec: LookupSpec) -> Diagnostic | None:
 def build(spec: LookupSpec) -> LookupKernel:
     """The kernel, whose constant tensors are computed once."""
     layout = Layout(spec)
-    trainable = TrainableLookup(layout)
+    trainable = TrainableLookup(spec, FbgemmBackward(layout), takes_absent=False)
 
     def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
         values, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)

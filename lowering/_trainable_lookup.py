@@ -1,0 +1,195 @@
+"""The autograd function of targets whose kernels take all tables at once: any forward, with the target's backward.
+
+A fused step waits until the backward pass has reached every lookup of the table. The function keeps the tables alive
+until its backward has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from recfx.kernels.embedding_bag import row_gradients
+from recfx.lowering._step_once import StepOnce, Triggers, leaf_gradients, leave_for_step, leaves
+from recfx.lowering._trained_batch import TrainedBatch, joined
+from recfx.lowering.registry import LookupSpec
+
+
+class LookedUp(NamedTuple):
+    """What a forward returns: ``pooled``, float32 ``[B, sum D]``, and the rows that it read."""
+
+    pooled: torch.Tensor
+    rows: torch.Tensor  # [n] int64, -1 if an id gets no gradient
+    has_absent: bool = False  # whether some may be -1
+
+
+class Backward(Protocol):
+    """A target's backward kernels. Gradients of the output are float32 ``[B, sum D]``, contiguous."""
+
+    def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
+        """The gradient of the per-sample weights, float32 ``[n]``."""
+
+    def weight_gradients(self, batch: TrainedBatch, grad_output: torch.Tensor) -> list[torch.Tensor]:
+        """The gradient of every table, float32 ``[rows, dim]``."""
+
+    def step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
+        """Take one step of the fused optimizers of all tables that are trained."""
+
+
+Forward = Callable[[torch.Tensor | None], LookedUp]
+_SCALE = 5  # position of the per-sample weights in the arguments of the autograd function
+
+
+class TrainableLookup:
+    """Makes a forward trainable.
+
+    Args:
+        spec: the lookup. Its weights are not kept: they may be replaced, and the old ones must then be freed.
+        backward: the target's kernels.
+        takes_absent: whether they take rows of -1; otherwise such ids are left out before they are called.
+    """
+
+    def __init__(self, spec: LookupSpec, backward: Backward, takes_absent: bool) -> None:
+        self.tables, self.pooling, self.optimizers = spec.tables, spec.pooling, spec.optimizers
+        self.backward, self.takes_absent = backward, takes_absent
+        self._once = StepOnce()
+
+    def __call__(
+        self,
+        weights: list[torch.Tensor],
+        offsets: torch.Tensor,
+        per_sample_weights: torch.Tensor | None,
+        forward: Forward,
+    ) -> torch.Tensor:
+        """Returns what ``forward`` pools: float32 ``[B, sum D]``, differentiable.
+
+        Args:
+            weights: the tables' ``[rows, dim]`` tensors.
+            offsets: ``[F * B + 1]`` int64.
+            per_sample_weights: ``[n]``, or None; they receive gradients.
+            forward: called once, without autograd, with the per-sample weights as float32.
+        """
+        arguments: list[torch.Tensor] = []
+        triggers: Triggers = []
+        if torch.is_grad_enabled():
+            if self.optimizers[0] is None:
+                arguments = list(weights)
+            elif any(weight.requires_grad for weight in weights):
+                triggers = self._once.triggers(weights)
+                arguments = leaves(triggers)
+        output: torch.Tensor = _TableBatchedLookup.apply(
+            self, (self._once, triggers), weights, offsets, forward, per_sample_weights, *arguments
+        )
+        return output
+
+
+class _Part:
+    """What one backward contributes to a fused step."""
+
+    def __init__(
+        self, trainable: TrainableLookup, lookup: StepOnce, batch: TrainedBatch, grad_output: torch.Tensor
+    ) -> None:
+        self.trainable, self.lookup, self.batch, self.grad_output = trainable, lookup, batch, grad_output
+        self.weights: list[torch.Tensor] = batch.weights
+        self.optimizers: Sequence[Any] = trainable.optimizers
+
+    def of_table(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tables, batch, pooling = self.trainable.tables, self.batch, self.trainable.pooling
+        described, batch_size = tables[table], self.grad_output.shape[0]
+        first_feature = sum(len(each.feature_names) for each in tables[:table])
+        columns = [len(each.feature_names) * each.embedding_dim for each in tables]
+        first_column = [0, *accumulate(columns)][table]
+        rows, gradients = [], []
+        for position in range(len(described.feature_names)):
+            feature = first_feature + position
+            offsets = batch.offsets[feature * batch_size : (feature + 1) * batch_size + 1]
+            ids = slice(int(offsets[0]), int(offsets[-1]))
+            begin = first_column + position * described.embedding_dim
+            gradient = self.grad_output[:, begin : begin + described.embedding_dim]
+            scale = None if batch.scale is None else batch.scale[ids]
+            by_row = row_gradients(gradient, batch.values[ids], offsets - offsets[0], pooling, scale)[1]
+            present = batch.values[ids] >= 0
+            rows.append(batch.values[ids][present])
+            gradients.append(by_row[present])
+        return torch.cat(rows), torch.cat(gradients)
+
+    def step_with(self, parts: Sequence[_Part]) -> None:
+        features = sum(len(table.feature_names) for table in self.trainable.tables)
+        batch = joined([part.batch for part in parts], features)
+        self.trainable.backward.step(batch, torch.cat([part.grad_output for part in parts]))
+
+
+class _TableBatchedLookup(torch.autograd.Function):
+    """Its backward returns gradients for ``weight.grad``, or runs the fused optimizer's step."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        trainable: TrainableLookup,
+        step: tuple[StepOnce, Triggers],
+        weights: list[torch.Tensor],
+        offsets: torch.Tensor,
+        forward: Forward,
+        per_sample_weights: torch.Tensor | None,
+        *arguments: torch.Tensor,
+    ) -> torch.Tensor:
+        # FBGEMM's kernels take an undefined tensor (None in Python) for "no weights", but would read an empty one.
+        ctx.set_materialize_grads(False)
+        scale = None if per_sample_weights is None else per_sample_weights.detach().float()
+        looked_up = forward(scale)
+        ctx.trainable, ctx.step, ctx.kept = trainable, step, []
+        ctx.batch = TrainedBatch(weights, looked_up.rows, offsets, scale)
+        ctx.must_leave_out = looked_up.has_absent and not trainable.takes_absent
+        ctx.scale_dtype = None if per_sample_weights is None else per_sample_weights.dtype
+        return looked_up.pooled
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        trainable: TrainableLookup = ctx.trainable
+        once, triggers = ctx.step
+        if grad_output is None:  # there is no gradient; zeros instead would cause a step
+            weights = [None] * (len(ctx.needs_input_grad) - _SCALE - 1)
+            return (*[None] * _SCALE, None, *(leaf_gradients(triggers) or weights))
+        batch, present = _present(ctx.batch) if ctx.must_leave_out else (ctx.batch, None)
+        grad_output = grad_output.float().contiguous()
+        scale_gradient = None
+        if ctx.needs_input_grad[_SCALE]:  # this reads the rows, so it comes before they are updated
+            scale_gradient = trainable.backward.scale_gradient(batch, grad_output)
+            if present is not None:
+                scale_gradient = scale_gradient.new_zeros(present.shape).masked_scatter_(present, scale_gradient)
+            scale_gradient = scale_gradient.to(ctx.scale_dtype)
+        gradients: list[torch.Tensor | None]
+        if trainable.optimizers[0] is None:
+            gradients = _weight_gradients(trainable, batch, grad_output, ctx.needs_input_grad[_SCALE + 1 :])
+        else:
+            leave_for_step(triggers, ctx.kept, _Part(trainable, once, batch, grad_output))
+            gradients = list(leaf_gradients(triggers))
+        return (*[None] * _SCALE, scale_gradient, *gradients)
+
+
+def _present(batch: TrainedBatch) -> tuple[TrainedBatch, torch.Tensor | None]:
+    """The batch without the ids that read no row, and a mask of the ids that are left; None if all are."""
+    present = batch.values >= 0
+    if bool(present.all()):
+        return batch, None
+    before = batch.offsets.new_zeros(present.numel() + 1)
+    torch.cumsum(present, 0, out=before[1:])
+    scale = None if batch.scale is None else batch.scale[present]
+    return TrainedBatch(batch.weights, batch.values[present], before[batch.offsets], scale), present
+
+
+def _weight_gradients(
+    trainable: TrainableLookup, batch: TrainedBatch, grad_output: torch.Tensor, wanted: tuple[bool, ...]
+) -> list[torch.Tensor | None]:
+    if not any(wanted):
+        return [None] * len(wanted)
+    gradients = trainable.backward.weight_gradients(batch, grad_output)
+    return [
+        gradient.to(weight.dtype) if want else None
+        for gradient, weight, want in zip(gradients, batch.weights, wanted, strict=True)
+    ]
