@@ -1,0 +1,194 @@
+"""How kernels are cut to fit a chip: the size of a grid, the width of a block, and what fits into the unified buffer.
+
+Every limit of a chip stands here once, with its reason. Another chip is one more entry of ``CHIPS``; another kernel is
+one more entry of ``NEEDS``. ``tests/ascend`` compares both with what Ascend's compiler says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class Chip:
+    """The limits of one chip.
+
+    Args:
+        name: as the driver and Ascend's compiler call it.
+        vector_cores: a grid of so many programs keeps every core busy; each program loops over its share of the work,
+            because starting a program costs more than a turn of a loop.
+        ub_bytes: the unified buffer of one vector core. All vectors of a program lie in it; nothing spills out of it.
+        ub_alignment_bytes: every vector in the unified buffer begins at a multiple of this.
+        most_programs: of one launch, the product of the grid's axes; triton-ascend refuses more.
+        most_kernel_name: characters of a kernel's name that the device keeps; longer names collide.
+    """
+
+    name: str
+    vector_cores: int
+    ub_bytes: int
+    ub_alignment_bytes: int
+    most_programs: int
+    most_kernel_name: int
+
+
+def _ascend_910b(name: str, vector_cores: int) -> Chip:
+    """The chips of this generation differ in the number of their cores only.
+
+    192 KiB of unified buffer and 32 bytes of alignment are what the compiler writes into the module it compiles
+    (1,572,864 and 256 bits). 65,535 programs and 49 characters are limits of triton-ascend's launcher.
+    """
+    return Chip(name, vector_cores, 192 * 1024, 32, 65_535, 49)
+
+
+ASCEND_910B = _ascend_910b("Ascend910B3", 40)
+"""What kernels are compiled for where nobody names a chip: 20 AI cores with two vector cores each."""
+
+CHIPS: Mapping[str, Chip] = MappingProxyType(
+    {
+        chip.name: chip
+        for chip in (
+            _ascend_910b("Ascend910B1", 48),  # 24 AI cores, two vector cores each
+            _ascend_910b("Ascend910B2", 48),
+            ASCEND_910B,
+            _ascend_910b("Ascend910B4", 40),
+        )
+    }
+)
+"""By name."""
+
+SMALLEST_BLOCK = 16
+"""Columns. 16 halves fill 32 bytes, the alignment of the unified buffer: a narrower block takes the same memory and the
+same time, and would only be one more form to compile."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """An upper bound of the unified buffer that a kernel takes: affine in its block.
+
+    Args:
+        fixed: bytes that do not depend on the block: scalars on their way to memory, and the padding of small vectors.
+        per_column: bytes per column of the block. Every vector that is alive at once has its part, and vectors that
+            are read or written in a loop have it twice: the compiler loads the next while it computes on the last.
+    """
+
+    fixed: int
+    per_column: int
+
+    def of(self, block: int) -> int:
+        return self.fixed + self.per_column * block
+
+
+def _floats(need: Need) -> dict[int, Need]:
+    """Rows of float32, float16 and bfloat16 need the same: kernels compute in float32 whatever they read."""
+    return {4: need, 2: need}
+
+
+NEEDS: Mapping[tuple[str, str], Mapping[int, Need]] = MappingProxyType(
+    {
+        # Sums take 20 bytes per column, five vectors of float32; means take a sixth.
+        ("recfx_pooled_lookup", ""): _floats(Need(192, 24)),
+        # Four vectors, and half a one in which their product is reduced to a number.
+        ("recfx_per_sample_weight_gradients", ""): _floats(Need(192, 18)),
+        # What differs between the rules are the states that are read and written beside the weights.
+        ("recfx_fused_step", "sgd"): _floats(Need(256, 40)),
+        ("recfx_fused_step", "adagrad"): _floats(Need(320, 56)),
+        ("recfx_fused_step", "rowwise_adagrad"): _floats(Need(448, 46)),
+        ("recfx_fused_step", "adam"): _floats(Need(384, 68)),
+        # The same steps, but no gradients of positions.
+        ("recfx_fused_step_of_borders", "sgd"): _floats(Need(192, 32)),
+        ("recfx_fused_step_of_borders", "adagrad"): _floats(Need(192, 48)),
+        ("recfx_fused_step_of_borders", "rowwise_adagrad"): _floats(Need(384, 38)),
+        ("recfx_fused_step_of_borders", "adam"): _floats(Need(288, 56)),
+        # Ids are scalars: no block.
+        ("recfx_find_rows", ""): {8: Need(128, 0)},
+    }
+)
+"""By kernel and rule (``""``: a kernel without one), then by the bytes of one element of its tables.
+
+The bounds hold for every compiled form (weighted or not, sum or mean) and both versions of the compiler; the
+measurements are in ``tests/ascend/bounds.txt``.
+"""
+
+
+def chip_named(name: str) -> Chip:
+    """The limits of a chip.
+
+    Raises:
+        ValueError: no chip of this name is known; the message lists those that are.
+    """
+    if name not in CHIPS:
+        raise ValueError(f"no tiling table for chip {name!r}; there is one for {', '.join(sorted(CHIPS))}")
+    return CHIPS[name]
+
+
+def block_of(dim: int) -> int:
+    """The columns that a kernel handles at once: a power of two, at least the dim.
+
+    A power of two because Triton takes no other length of a vector, except on Ascend.
+
+    Raises:
+        ValueError: the dim is not positive.
+    """
+    if dim < 1:
+        raise ValueError(f"a row has at least one column, not {dim}")
+    return max(SMALLEST_BLOCK, 1 << (dim - 1).bit_length())
+
+
+def programs(chip: Chip, work: int) -> int:
+    """The size of the grid: one program per vector core, fewer if there is less work, and one if there is none.
+
+    Args:
+        chip: where the kernel runs.
+        work: how many parts the work can be cut into (bags, positions, ids).
+    """
+    return max(1, min(work, chip.vector_cores, chip.most_programs))
+
+
+def ub_bytes(kernel: str, block: int, element_bytes: int, rule: str = "") -> int:
+    """An upper bound of the unified buffer that a compiled kernel takes.
+
+    Args:
+        kernel: the name of the Triton function.
+        block: its columns, as ``block_of`` gives them; of no effect on a kernel of scalars.
+        element_bytes: of one element of the tables: 4 for float32, 2 for float16 and bfloat16.
+        rule: the optimizer's rule, of a kernel that has one.
+
+    Raises:
+        ValueError: nothing is known of this kernel, or of this kernel with such elements.
+    """
+    of_kernel = NEEDS.get((kernel, rule))
+    if of_kernel is None:
+        named = kernel + (f" with rule {rule}" if rule else "")
+        raise ValueError(f"the unified buffer that {named} needs was never measured")
+    if element_bytes not in of_kernel:
+        served = " or ".join(str(size) for size in sorted(of_kernel))
+        raise ValueError(f"{kernel} serves elements of {served} bytes, not of {element_bytes}")
+    return of_kernel[element_bytes].of(block)
+
+
+def refusal(chip: Chip, kernel: str, block: int, element_bytes: int, rule: str = "") -> str | None:
+    """Why a kernel does not serve a block on a chip; None if it does.
+
+    The bound includes loading ahead. Without it, some blocks that are refused would just fit; but such a kernel fills
+    the whole buffer, and one version of the compiler does not always find the same plan.
+
+    Args:
+        chip: where the kernel would run.
+        kernel: as in ``ub_bytes``; so are ``block``, ``element_bytes`` and ``rule``.
+
+    Returns:
+        A whole sentence with the figures.
+
+    Raises:
+        ValueError: as ``ub_bytes`` does.
+    """
+    needed = ub_bytes(kernel, block, element_bytes, rule)
+    if needed <= chip.ub_bytes:
+        return None
+    named = kernel + (f" with rule {rule}" if rule else "")
+    return (
+        f"{named} needs {needed:,} bytes of the unified buffer for rows of {block:,} columns, "
+        f"{chip.name} has {chip.ub_bytes:,}."
+    )

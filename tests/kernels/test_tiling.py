@@ -1,0 +1,77 @@
+"""Grids, blocks and the unified buffer; ``tests/ascend`` compares the figures with Ascend's compiler."""
+
+from __future__ import annotations
+
+import pytest
+
+from recfx.kernels import tiling
+from recfx.kernels.tiling import ASCEND_910B, CHIPS, block_of, chip_named, programs, refusal, ub_bytes
+
+
+@pytest.mark.parametrize(
+    ("dim", "block"), [(1, 16), (15, 16), (16, 16), (17, 32), (64, 64), (65, 128), (1000, 1024), (1025, 2048)]
+)
+def test_blocks(dim: int, block: int) -> None:
+    assert block_of(dim) == block
+
+
+def test_the_smallest_block_of_halves_fills_the_alignment() -> None:
+    assert {2 * tiling.SMALLEST_BLOCK} == {chip.ub_alignment_bytes for chip in CHIPS.values()}
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+def test_rows_without_columns_have_no_block(dim: int) -> None:
+    with pytest.raises(ValueError, match=f"a row has at least one column, not {dim}"):
+        block_of(dim)
+
+
+@pytest.mark.parametrize(("work", "expected"), [(0, 1), (1, 1), (39, 39), (40, 40), (41, 40), (10**9, 40)])
+def test_programs(work: int, expected: int) -> None:
+    assert programs(ASCEND_910B, work) == expected
+
+
+def test_programs_of_every_chip_can_be_launched() -> None:
+    for chip in CHIPS.values():
+        assert programs(chip, 10**9) == chip.vector_cores <= chip.most_programs
+
+
+def test_chips_are_found_by_their_names() -> None:
+    assert chip_named("Ascend910B3") is ASCEND_910B
+    assert all(chip_named(name).name == name for name in CHIPS)
+
+
+def test_a_chip_without_a_table() -> None:
+    message = (
+        "no tiling table for chip 'Ascend310P3'; there is one for Ascend910B1, Ascend910B2, Ascend910B3, Ascend910B4"
+    )
+    with pytest.raises(ValueError, match=message):
+        chip_named("Ascend310P3")
+
+
+def test_kernels_serve_every_dim_up_to_1024_on_every_chip() -> None:
+    for chip in CHIPS.values():
+        for (kernel, rule), of_sizes in tiling.NEEDS.items():
+            assert [refusal(chip, kernel, 1024, size, rule) for size in of_sizes] == [None] * len(of_sizes)
+
+
+def test_a_refusal_has_the_figures() -> None:
+    assert refusal(ASCEND_910B, "recfx_fused_step", 8192, 4, "sgd") == (
+        "recfx_fused_step with rule sgd needs 327,936 bytes of the unified buffer for rows of 8,192 columns, "
+        "Ascend910B3 has 196,608."
+    )
+
+
+def test_kernels_that_were_never_measured() -> None:
+    with pytest.raises(ValueError, match="recfx_other needs was never measured"):
+        ub_bytes("recfx_other", 64, 4)
+    with pytest.raises(ValueError, match="recfx_fused_step with rule lamb needs was never measured"):
+        ub_bytes("recfx_fused_step", 64, 4, "lamb")
+
+
+def test_elements_that_a_kernel_does_not_serve() -> None:
+    with pytest.raises(ValueError, match="recfx_pooled_lookup serves elements of 2 or 4 bytes, not of 8"):
+        ub_bytes("recfx_pooled_lookup", 64, 8)
+
+
+def test_names_of_kernels_are_kept_by_the_device() -> None:
+    assert max(len(kernel) for kernel, _ in tiling.NEEDS) <= min(chip.most_kernel_name for chip in CHIPS.values())
