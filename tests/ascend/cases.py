@@ -7,11 +7,13 @@ from tests.ascend import (
     hash_index_cases,
     per_sample_weights_cases,
     pooled_lookup_cases,
+    quantized_lookup_cases,
 )
 from tests.ascend.kernel_case import KernelCase
 
 CASES: tuple[KernelCase, ...] = (
     *pooled_lookup_cases.cases(),
+    *quantized_lookup_cases.cases(),
     *fused_optimizer_cases.cases(),
     *per_sample_weights_cases.cases(),
     *hash_index_cases.cases(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from functools import cache, partial
 
 import pytest
@@ -30,9 +31,18 @@ def call(place: Place) -> Call:
     return Call([place(rows), place(table), place(torch.zeros(DIM)), len(rows), DIM], {"sums_ptr": expected})
 
 
-def wrong(name: str, block: int = 64) -> KernelCase:
+def call_with_codes(place: Place) -> Call:
+    """A sum of bytes, of which half are above 127."""
+    codes = torch.arange(9 * DIM, dtype=torch.int64) * 7 % 256
+    table, rows = codes.to(torch.uint8).view(9, DIM), torch.tensor([8, 0, 3])
+    expected = table[rows].float().sum(0)
+    arguments = [place(rows), place(table).view(torch.int8), place(torch.zeros(DIM)), len(rows), DIM]
+    return Call(arguments, {"sums_ptr": expected})
+
+
+def wrong(name: str, block: int = 64, build: Callable[[Place], Call] = call, table: str = "*fp32") -> KernelCase:
     kernel = f"tests.ascend.wrong_kernels:recfx_wrong_{name}"
-    return KernelCase(name, kernel, SIGNATURE, {"BLOCK_D": block}, {"sum": call}, programs=1)
+    return KernelCase(name, kernel, SIGNATURE | {"table_ptr": table}, {"BLOCK_D": block}, {"sum": build}, programs=1)
 
 
 CASES = {
@@ -41,6 +51,8 @@ CASES = {
         wrong("reads_one_more"),
         wrong("has_no_mask"),
         wrong("sums_backwards"),
+        wrong("masks_a_scalar"),
+        wrong("takes_codes_as_signed", build=call_with_codes, table="*i8"),
         wrong("needs_many_blocks", 65536),
     )
 }
@@ -54,27 +66,30 @@ def lowered() -> dict[str, str]:
 
 def interpret(name: str) -> None:
     case = CASES[name]
-    made = call(torch.clone)
+    made = case.calls["sum"](torch.clone)
     function_at(case.kernel)[(1,)](*made.arguments, **resolved(case.constexprs))
     assert_answered(case, made)
 
 
-def test_the_interpreter_notices_another_order() -> None:
+@pytest.mark.parametrize("name", ["sums_backwards", "takes_codes_as_signed"])
+def test_the_interpreter_notices_other_results(name: str) -> None:
     tools.triton().require()
-    with pytest.raises(AssertionError, match="sums_backwards, sums_ptr: Tensor-likes are not equal"):
-        interpreter().run(interpret, "sums_backwards")
+    with pytest.raises(AssertionError, match=f"{name}, sums_ptr: Tensor-likes are not equal"):
+        interpreter().run(interpret, name)
 
 
-def test_linalg_on_the_cpu_notices_another_order() -> None:
+@pytest.mark.parametrize("name", ["sums_backwards", "takes_codes_as_signed"])
+def test_linalg_on_the_cpu_notices_other_results(name: str) -> None:
     tools.triton_ascend().require()
     tools.llvm().require()
-    made = call(torch.clone)
-    LinalgOnCpu(lowered()["sums_backwards"], optimized=True).run(made.arguments, programs=1)
-    with pytest.raises(AssertionError, match="sums_backwards, sums_ptr: Tensor-likes are not equal"):
-        assert_answered(CASES["sums_backwards"], made)
+    case = CASES[name]
+    made = case.calls["sum"](torch.clone)
+    LinalgOnCpu(lowered()[name], optimized=True).run(made.arguments, programs=1)
+    with pytest.raises(AssertionError, match=f"{name}, sums_ptr: Tensor-likes are not equal"):
+        assert_answered(case, made)
 
 
-@pytest.mark.parametrize("name", ["reads_one_more", "has_no_mask"])
+@pytest.mark.parametrize("name", ["reads_one_more", "has_no_mask", "masks_a_scalar"])
 def test_guard_pages_notice_reads_past_the_end(name: str) -> None:
     tools.triton_ascend().require()
     tools.llvm().require()

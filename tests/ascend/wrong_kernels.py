@@ -48,6 +48,28 @@ def recfx_wrong_needs_many_blocks(rows_ptr, table_ptr, sums_ptr, num_rows, dim, 
 
 
 @triton.jit
+def recfx_wrong_masks_a_scalar(rows_ptr, table_ptr, sums_ptr, num_rows, dim, BLOCK_D: tl.constexpr):
+    """Right in the interpreter; on Ascend a scalar is read whatever its mask says, here one behind the last."""
+    columns = tl.arange(0, BLOCK_D)
+    total = tl.zeros((BLOCK_D,), dtype=tl.float32)
+    row = tl.load(rows_ptr)
+    for position in range(0, num_rows):
+        total += tl.load(table_ptr + row * dim + columns, mask=columns < dim, other=0.0)
+        row = tl.load(rows_ptr + position + 1, mask=position + 1 < num_rows, other=0)
+    tl.store(sums_ptr + columns, total, mask=columns < dim)
+
+
+@triton.jit
+def recfx_wrong_takes_codes_as_signed(rows_ptr, table_ptr, sums_ptr, num_rows, dim, BLOCK_D: tl.constexpr):
+    columns = tl.arange(0, BLOCK_D)
+    total = tl.zeros((BLOCK_D,), dtype=tl.float32)
+    for position in range(0, num_rows):
+        row = tl.load(rows_ptr + position)
+        total += tl.load(table_ptr + row * dim + columns, mask=columns < dim, other=0).to(tl.float32)
+    tl.store(sums_ptr + columns, total, mask=columns < dim)
+
+
+@triton.jit
 def recfx_wrong_shifts_unsigned(ids_ptr, hashes_ptr, num_ids, BLOCK: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
     ids = tl.load(ids_ptr + lanes, mask=lanes < num_ids, other=0).to(tl.uint32, bitcast=True)

@@ -1,0 +1,199 @@
+"""Quantized rows and their pooled lookup in ATen, against FBGEMM's operators: to the byte, and to the last bits."""
+
+from __future__ import annotations
+
+import math
+
+import fbgemm_gpu  # noqa: F401  (loads the operators)
+import pytest
+import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
+    IntNBitTableBatchedEmbeddingBagsCodegen,
+    rounded_row_size_in_bytes,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recfx.kernels.quantized_lookup_reference import quantized_lookup
+from recfx.kernels.quantized_rows import BITS, dequantize_rows, quantize_rows, row_bytes
+
+TYPES = {8: SparseType.INT8, 4: SparseType.INT4}
+# Not -0.0: which zero of a row is its minimum depends on FBGEMM's vector instructions.
+FLOATS = st.floats(-1e4, 1e4, width=32).map(lambda x: x + 0.0) | st.sampled_from(
+    [0.0, 1e-8, 1e-6, 6e-5, -1e-30, 1e-42, 6e4, -6e4]
+)
+SETTINGS = settings(max_examples=150, deadline=None)
+
+
+@st.composite
+def weights(draw: st.DrawFn, multiple: int) -> torch.Tensor:
+    """Rows of every range: constant ones, ones too narrow for float16, ones that span all of it."""
+    dim = multiple * draw(st.integers(1, 40))
+    rows = draw(st.lists(st.lists(FLOATS, min_size=1, max_size=8), min_size=1, max_size=5))
+    return torch.tensor([[row[column * 5 % len(row)] for column in range(dim)] for row in rows])
+
+
+def parts_in_front(fused: torch.Tensor) -> torch.Tensor:
+    """Scale and bias, which FBGEMM's quantizer writes behind the codes, before them."""
+    return torch.cat([fused[:, -4:], fused[:, :-4]], dim=1)
+
+
+def parts_behind(table: torch.Tensor) -> torch.Tensor:
+    """The other way round."""
+    return torch.cat([table[:, 4:], table[:, :4]], dim=1)
+
+
+@SETTINGS
+@given(st.data(), st.sampled_from(BITS))
+def test_quantizes_as_fbgemm(data: st.DataObject, bits: int) -> None:
+    weight = data.draw(weights(multiple=16 // bits))  # FBGEMM takes rows of whole float16s
+    fused = torch.ops.fbgemm.FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf(weight, bits)
+    table = quantize_rows(weight, bits)
+    assert torch.equal(table, parts_in_front(fused))
+    of_fbgemm = torch.ops.fbgemm.FusedNBitRowwiseQuantizedSBHalfToFloat(fused, bits)
+    torch.testing.assert_close(dequantize_rows(table, weight.size(1), bits), of_fbgemm, rtol=1e-6, atol=1e-6)
+
+
+@given(weights(multiple=2))
+def test_quantizes_4_bits_as_torch(weight: torch.Tensor) -> None:
+    """PyTorch's operator also takes rows that are no whole float16s."""
+    packed = torch.ops.quantized.embedding_bag_4bit_prepack(weight)
+    table = quantize_rows(weight, 4)
+    assert table.shape == packed.shape
+    values = torch.ops.quantized.embedding_bag_4bit_unpack(parts_behind(table))
+    torch.testing.assert_close(dequantize_rows(table, weight.size(1), 4), values, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_values_are_within_a_step(bits: int) -> None:
+    """For every dim; float16 rounds scale and bias."""
+    draw = torch.Generator().manual_seed(0)
+    for dim in (1, 2, 3, 5, 7, 33, 64, 1023, 1024):
+        weight = torch.randn(6, dim, generator=draw)
+        values = dequantize_rows(quantize_rows(weight, bits), dim, bits)
+        steps = (weight.amax(1, keepdim=True) - weight.amin(1, keepdim=True)) / (2**bits - 1) + 2e-3
+        assert (values - weight).abs().le(steps).all()
+
+
+def test_bytes_of_a_row() -> None:
+    """By hand: scale 1, bias -2, codes 0 to 4."""
+    weight = torch.tensor([[-2.0, -1.0, 0.0, 1.0, 13.0]])
+    assert quantize_rows(weight, 4, 8).tolist() == [[0x00, 0x3C, 0x00, 0xC0, 0x10, 0x32, 0x0F, 0]]
+    weight[0, 4] = 253.0
+    assert quantize_rows(weight, 8, 4).tolist() == [[0x00, 0x3C, 0x00, 0xC0, 0, 1, 2, 3, 255, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("alignment", [1, 2, 4, 16])
+@pytest.mark.parametrize("bits", BITS)
+def test_rows_are_as_long_as_fbgemm_says(bits: int, alignment: int) -> None:
+    for dim in range(8 // bits, 1025, 8 // bits):
+        assert row_bytes(dim, bits, alignment) == rounded_row_size_in_bytes(dim, TYPES[bits], alignment, 4)
+    assert row_bytes(5, 4) == row_bytes(6, 4)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_tables_lie_in_fbgemm_s_collection_as_they_are(bits: int) -> None:
+    """Its own reading of the bytes: scale, bias and codes, apart."""
+    weight = torch.randn(7, 24, generator=torch.Generator().manual_seed(1))
+    spec = ("table", 7, 24, TYPES[bits], EmbeddingLocation.HOST)
+    collection = IntNBitTableBatchedEmbeddingBagsCodegen([spec], device="cpu", row_alignment=16)
+    table = quantize_rows(weight, bits, 16)
+    collection.weights_host = torch.nn.functional.pad(table.flatten(), (0, -table.numel() % 128))
+    collection.weight_initialized = True
+    collection.weights_physical_offsets, collection.weights_physical_placements = [0], [EmbeddingLocation.HOST.value]
+    codes, scale, bias = collection.split_embedding_weights_with_scale_bias(split_scale_bias_mode=2)[0]
+    wanted = parts_in_front(torch.ops.fbgemm.FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf(weight, bits))
+    assert scale is not None
+    assert bias is not None
+    assert torch.equal(codes, wanted[:, 4:])
+    assert torch.equal(torch.cat([scale, bias], 1).view(torch.uint8), wanted[:, :4])
+
+
+@st.composite
+def lookups(draw: st.DrawFn, bits: int) -> tuple:
+    """Features that share a table, empty bags, absent rows, padding, tables at any address."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    whole = 8 // bits  # FBGEMM takes rows of whole bytes
+    dims = [whole * draw(st.sampled_from([1, 2, 3, 7, 16, 33, 64, 512])) for _ in range(draw(st.integers(1, 3)))]
+    alignment = draw(st.sampled_from([1, 1, 2, 4, 16]))
+    tables = [
+        quantize_rows(torch.randn(draw(st.integers(1, 20)), dim, generator=generator), bits, alignment) for dim in dims
+    ]
+    table_of_feature = [0] * draw(st.integers(0, 1)) + list(range(len(dims)))
+    batch_size = draw(st.integers(1, 5))
+    counts = draw(st.lists(st.sampled_from([0, 0, 1, 2, 5, 40]), min_size=1, max_size=10))
+    lengths = [counts[bag % len(counts)] for bag in range(batch_size * len(table_of_feature))]
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    least = draw(st.sampled_from([0, -1]))
+    rows = [
+        torch.randint(least, tables[table].size(0), (sum(lengths[first : first + batch_size]),), generator=generator)
+        for first, table in zip(range(0, len(lengths), batch_size), table_of_feature, strict=True)
+    ]
+    ids = torch.cat(rows)
+    scales = torch.randn(ids.numel(), generator=generator) if draw(st.booleans()) else None
+    return ids, offsets, tables, dims, bits, table_of_feature, scales is None and draw(st.booleans()), scales, alignment
+
+
+def fbgemm_s_lookup(rows, offsets, tables, dims, bits, table_of_feature, mean, scales, alignment):
+    blob = torch.cat([table.flatten() for table in tables])
+    starts = torch.tensor([0, *(table.numel() for table in tables)]).cumsum(0)[table_of_feature]
+    widths = torch.tensor([0, *(dims[table] for table in table_of_feature)]).cumsum(0).to(torch.int32)
+    features = len(table_of_feature)
+    most = {"max_int8_D": 0, "max_int4_D": 0, f"max_int{bits}_D": max(dims)}
+    return torch.ops.fbgemm.int_nbit_split_embedding_codegen_lookup_function(
+        dev_weights=blob, uvm_weights=blob[:0], weights_offsets=starts,
+        weights_placements=torch.full((features,), EmbeddingLocation.HOST.value, dtype=torch.int32),
+        D_offsets=widths, total_D=int(widths[-1]),
+        weights_tys=torch.full((features,), TYPES[bits].as_int(), dtype=torch.uint8),
+        max_int2_D=0, max_float16_D=0, max_float32_D=0, **most,
+        indices=rows.int(), offsets=offsets.int(), pooling_mode=int(mean), indice_weights=scales,
+        output_dtype=SparseType.FP32.as_int(), row_alignment=alignment,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("bits", BITS)
+@SETTINGS
+@given(data=st.data())
+def test_pools_as_fbgemm(bits: int, data: st.DataObject) -> None:
+    *arguments, alignment = data.draw(lookups(bits))
+    pooled = quantized_lookup(*arguments)
+    # The difference is in the order of sums of up to 40 values of about 3, and in fused multiplications.
+    torch.testing.assert_close(pooled, fbgemm_s_lookup(*arguments, alignment), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("dim", [1, 3, 5, 31, 33, 255, 1023])
+@pytest.mark.parametrize("bits", BITS)
+def test_odd_dims(bits: int, dim: int, mean: bool, weighted: bool) -> None:
+    """Value by value from the bytes, in Python; the half of a byte that belongs to no column is never taken for one."""
+    draw = torch.Generator().manual_seed(dim)
+    table = quantize_rows(torch.randn(4, dim, generator=draw), bits)
+    if bits == 4:
+        table[:, -1] |= 0xF0
+    rows, offsets = torch.tensor([3, -1, 0, 3, 1]), torch.tensor([0, 4, 4, 5])
+    scales = torch.randn(5, generator=draw) if weighted else None
+    pooled = quantized_lookup(rows, offsets, [table], [dim], bits, [0], mean, scales)
+    for bag, members in enumerate(((0, 2, 3), (), (4,))):
+        for column in {0, dim // 2, dim - 1}:
+            weights = [1.0 if scales is None else float(scales[place]) for place in members]
+            values = [value_of(table[rows[place]], column, bits) for place in members]
+            wanted = math.fsum(weight * value for weight, value in zip(weights, values, strict=True))
+            wanted /= (4, 1, 1)[bag] if mean else 1
+            assert float(pooled[bag, column]) == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+
+
+def value_of(row: torch.Tensor, column: int, bits: int) -> float:
+    content = bytes(row.tolist())
+    code = content[4 + column] if bits == 8 else content[4 + column // 2] >> 4 * (column % 2) & 15
+    scale, bias = torch.frombuffer(bytearray(content[:4]), dtype=torch.float16).tolist()
+    return code * scale + bias
+
+
+def test_a_table_may_begin_at_an_odd_address() -> None:
+    weight = torch.randn(1, 6, generator=torch.Generator().manual_seed(2))
+    table = quantize_rows(weight, 8)
+    blob = torch.cat([torch.zeros(1, dtype=torch.uint8), table.flatten()])
+    assert torch.equal(dequantize_rows(blob[1:].view(1, -1), 6, 8), dequantize_rows(table, 6, 8))
