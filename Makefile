@@ -29,8 +29,9 @@ INSTALL       := $(INSTALL_$(HOST))
 INSTALLED     := $(VENV)/.installed-$(HOST)
 LIBRARY_BUILT := $(VENV)/.library-built
 
-# Tools that lower and compile kernels for Ascend, each in a folder of its own: their packages overwrite each other.
-ASCEND_TOOLS := $(addprefix .ascend/,triton-ascend-3.2.0 ascendnpu-ir-1.0.0 ascendnpu-ir-1.2.0)
+# Tools that lower and compile kernels for Ascend, and torch_npu, each in a folder of its own: packages of these would
+# overwrite each other, and `import torch` would import torch_npu if it could.
+ASCEND_TOOLS := $(addprefix .ascend/,triton-ascend-3.2.0 ascendnpu-ir-1.0.0 ascendnpu-ir-1.2.0 torch-npu-2.13.0)
 
 say = printf '\n==> %s\n' $(1)
 
@@ -112,6 +113,7 @@ $(INSTALLED): pyproject.toml $(STAND_IN)/pyproject.toml
 	@touch $@
 
 .ascend/triton-ascend-%: WITH := pybind11==3.1.0
+.ascend/torch-npu-%: WITH := PyYAML==6.0.3
 .ascend/%: | $(INSTALLED)
 	@$(call say,"installing $* into .ascend")
 	@rm -rf $@.part

@@ -126,6 +126,8 @@ class FusedOptimizer:
                     reason="optimizer_state_shape",
                     what_to_do="attach the optimizer again after changing the table's rows.",
                 )
+            elif tensor.device != weight.device and tensor.dtype == torch.float32:  # the table has moved, too
+                self.state[name] = tensor.to(weight.device).contiguous()
             else:  # the optimizer's own tensor is left unchanged
                 self.state = {**self.state, name: tensor.to(weight.device, torch.float32).contiguous()}
 

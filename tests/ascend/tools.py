@@ -21,7 +21,7 @@ FOLDER = Path(os.environ.get("RECFX_ASCEND_TOOLS", ROOT / ".ascend"))
 REQUIRED = "RECFX_ASCEND_REQUIRED"
 """Set where every tool has to be there (in CI): a missing one is a failure then, and not a skipped test."""
 
-TRITON, TRITON_ASCEND, LLVM = "3.7.0", "3.2.0", "19"
+TRITON, TRITON_ASCEND, TORCH_NPU, LLVM = "3.7.0", "3.2.0", "2.13.0", "19"
 ASCENDNPU_IR = ("1.0.0", "1.2.0")
 
 
@@ -86,9 +86,32 @@ def llvm() -> Tool:
     return Tool(f"LLVM {LLVM}", advice if absent else "")
 
 
+def torch_npu_folder() -> Path:
+    """Goes into ``PYTHONPATH`` of the process that sees a simulated NPU, and of no other: see ``npu_runtime``."""
+    return FOLDER / f"torch-npu-{TORCH_NPU}"
+
+
+def torch_npu() -> Tool:
+    """Ascend's package for torch, without CANN."""
+    missing = "" if (torch_npu_folder() / "torch_npu").is_dir() else _not_in(torch_npu_folder())
+    return Tool(f"torch_npu {TORCH_NPU}", missing)
+
+
+def c_compiler() -> str | None:
+    """The path of a C compiler."""
+    return shutil.which("cc") or llvm_tool("clang")
+
+
+def c_tools() -> Tool:
+    """What builds the libraries that stand in for CANN's."""
+    absent = [name for name, path in (("cc", c_compiler()), ("nm", shutil.which("nm"))) if path is None]
+    return Tool("C compiler", f"no {', '.join(absent)}; on Debian: apt-get install gcc" if absent else "")
+
+
 def every_tool() -> list[Tool]:
     """All of them, in the order in which a kernel meets them."""
-    return [triton(), triton_ascend(), llvm(), *(ascendnpu_ir(version) for version in ASCENDNPU_IR)]
+    compilers = [ascendnpu_ir(version) for version in ASCENDNPU_IR]
+    return [triton(), triton_ascend(), llvm(), *compilers, torch_npu(), c_tools()]
 
 
 def _not_in(folder: Path) -> str:

@@ -1,0 +1,45 @@
+"""The environment of a process that sees a simulated NPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.ascend import tools
+from tests.ascend.npu_runtime import stand_in
+
+ENTRY_POINT = "[torch.backends]\nrecfx_simulated_npu = tests.ascend.npu_runtime.autoload:autoload\n"
+
+
+def is_simulated() -> bool:
+    """Whether this process sees one."""
+    return "RECFX_SIMULATED_NPUS" in os.environ
+
+
+def environment(folder: Path, devices: int = 2) -> dict[str, str]:
+    """Build the stand-in below ``folder``, and describe it to a process.
+
+    Args:
+        folder: an empty one, which must exist as long as the process.
+        devices: how many NPUs there are.
+    """
+    wheel, compiler = tools.torch_npu_folder(), tools.c_compiler()
+    assert compiler is not None
+    distribution = folder / "recfx_simulated_npu-0.dist-info"
+    distribution.mkdir()
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: recfx_simulated_npu\nVersion: 0\n")
+    (distribution / "entry_points.txt").write_text(ENTRY_POINT)
+    libraries = folder / "libraries"
+    libraries.mkdir()
+    stand_in.build(libraries, wheel, compiler)
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    inherited.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+    paths = {"PYTHONPATH": [tools.ROOT, folder, wheel], "LD_LIBRARY_PATH": [libraries]}
+    for name, first in paths.items():
+        inherited[name] = os.pathsep.join([*map(str, first), *filter(None, [os.environ.get(name)])])
+    return {
+        **inherited,
+        "RECFX_SIMULATED_NPUS": str(devices),
+        "ASCEND_LAUNCH_BLOCKING": "1",  # an error is raised by the call that caused it
+        "OMP_NUM_THREADS": "1",
+    }

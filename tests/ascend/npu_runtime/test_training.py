@@ -1,0 +1,126 @@
+"""Training and eval forwards on an NPU leave what they leave on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torchrec import EmbeddingBagCollection, PoolingType
+
+import recfx
+from recfx.kernels.index_buffers import COUNTERS
+from tests.ascend.npu_runtime.training import DEVICE, assert_close, evaluate, make_batch, state_of, step, train
+from tests.builders.batches import batch
+from tests.builders.collections import table
+from tests.builders.optimizers import attach
+from tests.checkpoint.training import KINDS, Training
+
+# The order of sums differs between the kernels of the CPU and those chosen for NPUs, nothing else does.
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+HASHED = recfx.HashConfig(dense_rows=0)
+# How ids become rows, rows, different ids, and what has to happen in training.
+TABLES: dict[str, tuple[recfx.HashConfig | None, int, int, tuple[str, ...]]] = {
+    "adopted": (recfx.HashConfig(), 40, 40, ()),
+    "static": (None, 40, 40, ()),
+    "hashed": (replace(HASHED, buckets=4), 200, 60, ("inserted",)),
+    "hashed_share": (replace(HASHED, on_full="share", unseen="share"), 16, 60, ("shared_answers",)),
+    "evict_lru": (replace(HASHED, on_full="evict"), 24, 60, ("evicted",)),
+    "evict_lfu": (replace(HASHED, on_full="evict", evict="lfu"), 24, 60, ("evicted",)),
+    "admit_zeros": (replace(HASHED, admit_after=2), 60, 30, ("unseen_answers",)),
+    "admit_share_evict": (
+        replace(HASHED, admit_after=2, unseen="share", on_full="evict", evict="lfu"),
+        12,
+        30,
+        ("unseen_answers", "evicted"),
+    ),
+}
+
+
+@pytest.mark.parametrize("optimizer", KINDS)
+@pytest.mark.parametrize("tables", TABLES)
+def test_equals_the_cpu(tables: str, optimizer: str) -> None:
+    hashing, rows, distinct, events = TABLES[tables]
+    expected = train("cpu", optimizer, hashing, rows=rows, distinct=distinct)
+    found = train("npu:0", optimizer, hashing, rows=rows, distinct=distinct)
+    assert_close(found, expected, **CLOSE)
+    for event in events:
+        for counts in (value for name, value in found.items() if name.endswith(".counts")):
+            assert int(counts[COUNTERS.index(event)]) > 0, event
+
+
+@pytest.mark.parametrize("tables", ["adopted", "hashed", "evict_lru"])
+def test_ids_may_stay_on_the_host(tables: str) -> None:
+    hashing, rows, distinct, _ = TABLES[tables]
+    on_device, on_host = (
+        train("npu:1", "adagrad", hashing, rows=rows, distinct=distinct, ids_on=where) for where in ("npu:1", "cpu")
+    )
+    assert_close(on_host, on_device, rtol=0, atol=0)
+
+
+def run_collection(device: str, dtype: torch.dtype, weighted: bool, dense: bool) -> list[torch.Tensor]:
+    """Three steps of a collection alone: its outputs, its weights, and the gradients of weights of ids."""
+    torch.manual_seed(0)
+    pooling = [PoolingType.SUM, PoolingType.SUM if weighted else PoolingType.MEAN]
+    tables = [table(f"t{n}", [f"f{n}"], dim=dim, pooling=pooling[n]) for n, dim in enumerate((8, 5))]
+    collection = EmbeddingBagCollection(tables, is_weighted=weighted).to(dtype)
+    if not dense:
+        attach(collection, "adagrad")
+    model = recfx.convert(collection).to(device)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, eps=1e-2) if dense else None
+    kept = []
+    for _ in range(3):
+        features = batch(5, ("f0", "f1"), weighted=weighted).to(torch.device(device))
+        if weighted:
+            features.weights().requires_grad_()
+        output = model(features).values()
+        output.square().sum().backward()
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+        kept += [output.detach().float().cpu()]
+        kept += [features.weights().grad.cpu()] if weighted else []
+    return [*kept, *(each.detach().float().cpu() for each in model.parameters())]
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["fused", "dense"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 1e-2), (torch.bfloat16, 2e-2)], ids=str
+)
+def test_a_collection_alone_equals_the_cpu(dtype: torch.dtype, tolerance: float, weighted: bool, dense: bool) -> None:
+    expected = run_collection("cpu", dtype, weighted, dense)
+    found = run_collection("npu:1", dtype, weighted, dense)
+    for each, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(each, wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("whole_graph", [False, True])
+def test_convert_places_the_model(whole_graph: bool) -> None:
+    models = []
+    for device in (None, DEVICE):
+        torch.manual_seed(0)
+        plain = EmbeddingBagCollection([table("t", ["f"])])
+        sample = (batch(3, ("f",)),)
+        models.append(recfx.convert(plain, sample, device=device, whole_graph=whole_graph).eval())
+    features = batch(4, ("f",))
+    assert {each.device for each in models[1].parameters()} == {torch.device(DEVICE)}
+    found = models[1](features.to(torch.device(DEVICE))).values()
+    assert found.device == torch.device(DEVICE)
+    torch.testing.assert_close(found.cpu(), models[0](features).values(), **CLOSE)
+
+
+@pytest.mark.parametrize("optimizer", KINDS)
+def test_training_continues_on_another_device(optimizer: str) -> None:
+    """CPU, NPU, the other NPU, and back: weights, indexes and optimizers move together."""
+    path = ["cpu", "npu:0", "npu:1", "cpu"]
+    moved, stayed = (Training.build(optimizer, TABLES["evict_lfu"][0], rows=24) for _ in range(2))
+    for number, device in enumerate(path):
+        moved.model.to(device)
+        for state in moved.optimizer.state.values():  # torch's optimizers do not follow their parameters
+            state.update({key: value.to(device) for key, value in state.items() if key != "step"})
+        features = make_batch(number, 60, raw=True)
+        for training, where in ((moved, device), (stayed, "cpu")):
+            step(training, features.to(torch.device(where)))
+            evaluate(training, features.to(torch.device(where)))
+    assert_close(state_of(moved), state_of(stayed), **CLOSE)
