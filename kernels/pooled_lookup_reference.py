@@ -25,12 +25,13 @@ def pooled_lookup(
         bags = offsets[feature * batch_size : (feature + 1) * batch_size + 1]
         begin, end = int(bags[0]), int(bags[-1])
         lengths = bags[1:] - bags[:-1]
-        bag = torch.repeat_interleave(torch.arange(batch_size), lengths)
+        bag = torch.repeat_interleave(torch.arange(batch_size, device=rows.device), lengths)
         present = rows[begin:end] >= 0
         values = weight[rows[begin:end][present]].float()
         if per_sample_weights is not None:
             values = values * per_sample_weights[begin:end][present].unsqueeze(1)
-        sums = torch.zeros(batch_size, weight.size(1), dtype=torch.float32).index_add_(0, bag[present], values)
+        sums = torch.zeros(batch_size, weight.size(1), dtype=torch.float32, device=rows.device)
+        sums.index_add_(0, bag[present], values)
         pooled.append(sums / lengths.clamp(min=1).unsqueeze(1) if mean else sums)
     return torch.cat(pooled, dim=1)
 

@@ -7,15 +7,13 @@ until its backward has run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from recfx.kernels.embedding_bag import row_gradients
 from recfx.lowering._step_once import StepOnce, Triggers, leaf_gradients, leave_for_step, leaves
-from recfx.lowering._trained_batch import TrainedBatch, joined
+from recfx.lowering._trained_batch import TrainedBatch, gradients_of_table, joined
 from recfx.lowering.registry import LookupSpec
 
 
@@ -98,24 +96,8 @@ class _Part:
         self.optimizers: Sequence[Any] = trainable.optimizers
 
     def of_table(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
-        tables, batch, pooling = self.trainable.tables, self.batch, self.trainable.pooling
-        described, batch_size = tables[table], self.grad_output.shape[0]
-        first_feature = sum(len(each.feature_names) for each in tables[:table])
-        columns = [len(each.feature_names) * each.embedding_dim for each in tables]
-        first_column = [0, *accumulate(columns)][table]
-        rows, gradients = [], []
-        for position in range(len(described.feature_names)):
-            feature = first_feature + position
-            offsets = batch.offsets[feature * batch_size : (feature + 1) * batch_size + 1]
-            ids = slice(int(offsets[0]), int(offsets[-1]))
-            begin = first_column + position * described.embedding_dim
-            gradient = self.grad_output[:, begin : begin + described.embedding_dim]
-            scale = None if batch.scale is None else batch.scale[ids]
-            by_row = row_gradients(gradient, batch.values[ids], offsets - offsets[0], pooling, scale)[1]
-            present = batch.values[ids] >= 0
-            rows.append(batch.values[ids][present])
-            gradients.append(by_row[present])
-        return torch.cat(rows), torch.cat(gradients)
+        trainable = self.trainable
+        return gradients_of_table(self.batch, self.grad_output, trainable.tables, trainable.pooling, table)
 
     def step_with(self, parts: Sequence[_Part]) -> None:
         features = sum(len(table.feature_names) for table in self.trainable.tables)

@@ -104,13 +104,20 @@ class Backend:
         name: what the user writes in ``backend=``.
         module: where it is implemented, with ``decline(spec) -> Diagnostic | None`` and ``build(spec) ->
             LookupKernel``.
+        device_types: those that it is for; on all others, ``"auto"`` passes over it without a word. Empty: all, and it
+            says itself why it declines.
         finds_ids: whether it also has kernels that take raw ids: ``decline_finding(spec) -> Diagnostic | None`` for a
             lookup that it serves, and ``build_finding(kernel) -> FindingKernel`` for a kernel that ``build`` returned.
     """
 
     name: str
     module: str
+    device_types: tuple[str, ...] = ()
     finds_ids: bool = False
+
+    def is_for(self, spec: LookupSpec) -> bool:
+        """Whether all tables are on devices of its types."""
+        return {weight.device.type for weight in spec.weights} <= set(self.device_types)
 
     def decline(self, spec: LookupSpec) -> Diagnostic | None:
         """None if this backend can serve ``spec``."""
@@ -141,6 +148,8 @@ class Backend:
 BACKENDS: tuple[Backend, ...] = (
     Backend("cpu", "recfx.lowering.cpu", finds_ids=True),
     Backend("fbgemm", "recfx.lowering.fbgemm"),
+    Backend("triton", "recfx.lowering.triton", device_types=("cuda",)),
+    Backend("npu", "recfx.lowering.npu", device_types=("npu",)),
     Backend("reference", "recfx.lowering.reference"),
 )
 
@@ -196,6 +205,8 @@ def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
     declined: list[Diagnostic] = []
     for candidate in BACKENDS:
         if backend not in ("auto", candidate.name):
+            continue
+        if backend == "auto" and candidate.device_types and not candidate.is_for(spec):
             continue
         refusal = candidate.decline(spec)
         if refusal is None:

@@ -9,7 +9,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.optim.optimizers import Adam as TorchRecAdam
 
-from recfx.optim.rules.rule import BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor, decayed
+from recfx.optim.rules.rule import BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor, StepNumbers, decayed
 
 
 class Adam(Rule):
@@ -30,6 +30,21 @@ class Adam(Rule):
         second = state["exp_avg_sq"].mul_(second_beta).addcmul_(gradient, gradient, value=1 - second_beta)
         denominator = second.sqrt() / (1 - second_beta**step) ** 0.5 + group["eps"]
         return values - float(group["lr"]) / (1 - first_beta**step) * first / denominator
+
+    def step_numbers(self, step: float, group: Mapping[str, Any]) -> StepNumbers:
+        """The betas are subtracted from one here: float32 would lose digits."""
+        first_beta, second_beta = group["betas"]
+        return (
+            super()
+            .step_numbers(step, group)
+            ._replace(
+                learning_rate=float(group["lr"]) / (1 - first_beta**step),
+                first_share=1 - first_beta,
+                second_beta=second_beta,
+                second_share=1 - second_beta,
+                second_correction=(1 - second_beta**step) ** 0.5,
+            )
+        )
 
     def unlike_dense(self, group: Mapping[str, Any]) -> str:
         """Never empty: the averages of dense Adam keep changing a row that no batch touches."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -78,6 +78,28 @@ class StateTensor:
         return rows, 1 if self.per_row else dim
 
 
+class StepNumbers(NamedTuple):
+    """The numbers of one step, as the step functions of kernels take them (``*_triton.py`` beside the rules).
+
+    Args:
+        learning_rate: with what the rule multiplies or divides it by in this step.
+        weight_decay: added to the gradient, times the weights.
+        eps: 0 if the rule has none.
+        first_share: of the gradient, in the moving average that is the first state.
+        second_beta: of the moving average that is the second state.
+        second_share: of the squared gradient, in that average.
+        second_correction: what the square root of that average is divided by.
+    """
+
+    learning_rate: float
+    weight_decay: float = 0.0
+    eps: float = 0.0
+    first_share: float = 0.0
+    second_beta: float = 0.0
+    second_share: float = 0.0
+    second_correction: float = 1.0
+
+
 @dataclass(frozen=True, eq=False)
 class Rule(ABC):
     """One kind of optimizer. A rule is a constant in its own file, named after its ``name`` in capitals.
@@ -134,6 +156,10 @@ class Rule(ABC):
         Returns:
             The new weights of the rows.
         """
+
+    def step_numbers(self, step: float, group: Mapping[str, Any]) -> StepNumbers:
+        """The numbers of a step for kernels; arguments as for ``update``."""
+        return StepNumbers(float(group["lr"]), float(group.get("weight_decay", 0)), float(group.get("eps", 0)))
 
     @property
     def classes(self) -> tuple[type, ...]:

@@ -1,0 +1,75 @@
+"""Where kernels in Triton can be launched, and in how many programs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from typing import Any
+
+import torch
+
+from . import tiling
+
+SIMULATED = "RECFX_SIMULATED_KERNELS"
+"""Set to 1 where ``npu`` devices are simulated: what would be launched there is computed by its reference."""
+
+_INTERPRETED_PROGRAMS = 3  # any number gives the same results; several show it
+_PROGRAMS_PER_MULTIPROCESSOR = 32
+
+
+def simulated(device: torch.device) -> bool:
+    """Whether kernels for ``device`` are replaced by their references."""
+    return device.type == "npu" and os.environ.get(SIMULATED) == "1"
+
+
+def why_not(device: torch.device) -> str:
+    """Why no kernel can be launched on ``device``, as a sentence; ``""`` if kernels can be launched."""
+    if simulated(device):
+        return ""
+    if device.type not in ("cpu", "cuda", "npu"):
+        return f"there are no kernels in Triton for {device.type}."
+    if importlib.util.find_spec("triton") is None:
+        package = "triton-ascend" if device.type == "npu" else "triton"
+        return f"Triton is not installed: pip install {package}."
+    if device.type == "cpu":
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            return ""
+        return "on the CPU, kernels in Triton only run in its interpreter (TRITON_INTERPRET=1)."
+    from triton.backends import backends
+
+    wanted = {"cuda": "nvidia", "npu": "ascend"}[device.type]
+    if wanted in backends:
+        return ""
+    advice = " For NPUs it is triton-ascend, which replaces triton." if wanted == "ascend" else ""
+    return f"the installed Triton cannot compile for {device.type}, only for {', '.join(sorted(backends))}.{advice}"
+
+
+def chip_of(device: torch.device) -> tiling.Chip | None:
+    """The limits of an NPU; None for other devices, whose compilers and drivers have none that matter here.
+
+    Raises:
+        ValueError: there is no tiling table for the chip.
+    """
+    if device.type != "npu":
+        return None
+    return tiling.chip_named(str(torch.get_device_module(device).get_device_name(device)))
+
+
+def programs(device: torch.device, work: int) -> int:
+    """How many programs share ``work`` equal pieces; at least one."""
+    chip = chip_of(device)
+    if chip is not None:
+        return tiling.programs(chip, work)
+    most = _INTERPRETED_PROGRAMS
+    if device.type == "cuda":
+        most = torch.cuda.get_device_properties(device).multi_processor_count * _PROGRAMS_PER_MULTIPROCESSOR
+    return max(1, min(work, most))
+
+
+def launch(kernel: Any, number: int, tensor: torch.Tensor, *arguments: Any, **constants: Any) -> None:
+    """Launch ``kernel`` in ``number`` programs on the device of ``tensor``, its first argument."""
+    device = tensor.device
+    on_device = contextlib.nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)
+    with on_device:
+        kernel[(number,)](tensor, *arguments, **constants)

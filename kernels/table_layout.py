@@ -1,0 +1,76 @@
+"""The constants of kernels that take all tables of a lookup in one launch, on the tables' device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_KEPT = 4096  # lookups and tables of one process; an entry is a few numbers per table
+
+
+class TableLayout(NamedTuple):
+    """What does not depend on where the tables are."""
+
+    columns: int  # of the output
+    largest_dim: int
+    first_columns: Tensor  # int32 [F + 1]: the columns of the output that the features fill
+    tables: Tensor  # int32 [F]: the features' tables
+    dims: Tensor  # int32 [T]
+    row_starts: Tensor  # int64 [T]: the number of each table's first row, counted through all tables
+
+
+def layout_of(weights: Sequence[Tensor], table_of_feature: Sequence[int]) -> TableLayout:
+    """The layout of a lookup.
+
+    Args:
+        weights: the tables' ``[rows, dim]`` tensors, on one device.
+        table_of_feature: the position of each feature's table.
+    """
+    shapes = tuple((weight.shape[0], weight.shape[1]) for weight in weights)
+    return _layout(weights[0].device, shapes, tuple(table_of_feature))
+
+
+@lru_cache(maxsize=_KEPT)
+def _layout(
+    device: torch.device, shapes: tuple[tuple[int, int], ...], table_of_feature: tuple[int, ...]
+) -> TableLayout:
+    dims = [dim for _, dim in shapes]
+    first_columns = [0, *accumulate(dims[table] for table in table_of_feature)]
+    row_starts = [0, *accumulate(rows for rows, _ in shapes)][:-1]
+
+    def on_device(numbers: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(numbers, dtype=dtype, device=device)
+
+    return TableLayout(
+        columns=first_columns[-1],
+        largest_dim=max(dims),
+        first_columns=on_device(first_columns, torch.int32),
+        tables=on_device(table_of_feature, torch.int32),
+        dims=on_device(dims, torch.int32),
+        row_starts=on_device(row_starts, torch.int64),
+    )
+
+
+def starts(tensors: Sequence[Tensor], of: Sequence[int] | None = None) -> Tensor:
+    """int64 ``[len(of)]``: how many elements after the first tensor each begins (before it, if negative).
+
+    Args:
+        tensors: of one dtype, on one device.
+        of: positions in ``tensors``; None: all of them, in order.
+    """
+    addresses = tuple(tensor.data_ptr() for tensor in tensors)
+    positions = tuple(range(len(tensors))) if of is None else tuple(of)
+    return _starts(tensors[0].device, tensors[0].element_size(), addresses, positions)
+
+
+@lru_cache(maxsize=_KEPT)
+def _starts(device: torch.device, size: int, addresses: tuple[int, ...], positions: tuple[int, ...]) -> Tensor:
+    first = addresses[0]
+    return torch.tensor(
+        [(addresses[position] - first) // size for position in positions], dtype=torch.int64, device=device
+    )

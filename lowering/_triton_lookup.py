@@ -1,0 +1,123 @@
+"""Lookups by the kernels in Triton, forward and backward, for the targets ``triton`` and ``npu``."""
+
+from __future__ import annotations
+
+import torch
+
+from recfx.kernels import launch
+from recfx.kernels.per_sample_weights_op import per_sample_weight_gradients_triton
+from recfx.kernels.pooled_lookup_op import pooled_lookup_triton
+from recfx.lowering._trainable_lookup import LookedUp, TrainableLookup
+from recfx.lowering._trained_batch import TrainedBatch, gradients_of_table
+from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
+from recfx.optim.fused_step_op import fused_step_triton_, triton_module
+from recfx.optim.rules.rule import STEP, StepNumbers
+from recfx.optim.rules.sgd import SGD
+
+
+def build(spec: LookupSpec) -> LookupKernel:
+    """The kernel of one lookup."""
+    backward = TritonBackward(spec)
+    trainable = TrainableLookup(spec, backward, takes_absent=True)
+
+    def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
+        rows, offsets = batch.values.to(torch.int64).contiguous(), batch.offsets.to(torch.int64).contiguous()
+        tables = [weight.detach() for weight in weights]
+
+        def forward(scale: torch.Tensor | None) -> LookedUp:
+            scale = None if scale is None else scale.contiguous()
+            pooled = pooled_lookup_triton(rows, offsets, tables, backward.table_of_feature, backward.mean, scale)
+            return LookedUp(pooled, rows)
+
+        return trainable(weights, offsets, batch.per_sample_weights, forward)
+
+    return lookup
+
+
+class TritonBackward:
+    """The backward of one lookup.
+
+    Args:
+        spec: the lookup. Its weights are not kept.
+    """
+
+    def __init__(self, spec: LookupSpec) -> None:
+        self.tables, self.optimizers, self.pooling = spec.tables, spec.optimizers, spec.pooling
+        self.table_of_feature = [table for table, each in enumerate(spec.tables) for _ in each.feature_names]
+        self.mean = spec.pooling == "MEAN"
+
+    def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
+        """See ``Backward``."""
+        tables = [weight.detach() for weight in batch.weights]
+        found: torch.Tensor = per_sample_weight_gradients_triton(
+            batch.values, batch.offsets, grad_output, tables, self.table_of_feature
+        )
+        return found
+
+    def weight_gradients(self, batch: TrainedBatch, grad_output: torch.Tensor) -> list[torch.Tensor]:
+        """See ``Backward``. A step of SGD from zero with learning rate -1 is the gradient."""
+        totals = [torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) for weight in batch.weights]
+        if launch.simulated(grad_output.device):
+            for table, total in enumerate(totals):
+                total.index_add_(0, *gradients_of_table(batch, grad_output, self.tables, self.pooling, table))
+        else:
+            everywhere = [True] * len(totals)
+            self._launch(batch, grad_output, totals, ([], []), everywhere, triton_module(SGD), StepNumbers(-1.0))
+        return totals
+
+    def step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
+        """See ``Backward``. Tables whose numbers are equal are stepped in one launch."""
+        weights = [weight.data for weight in batch.weights]  # a step is not an edit that autograd should see
+        for optimizer, weight in zip(self.optimizers, batch.weights, strict=True):
+            optimizer.prepare(weight)
+        trained = [table for table, weight in enumerate(batch.weights) if weight.requires_grad]
+        if launch.simulated(grad_output.device):
+            for table in trained:
+                of_table = gradients_of_table(batch, grad_output, self.tables, self.pooling, table)
+                self.optimizers[table].step(weights[table], *of_table)
+            return
+        rule = self.optimizers[0].rule  # tables of one lookup have the same rule
+        states = [[optimizer.state[state.name] for optimizer in self.optimizers] for state in rule.states]
+        first, second = (*states, [], [])[:2]
+        alike: dict[StepNumbers, list[int]] = {}
+        for table in trained:
+            alike.setdefault(self._numbers(table), []).append(table)
+        for numbers, tables in alike.items():
+            is_stepped = [table in tables for table in range(len(weights))]
+            module = triton_module(rule)
+            self._launch(batch, grad_output, weights, (first, second), is_stepped, module, numbers, rule.has_row_state)
+
+    def _numbers(self, table: int) -> StepNumbers:
+        """Count the step of one table, and give its numbers."""
+        optimizer, step = self.optimizers[table], 0.0
+        if optimizer.rule.counts_steps:
+            optimizer.state[STEP] += 1
+            step = float(optimizer.state[STEP])
+        numbers: StepNumbers = optimizer.rule.step_numbers(step, optimizer.group)
+        return numbers
+
+    def _launch(
+        self,
+        batch: TrainedBatch,
+        grad_output: torch.Tensor,
+        weights: list[torch.Tensor],
+        states: tuple[list[torch.Tensor], list[torch.Tensor]],
+        is_stepped: list[bool],
+        rule_module: str,
+        numbers: StepNumbers,
+        first_is_per_row: bool = False,
+    ) -> None:
+        fused_step_triton_(
+            batch.values,
+            batch.offsets,
+            grad_output,
+            weights,
+            *states,
+            self.table_of_feature,
+            is_stepped,
+            rule_module,
+            first_is_per_row,
+            list(numbers),
+            self.mean,
+            batch.scale,
+        )

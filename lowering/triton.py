@@ -1,0 +1,17 @@
+"""Target ``triton``: recfx's kernels in Triton for CUDA, and for Triton's interpreter on the CPU."""
+
+from __future__ import annotations
+
+from recfx.diagnostics import Diagnostic
+from recfx.lowering import _triton_limits, _triton_lookup
+from recfx.lowering.registry import LookupKernel, LookupSpec
+
+
+def decline(spec: LookupSpec) -> Diagnostic | None:
+    """None if Triton has a compiler for the tables' device, and the kernels their dtype, dims and optimizers."""
+    return _triton_limits.decline("triton", ("cuda", "cpu"), spec)
+
+
+def build(spec: LookupSpec) -> LookupKernel:
+    """The kernel for ``spec``."""
+    return _triton_lookup.build(spec)

@@ -1,0 +1,114 @@
+"""``kernels/fused_optimizer_triton.py`` as the operator ``recfx::fused_step_triton_``: one step of a rule."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from recfx.kernels import launch, tiling
+from recfx.kernels.table_layout import layout_of, starts
+from recfx.optim.rules.rule import Rule
+
+
+def triton_module(rule: Rule) -> str:
+    """The module with the rule's step in Triton, the file beside the rule's own; ``""`` if there is none."""
+    module = f"{type(rule).__module__}_triton"
+    return "" if find_spec(module) is None else module
+
+
+@torch.library.custom_op("recfx::fused_step_triton_", mutates_args=("weights", "first_states", "second_states"))
+def fused_step_triton_(
+    rows: Tensor,
+    offsets: Tensor,
+    gradients: Tensor,
+    weights: list[Tensor],
+    first_states: list[Tensor],
+    second_states: list[Tensor],
+    table_of_feature: list[int],
+    is_stepped: list[bool],
+    rule_module: str,
+    first_is_per_row: bool,
+    numbers: list[float],
+    mean: bool,
+    per_sample_weights: Tensor | None,
+) -> None:
+    """Step the touched rows of some tables in place, once, with the gradients of a pooled lookup.
+
+    Args:
+        rows, offsets, table_of_feature, mean, per_sample_weights: as in ``recfx::pooled_lookup_triton``; rows of -1 get
+            no gradient.
+        gradients: contiguous float32 ``[B, sum of the features' dims]``, of the lookup's output.
+        weights: the tables.
+        first_states: float32 and contiguous, one per table; empty if the rule has none.
+        second_states: likewise.
+        is_stepped: of each table; the others are left alone.
+        rule_module: the module with the rule's ``step`` in Triton; see ``triton_module``.
+        first_is_per_row: whether the first state is ``[rows, 1]``.
+        numbers: ``StepNumbers``.
+    """
+    from recfx.kernels.fused_optimizer_triton import recfx_fused_step, recfx_fused_step_of_borders
+
+    if rows.numel() == 0:
+        return
+    step = import_module(rule_module).step
+    layout, device = layout_of(weights, table_of_feature), rows.device
+    lengths = offsets.diff()
+    bags = torch.arange(lengths.numel(), dtype=torch.int32, device=device)
+    bag_of = torch.repeat_interleave(bags, lengths, output_size=rows.numel())
+    batch_size = lengths.numel() // len(table_of_feature)
+    table_of = layout.tables.index_select(0, bag_of // batch_size)
+    is_present = rows >= 0
+    if not all(is_stepped):
+        is_present &= torch.tensor(is_stepped, device=device).index_select(0, table_of)
+    keys = torch.where(is_present, layout.row_starts.index_select(0, table_of) + rows, -1)
+    # Stable: the gradients of a row are summed in the order of the batch, whatever the device.
+    keys, order = keys.sort(stable=True)
+    block = tiling.block_of(layout.largest_dim)
+    chunks = launch.programs(device, rows.numel())
+    parts = torch.empty(chunks, 2, block, dtype=torch.float32, device=device)
+    no_state = [parts]  # not read
+    firsts, seconds = first_states or no_state, second_states or no_state
+    of_tables = (
+        layout.tables,
+        layout.row_starts,
+        layout.dims,
+        weights[0],
+        weights[0],
+        starts(weights),
+        firsts[0],
+        starts(firsts) if first_states else layout.row_starts,
+        seconds[0],
+        starts(seconds) if second_states else layout.row_starts,
+        parts,
+    )
+    constants = {"BLOCK_D": block, "STEP": step, "FIRST_IS_PER_ROW": first_is_per_row}
+    bag_of = bag_of.index_select(0, order)
+    launch.launch(
+        recfx_fused_step,
+        chunks,
+        keys,
+        bag_of,
+        lengths,
+        parts if per_sample_weights is None else per_sample_weights.index_select(0, order),  # not read if None
+        gradients,
+        layout.first_columns,
+        *of_tables,
+        rows.numel(),
+        batch_size,
+        layout.columns,
+        *numbers,
+        WEIGHTED=per_sample_weights is not None,
+        MEAN=mean,
+        **constants,
+    )
+    if chunks > 1:
+        borders = (bag_of, *of_tables, rows.numel(), chunks, batch_size, *numbers)
+        launch.launch(recfx_fused_step_of_borders, chunks - 1, keys, *borders, **constants)
+
+
+@fused_step_triton_.register_fake
+def _(*arguments: object, **named: object) -> None:
+    return None
