@@ -1,0 +1,106 @@
+"""Whole models on target ``triton``: against the standard model, and hashed ones against another target."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torchrec import KeyedJaggedTensor
+
+import recfx
+from recfx.ir import format_graph
+from tests.builders.collections import collection, table
+from tests.builders.optimizers import OPTIMIZERS, attach
+from tests.models import ZOO
+from tests.models.case import tensors_in
+
+MODELS = ("dlrm", "deep_fm", "sparse_nn_position_weighted", "tower_sparse_nn")
+HASHING = {
+    "raw": recfx.HashConfig(dense_rows=0),
+    "lru": recfx.HashConfig(dense_rows=0, on_full="evict"),
+    "admit_share": recfx.HashConfig(dense_rows=0, admit_after=2, unseen="share"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_train_as_the_standard_ones(name: str) -> None:
+    case = next(case for case in ZOO if case.name == name)
+    standard = case.model()
+    converted = recfx.convert(case.model(), backend="triton")
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.05) for model in (standard, converted)]
+    for size in (4, 7, 3):
+        outputs = []
+        for model, optimizer in zip((standard, converted), optimizers, strict=True):
+            sample = case.sample(size)
+            found = list(tensors_in(model(*sample.args, **sample.kwargs)))
+            optimizer.zero_grad()
+            sum(each.float().square().mean() for each in found if each.is_floating_point()).backward()
+            optimizer.step()
+            outputs.append(found)
+        torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
+    theirs = standard.state_dict()
+    for key, value in recfx.unconvert(converted).state_dict().items():
+        torch.testing.assert_close(value, theirs[key], rtol=1e-4, atol=1e-5)
+
+
+def batch(seed: int, ids: int) -> KeyedJaggedTensor:
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 4, (3 * 6,), generator=draw)
+    values = torch.randint(0, ids, (int(lengths.sum()),), generator=draw) * 1_000_003 - 7
+    return KeyedJaggedTensor(["f1", "f2", "f3"], values, lengths=lengths)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("hashing", HASHING)
+def test_hashed_collections_train_as_on_another_target(hashing: str, optimizer: str) -> None:
+    """Index, weights and optimizer state after six steps, with ids that are new, evicted and not admitted."""
+    torch.manual_seed(0)
+    plain = collection()
+    models = []
+    for backend in ("reference", "triton"):
+        model = copy.deepcopy(plain)
+        attach(model, optimizer)
+        models.append(recfx.convert(model, hashing=HASHING[hashing], backend=backend))
+    for step in range(6):
+        outputs = []
+        for model in models:
+            pooled = model(batch(step, 15)).values()
+            (pooled - torch.linspace(-1, 1, pooled.numel()).view_as(pooled)).square().sum().backward()
+            outputs.append(pooled.detach())
+        torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-5)
+    first, second = (model.state_dict() for model in models)
+    assert first.keys() == second.keys()
+    for key, value in first.items():
+        torch.testing.assert_close(second[key], value, rtol=1e-4, atol=1e-5)
+    for model in models:
+        model.eval()
+    torch.testing.assert_close(
+        models[1](batch(99, 40)).values(), models[0](batch(99, 40)).values(), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_the_graph_and_the_report_name_the_target() -> None:
+    converted = recfx.convert(nn.Sequential(collection()), backend="triton")
+    assert format_graph(converted[0].graph_module).count("kernel=triton") == 2
+    assert "triton" in str(recfx.explain(converted))
+
+
+@pytest.mark.parametrize("dim", [1, 3, 100, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_dims_and_dtypes(dim: int, dtype: torch.dtype) -> None:
+    from torchrec import EmbeddingBagCollection
+    from torchrec.modules.embedding_configs import DataType
+
+    kinds = {torch.float32: DataType.FP32, torch.float16: DataType.FP16, torch.bfloat16: DataType.BF16}
+    plain = EmbeddingBagCollection([table("t", ["f1", "f2"], dim=dim, data_type=kinds[dtype])])
+    converted = recfx.convert(plain, backend="triton")
+    features = KeyedJaggedTensor(["f1", "f2"], torch.tensor([1, 2, 2, 19]), lengths=torch.tensor([2, 0, 1, 1]))
+    tolerance = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    for model in (plain, converted):
+        model(features).values().float().square().sum().backward()
+    found, wanted = converted(features).values(), plain(features).values()
+    torch.testing.assert_close(found.float(), wanted.float(), rtol=tolerance, atol=tolerance)
+    (one,), (other,) = converted.parameters(), plain.parameters()
+    torch.testing.assert_close(one.grad, other.grad, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,172 @@
+"""What the targets ``triton`` and ``npu`` decline, and that they say why. No kernel is launched here."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+import recfx
+from recfx.errors import ConversionError
+from recfx.hashing import HashConfig
+from recfx.ir import TableSpec
+from recfx.kernels import launch, tiling
+from recfx.lowering import LookupSpec, npu, select_backend, triton
+from recfx.lowering.registry import BACKENDS
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.rules.adam import ADAM, Adam
+from tests.builders.collections import one_table
+
+
+def spec(dims: tuple[int, ...] = (4, 8), dtype: torch.dtype = torch.float32, **changes: Any) -> LookupSpec:
+    adopted = HashConfig().resolve(10, adopt=True)
+    tables = tuple(
+        TableSpec(f"t{number}", (f"f{number}",), (f"f{number}",), 10, dim, "SUM", adopted, 0.0, 0.0)
+        for number, dim in enumerate(dims)
+    )
+    weights: list[torch.Tensor] = [nn.Parameter(torch.zeros(10, dim, dtype=dtype)) for dim in dims]
+    return replace(LookupSpec(tables, "SUM", False, weights, [None] * len(dims)), **changes)
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if Triton were there, as an interpreter."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "triton" else found(name))
+
+
+class WithoutKernel(Adam):
+    """A rule that has no file in Triton beside it."""
+
+
+def declined(wanted: LookupSpec) -> tuple[str, str]:
+    found = triton.decline(wanted)
+    assert found is not None
+    assert (found.by, found.path) == ("triton", "")
+    return found.code, found.message
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(
+    ("wanted", "code", "said"),
+    [
+        (lambda: spec(dtype=torch.float64), "dtype", "not of torch.float64"),
+        (
+            lambda: replace(spec(), weights=[torch.zeros(10, 4), torch.zeros(10, 8).half()]),
+            "dtype",
+            "not of torch.float16, torch.float32",
+        ),
+        (lambda: replace(spec(), weights=[torch.zeros(4, 10).t(), torch.zeros(10, 8)]), "not_contiguous", "rows"),
+        (lambda: spec((4, 1025)), "too_many_columns", "up to 1024 columns, table 't1' has 1025"),
+        (
+            lambda: spec(optimizers=[FusedOptimizer(WithoutKernel(**vars(ADAM)), {"lr": 0.1})] * 2),
+            "optimizer",
+            "no step of adam in Triton",
+        ),
+        (
+            lambda: replace(spec(), weights=[torch.zeros(10, 4), torch.zeros(10, 8, device="meta")]),
+            "device",
+            "cpu/meta",
+        ),
+    ],
+)
+def test_what_no_kernel_serves(wanted: Callable[[], LookupSpec], code: str, said: str) -> None:
+    assert triton.decline(spec()) is None
+    found, message = declined(wanted())
+    assert found == code
+    assert said in message
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert declined(spec()) == ("no_triton", "Triton is not installed: pip install triton.")
+
+
+def test_on_the_cpu_there_is_only_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    code, message = declined(spec())
+    assert code == "no_triton"
+    assert "TRITON_INTERPRET=1" in message
+
+
+@pytest.mark.parametrize("backend", ["triton", "npu"])
+def test_a_target_that_was_named_is_an_error_where_it_cannot_serve(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    model = nn.Sequential(one_table())
+    with pytest.raises(ConversionError) as caught:
+        recfx.convert(model, backend=backend)
+    assert (caught.value.reason, caught.value.module_path) == ("backend_unusable", "0")
+    assert type(model[0]).__name__ == "EmbeddingBagCollection"
+
+
+def test_automatic_choice_passes_over_targets_for_other_devices() -> None:
+    """The report of a model on the CPU does not speak of GPUs and NPUs."""
+    choice = select_backend(replace(spec(), optimizers=[FusedOptimizer(ADAM, {"lr": 0.1})] * 2), "auto", "")
+    assert choice.backend == "reference"
+    assert {each.by for each in choice.declined} == {"cpu", "fbgemm"}
+    assert [target.name for target in BACKENDS if target.device_types] == ["triton", "npu"]
+
+
+class Npu(NamedTuple):
+    """Stands for a ``torch.device`` that torch does not know without torch_npu."""
+
+    type: str = "npu"
+
+
+def on_npu(name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[LookupSpec], Any]:
+    """``npu.decline`` for tables on an NPU called ``name``, with triton-ascend there."""
+    monkeypatch.setattr(launch, "why_not", lambda device: "")
+    module = SimpleNamespace(get_device_name=lambda device: name)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+
+    def decline(wanted: LookupSpec) -> Any:
+        weights = [
+            SimpleNamespace(
+                device=Npu(),
+                dtype=weight.dtype,
+                is_contiguous=lambda: True,
+                element_size=weight.element_size,
+            )
+            for weight in wanted.weights
+        ]
+        return npu.decline(replace(wanted, weights=weights))  # type: ignore[arg-type]
+
+    return decline
+
+
+def test_a_chip_without_a_tiling_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_npu("Ascend910B3", monkeypatch)(spec()) is None
+    found = on_npu("Ascend999", monkeypatch)(spec())
+    assert found.code == "no_tiling_table"
+    assert "'Ascend999'" in found.message
+    assert "Ascend910B3" in found.message
+
+
+def test_a_kernel_that_does_not_fit_into_the_unified_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    decline = on_npu("Ascend910B3", monkeypatch)
+    assert decline(spec((1024,))) is None
+    small = replace(tiling.ASCEND_910B, ub_bytes=4096)
+    monkeypatch.setattr(tiling, "chip_named", lambda name: small)
+    found = decline(spec((1024,), optimizers=[FusedOptimizer(ADAM, {"lr": 0.1})]))
+    assert found.code == "unified_buffer"
+    assert "bytes of the unified buffer" in found.message
+    assert decline(spec((64,))) is None
+
+
+def test_simulated_npus_have_no_chip_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    device: Any = Npu()
+    assert not launch.simulated(device)
+    monkeypatch.setenv(launch.SIMULATED, "1")
+    assert launch.simulated(device)
+    assert launch.why_not(device) == ""
+    assert not launch.simulated(torch.device("cpu"))
