@@ -1,0 +1,91 @@
+"""Target ``npu`` on a simulated NPU: everything around its kernels, and references in their place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import recfx
+from recfx.errors import ConversionError
+from recfx.ir import format_graph
+from recfx.kernels import launch
+from recfx.modules.collection import HashEmbeddingBagCollection
+from tests.ascend.npu_runtime.training import DEVICE, assert_close, evaluate, make_batch, state_of, step
+from tests.builders.collections import one_table
+from tests.checkpoint.training import KINDS, Training
+
+# The order of sums differs.
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+HASHING: dict[str, recfx.HashConfig | None] = {
+    "adopted": None,
+    "evict": recfx.HashConfig(dense_rows=0, on_full="evict"),
+    "admit": recfx.HashConfig(dense_rows=0, admit_after=2, unseen="share"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(launch.SIMULATED, "1")
+
+
+def graphs(model: nn.Module) -> list[str]:
+    return [
+        format_graph(module.graph_module)
+        for module in model.modules()
+        if isinstance(module, HashEmbeddingBagCollection)
+    ]
+
+
+@pytest.mark.parametrize("optimizer", KINDS)
+@pytest.mark.parametrize("hashing", HASHING)
+def test_trains_as_the_cpu(hashing: str, optimizer: str) -> None:
+    found = []
+    for device in ("cpu", DEVICE):
+        training = Training.build(optimizer, HASHING[hashing], 24)
+        training.model.to(device)
+        raw = HASHING[hashing] is not None
+        place = torch.device(device)
+        outputs = [step(training, make_batch(number, 60 if raw else 24, raw).to(place)) for number in range(5)]
+        outputs.append(evaluate(training, make_batch(99, 24, raw).to(place)))
+        found.append({"outputs": outputs, **state_of(training)})
+        if device == DEVICE:
+            for printed in graphs(training.model):
+                assert "kernel=npu" in printed
+                assert "kernel=reference" not in printed
+    assert_close(found[1], found[0], **CLOSE)
+
+
+def test_gradients_of_tables_and_of_weights_of_ids() -> None:
+    """Without a fused optimizer, two calls add up."""
+    results = []
+    for device in ("cpu", DEVICE):
+        torch.manual_seed(0)
+        converted = recfx.convert(one_table(("a", "b"), rows=12, dim=5))
+        converted.to(device)
+        for number in range(2):
+            features = make_batch(number, 12, False)
+            chosen = features.split([2, 1])[0]
+            converted(chosen.to(torch.device(device))).values().square().sum().backward()
+        (weight,) = converted.parameters()
+        results.append(weight.grad.cpu())
+    torch.testing.assert_close(results[1], results[0], **CLOSE)
+
+
+def test_the_report_says_that_kernels_are_simulated() -> None:
+    converted = recfx.convert(nn.Sequential(one_table()))
+    assert "simulated_kernels" not in str(recfx.explain(converted))
+    converted.to(DEVICE)
+    assert "simulated_kernels" in str(recfx.explain(converted))
+
+
+def test_without_the_simulation_the_reference_serves_and_the_report_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(launch.SIMULATED)
+    converted = recfx.convert(nn.Sequential(one_table()))
+    converted.to(DEVICE)
+    report = str(recfx.explain(converted))
+    assert "kernel_fallback" in report
+    assert "triton-ascend" in report
+    with pytest.raises(ConversionError, match="triton-ascend") as caught:
+        recfx.convert(nn.Sequential(one_table()).to(DEVICE), backend="npu")
+    assert caught.value.reason == "backend_unusable"
