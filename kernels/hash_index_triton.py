@@ -1,7 +1,6 @@
 """Finding ids in indexes, in Triton: only reads, so that evaluation and serving need not go through the host.
 
-Ids are scalars throughout. Vectors of int64 would become loops over their elements on Ascend, and shifts of unsigned
-ones come out wrong there; signed scalars with masked shifts are right everywhere.
+Ids are scalars throughout, see ``mix64_triton.py``.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -9,6 +8,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from .mix64_triton import mix63
 
 # What an index is for the kernel: int64 [tables, FIELDS].
 SLOTS_START = tl.constexpr(0)  # elements from the first table's slots to this one's
@@ -22,15 +23,6 @@ TABLE_ROWS = tl.constexpr(7)
 MIXED_SEED = tl.constexpr(8)  # mix64 of the seed, 0 for seed 0
 MIXED_NEXT_SEED = tl.constexpr(9)  # of seed + 1
 FIELDS = tl.constexpr(10)
-
-
-@triton.jit
-def _mix64(key, mixed_seed):
-    """splitmix64's finalizer, as in ``mix64.py``."""
-    z = key ^ mixed_seed
-    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
-    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
-    return (z ^ ((z >> 31) & 0x1FFFFFFFF)) & 0x7FFFFFFFFFFFFFFF
 
 
 @triton.jit
@@ -55,10 +47,10 @@ def _shared_row(key, index_ptr):
     row = tl.full((), -1, tl.int64)
     if (buckets > 0) & ((key < 0) | (key >= dense_rows)):
         index_rows = tl.load(index_ptr + TABLE_ROWS) - dense_rows
-        bucket = _mix64(key, tl.load(index_ptr + MIXED_SEED)) % buckets
+        bucket = mix63(key, tl.load(index_ptr + MIXED_SEED)) % buckets
         begin = dense_rows + bucket * index_rows // buckets
         end = dense_rows + (bucket + 1) * index_rows // buckets
-        place = _mix64(key, tl.load(index_ptr + MIXED_NEXT_SEED)) % (end - begin)
+        place = mix63(key, tl.load(index_ptr + MIXED_NEXT_SEED)) % (end - begin)
         row = begin + place - tl.load(index_ptr + ROW_BEGIN)
         if (row < 0) | (row >= tl.load(index_ptr + ROWS)):
             row = tl.full((), -1, tl.int64)

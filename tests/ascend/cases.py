@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.ascend import (
+    bucketize_cases,
     fused_optimizer_cases,
     hash_index_cases,
     per_sample_weights_cases,
@@ -17,5 +18,6 @@ CASES: tuple[KernelCase, ...] = (
     *fused_optimizer_cases.cases(),
     *per_sample_weights_cases.cases(),
     *hash_index_cases.cases(),
+    *bucketize_cases.cases(),
 )
 BY_NAME = {case.name: case for case in CASES}
