@@ -22,10 +22,19 @@ def usable_device(device: torch.device | str | int) -> torch.device:
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with the backend
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch asserts that it was built with the backend
         raise ConversionError(
-            f"there is no device {device!r} here ({error}).",
+            f"there is no device {str(device)!r} here ({str(error).splitlines()[0].rstrip('.')}).",
             reason="device_unavailable",
-            what_to_do="name a device of this host, such as 'cpu'.",
+            what_to_do=_what_to_do(str(device)),
         ) from error
     return found
+
+
+def _what_to_do(name: str) -> str:
+    kind, other = name.split(":")[0], "name a device of this host, such as 'cpu'."
+    module = getattr(torch, kind, None)
+    if kind == "npu" and module is None:
+        return f"install torch_npu, Ascend's package for torch, and source CANN's environment script; or {other}"
+    count = module.device_count() if module is not None and hasattr(module, "device_count") else 0
+    return f"name one of the {count} that are here, {kind}:0 to {kind}:{count - 1}; or 'cpu'." if count else other

@@ -154,15 +154,19 @@ class Lookup(NodeModule):
 
     def _pool_rows(self, features: KeyedJaggedTensor) -> torch.Tensor:
         device = self.store.weight(self.tables[0].name).device
-        if features.values().is_meta and device.type != "meta":
+        found = features.values().device
+        if found.type == "cpu" and device.type != "cpu":  # hashed on the host, looked up elsewhere
+            features = features.to(device)
+        elif found != device:
+            what_to_do = "pass a batch with data; for shapes alone, put the model on meta as well."
+            if not features.values().is_meta:
+                what_to_do = f"move the batch to {device}, or leave it on the CPU; or move the model to {found}."
             raise InputError(
-                f"the batch is on meta, but table {self.tables[0].name!r} is on {device}.",
+                f"the batch is on {found}, but table {self.tables[0].name!r} is on {device}.",
                 reason="several_devices",
                 module_path=self.collection,
-                what_to_do="pass a batch with data; for shapes alone, put the model on meta as well.",
+                what_to_do=what_to_do,
             )
-        if features.values().device.type == "cpu" and device.type != "cpu":  # hashed on the host, looked up elsewhere
-            features = features.to(device)
         if self._positions is not None:
             features = permute_features(features, self._positions, self._keys)
         if self._may_read_untrained and not features.values().is_meta and bool((features.values() < -1).any()):

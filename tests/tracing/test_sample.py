@@ -81,11 +81,16 @@ def test_unpooled_collections_are_kept_and_listed() -> None:
     assert [(found.status, found.reason) for found in report.collections] == [("kept", "embedding_collection")]
 
 
-def test_a_device_that_is_not_there() -> None:
+@pytest.mark.parametrize(
+    ("device", "what_to_do"),
+    [("cuda:99", "'cpu'"), ("npu:0", "install torch_npu"), ("privateuseone:3", "such as 'cpu'")],
+)
+def test_a_device_that_is_not_there(device: str, what_to_do: str) -> None:
     model = Model()
-    with pytest.raises(recfx.ConversionError, match="cuda:99") as caught:
-        recfx.convert(model, device="cuda:99")
+    with pytest.raises(recfx.ConversionError, match=device) as caught:
+        recfx.convert(model, device=device)
     assert caught.value.reason == "device_unavailable"
+    assert what_to_do in caught.value.what_to_do
     assert next(model.parameters()).device.type == "cpu"
 
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS = 0, NO_SUCH_OPERATOR = 500002 };
+enum { SUCCESS = 0, NO_SUCH_DEVICE = 107001, NO_SUCH_OPERATOR = 500002 };
 
 static _Thread_local int32_t current_device;
 
@@ -22,6 +22,9 @@ int aclrtGetDevice(int32_t *device) {
     return SUCCESS;
 }
 int aclrtSetDevice(int32_t device) {
+    uint32_t count;
+    aclrtGetDeviceCount(&count);
+    if (device < 0 || (uint32_t)device >= count) return NO_SUCH_DEVICE;
     current_device = device;
     return SUCCESS;
 }

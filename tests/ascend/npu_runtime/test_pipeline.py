@@ -1,0 +1,59 @@
+"""``recfx.TrainPipeline`` on an NPU: the bits of steps one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import KeyedJaggedTensor
+
+import recfx
+from tests.ascend.npu_runtime.training import DEVICE, assert_close, make_batch, state_of, step
+from tests.checkpoint.training import Training
+
+HASHED = recfx.HashConfig(dense_rows=0)
+TABLES = {
+    "adopted": recfx.HashConfig(),
+    "hashed": HASHED,
+    "evict_admit": recfx.HashConfig(dense_rows=0, on_full="evict", admit_after=2),
+}
+
+
+class WithLoss(nn.Module):
+    """What a pipeline trains: a module that returns its loss first."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+        output = self.model(features)
+        return (output - 1).square().mean(), output.detach()
+
+
+def built(tables: str) -> tuple[Training, list[KeyedJaggedTensor]]:
+    training = Training.build("adagrad", TABLES[tables], rows=60)
+    training.model.to(DEVICE)
+    return training, [make_batch(number, 60, tables != "adopted") for number in range(6)]
+
+
+@pytest.mark.parametrize("tables", TABLES)
+def test_changes_no_bit(tables: str) -> None:
+    expected, batches = built(tables)
+    outputs = [step(expected, features.to(torch.device(DEVICE))) for features in batches]
+
+    found, batches = built(tables)
+    found.model.train()
+    pipeline = recfx.TrainPipeline(WithLoss(found.model), found.optimizer, torch.device(DEVICE))
+    source, piped = iter(batches), []
+    for _ in batches:
+        result: Any = pipeline.progress(source)
+        assert result.device == torch.device(DEVICE)
+        piped.append(result.cpu())
+    with pytest.raises(StopIteration):
+        pipeline.progress(source)
+    assert_close(
+        {"outputs": piped, **state_of(found)}, {"outputs": outputs, **state_of(expected)}, rtol=0, atol=0
+    )
