@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from recfx.nodes.streams import record_stream
 from recfx.pipeline.batch_paths import tensors_in
 
 Job = tuple[Callable[[], Any], "Future[Any]"]
@@ -45,7 +46,7 @@ class Streams:
         current = self._module.current_stream(self.device)
         current.wait_stream(stream)
         for value in tensors_in(values):
-            value.record_stream(current)
+            record_stream(value, current)
 
     def use_device(self) -> None:
         """Make the device the current device of this thread."""

@@ -9,6 +9,7 @@ import torch
 from torchrec.streamable import Multistreamable
 
 from recfx.nodes.dist_context import DistContext
+from recfx.nodes.streams import record_stream
 from recfx.sharding.pipeline_stages import Stages
 
 
@@ -42,4 +43,4 @@ class BatchContext(Multistreamable):
         """Keep the values that cross a cut alive for ``stream``."""
         for value in self.values.values():
             if isinstance(value, (torch.Tensor, Multistreamable)):
-                value.record_stream(stream)
+                record_stream(value, stream)

@@ -1,4 +1,4 @@
-"""Real gloo processes that stay for the whole test run: starting one takes seconds, a call milliseconds."""
+"""Real processes, with gloo by default, that stay for all tests: starting one takes seconds, a call milliseconds."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ class RankFailed(AssertionError):
 
 
 class Ranks:
-    """``world_size`` processes in one gloo group.
+    """``world_size`` processes in one group.
 
     Args:
         world_size: how many.
+        backend: of the group.
     """
 
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
+    def __init__(self, world_size: int, backend: str = "gloo") -> None:
+        self.world_size, self.backend = world_size, backend
         context = forkserver()
         self._directory = tempfile.TemporaryDirectory()
         store = os.path.join(self._directory.name, "store")
         pipes = [context.Pipe() for _ in range(world_size)]
         self._pipes = [ours for ours, _ in pipes]
         self._processes = [
-            context.Process(target=_serve, args=(rank, world_size, store, theirs), daemon=True)
+            context.Process(target=_serve, args=(rank, world_size, backend, store, theirs), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process in self._processes:
@@ -72,7 +73,7 @@ class Ranks:
                     failures.append(f"rank {rank}:\n{answers[rank]}")
                     deadline = min(deadline, time.monotonic() + _AFTER_A_FAILURE)
         if failures:
-            stop(self.world_size)  # ranks may wait for each other
+            stop(self.world_size, self.backend)  # ranks may wait for each other
             raise RankFailed("\n".join(failures))
         return [answers[rank] for rank in range(self.world_size)]
 
@@ -89,35 +90,36 @@ class Ranks:
         self._directory.cleanup()
 
 
-_running: dict[int, Ranks] = {}
+_running: dict[tuple[int, str], Ranks] = {}
 
 
-def ranks(world_size: int) -> Ranks:
-    """The processes of this size, started when first asked for."""
-    if world_size in _running and not _running[world_size].alive:
-        stop(world_size)
-    if world_size not in _running:
-        _running[world_size] = Ranks(world_size)
-    return _running[world_size]
+def ranks(world_size: int, backend: str = "gloo") -> Ranks:
+    """The processes of this size and backend, started when first asked for."""
+    asked = (world_size, backend)
+    if asked in _running and not _running[asked].alive:
+        stop(*asked)
+    if asked not in _running:
+        _running[asked] = Ranks(*asked)
+    return _running[asked]
 
 
-def stop(world_size: int) -> None:
-    """End the processes of this size."""
-    _running.pop(world_size).stop()
+def stop(world_size: int, backend: str = "gloo") -> None:
+    """End the processes of this size and backend."""
+    _running.pop((world_size, backend)).stop()
 
 
 def _stop_all() -> None:
-    for world_size in list(_running):
-        stop(world_size)
+    for asked in list(_running):
+        stop(*asked)
 
 
 atexit.register(_stop_all)
 
 
-def _serve(rank: int, world_size: int, store: str, pipe: Connection) -> None:
+def _serve(rank: int, world_size: int, backend: str, store: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
+        backend, init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
     )
     while True:
         try:

@@ -39,6 +39,8 @@ class SimulatedHccl(dist.ProcessGroup):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        # A group's name and timeout are those of its backends.
+        self._register_backend(torch.device("npu"), dist.ProcessGroup.BackendType.CUSTOM, self._gloo)
 
     def getBackendName(self) -> str:
         return "hccl"

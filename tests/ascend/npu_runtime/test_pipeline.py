@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,6 +22,16 @@ TABLES = {
 }
 
 
+@dataclass
+class IdsOnHost:
+    """A batch that leaves its ids on the host, where they are hashed."""
+
+    features: KeyedJaggedTensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> IdsOnHost:
+        return self
+
+
 class WithLoss(nn.Module):
     """What a pipeline trains: a module that returns its loss first."""
 
@@ -28,8 +39,8 @@ class WithLoss(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, features: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
-        output = self.model(features)
+    def forward(self, batch: KeyedJaggedTensor | IdsOnHost) -> tuple[torch.Tensor, torch.Tensor]:
+        output = self.model(batch.features if isinstance(batch, IdsOnHost) else batch)
         return (output - 1).square().mean(), output.detach()
 
 
@@ -39,21 +50,20 @@ def built(tables: str) -> tuple[Training, list[KeyedJaggedTensor]]:
     return training, [make_batch(number, 60, tables != "adopted") for number in range(6)]
 
 
+@pytest.mark.parametrize("ids_on_host", [False, True], ids=["ids_on_npu", "ids_on_host"])
 @pytest.mark.parametrize("tables", TABLES)
-def test_changes_no_bit(tables: str) -> None:
+def test_changes_no_bit(tables: str, ids_on_host: bool) -> None:
     expected, batches = built(tables)
     outputs = [step(expected, features.to(torch.device(DEVICE))) for features in batches]
 
     found, batches = built(tables)
     found.model.train()
     pipeline = recfx.TrainPipeline(WithLoss(found.model), found.optimizer, torch.device(DEVICE))
-    source, piped = iter(batches), []
+    source, piped = iter([IdsOnHost(each) if ids_on_host else each for each in batches]), []
     for _ in batches:
         result: Any = pipeline.progress(source)
         assert result.device == torch.device(DEVICE)
         piped.append(result.cpu())
     with pytest.raises(StopIteration):
         pipeline.progress(source)
-    assert_close(
-        {"outputs": piped, **state_of(found)}, {"outputs": outputs, **state_of(expected)}, rtol=0, atol=0
-    )
+    assert_close({"outputs": piped, **state_of(found)}, {"outputs": outputs, **state_of(expected)}, rtol=0, atol=0)

@@ -1,0 +1,69 @@
+"""Tables sharded over two NPUs, with gloo's collectives under HCCL's name, against the unsharded model on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.ascend.npu_runtime.sharded_training import train_on_npus
+from tests.sharding.cases import Case, Table, check, train_whole
+from tests.sharding.ranks import ranks
+from tests.sharding.typical_cases import TYPES, hashed_case, one_type
+
+MIXED = (
+    Table("a", 11, 8, ("f0",), "SUM", ("row_wise",)),
+    Table("b", 13, 16, ("f1", "f0"), "MEAN", ("column_wise", 1, 0)),
+    Table("c", 9, 8, ("f2",), "SUM", ("table_wise", 1)),
+    Table("d", 7, 8, ("f1",), "MEAN", ("data_parallel",)),
+)
+STATIC = {
+    **{kind: one_type(kind, optimizer="adagrad") for kind in TYPES},
+    **{f"mixed_{optimizer}": Case(MIXED, optimizer=optimizer) for optimizer in ("sgd", "adam")},
+    "mixed_dense": Case(MIXED, kernel="dense"),
+    "uneven": Case(MIXED, optimizer="adagrad", sizes=(4, 1)),
+    "weighted": one_type("row_wise", optimizer="adagrad", is_weighted=True),
+}
+HASHED = {
+    f"{kind}_{config}": hashed_case(kind, config)
+    for kind, config in (
+        ("row_wise", "lru"),
+        ("table_wise", "lfu_admit"),
+        ("column_wise", "error"),
+        ("data_parallel", "error"),
+    )
+}
+
+
+WAYS = pytest.mark.parametrize("ids_on_host", [False, True], ids=["ids_on_npus", "ids_on_host"])
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_static(name: str) -> None:
+    check(STATIC[name], 2, ranks(2, "hccl").run(train_on_npus, STATIC[name]))
+
+
+def test_static_with_ids_on_the_host() -> None:
+    check(STATIC["uneven"], 2, ranks(2, "hccl").run(train_on_npus, STATIC["uneven"], True))
+
+
+@WAYS
+@pytest.mark.parametrize("name", HASHED)
+def test_hashed(name: str, ids_on_host: bool) -> None:
+    answers = ranks(2, "hccl").run(train_on_npus, HASHED[name], ids_on_host)
+    expected, _ = train_whole(HASHED[name], 2)
+    check(HASHED[name], 2, answers, expected=expected)
+
+
+@WAYS
+@pytest.mark.parametrize("name", ["mixed_adam", *HASHED])
+def test_a_pipeline_changes_no_bit(name: str, ids_on_host: bool) -> None:
+    case = {**STATIC, **HASHED}[name]
+    expected, found = (ranks(2, "hccl").run(train_on_npus, case, ids_on_host, pipeline) for pipeline in (False, True))
+    for mine, other in zip(found, expected, strict=True):
+        assert all(map(torch.equal, mine["pooled"], other["pooled"]))
+        assert torch.equal(mine["over"], other["over"])
+        for (*_, one), (*_, two) in zip(mine["shards"], other["shards"], strict=True):
+            assert torch.equal(one, two)
+        assert mine["indexes"].keys() == other["indexes"].keys()
+        for index, state in mine["indexes"].items():
+            assert all(torch.equal(value, other["indexes"][index][key]) for key, value in state.items())
