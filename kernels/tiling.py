@@ -59,8 +59,8 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
 """By name."""
 
 SMALLEST_BLOCK = 16
-"""Columns. 16 halves fill 32 bytes, the alignment of the unified buffer: a narrower block takes the same memory and the
-same time, and would only be one more form to compile."""
+"""Columns. 16 halves fill 32 bytes, the alignment of the unified buffer. Narrower blocks would be further forms to
+compile and to keep, for less than one percent of the buffer."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ NEEDS: Mapping[tuple[str, str], Mapping[int, Need]] = MappingProxyType(
     {
         # Sums take 20 bytes per column, five vectors of float32; means take a sixth.
         ("recfx_pooled_lookup", ""): _floats(Need(192, 24)),
+        # Codes of 4 bits, whose halves are put together at the end; codes of 8 bits take 28 bytes per column.
+        ("recfx_quantized_lookup", ""): {1: Need(640, 44)},
         # Four vectors, and half a one in which their product is reduced to a number.
         ("recfx_per_sample_weight_gradients", ""): _floats(Need(192, 18)),
         # What differs between the rules are the states that are read and written beside the weights.
@@ -103,6 +105,9 @@ NEEDS: Mapping[tuple[str, str], Mapping[int, Need]] = MappingProxyType(
         ("recfx_fused_step_of_borders", "adam"): _floats(Need(288, 56)),
         # Ids are scalars: no block.
         ("recfx_find_rows", ""): {8: Need(128, 0)},
+        ("recfx_bucket_scatter", ""): _floats(Need(64, 0)),
+        # The block is the number of pieces.
+        ("recfx_bucket_counts", ""): {8: Need(288, 24)},
     }
 )
 """By kernel and rule (``""``: a kernel without one), then by the bytes of one element of its tables.
@@ -152,7 +157,8 @@ def ub_bytes(kernel: str, block: int, element_bytes: int, rule: str = "") -> int
     Args:
         kernel: the name of the Triton function.
         block: its columns, as ``block_of`` gives them; of no effect on a kernel of scalars.
-        element_bytes: of one element of the tables: 4 for float32, 2 for float16 and bfloat16.
+        element_bytes: of one element of the tables: 4 for float32, 2 for float16 and bfloat16, 1 for codes of 8 or 4
+            bits; where there is no table, of one id: 8.
         rule: the optimizer's rule, of a kernel that has one.
 
     Raises:

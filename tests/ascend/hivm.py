@@ -54,12 +54,17 @@ class Compiled:
     vector_operations: frozenset[str]
 
 
-def compile_to_hivm(linalg: str, compiler: Path) -> Compiled:
-    """Compile for the chip of ``lower.CHIP``.
+def compile_to_hivm(linalg: str, compiler: Path, chip: str = CHIP) -> Compiled:
+    """Compile for one chip.
 
     Args:
         linalg: text that triton-ascend made.
         compiler: ``bishengir-compile``.
+        chip: as the compiler calls it.
+
+    Raises:
+        UnifiedBufferOverflow: the kernel does not fit.
+        CompileError: the compiler refuses the kernel for another reason.
     """
     if not os.access(compiler, os.X_OK):  # pip does not keep the mode
         compiler.chmod(0o755)
@@ -70,7 +75,7 @@ def compile_to_hivm(linalg: str, compiler: Path) -> Compiled:
         (where / "bin/hivmc").chmod(0o755)
         (where / "kernel.linalg.mlir").write_text(linalg)
         command = [
-            str(compiler), "kernel.linalg.mlir", f"--target={CHIP}", "--enable-auto-multi-buffer=True",
+            str(compiler), "kernel.linalg.mlir", f"--target={chip}", "--enable-auto-multi-buffer=True",
             "--enable-auto-bind-sub-block=True", "--enable-hfusion-compile=true", "--enable-hivm-compile=true",
             "--enable-triton-kernel-compile=true", "-o", "kernel.out",
         ]  # fmt: skip

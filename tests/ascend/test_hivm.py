@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from tests.ascend import tools
-from tests.ascend.cases import CASES
+from recfx.kernels.tiling import CHIPS
+from tests.ascend import bounds, tools
+from tests.ascend.bounds import Bound, misfit, subject_of
+from tests.ascend.cases import BY_NAME, CASES
 from tests.ascend.hivm import compile_to_hivm
 from tests.ascend.lowered import lowered
 
-UB_BYTES = 192 * 1024
+each_version = pytest.mark.parametrize("version", tools.ASCENDNPU_IR)
 
 
-@pytest.mark.parametrize("version", tools.ASCENDNPU_IR)
+@each_version
 @pytest.mark.parametrize("name", [case.name for case in CASES])
-def test_compiles_and_fits(name: str, version: str) -> None:
+def test_compiles_and_fits_as_the_bounds_say(name: str, version: str) -> None:
     linalg = lowered(name).linalg
     tools.ascendnpu_ir(version).require()
-    compiled = compile_to_hivm(linalg, tools.bishengir_compile(version))
-    assert 0 < compiled.ub_bytes <= UB_BYTES
-    assert compiled.lane_loops == ()
+    found = bounds.compiled_once(linalg, version)
+    assert found.ub_bytes
+    assert found.lane_loops == 0
+    bound = bounds.read()[subject_of(BY_NAME[name])][version]
+    assert misfit(found, bound) == "", f"`{bounds.COMMAND}` measures the bounds again"
+
+
+@each_version
+@pytest.mark.parametrize("chip", sorted(CHIPS))
+def test_chips_are_as_the_compiler_knows_them(chip: str, version: str) -> None:
+    linalg = lowered(CASES[0].name).linalg
+    tools.ascendnpu_ir(version).require()
+    hivm = compile_to_hivm(linalg, tools.bishengir_compile(version), chip).hivm
+    facts = {name: int(value) for name, value in re.findall(r'dl_entry<"(\w+)", (\d+) : i32>', hivm)}
+    known = CHIPS[chip]
+    assert facts["VECTOR_CORE_COUNT"] == known.vector_cores
+    assert facts["UB_SIZE"] == 8 * known.ub_bytes
+    assert facts["UB_ALIGN_SIZE"] == 8 * known.ub_alignment_bytes
+
+
+def test_a_wrong_bound_is_noticed() -> None:
+    """Too tight, too loose, of a kernel that overflows, and of one whose vectors became loops."""
+    assert misfit(Bound(3104, 0), Bound(3104, 0)) == ""
+    assert "the bound is 3072" in misfit(Bound(3104, 0), Bound(3072, 0))
+    assert "much looser: 4704" in misfit(Bound(3104, 0), Bound(4704, 0))
+    assert "one overflows" in misfit(Bound(None, 0), Bound(3104, 0))
+    assert "1 loops" in misfit(Bound(3104, 1), Bound(3104, 0))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 
 import pytest
 import torch
 
-from tests.ascend import tools
+from recfx.kernels import tiling
+from recfx.kernels.tiling import ASCEND_910B, refusal
+from tests.ascend import bounds, tools
+from tests.ascend.cases import CASES as EVERY_CASE
 from tests.ascend.guard_pages import guarded, signal_of
 from tests.ascend.hivm import UnifiedBufferOverflow, compile_to_hivm
 from tests.ascend.interpreter import interpreter
@@ -103,6 +107,31 @@ def test_the_compiler_notices_an_overflow(version: str) -> None:
     tools.ascendnpu_ir(version).require()
     with pytest.raises(UnifiedBufferOverflow, match="bytes of the unified buffer needed, 196608 there"):
         compile_to_hivm(lowered()["needs_many_blocks"], tools.bishengir_compile(version))
+
+
+@pytest.mark.parametrize("version", tools.ASCENDNPU_IR)
+def test_an_overflow_is_refused_before_anything_is_compiled(version: str) -> None:
+    """The step with the most states, on rows of 16,384 columns: its tiling table says what the compiler says."""
+    tools.triton_ascend().require()
+    tools.ascendnpu_ir(version).require()
+    step = next(case for case in EVERY_CASE if case.name.startswith("fused_step-adam-fp32"))
+    wide = replace(step, constexprs={**step.constexprs, "BLOCK_D": 16384})
+    answer = lower([wide], tools.triton_ascend_folder())[wide.name]
+    assert isinstance(answer, Lowered)
+    with pytest.raises(UnifiedBufferOverflow):
+        compile_to_hivm(answer.linalg, tools.bishengir_compile(version))
+    refused = refusal(ASCEND_910B, "recfx_fused_step", 16384, 4, "adam")
+    assert refused is not None
+    assert "bytes of the unified buffer for rows of 16,384 columns, Ascend910B3 has 196,608." in refused
+
+
+def test_a_need_that_is_too_small_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a pooled lookup that takes half as many vectors: wrong figures, and a block that overflows."""
+    name = ("recfx_pooled_lookup", "")
+    known = {of: bound for of, bound in bounds.read().items() if (of.kernel, of.elements) == (name[0], "fp32")}
+    assert bounds.uncovered(known) == []
+    monkeypatch.setattr(tiling, "NEEDS", {name: {4: tiling.Need(192, 10)}})
+    assert {64, 1024, 16384} <= {subject.block for subject in bounds.uncovered(known)}
 
 
 def test_a_kernel_of_unknown_operations_is_refused() -> None:
