@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,8 @@ def bucketize(
     ids: Tensor, lengths: Tensor, batch_size: int, routes: Routes, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The same contract as the operator."""
-    _check(ids, lengths, batch_size, routes, weights)
+    check_routes(lengths.numel(), ids.numel(), batch_size, routes, weights)
+    check_lengths(ids, lengths)
     by_feature = lengths.view(len(routes.row_borders), batch_size)
     features = ids.split(by_feature.sum(dim=1).tolist())
     pieces = [_pieces(feature, ids_of, routes) for feature, ids_of in enumerate(features)]
@@ -38,7 +41,7 @@ def _pieces(feature: int, ids: Tensor, routes: Routes) -> Tensor:
     if buckets == 0:
         outside = ids[(ids < 0) | (ids >= rows)]
         if outside.numel() > 0:
-            raise IndexError(f"recfx: bucketize: id {int(outside[0])} of feature {feature} is outside its {rows} rows")
+            refuse_outside(int(outside[0]), feature, rows)
         home = ids
     else:
         home = home_rows(ids, rows, routes.dense_rows[feature], buckets, routes.seeds[feature])
@@ -46,14 +49,24 @@ def _pieces(feature: int, ids: Tensor, routes: Routes) -> Tensor:
     return torch.searchsorted(inner, home, right=True)
 
 
-def _check(ids: Tensor, lengths: Tensor, batch_size: int, routes: Routes, weights: Tensor | None) -> None:
-    features = len(routes.row_borders)
-    if lengths.numel() != features * batch_size:
-        raise RuntimeError(f"recfx: bucketize: lengths must be [{features} * {batch_size}], got {list(lengths.shape)}")
+def refuse_outside(id_: int, feature: int, rows: int) -> NoReturn:
+    """Raise the IndexError for an id that is no row of its table."""
+    raise IndexError(f"recfx: bucketize: id {id_} of feature {feature} is outside its {rows} rows")
+
+
+def check_lengths(ids: Tensor, lengths: Tensor) -> None:
+    """Raise RuntimeError unless there are as many ids as the lengths say."""
     if bool((lengths < 0).any()) or int(lengths.sum()) != ids.numel():
         raise RuntimeError(f"recfx: bucketize: lengths add up to {int(lengths.sum())}, but there are {ids.numel()} ids")
-    if weights is not None and weights.numel() != ids.numel():
-        raise RuntimeError(f"recfx: bucketize: weights must be [{ids.numel()}], got {list(weights.shape)}")
+
+
+def check_routes(bags: int, ids: int, batch_size: int, routes: Routes, weights: Tensor | None) -> None:
+    """Raise RuntimeError unless the numbers of bags, ids and weights and the routes fit together."""
+    features = len(routes.row_borders)
+    if bags != features * batch_size:
+        raise RuntimeError(f"recfx: bucketize: lengths must be [{features} * {batch_size}], got [{bags}]")
+    if weights is not None and weights.numel() != ids:
+        raise RuntimeError(f"recfx: bucketize: weights must be [{ids}], got {list(weights.shape)}")
     for feature, (borders, rows) in enumerate(zip(routes.row_borders, routes.rows, strict=True)):
         if borders and (len(borders) < 2 or borders != sorted(borders) or (borders[0], borders[-1]) != (0, rows)):
             raise RuntimeError(f"recfx: bucketize: row borders of feature {feature} must ascend from 0 to {rows}")

@@ -32,13 +32,14 @@ def layout_of(weights: Sequence[Tensor], table_of_feature: Sequence[int]) -> Tab
         table_of_feature: the position of each feature's table.
     """
     shapes = tuple((weight.shape[0], weight.shape[1]) for weight in weights)
-    return _layout(weights[0].device, shapes, tuple(table_of_feature))
+    return layout_of_shapes(weights[0].device, shapes, tuple(table_of_feature))
 
 
 @lru_cache(maxsize=_KEPT)
-def _layout(
+def layout_of_shapes(
     device: torch.device, shapes: tuple[tuple[int, int], ...], table_of_feature: tuple[int, ...]
 ) -> TableLayout:
+    """``layout_of`` tables of these rows and columns, whatever their elements are."""
     dims = [dim for _, dim in shapes]
     first_columns = [0, *accumulate(dims[table] for table in table_of_feature)]
     row_starts = [0, *accumulate(rows for rows, _ in shapes)][:-1]

@@ -13,7 +13,9 @@ from tests.ascend.tools import ROOT, triton
 FILES = {
     "targets": ["tests/lowering/test_targets.py", "-k", "triton"],
     "steps": ["tests/lowering/test_step_once.py", "-k", "triton"],
-    "operators": ["tests/ascend/interpreted/test_operators.py"],
+    "operators": [
+        f"tests/ascend/interpreted/test_{name}.py" for name in ("operators", "quantized_lookup", "bucketize")
+    ],
     "models": ["tests/ascend/interpreted/test_models.py"],
 }
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from recfx.kernels.quantized_lookup_reference import quantized_lookup
 from recfx.kernels.quantized_rows import BITS, dequantize_rows, quantize_rows, row_bytes
+from tests.kernels.quantized import lookups
 
 TYPES = {8: SparseType.INT8, 4: SparseType.INT4}
 # Not -0.0: which zero of a row is its minimum depends on FBGEMM's vector instructions.
@@ -111,31 +112,6 @@ def test_tables_lie_in_fbgemm_s_collection_as_they_are(bits: int) -> None:
     assert torch.equal(torch.cat([scale, bias], 1).view(torch.uint8), wanted[:, :4])
 
 
-@st.composite
-def lookups(draw: st.DrawFn, bits: int) -> tuple:
-    """Features that share a table, empty bags, absent rows, padding, tables at any address."""
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    whole = 8 // bits  # FBGEMM takes rows of whole bytes
-    dims = [whole * draw(st.sampled_from([1, 2, 3, 7, 16, 33, 64, 512])) for _ in range(draw(st.integers(1, 3)))]
-    alignment = draw(st.sampled_from([1, 1, 2, 4, 16]))
-    tables = [
-        quantize_rows(torch.randn(draw(st.integers(1, 20)), dim, generator=generator), bits, alignment) for dim in dims
-    ]
-    table_of_feature = [0] * draw(st.integers(0, 1)) + list(range(len(dims)))
-    batch_size = draw(st.integers(1, 5))
-    counts = draw(st.lists(st.sampled_from([0, 0, 1, 2, 5, 40]), min_size=1, max_size=10))
-    lengths = [counts[bag % len(counts)] for bag in range(batch_size * len(table_of_feature))]
-    offsets = torch.tensor([0, *lengths]).cumsum(0)
-    least = draw(st.sampled_from([0, -1]))
-    rows = [
-        torch.randint(least, tables[table].size(0), (sum(lengths[first : first + batch_size]),), generator=generator)
-        for first, table in zip(range(0, len(lengths), batch_size), table_of_feature, strict=True)
-    ]
-    ids = torch.cat(rows)
-    scales = torch.randn(ids.numel(), generator=generator) if draw(st.booleans()) else None
-    return ids, offsets, tables, dims, bits, table_of_feature, scales is None and draw(st.booleans()), scales, alignment
-
-
 def fbgemm_s_lookup(rows, offsets, tables, dims, bits, table_of_feature, mean, scales, alignment):
     blob = torch.cat([table.flatten() for table in tables])
     starts = torch.tensor([0, *(table.numel() for table in tables)]).cumsum(0)[table_of_feature]
@@ -157,7 +133,7 @@ def fbgemm_s_lookup(rows, offsets, tables, dims, bits, table_of_feature, mean, s
 @SETTINGS
 @given(data=st.data())
 def test_pools_as_fbgemm(bits: int, data: st.DataObject) -> None:
-    *arguments, alignment = data.draw(lookups(bits))
+    *arguments, alignment = data.draw(lookups(bits, multiple=8 // bits))  # FBGEMM takes rows of whole bytes
     pooled = quantized_lookup(*arguments)
     # The difference is in the order of sums of up to 40 values of about 3, and in fused multiplications.
     torch.testing.assert_close(pooled, fbgemm_s_lookup(*arguments, alignment), rtol=1e-5, atol=1e-4)

@@ -1,0 +1,43 @@
+"""The operator that pools quantized rows: ``opcheck``, and its reference on many shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recfx.kernels.quantized_lookup_op import quantized_lookup_triton
+from recfx.kernels.quantized_lookup_reference import quantized_lookup
+from recfx.kernels.quantized_rows import BITS, quantize_rows
+from tests.kernels.quantized import lookups
+
+
+@pytest.mark.parametrize("bits", BITS)
+@given(data=st.data())
+@settings(max_examples=30)
+def test_pools_as_its_reference(bits: int, data: st.DataObject) -> None:
+    *arguments, _ = data.draw(lookups(bits, multiple=1))
+    assert torch.equal(quantized_lookup_triton(*arguments), quantized_lookup(*arguments))  # both in one order
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_table_at_an_odd_address(bits: int) -> None:
+    """Scale and bias are not read as whole numbers then, though rows have an even length."""
+    table = quantize_rows(torch.randn(3, 6), bits, 2)
+    odd = torch.cat([torch.zeros(1, dtype=torch.uint8), table.flatten()])[1:].view(table.shape)
+    assert odd.data_ptr() % 2 == 1
+    arguments = (torch.tensor([2, 0]), torch.tensor([0, 2]), [odd], [6], bits, [0], False, None)
+    assert torch.equal(quantized_lookup_triton(*arguments), quantized_lookup(*arguments))
+
+
+def test_opcheck() -> None:
+    tables = [quantize_rows(torch.randn(4, dim), 4) for dim in (5, 8)]
+    rows, offsets = torch.tensor([3, -1, 0, 2]), torch.tensor([0, 1, 2, 4, 4])
+    for mean, scales in ((False, None), (True, torch.rand(4))):
+        torch.library.opcheck(quantized_lookup_triton, (rows, offsets, tables, [5, 8], 4, [0, 1], mean, scales))
+
+
+def test_a_batch_without_samples() -> None:
+    table, offsets = quantize_rows(torch.randn(4, 5), 8), torch.zeros(1, dtype=torch.int64)
+    assert quantized_lookup_triton(offsets[:0], offsets, [table], [5], 8, [0], False, None).shape == (0, 5)
