@@ -1,4 +1,8 @@
-"""``bag_offsets.py`` in ATen, on any device."""
+"""``bag_offsets.py`` in ATen, on any device.
+
+There is no kernel in Triton beside it: CUDA's backend and torch_npu register kernels of their own for ``cumsum``,
+``index_select`` and ``repeat_interleave``, which offsets are made of, and permutes of bags (``recfx/nodes/bags.py``).
+"""
 
 from __future__ import annotations
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 
 from recfx.diagnostics import Diagnostic
-from recfx.kernels import launch, tiling
+from recfx.kernels import bucketize_op, launch, tiling
 from recfx.lowering.registry import LookupSpec
 from recfx.optim.fused_step_op import triton_module
 
@@ -64,3 +66,25 @@ def decline(by: str, device_types: tuple[str, ...], spec: LookupSpec) -> Diagnos
         if too_large:
             return refuse("unified_buffer", too_large)
     return None
+
+
+def operators(by: str, device_type: str, family: str, device: torch.device) -> ModuleType | Diagnostic | None:
+    """Routing ids is the only family of operators that has kernels in Triton.
+
+    Args:
+        by: the name of the target that asks.
+        device_type: that which it is for.
+        family: the name of a family of operators.
+        device: where their tensors are.
+    """
+    if family != "bucketize" or device.type != device_type:
+        return None
+    why_not = launch.why_not(device)
+    if why_not:
+        return Diagnostic("no_triton", "", why_not, by=by)
+    if not launch.simulated(device):
+        try:
+            launch.chip_of(device)
+        except ValueError as error:
+            return Diagnostic("no_tiling_table", "", f"{error}.", by=by)
+    return bucketize_op

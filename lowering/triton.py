@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
+import torch
+
 from recfx.diagnostics import Diagnostic
 from recfx.lowering import _triton_limits, _triton_lookup
 from recfx.lowering.registry import LookupKernel, LookupSpec
@@ -10,6 +14,11 @@ from recfx.lowering.registry import LookupKernel, LookupSpec
 def decline(spec: LookupSpec) -> Diagnostic | None:
     """None if Triton has a compiler for the tables' device, and the kernels their dtype, dims and optimizers."""
     return _triton_limits.decline("triton", ("cuda", "cpu"), spec)
+
+
+def operators(family: str, device: torch.device) -> ModuleType | Diagnostic | None:
+    """The operators with kernels, for tensors on CUDA; on the CPU, the C++ operators come first."""
+    return _triton_limits.operators("triton", "cuda", family, device)
 
 
 def build(spec: LookupSpec) -> LookupKernel:

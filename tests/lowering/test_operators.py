@@ -14,9 +14,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import recfx
 from recfx.diagnostics import Diagnostic
 from recfx.ir import format_graph
-from recfx.kernels import bag_offsets, bag_offsets_reference, library
+from recfx.kernels import bag_offsets, bag_offsets_reference, bucketize_op, launch, library
 from recfx.lowering import operators, registry
-from recfx.lowering.operators import BAG_OFFSETS, FAMILIES, OperatorsByDevice, select_operators
+from recfx.lowering.operators import BAG_OFFSETS, BUCKETIZE, FAMILIES, OperatorsByDevice, select_operators
 from recfx.lowering.registry import Backend
 
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
@@ -101,3 +101,16 @@ def test_choices_are_made_once_and_again_in_copies() -> None:
     assert chosen.chosen(CPU) is chosen.chosen(CPU)
     for other in (copy.deepcopy(chosen), pickle.loads(pickle.dumps(chosen))):
         assert other.on(CPU) is bag_offsets
+
+
+def test_ids_are_routed_by_kernels_where_they_can_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(launch, "why_not", lambda device: "")
+    chosen = select_operators(BUCKETIZE, cuda)
+    assert (chosen.backend, chosen.operators) == ("triton", bucketize_op)
+    assert select_operators(BAG_OFFSETS, cuda).backend == "reference"
+    assert select_operators(BUCKETIZE, CPU).backend == "cpu"
+    monkeypatch.setattr(launch, "why_not", lambda device: "Triton is not installed.")
+    without = select_operators(BUCKETIZE, cuda)
+    assert without.backend == "reference"
+    assert ("no_triton", "triton") in [(refusal.code, refusal.by) for refusal in without.declined]
