@@ -85,32 +85,40 @@ def _floats(need: Need) -> dict[int, Need]:
     return {4: need, 2: need}
 
 
-NEEDS: Mapping[tuple[str, str], Mapping[int, Need]] = MappingProxyType(
+@dataclass(frozen=True)
+class RuleNeeds:
+    """What the kernels of a fused step need with one rule; rules keep theirs in their own files.
+
+    Args:
+        rule: its name.
+        step: of ``recfx_fused_step``.
+        step_of_borders: of ``recfx_fused_step_of_borders``.
+    """
+
+    rule: str
+    step: Need
+    step_of_borders: Need
+
+    def of(self, kernel: str) -> Need | None:
+        return {"recfx_fused_step": self.step, "recfx_fused_step_of_borders": self.step_of_borders}.get(kernel)
+
+
+NEEDS: Mapping[str, Mapping[int, Need]] = MappingProxyType(
     {
         # Sums take 20 bytes per column, five vectors of float32; means take a sixth.
-        ("recfx_pooled_lookup", ""): _floats(Need(192, 24)),
+        "recfx_pooled_lookup": _floats(Need(192, 24)),
         # Codes of 4 bits, whose halves are put together at the end; codes of 8 bits take 28 bytes per column.
-        ("recfx_quantized_lookup", ""): {1: Need(640, 44)},
+        "recfx_quantized_lookup": {1: Need(640, 44)},
         # Four vectors, and half a one in which their product is reduced to a number.
-        ("recfx_per_sample_weight_gradients", ""): _floats(Need(192, 18)),
-        # What differs between the rules are the states that are read and written beside the weights.
-        ("recfx_fused_step", "sgd"): _floats(Need(256, 40)),
-        ("recfx_fused_step", "adagrad"): _floats(Need(320, 56)),
-        ("recfx_fused_step", "rowwise_adagrad"): _floats(Need(448, 46)),
-        ("recfx_fused_step", "adam"): _floats(Need(384, 68)),
-        # The same steps, but no gradients of positions.
-        ("recfx_fused_step_of_borders", "sgd"): _floats(Need(192, 32)),
-        ("recfx_fused_step_of_borders", "adagrad"): _floats(Need(192, 48)),
-        ("recfx_fused_step_of_borders", "rowwise_adagrad"): _floats(Need(384, 38)),
-        ("recfx_fused_step_of_borders", "adam"): _floats(Need(288, 56)),
+        "recfx_per_sample_weight_gradients": _floats(Need(192, 18)),
         # Ids are scalars: no block.
-        ("recfx_find_rows", ""): {8: Need(128, 0)},
-        ("recfx_bucket_scatter", ""): _floats(Need(64, 0)),
+        "recfx_find_rows": {8: Need(128, 0)},
+        "recfx_bucket_scatter": _floats(Need(64, 0)),
         # The block is the number of pieces.
-        ("recfx_bucket_counts", ""): {8: Need(288, 24)},
+        "recfx_bucket_counts": {8: Need(288, 24)},
     }
 )
-"""By kernel and rule (``""``: a kernel without one), then by the bytes of one element of its tables.
+"""By kernel, then by the bytes of one element of its tables. What steps need depends on the rule: see ``RuleNeeds``.
 
 The bounds hold for every compiled form (weighted or not, sum or mean) and both versions of the compiler; the
 measurements are in ``tests/ascend/bounds.txt``.
@@ -151,7 +159,7 @@ def programs(chip: Chip, work: int) -> int:
     return max(1, min(work, chip.vector_cores, chip.most_programs))
 
 
-def ub_bytes(kernel: str, block: int, element_bytes: int, rule: str = "") -> int:
+def ub_bytes(kernel: str, block: int, element_bytes: int, rule: RuleNeeds | None = None) -> int:
     """An upper bound of the unified buffer that a compiled kernel takes.
 
     Args:
@@ -159,22 +167,26 @@ def ub_bytes(kernel: str, block: int, element_bytes: int, rule: str = "") -> int
         block: its columns, as ``block_of`` gives them; of no effect on a kernel of scalars.
         element_bytes: of one element of the tables: 4 for float32, 2 for float16 and bfloat16, 1 for codes of 8 or 4
             bits; where there is no table, of one id: 8.
-        rule: the optimizer's rule, of a kernel that has one.
+        rule: what the optimizer's rule needs, for a kernel that has one.
 
     Raises:
         ValueError: nothing is known of this kernel, or of this kernel with such elements.
     """
-    of_kernel = NEEDS.get((kernel, rule))
+    of_rule = None if rule is None else rule.of(kernel)
+    of_kernel = NEEDS.get(kernel) if rule is None else None if of_rule is None else _floats(of_rule)
     if of_kernel is None:
-        named = kernel + (f" with rule {rule}" if rule else "")
-        raise ValueError(f"the unified buffer that {named} needs was never measured")
+        raise ValueError(f"the unified buffer that {_named(kernel, rule)} needs was never measured")
     if element_bytes not in of_kernel:
         served = " or ".join(str(size) for size in sorted(of_kernel))
         raise ValueError(f"{kernel} serves elements of {served} bytes, not of {element_bytes}")
     return of_kernel[element_bytes].of(block)
 
 
-def refusal(chip: Chip, kernel: str, block: int, element_bytes: int, rule: str = "") -> str | None:
+def _named(kernel: str, rule: RuleNeeds | None) -> str:
+    return kernel if rule is None else f"{kernel} with rule {rule.rule}"
+
+
+def refusal(chip: Chip, kernel: str, block: int, element_bytes: int, rule: RuleNeeds | None = None) -> str | None:
     """Why a kernel does not serve a block on a chip; None if it does.
 
     The bound includes loading ahead. Without it, some blocks that are refused would just fit; but such a kernel fills
@@ -193,8 +205,7 @@ def refusal(chip: Chip, kernel: str, block: int, element_bytes: int, rule: str =
     needed = ub_bytes(kernel, block, element_bytes, rule)
     if needed <= chip.ub_bytes:
         return None
-    named = kernel + (f" with rule {rule}" if rule else "")
     return (
-        f"{named} needs {needed:,} bytes of the unified buffer for rows of {block:,} columns, "
+        f"{_named(kernel, rule)} needs {needed:,} bytes of the unified buffer for rows of {block:,} columns, "
         f"{chip.name} has {chip.ub_bytes:,}."
     )

@@ -10,6 +10,7 @@ from recfx.diagnostics import Diagnostic
 from recfx.kernels import bucketize_op, launch, tiling
 from recfx.lowering.registry import LookupSpec
 from recfx.optim.fused_step_op import triton_module
+from recfx.optim.rules.sgd import SGD
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _DIM = 1024  # the widest row that the kernels are checked with
@@ -59,10 +60,16 @@ def decline(by: str, device_types: tuple[str, ...], spec: LookupSpec) -> Diagnos
     if chip is None or launch.simulated(device):
         return None
     block, size = tiling.block_of(widest.embedding_dim), spec.weights[0].element_size()
-    kernels = [("recfx_pooled_lookup", ""), ("recfx_per_sample_weight_gradients", "")]
-    kernels += [(kernel, rule.name) for kernel in ("recfx_fused_step", "recfx_fused_step_of_borders") for rule in rules]
-    for kernel, rule_name in kernels:
-        too_large = tiling.refusal(chip, kernel, block, size, rule_name)
+    kernels: list[tuple[str, tiling.RuleNeeds | None]] = [
+        ("recfx_pooled_lookup", None),
+        ("recfx_per_sample_weight_gradients", None),
+    ]
+    for rule in rules or {SGD}:  # whose step gives the gradient of the weights
+        if rule.needs is None:
+            return refuse("unified_buffer", f"the unified buffer that a step of {rule.name} takes was never measured.")
+        kernels += [("recfx_fused_step", rule.needs), ("recfx_fused_step_of_borders", rule.needs)]
+    for kernel, needs in kernels:
+        too_large = tiling.refusal(chip, kernel, block, size, needs)
         if too_large:
             return refuse("unified_buffer", too_large)
     return None

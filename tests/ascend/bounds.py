@@ -16,7 +16,8 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 
-from recfx.kernels.tiling import ASCEND_910B, SMALLEST_BLOCK, refusal, ub_bytes
+from recfx.kernels.tiling import ASCEND_910B, SMALLEST_BLOCK, RuleNeeds, refusal, ub_bytes
+from recfx.optim.rules import RULES
 from tests.ascend import tools
 from tests.ascend.hivm import UnifiedBufferOverflow, compile_to_hivm
 from tests.ascend.kernel_case import KernelCase
@@ -62,6 +63,11 @@ class Subject:
     @property
     def element_bytes(self) -> int:
         return _BYTES[self.elements]
+
+    @property
+    def needs(self) -> RuleNeeds | None:
+        """What the rule says that it needs."""
+        return next((rule.needs for rule in RULES if rule.name == self.rule), None)
 
 
 @dataclass(frozen=True)
@@ -127,12 +133,12 @@ def write(bounds: Bounds) -> None:
 
 def refused(subject: Subject) -> bool:
     """Does the tiling table refuse it?"""
-    return refusal(ASCEND_910B, subject.kernel, subject.block, subject.element_bytes, subject.rule) is not None
+    return refusal(ASCEND_910B, subject.kernel, subject.block, subject.element_bytes, subject.needs) is not None
 
 
 def needed(subject: Subject) -> int:
     """The bytes that the tiling table says."""
-    return ub_bytes(subject.kernel, subject.block, subject.element_bytes, subject.rule)
+    return ub_bytes(subject.kernel, subject.block, subject.element_bytes, subject.needs)
 
 
 def most(of_versions: Mapping[str, Bound]) -> Bound:

@@ -12,6 +12,7 @@ import torch
 
 from recfx.kernels import tiling
 from recfx.kernels.tiling import ASCEND_910B, refusal
+from recfx.optim.rules.adam import ADAM
 from tests.ascend import bounds, tools
 from tests.ascend.cases import CASES as EVERY_CASE
 from tests.ascend.guard_pages import guarded, signal_of
@@ -120,15 +121,15 @@ def test_an_overflow_is_refused_before_anything_is_compiled(version: str) -> Non
     assert isinstance(answer, Lowered)
     with pytest.raises(UnifiedBufferOverflow):
         compile_to_hivm(answer.linalg, tools.bishengir_compile(version))
-    refused = refusal(ASCEND_910B, "recfx_fused_step", 16384, 4, "adam")
+    refused = refusal(ASCEND_910B, "recfx_fused_step", 16384, 4, ADAM.needs)
     assert refused is not None
     assert "bytes of the unified buffer for rows of 16,384 columns, Ascend910B3 has 196,608." in refused
 
 
 def test_a_need_that_is_too_small_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a pooled lookup that takes half as many vectors: wrong figures, and a block that overflows."""
-    name = ("recfx_pooled_lookup", "")
-    known = {of: bound for of, bound in bounds.read().items() if (of.kernel, of.elements) == (name[0], "fp32")}
+    name = "recfx_pooled_lookup"
+    known = {of: bound for of, bound in bounds.read().items() if (of.kernel, of.elements) == (name, "fp32")}
     assert bounds.uncovered(known) == []
     monkeypatch.setattr(tiling, "NEEDS", {name: {4: tiling.Need(192, 10)}})
     assert {64, 1024, 16384} <= {subject.block for subject in bounds.uncovered(known)}

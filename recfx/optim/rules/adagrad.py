@@ -9,6 +9,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.optim.optimizers import Adagrad as TorchRecAdagrad
 
+from recfx.kernels.tiling import Need
 from recfx.optim.rules.rule import EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor, decayed
 
 
@@ -39,4 +40,6 @@ ADAGRAD = Adagrad(
     start_setting="initial_accumulator_value",
     states=(StateTensor("sum", "momentum1"),),
     counts_steps=True,
+    step_need=Need(320, 56),
+    border_need=Need(192, 48),
 )

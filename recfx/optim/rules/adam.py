@@ -9,6 +9,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.optim.optimizers import Adam as TorchRecAdam
 
+from recfx.kernels.tiling import Need
 from recfx.optim.rules.rule import BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor, StepNumbers, decayed
 
 
@@ -63,4 +64,6 @@ ADAM = Adam(
     saves_step=True,
     decay_in_fused_params="FBGEMM's Adam subtracts it from the weights (AdamW), recfx's adds it to the gradient: leave "
     "it out, or attach torch.optim.Adam(weight_decay=...) with apply_optimizer_in_backward if you mean that rule.",
+    step_need=Need(384, 68),
+    border_need=Need(288, 56),
 )

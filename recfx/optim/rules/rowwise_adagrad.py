@@ -9,6 +9,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.optim import rowwise_adagrad
 
+from recfx.kernels.tiling import Need
 from recfx.optim.rules.rule import EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor, decayed
 
 
@@ -46,4 +47,6 @@ ROWWISE_ADAGRAD = RowWiseAdagrad(
     start_setting="initial_accumulator_value",
     states=(StateTensor("sum", "momentum1", per_row=True),),
     counts_steps=True,
+    step_need=Need(448, 46),
+    border_need=Need(384, 38),
 )

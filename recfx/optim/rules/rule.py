@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
+from recfx.kernels.tiling import Need, RuleNeeds
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -118,6 +120,8 @@ class Rule(ABC):
         saves_step: whether TorchRec saves ``step``, which it does if the rule reads it.
         decay_in_fused_params: why ``weight_decay`` in ``fused_params`` is refused, and what to do about it; empty if it
             is accepted.
+        step_need: the unified buffer of an NPU that ``recfx_fused_step`` takes with it; None: it was never measured.
+        border_need: likewise, of ``recfx_fused_step_of_borders``.
         neutral: arguments of its classes that no other rule has, with the values that change nothing; all other values
             are refused.
     """
@@ -133,6 +137,8 @@ class Rule(ABC):
     counts_steps: bool = False
     saves_step: bool = False
     decay_in_fused_params: str = ""
+    step_need: Need | None = None
+    border_need: Need | None = None
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @abstractmethod
@@ -156,6 +162,13 @@ class Rule(ABC):
         Returns:
             The new weights of the rows.
         """
+
+    @property
+    def needs(self) -> RuleNeeds | None:
+        """What the kernels of a fused step need with it."""
+        if self.step_need is None or self.border_need is None:
+            return None
+        return RuleNeeds(self.name, self.step_need, self.border_need)
 
     def step_numbers(self, step: float, group: Mapping[str, Any]) -> StepNumbers:
         """The numbers of a step for kernels; arguments as for ``update``."""

@@ -9,6 +9,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.optim.optimizers import SGD as TorchRecSGD
 
+from recfx.kernels.tiling import Need
 from recfx.optim.rules.rule import LEARNING_RATE, WEIGHT_DECAY, Rule, decayed
 
 
@@ -34,4 +35,6 @@ SGD = Sgd(
     placeholders=(TorchRecSGD,),
     fused_types=(EmbOptimType.SGD, EmbOptimType.EXACT_SGD),
     settings=(LEARNING_RATE, WEIGHT_DECAY),
+    step_need=Need(256, 40),
+    border_need=Need(192, 32),
 )
