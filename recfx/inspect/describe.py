@@ -12,6 +12,7 @@ from recfx.inspect.collection_report import CollectionReport, NodeReport, PassRe
 from recfx.inspect.describe_tables import report_of_other_table, table_report
 from recfx.inspect.facts import table_facts
 from recfx.inspect.reasons import type_name
+from recfx.inspect.transfer_reasons import transfer_reasons
 from recfx.ir.meta import node_meta
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.converted_collection import ConvertedCollection
@@ -58,13 +59,14 @@ def describe_other(found: CollectionReport, collection: nn.Module) -> Collection
 
 
 def with_graph(described: CollectionReport, collection: ConvertedCollection) -> CollectionReport:
-    """Add what became of the collection's graph, and how."""
+    """Add what became of the collection's graph, and how, and what its graph says about devices."""
     records = collection.pass_records
     return replace(
         described,
         nodes=_nodes(collection.graph_module),
         passes=tuple(PassReport(record.name, record.modified, record.text) for record in records),
         declined=tuple(declined for record in records for declined in record.declined),
+        reasons=described.reasons + transfer_reasons(collection, described.path),
     )
 
 

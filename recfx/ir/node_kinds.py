@@ -30,9 +30,11 @@ class ValueType(Enum):
     CONTEXT_IN_FLIGHT = "a dist context in flight"
     ARRIVED_IDS = "a KJT of ids that have arrived"
     DIST_CONTEXT = "a dist context"
+    HOST_IDS = "a KJT of ids on the host"
     SNAPSHOT = "a snapshot of the indexes"
     FOUND_ROWS = "rows found ahead"
     ROWS = "a KJT of rows"
+    DEVICE_ROWS = "a KJT of rows on the device"
     BATCH_IN_FLIGHT = "a batch in flight"
     POOLED = "pooled rows of a lookup"
     POOLED_IN_FLIGHT = "pooled rows in flight"
@@ -137,6 +139,7 @@ class NodeKind:
 _LOOKUP = ("tables", "pooling", "is_weighted", "dtype", "optimizer", "kernel")
 _IDS = Input((ValueType.IDS,))
 _HERE = (ValueType.IDS, ValueType.ARRIVED_IDS)
+_HASHABLE = (*_HERE, ValueType.HOST_IDS)
 _POOLED = (ValueType.POOLED, ValueType.ARRIVED_POOLED)
 
 NODE_KINDS: dict[str, NodeKind] = {
@@ -162,7 +165,7 @@ NODE_KINDS: dict[str, NodeKind] = {
         NodeKind(
             "bucketize",
             "row-wise routing: sends each id to the rank that owns its row or its bucket of rows",
-            inputs=(_IDS,),
+            inputs=(Input((ValueType.IDS, ValueType.HOST_IDS)),),
             outputs=(ValueType.ROUTED_IDS,),
             size=size_of_ids,
             stage=Stage.INPUT_DIST,
@@ -170,7 +173,7 @@ NODE_KINDS: dict[str, NodeKind] = {
         NodeKind(
             "input_dist_start",
             "all-to-all of ids, started",
-            inputs=(Input((ValueType.IDS, ValueType.ROUTED_IDS)),),
+            inputs=(Input((ValueType.IDS, ValueType.HOST_IDS, ValueType.ROUTED_IDS)),),
             outputs=(ValueType.IDS_IN_FLIGHT, ValueType.CONTEXT_IN_FLIGHT),
             size=size_of_ids,
             stage=Stage.INPUT_DIST,
@@ -195,9 +198,18 @@ NODE_KINDS: dict[str, NodeKind] = {
             cut_before=True,
         ),
         NodeKind(
+            "to_host",
+            "copies ids from the device of the tables to the host, where the indexes are, into pinned memory",
+            inputs=(Input(_HERE),),
+            outputs=(ValueType.HOST_IDS,),
+            size=size_of_ids,
+            stage=Stage.INPUT_DIST,
+            printed=("with_bags",),
+        ),
+        NodeKind(
             "hash_ids",
             "the tables' indexes: find or insert in training, find in eval",
-            inputs=(Input(_HERE),),
+            inputs=(Input(_HASHABLE),),
             outputs=(ValueType.ROWS, ValueType.BATCH_IN_FLIGHT),
             size=size_of_ids,
             stage=Stage.HASH,
@@ -208,7 +220,7 @@ NODE_KINDS: dict[str, NodeKind] = {
         NodeKind(
             "find_ids",
             "the rows that ids already have; it only reads, and may run before the batch's step",
-            inputs=(Input(_HERE), Input((ValueType.SNAPSHOT,))),
+            inputs=(Input(_HASHABLE), Input((ValueType.SNAPSHOT,))),
             outputs=(ValueType.FOUND_ROWS,),
             size=size_of_ids,
             stage=Stage.HASH,
@@ -217,7 +229,7 @@ NODE_KINDS: dict[str, NodeKind] = {
         NodeKind(
             "insert_ids",
             "rows for the ids that have none yet; batches do this in order",
-            inputs=(Input(_HERE), Input((ValueType.FOUND_ROWS,))),
+            inputs=(Input(_HASHABLE), Input((ValueType.FOUND_ROWS,))),
             outputs=(ValueType.ROWS, ValueType.BATCH_IN_FLIGHT),
             size=size_of_ids,
             stage=Stage.HASH,
@@ -227,9 +239,20 @@ NODE_KINDS: dict[str, NodeKind] = {
             once=("hash_ids",),
         ),
         NodeKind(
+            "to_device",
+            "copies rows from pinned memory of the host to the device of the tables, without waiting for the device",
+            inputs=(Input((ValueType.ROWS,)),),
+            outputs=(ValueType.DEVICE_ROWS,),
+            size=size_of_ids,
+            stage=Stage.LOOKUP,
+        ),
+        NodeKind(
             "lookup",
             "one table-batched pooled lookup per group of tables",
-            inputs=(Input((*_HERE, ValueType.ROWS)), Input((ValueType.BATCH_IN_FLIGHT,), optional=True)),
+            inputs=(
+                Input((*_HERE, ValueType.ROWS, ValueType.DEVICE_ROWS)),
+                Input((ValueType.BATCH_IN_FLIGHT,), optional=True),
+            ),
             outputs=(ValueType.POOLED,),
             size=size_of_looked_up,
             stage=Stage.LOOKUP,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -25,6 +26,7 @@ from recfx.modules.table_specs import allocate_bags, check_bag, check_config, de
 from recfx.modules.unexpanded_graph import make_unexpanded_graph
 from recfx.modules.whole_tables import WholeTables
 from recfx.nodes import TableStore
+from recfx.nodes.host_copies import crosses
 from recfx.nodes.resources import Resources
 from recfx.nodes.training_checks import refuse_fused_replicas
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -34,8 +36,10 @@ from recfx.passes import run_pipeline
 class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
     """Pooled embeddings of raw or dense ids; input and output are those of ``torchrec.EmbeddingBagCollection``.
 
-    Owns ``graph_module``, a ``torch.fx.GraphModule`` of explicit nodes. Parameters are
-    ``embedding_bags.<table>.weight``, as in the standard collection; index state is ``hash_indexes.<table>.*``.
+    Owns ``graph_module``, a ``torch.fx.GraphModule`` of explicit nodes. It is made again when an optimizer is attached,
+    and when the tables move between the host and another device (unless the nodes are part of a ``WholeGraph``).
+    Parameters are ``embedding_bags.<table>.weight``, as in the standard collection; index state is
+    ``hash_indexes.<table>.*``.
 
     Args:
         tables: configs; plain ``EmbeddingBagConfig`` are hashed with ``HashConfig()``.
@@ -128,6 +132,7 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
         self.tables = specs
         self.backend = backend
         self.source = source
+        self.graph_is_inlined = False
         self.embedding_bags = bags
         hold(bags)
         self._row_moves = {}
@@ -146,6 +151,7 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
     def _compile(self) -> None:
         """Make the graph from the tables. It is derived, so copies and pickles make it again."""
         graph_module = self.unexpanded_graph()
+        self._graph_device = self._store.device
         self.pass_records = run_pipeline(graph_module, self.backend)
         self.graph_module = graph_module
 
@@ -217,12 +223,26 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
                 self._store.index(config.name).reset()
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> HashEmbeddingBagCollection:
+        was_on = self._store.device.type
         super()._apply(fn, recurse)
         self._store.own_weights()  # they may be different objects now
         weights = [self._store.weight(table.name) for table in self.tables]
         if weights:
             self._device = weights[0].device
+        if self._store.device.type != was_on:
+            self._follow_device()
         return self
+
+    def _follow_device(self) -> None:
+        """Make the graph again if copies between the host and the device of the tables come or go."""
+        host = torch.device("cpu")
+        if self.graph_is_inlined or crosses(self._store.device, host) == crosses(self._graph_device, host):
+            return
+        # A named backend may not serve the new device: the next forward raises the error, because a model that stops
+        # halfway through `to()` would be on two devices.
+        with contextlib.suppress(ConversionError):
+            self._compile()
+            self.graph_module.train(self.training)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         standard = getattr(type(self), "_standard", None)
@@ -270,6 +290,8 @@ _OWN_NAMES = (
     "_row_moves",
     "requested",
     "calls",
+    "graph_is_inlined",
+    "_graph_device",
     "pass_records",
     "graph_module",
 )

@@ -10,6 +10,8 @@ from torch import fx, nn
 from recfx.errors import ConversionError
 from recfx.ir.meta import META_KEY
 from recfx.modules.carry_over import carry_hooks
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.converted_collection import collections_of
 from recfx.nodes.fx_leaf import tracer_of_call
 
 
@@ -33,6 +35,8 @@ class WholeGraph(nn.Module):
         self.__dict__["_graphs"] = graphs
         self.__dict__["_entered"] = entered
         self.__dict__["_python_model"] = model
+        for collection in collections_of(model, HashEmbeddingBagCollection).values():
+            collection.graph_is_inlined = True  # the graphs name the modules of its nodes
         carry_hooks(model, self)
         self.training = model.training
         self._take_signature()

@@ -13,6 +13,8 @@ from recfx.nodes.output_dist import OutputDistStart, OutputDistWait
 from recfx.nodes.select_features import SelectFeatures
 from recfx.nodes.snapshot_indexes import SnapshotIndexes
 from recfx.nodes.table_store import TableStore
+from recfx.nodes.to_device import ToDevice
+from recfx.nodes.to_host import ToHost
 
 __all__ = [
     "AssembleKeyedTensor",
@@ -30,4 +32,6 @@ __all__ = [
     "SelectFeatures",
     "SnapshotIndexes",
     "TableStore",
+    "ToDevice",
+    "ToHost",
 ]

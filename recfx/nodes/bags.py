@@ -130,9 +130,21 @@ def keep_ids(features: KeyedJaggedTensor, values: torch.Tensor, kept: torch.Tens
     """
     before = torch.zeros(values.numel() + 1, dtype=torch.int64, device=values.device)
     torch.cumsum(kept, 0, out=before[1:])
-    offsets = before.index_select(0, features.offsets().to(torch.int64))
     weights = features.weights_or_none()
+    return keep_ids_at(features, values[kept], before, None if weights is None else weights[kept])
+
+
+def keep_ids_at(
+    features: KeyedJaggedTensor, values: torch.Tensor, before: torch.Tensor, weights: torch.Tensor | None
+) -> KeyedJaggedTensor:
+    """The bags without some of their ids, given what is left.
+
+    Args:
+        features: a KJT with one batch size, and ``n`` ids.
+        values, weights: of the ids that are kept.
+        before: int64 ``[n + 1]``, the number of ids that are kept before each id.
+    """
+    offsets = before.index_select(0, features.offsets().to(torch.int64))
     return KeyedJaggedTensor(
-        features.keys(), values[kept], None if weights is None else weights[kept],
-        lengths=offsets.diff(), offsets=offsets, stride=features.stride(),
-    )  # fmt: skip
+        features.keys(), values, weights, lengths=offsets.diff(), offsets=offsets, stride=features.stride()
+    )

@@ -103,7 +103,8 @@ def _in_bags(
     features: KeyedJaggedTensor, rows: torch.Tensor, segments: list[Segment], training: bool
 ) -> KeyedJaggedTensor:
     rows = rows.to(features.values().device)
-    if all(_answers_are_rows(segment.table, training) for segment in segments):
+    bags_are_elsewhere = features.offsets().device != rows.device  # `to_device` takes ids out of them
+    if bags_are_elsewhere or all(_answers_are_rows(segment.table, training) for segment in segments):
         return with_values(features, rows, features.weights_or_none())
     return keep_ids(features, rows, rows != -1)
 

@@ -67,6 +67,10 @@ class SelectFeatures(NodeModule):
         self._is_sent, self._on_host = True, on_host
         self._weights_are_sent = self.is_weighted and world_size > 1
 
+    def leave_on_device(self) -> None:
+        """Leave it to a ``to_host`` node to copy ids that are sent on the host."""
+        self._on_host = False
+
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Select from any KJT (or TensorDict) that holds the keys; returns ``[F]`` keys in the collection's order.
 

@@ -12,6 +12,7 @@ from recfx.passes.expand_collection import ExpandCollection
 from recfx.passes.fuse_hash_lookup import FuseHashLookup
 from recfx.passes.insert_dist import InsertDist
 from recfx.passes.insert_hash import InsertHash
+from recfx.passes.insert_transfers import InsertTransfers
 from recfx.passes.lower import Lower
 
 
@@ -29,6 +30,7 @@ def passes(backend: str = "auto", sharding: CollectionSharding | None = None) ->
         ElideHash(),
         BatchLookups(),
         FuseHashLookup(backend=backend),
+        InsertTransfers(),
         Lower(backend=backend),
     )
 

@@ -43,6 +43,7 @@ def test_dlrm_before_conversion() -> None:
         "elide_hash",
         "batch_lookups",
         "fuse_hash_lookup",
+        "insert_transfers",
         "lower",
     ]
     first, second = found.tables

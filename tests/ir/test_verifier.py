@@ -15,20 +15,23 @@ from tests.passes.small_collection import INDEXED, collection
 # By the design, input by input; ".1" is the second item of what a node gives. Ids come from the batch or from another
 # rank, pooled rows from a lookup or from another rank.
 HERE = ("select_features", "input_dist_wait.0")
+HASHABLE = (*HERE, "to_host")
 POOLED = ("lookup", "hash_lookup", "output_dist_wait")
 ROWS = ("hash_ids", "hash_ids.0", "insert_ids", "insert_ids.0")  # a batch in flight comes along where tables evict
 OPTIONAL = [("output_dist_start", 0), ("lookup", 1)]  # the first: a rank without tables takes part all the same
 TAKES: dict[str, tuple[tuple[str, ...], ...]] = {
     "collection": (("features",),),
     "select_features": (("features",),),
-    "bucketize": (("select_features",),),
-    "input_dist_start": (("select_features", "bucketize"),),
+    "bucketize": (("select_features", "to_host"),),
+    "input_dist_start": (("select_features", "to_host", "bucketize"),),
     "input_dist_wait": (("input_dist_start.0",), ("input_dist_start.1",)),
     "snapshot_indexes": (),
-    "hash_ids": (HERE,),
-    "find_ids": (HERE, ("snapshot_indexes",)),
-    "insert_ids": (HERE, ("find_ids",)),
-    "lookup": ((*HERE, *ROWS), ("hash_ids.1", "insert_ids.1")),
+    "to_host": (HERE,),
+    "hash_ids": (HASHABLE,),
+    "find_ids": (HASHABLE, ("snapshot_indexes",)),
+    "insert_ids": (HASHABLE, ("find_ids",)),
+    "to_device": (ROWS,),
+    "lookup": ((*HERE, *ROWS, "to_device"), ("hash_ids.1", "insert_ids.1")),
     "hash_lookup": (HERE,),
     "output_dist_start": (POOLED, ("input_dist_wait.1",)),
     "output_dist_wait": (("output_dist_start",),),

@@ -72,7 +72,8 @@ def test_an_evicting_table_says_when_it_runs_in_two_steps() -> None:
 def test_several_lookups() -> None:
     _, text, modified, declined = after("fuse_hash_lookup", collection(ADOPTED, INDEXED))
     assert (modified, declined) == (False, ["several_lookups"])
-    fuse = run_passes(collection(ADOPTED, INDEXED).unexpanded_graph(), passes())[-2]
+    records = run_passes(collection(ADOPTED, INDEXED).unexpanded_graph(), passes())
+    (fuse,) = [record for record in records if record.name == "fuse_hash_lookup"]
     (diagnostic,) = fuse.declined
     assert (fuse.name, diagnostic.by, diagnostic.node) == ("fuse_hash_lookup", "fuse_hash_lookup", "ebc_hash_ids")
     assert "ebc_lookup, ebc_lookup_1 read the rows" in diagnostic.message
@@ -94,7 +95,7 @@ def test_a_target_without_a_finding_kernel(backend: str) -> None:
 def test_keys_in_another_order() -> None:
     converted = collection(INDEXED, INDEXED)
     graph_module = converted.unexpanded_graph()
-    *before, fuse, _ = passes()
+    *before, fuse, _, _ = passes()
     run_passes(graph_module, before)
     lookup = graph_module.get_submodule("lookup")
     users, ads = converted.tables
@@ -110,7 +111,7 @@ def test_keys_in_another_order() -> None:
 def test_means() -> None:
     converted = collection(INDEXED, INDEXED)
     graph_module = converted.unexpanded_graph()
-    *before, fuse, _ = passes()
+    *before, fuse, _, _ = passes()
     run_passes(graph_module, before)
     graph_module.get_submodule("lookup").pooling = "MEAN"
     assert [each.code for each in fuse.call(graph_module).declined] == ["mean_from_ids"]

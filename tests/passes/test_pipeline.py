@@ -23,6 +23,7 @@ def test_the_order_is_one_literal_list_and_names_are_file_names() -> None:
         "elide_hash",
         "batch_lookups",
         "fuse_hash_lookup",
+        "insert_transfers",
         "lower",
     ]
     for rewrite in recfx.passes():
@@ -101,7 +102,7 @@ EVICTS = HashConfig(dense_rows=0, on_full="evict")
 @pytest.mark.parametrize(
     ("first", "second"), [(INDEXED, INDEXED), (INDEXED, ADOPTED), (ADOPTED, ADOPTED), (EVICTS, ADOPTED)]
 )
-@pytest.mark.parametrize("last", range(1, 8))
+@pytest.mark.parametrize("last", range(1, 9))
 def test_nodes_are_called_what_their_modules_are_and_say_what_they_hold(
     first: HashConfig, second: HashConfig, last: int
 ) -> None:

@@ -1,0 +1,188 @@
+"""The copies between the host, which hashes ids, and the device of the tables: nodes of the graph, without a wait."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+
+import recfx
+from recfx.ir import format_graph
+from recfx.ir.meta import node_meta
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.nodes.host_copies import copy_to_device, copy_to_host
+from tests.ascend.npu_runtime.training import DEVICE
+from tests.builders.batches import batch
+from tests.builders.collections import table
+
+RAW = recfx.HashConfig(dense_rows=0)
+
+
+def converted(hashing: recfx.HashConfig | None = RAW, weighted: bool = False) -> HashEmbeddingBagCollection:
+    torch.manual_seed(0)
+    tables = [table("t0", ["f0"], dim=4), table("t1", ["f1"], dim=4)]
+    model: HashEmbeddingBagCollection = recfx.convert(
+        EmbeddingBagCollection(tables, is_weighted=weighted), hashing=hashing
+    )
+    return model
+
+
+def kinds(collection: HashEmbeddingBagCollection) -> list[str]:
+    found = [node_meta(node) for node in collection.graph_module.graph.nodes]
+    return [meta.kind for meta in found if meta is not None]
+
+
+def test_the_graph_has_the_copies_while_the_tables_are_on_the_device() -> None:
+    collection = converted().eval()
+    on_host = format_graph(collection.graph_module)
+    collection.to(DEVICE)
+    assert (
+        format_graph(collection.graph_module)
+        == """\
+features = input
+ebc_select_features = select_features(features)
+ebc_to_host = to_host(ebc_select_features)
+ebc_hash_ids = hash_ids(ebc_to_host) {hashed=[t0, t1], operators=cpu}
+ebc_to_device = to_device(ebc_hash_ids)
+ebc_lookup = lookup(ebc_to_device) {tables=[t0, t1], pooling=SUM, dtype=float32, kernel=reference}
+ebc_keyed_tensor = keyed_tensor(ebc_lookup)
+return ebc_keyed_tensor"""
+    )
+    assert not collection.graph_module.training
+    metas = [node_meta(node) for node in collection.graph_module.graph.nodes]
+    sizes = {meta.kind: (str(meta.bytes), meta.device) for meta in metas if meta is not None}
+    assert sizes["to_host"] == sizes["hash_ids"] == ("8*B*(L_f0 + L_f1)", "cpu")
+    assert sizes["to_device"] == ("8*B*(L_f0 + L_f1)", "npu")
+    for other in (copy.deepcopy(collection), pickle.loads(pickle.dumps(collection))):
+        assert kinds(other) == kinds(collection)
+    collection.to("cpu")
+    assert format_graph(collection.graph_module) == on_host
+
+
+def test_the_item_with_the_rows_is_copied_if_batches_are_in_flight() -> None:
+    collection = converted(recfx.HashConfig(dense_rows=0, on_full="evict")).to(DEVICE)
+    text = format_graph(collection.graph_module)
+    assert "ebc_to_device = to_device(ebc_rows)" in text
+    assert "lookup(ebc_to_device, ebc_batch_in_flight)" in text
+
+
+def test_tables_without_an_index_need_no_copies() -> None:
+    for hashing in (recfx.HashConfig(), None):
+        assert kinds(converted(hashing).to(DEVICE)) == kinds(converted(hashing))
+
+
+def test_the_report_says_once_per_collection_that_ids_are_hashed_on_the_host() -> None:
+    model = nn.ModuleDict({"a": converted(), "b": converted(), "c": converted(recfx.HashConfig())})
+    assert "hashed_on_host" not in [reason.code for reason in recfx.explain(model).reasons]
+    found = [reason for reason in recfx.explain(model.to(DEVICE)).reasons if reason.code == "hashed_on_host"]
+    assert [reason.path for reason in found] == ["a", "b"]
+    assert "npu:0" in found[0].message
+
+
+def test_a_backend_that_cannot_serve_the_device_is_refused_by_the_forward() -> None:
+    model = recfx.convert(EmbeddingBagCollection([table("t", ["f"])]), hashing=RAW, backend="cpu")
+    model.to(DEVICE)
+    assert {parameter.device.type for parameter in model.parameters()} == {"npu"}
+    with pytest.raises(recfx.ConversionError) as caught:
+        model(batch(3, ("f",)).to(torch.device(DEVICE)))
+    assert caught.value.reason == "backend_unusable"
+
+
+def outputs(model: nn.Module, features: KeyedJaggedTensor, modes: tuple[bool, ...]) -> list[torch.Tensor]:
+    found = []
+    for training in modes:
+        model.train(training)
+        pooled = model(features).values()
+        pooled.square().sum().backward()
+        found.append(pooled.detach().cpu())
+        if features.weights_or_none() is not None:
+            weights: Any = features.weights()
+            found.append(weights.grad.cpu())
+            weights.grad = None
+    return found
+
+
+@pytest.mark.parametrize("ids_on", ["npu:0", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize(
+    "hashing",
+    [RAW, recfx.HashConfig(dense_rows=0, unseen="share"), recfx.HashConfig(dense_rows=0, admit_after=2)],
+    ids=["zeros", "share", "admit"],
+)
+def test_outputs_and_gradients_are_those_of_the_cpu(
+    hashing: recfx.HashConfig, weighted: bool, dtype: torch.dtype, ids_on: str
+) -> None:
+    """In eval mode first, when no id has a row, and after half of the ids got one."""
+    found = []
+    for device, place in (("cpu", "cpu"), (DEVICE, ids_on)):
+        collection = converted(hashing, weighted).to(device)
+        every = batch(6, ("f0", "f1"), weighted=weighted)
+        some = batch(3, ("f0", "f1"), weighted=weighted)
+        results = []
+        for features, modes in ((every, (False,)), (some, (True, True)), (every, (False, True))):
+            made = KeyedJaggedTensor(
+                features.keys(), features.values().to(dtype), features.weights_or_none(), lengths=features.lengths()
+            ).to(torch.device(place))
+            if weighted:
+                made.weights().requires_grad_()
+            results += outputs(collection, made, modes)
+        results += [parameter.grad.cpu() for parameter in collection.parameters() if parameter.grad is not None]
+        found.append(results)
+    assert len(found[0]) == len(found[1])
+    for on_device, expected in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(on_device, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("ids_on", ["npu:0", "cpu"])
+def test_an_empty_batch(ids_on: str) -> None:
+    collection = converted().to(DEVICE)
+    for samples in (0, 2):
+        lengths = torch.zeros(2 * samples, dtype=torch.int64)
+        features = KeyedJaggedTensor(["f0", "f1"], torch.zeros(0, dtype=torch.int64), lengths=lengths, stride=samples)
+        pooled = collection(features.to(torch.device(ids_on))).values()
+        assert (tuple(pooled.shape), pooled.device.type) == ((samples, 8), "npu")
+
+
+def test_copies_are_pinned_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[str] = []
+    events: Any = torch.npu.Event
+    monkeypatch.setattr(events, "synchronize", lambda self: waits.append("event"))
+    monkeypatch.setattr(torch.npu, "synchronize", lambda *_: waits.append("device"))
+    (ids,) = copy_to_host([torch.arange(5, device=DEVICE)])
+    assert (ids.is_pinned(), ids.tolist(), waits) == (True, [0, 1, 2, 3, 4], ["event"])
+    made: list[tuple[bool, Any]] = []
+    to = torch.Tensor.to
+
+    def noted(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        made.append((self.is_pinned(), kwargs.get("non_blocking")))
+        moved: torch.Tensor = to(self, *args, **kwargs)
+        return moved
+
+    monkeypatch.setattr(torch.Tensor, "to", noted)
+    rows = copy_to_device(torch.arange(5), torch.device(DEVICE))
+    assert (rows.device, made, waits) == (torch.device(DEVICE), [(True, True)], ["event"])
+
+
+@pytest.mark.parametrize("whole_graph", [False, True])
+def test_a_converted_model_that_moves(whole_graph: bool) -> None:
+    """The nodes of a whole graph stay as they are, and copy all the same."""
+    features = batch(3, ("f0", "f1"))
+    found = []
+    for path in (["cpu"], ["cpu", DEVICE], [DEVICE], [DEVICE, "cpu"]):
+        torch.manual_seed(0)
+        model = nn.Sequential(EmbeddingBagCollection([table("t0", ["f0"]), table("t1", ["f1"])]))
+        hashed = recfx.convert(model, (features,), hashing=RAW, device=path[0], whole_graph=whole_graph)
+        hashed.to(path[-1])
+        place = features.to(torch.device(path[-1]))
+        pooled = hashed(place).values()
+        pooled.sum().backward()
+        found.append([pooled.detach().cpu(), hashed.eval()(place).values().detach().cpu()])
+    for each in found[1:]:
+        for value, expected in zip(each, found[0], strict=True):
+            torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
