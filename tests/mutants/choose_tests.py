@@ -29,6 +29,12 @@ BESIDE = {
     "checkpoint": ["checkpoint", "sharding/test_checkpoint.py", "sharding/test_checkpoint_optimizers.py"],
     "verification": ["verification", "conversion"],
     "lowering": ["lowering", "nodes/test_default_device.py", "kernels", "optim"],
+    "lowering/_triton_lookup.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
+    "optim/fused_step_op.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
+    **dict.fromkeys(
+        (f"optim/{rule}_triton.py" for rule in ("sgd", "adagrad", "rowwise_adagrad", "adam")),
+        ["ascend/test_interpreted_targets.py", "ascend/test_interpreted.py"],
+    ),
     "optim": ["optim", "lowering", "sharding/test_optimizer_state.py", "sharding/test_optimizer_settings.py"],
     "pipeline": ["pipeline", "sharding/test_stock_pipeline.py"],
 }  # fmt: skip
