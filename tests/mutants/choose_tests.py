@@ -7,6 +7,7 @@ import functools
 import re
 from pathlib import Path
 
+_INTERPRETED = ["ascend/test_interpreted_targets.py", "ascend/test_interpreted.py"]
 BESIDE = {
     "passes": ["passes", "modules/test_means.py", "optim/test_settings_of_tables.py", "ir"],
     "passes/insert_dist.py": ["passes", "sharding/test_types.py", "sharding/test_hashed.py", "sharding/test_mixed.py"],
@@ -31,10 +32,7 @@ BESIDE = {
     "lowering": ["lowering", "nodes/test_default_device.py", "kernels", "optim"],
     "lowering/_triton_lookup.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
     "optim/fused_step_op.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
-    **dict.fromkeys(
-        (f"optim/{rule}_triton.py" for rule in ("sgd", "adagrad", "rowwise_adagrad", "adam")),
-        ["ascend/test_interpreted_targets.py", "ascend/test_interpreted.py"],
-    ),
+    **{f"optim/{rule}_triton.py": _INTERPRETED for rule in ("sgd", "adagrad", "rowwise_adagrad", "adam")},
     "optim": ["optim", "lowering", "sharding/test_optimizer_state.py", "sharding/test_optimizer_settings.py"],
     "pipeline": ["pipeline", "sharding/test_stock_pipeline.py"],
 }  # fmt: skip
