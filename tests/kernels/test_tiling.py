@@ -5,7 +5,21 @@ from __future__ import annotations
 import pytest
 
 from recfx.kernels import tiling
-from recfx.kernels.tiling import ASCEND_910B, CHIPS, block_of, chip_named, programs, refusal, ub_bytes
+from recfx.kernels.tiling import (
+    ASCEND_910B,
+    CHIPS,
+    Need,
+    RuleNeeds,
+    block_of,
+    chip_named,
+    programs,
+    refusal,
+    ub_bytes,
+)
+from recfx.optim.rules import RULES
+
+_STEPS = ("recfx_fused_step", "recfx_fused_step_of_borders")
+RULE = RuleNeeds("of_a_test", step=Need(10, 40), step_of_borders=Need(20, 30))
 
 
 @pytest.mark.parametrize(
@@ -48,24 +62,40 @@ def test_a_chip_without_a_table() -> None:
         chip_named("Ascend310P3")
 
 
+KERNELS = [(kernel, size, None) for kernel, of_sizes in tiling.NEEDS.items() for size in of_sizes]
+STEPS = [(kernel, size, rule.needs) for kernel in _STEPS for size in (2, 4) for rule in RULES]
+
+
+def test_every_rule_has_needs() -> None:
+    assert [rule.name for rule in RULES if rule.needs is None or rule.needs.rule != rule.name] == []
+
+
 def test_kernels_serve_every_dim_up_to_1024_on_every_chip() -> None:
     for chip in CHIPS.values():
-        for (kernel, rule), of_sizes in tiling.NEEDS.items():
-            assert [refusal(chip, kernel, 1024, size, rule) for size in of_sizes] == [None] * len(of_sizes)
+        assert [refusal(chip, kernel, 1024, size, rule) for kernel, size, rule in KERNELS + STEPS] == (
+            [None] * len(KERNELS + STEPS)
+        )
 
 
 def test_a_refusal_has_the_figures() -> None:
-    assert refusal(ASCEND_910B, "recfx_fused_step", 8192, 4, "sgd") == (
-        "recfx_fused_step with rule sgd needs 327,936 bytes of the unified buffer for rows of 8,192 columns, "
+    assert refusal(ASCEND_910B, "recfx_fused_step", 8192, 4, RULE) == (
+        "recfx_fused_step with rule of_a_test needs 327,690 bytes of the unified buffer for rows of 8,192 columns, "
         "Ascend910B3 has 196,608."
     )
+
+
+def test_a_step_and_its_borders_have_needs_of_their_own() -> None:
+    assert ub_bytes("recfx_fused_step", 64, 2, RULE) == 10 + 40 * 64
+    assert ub_bytes("recfx_fused_step_of_borders", 64, 2, RULE) == 20 + 30 * 64
 
 
 def test_kernels_that_were_never_measured() -> None:
     with pytest.raises(ValueError, match="recfx_other needs was never measured"):
         ub_bytes("recfx_other", 64, 4)
-    with pytest.raises(ValueError, match="recfx_fused_step with rule lamb needs was never measured"):
-        ub_bytes("recfx_fused_step", 64, 4, "lamb")
+    with pytest.raises(ValueError, match="recfx_pooled_lookup with rule of_a_test needs was never measured"):
+        ub_bytes("recfx_pooled_lookup", 64, 4, RULE)
+    with pytest.raises(ValueError, match="recfx_fused_step needs was never measured"):
+        ub_bytes("recfx_fused_step", 64, 4)
 
 
 def test_elements_that_a_kernel_does_not_serve() -> None:
@@ -74,4 +104,4 @@ def test_elements_that_a_kernel_does_not_serve() -> None:
 
 
 def test_names_of_kernels_are_kept_by_the_device() -> None:
-    assert max(len(kernel) for kernel, _ in tiling.NEEDS) <= min(chip.most_kernel_name for chip in CHIPS.values())
+    assert max(map(len, [*tiling.NEEDS, *_STEPS])) <= min(chip.most_kernel_name for chip in CHIPS.values())
