@@ -23,4 +23,7 @@ def transfer_reasons(collection: ConvertedCollection, path: str) -> tuple[Diagno
         f"its tables are on {device}, but its ids are hashed on the host, where the indexes are: each forward copies "
         "ids to the host and their rows to the device (nodes to_host and to_device)."
     )
-    return (Diagnostic("hashed_on_host", path, message, "nothing."),)
+    advice = (
+        "nothing; recfx.TrainPipeline copies the next batch's ids ahead, and hashes them while the device computes."
+    )
+    return (Diagnostic("hashed_on_host", path, message, advice),)

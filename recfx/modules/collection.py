@@ -174,14 +174,22 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
         return pooled
 
     def _run(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        self.begin_forward()
+        pooled: KeyedTensor = self.graph_module(features)
+        return pooled
+
+    def begin_forward(self) -> None:
+        """Do what comes before the graph runs, which may be another graph afterwards.
+
+        Raises:
+            ConversionError: what was put on the collection since the conversion does not fit it.
+        """
         if not all_held(self.embedding_bags):
             self._hold_bags()
         self._follow_optimizers()
         self._forget_row_moves()
         if self._store.optimizers and self.training and torch.is_grad_enabled():
             refuse_fused_replicas(self.collection, list(self._store.optimizers))
-        pooled: KeyedTensor = self.graph_module(features)
-        return pooled
 
     def _hold_bags(self) -> None:
         """Check bags that the user has put in place of others: they have to be plain, too."""

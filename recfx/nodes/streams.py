@@ -21,11 +21,13 @@ def record_stream(value: Any, stream: Any) -> None:
             record_stream(each, stream)
         return
     if isinstance(value, torch.Tensor):
-        device = value.device
-    elif isinstance(value, (KeyedJaggedTensor, JaggedTensor, KeyedTensor)):
-        device = value.device()
-    else:
-        value.record_stream(stream)
-        return
-    if device.type != "cpu":
+        if value.device.type != "cpu":
+            value.record_stream(stream)
+    elif isinstance(value, (KeyedJaggedTensor, JaggedTensor)):
+        # Each by itself: ids may be on the host while their bags are on the device.
+        parts = (value.values(), value.weights_or_none(), value.lengths_or_none(), value.offsets_or_none())
+        for part in parts:
+            if part is not None:
+                record_stream(part, stream)
+    elif not isinstance(value, KeyedTensor) or value.device().type != "cpu":
         value.record_stream(stream)

@@ -39,6 +39,11 @@ class Agreement:
         self._groups = None if first is None or first.groups.ids.size() == 1 else first.groups
         self._mark, self._mark_after_error = marks.identity(_NAME, [], []), marks.identity(_AFTER_AN_ERROR, [], [])
 
+    @property
+    def is_free(self) -> bool:
+        """Whether there is no other rank to ask."""
+        return self._groups is None
+
     def reach(self, mine: Held) -> list[Held]:
         """What each rank has, in order; only this rank's answer if there are no others. Collective.
 

@@ -13,7 +13,9 @@ from torch import nn
 
 from recfx.diagnostics import Diagnostic
 from recfx.modules.collection import unsharded_collections
+from recfx.modules.converted_collection import ConvertedCollection
 from recfx.pipeline.background import Streams, Worker
+from recfx.pipeline.hashed_ahead import HashedCall, hashed_on_host
 from recfx.pipeline.prefetched_call import KnownCall, StartedCall, sharded_modules
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.out_of_step import in_step
@@ -27,7 +29,7 @@ class PipelinedCollection:
 
     Args:
         path: its path in the model.
-        pipelined: whether its ids are sent ahead.
+        pipelined: whether its ids are sent ahead or, if this rank has the whole collection, hashed ahead on the host.
         why: why they are not, or what else is not done ahead; None if there is nothing to say.
     """
 
@@ -46,7 +48,8 @@ class CallsAhead:
 
     def __init__(self, model: nn.Module, streams: Streams) -> None:
         self._model, self._streams, self._worker = model, streams, Worker()
-        self._modules = sharded_modules(model)
+        self._hashed = hashed_on_host(model)
+        self._modules: dict[str, Any] = {**sharded_modules(model), **self._hashed}
         self._known: list[KnownCall] | None = None
         self._not_ahead: dict[str, Diagnostic] = {}
 
@@ -57,7 +60,10 @@ class CallsAhead:
         """
         if self._known is None:
             return None
-        started = [StartedCall(call, call.arguments(batch)) for call in self._known]
+        started = [
+            (HashedCall if call.name in self._hashed else StartedCall)(call, call.arguments(batch))
+            for call in self._known
+        ]
         with self._together():
             for call in started:
                 call.start(self._streams, is_last)
@@ -106,8 +112,10 @@ class CallsAhead:
 
     def report(self) -> list[PipelinedCollection]:
         """What is done with each collection."""
-        found = [self._of_sharded(path, module) for path, module in self._modules.items()]
+        found = [self._of(path, module) for path, module in self._modules.items()]
         for path in unsharded_collections(self._model):
+            if path in self._hashed:
+                continue
             why = "this rank has the whole collection, so there are no ids to send."
             found.append(PipelinedCollection(path, False, Diagnostic("not_sharded", path, why)))
         return found
@@ -133,7 +141,8 @@ class CallsAhead:
             if path in self._not_ahead and not waiting:
                 return original(*args, **kwargs)
             if waiting and waiting[0].is_for(args, kwargs):
-                return waiting.popleft().finish(self._streams)
+                call = waiting.popleft()
+                return original(*args, **kwargs) if call.is_outdated() else call.finish(self._streams)
             if path not in self._not_ahead:
                 why = "the model called it differently than with the first batch."
                 self._keep_out(Diagnostic("input_changed", path, why))
@@ -141,15 +150,16 @@ class CallsAhead:
 
         return forward
 
-    def _of_sharded(self, path: str, module: Any) -> PipelinedCollection:
+    def _of(self, path: str, module: Any) -> PipelinedCollection:
         if path in self._not_ahead:
             return PipelinedCollection(path, False, self._not_ahead[path])
         if self._known is None:
             why = "calls are learned from the first batch."
             return PipelinedCollection(path, False, Diagnostic("no_batch_yet", path, why))
-        in_turn = module.hashed_in_turn() if isinstance(module, ShardedHashEmbeddingBagCollection) else []
+        in_turn = module.hashed_in_turn() if isinstance(module, ConvertedCollection) else []
         if in_turn:
-            why = f"its ids are sent ahead but hashed in turn, because tables {in_turn} count every id or evict."
+            done = "copied to the host" if path in self._hashed else "sent"
+            why = f"its ids are {done} ahead but hashed in turn, because tables {in_turn} count every id or evict."
             return PipelinedCollection(path, True, Diagnostic("hashed_in_turn", path, why))
         return PipelinedCollection(path, True)
 

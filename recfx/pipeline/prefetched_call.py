@@ -14,6 +14,7 @@ from recfx.pipeline.batch_paths import Path, follow, path_in
 from recfx.sharding.awaitables import Result
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.out_of_step import in_step
+from recfx.sharding.pipeline_stages import StagedGraph
 
 
 class KnownCall:
@@ -27,6 +28,7 @@ class KnownCall:
 
     def __init__(self, name: str, module: Any, args: list[Path], kwargs: dict[str, Path]) -> None:
         self.name, self.module, self.args, self.kwargs = name, module, args, kwargs
+        self._staged: StagedGraph | None = None
 
     @classmethod
     def find(
@@ -47,6 +49,13 @@ class KnownCall:
             return [follow(batch, path) for path in self.args], {k: follow(batch, p) for k, p in self.kwargs.items()}
         except (AttributeError, LookupError, TypeError):
             return None
+
+    def staged(self) -> StagedGraph:
+        """The stages of the collection's graph as it is now."""
+        graph_module = self.module.graph_module
+        if self._staged is None or self._staged.graph_module is not graph_module:
+            self._staged = StagedGraph(graph_module)
+        return self._staged
 
 
 class StartedCall:
@@ -139,6 +148,10 @@ class StartedCall:
             and all(mine is theirs for mine, theirs in zip(self.args, args, strict=True))
             and all(self.kwargs[key] is value for key, value in kwargs.items())
         )
+
+    def is_outdated(self) -> bool:
+        """Whether the call has to be made anew. What ranks have begun together, they finish."""
+        return False
 
     def finish(self, streams: Streams) -> Any:
         """The rest of the call, in the model's forward. Returns its result.

@@ -34,9 +34,10 @@ class TrainPipeline:
     """Runs steps of a model with sharded collections; a drop-in for TorchRec's ``TrainPipelineSparseDist``.
 
     While a batch computes, the ids of the next batch are selected, sent, awaited and, if that does not change the
-    results, looked up in the indexes; the batch after that is copied to the device. Results are bit for bit those of
-    running the steps one by one: indexes insert, count and evict in the order of the batches, each in its own step, and
-    a lookup comes after the update of the previous step.
+    results, looked up in the indexes; the batch after that is copied to the device. A collection that is not sharded
+    has no ids to send; if its tables are not on the host, the next batch's ids are copied to the host and looked up in
+    the same way. Results are bit for bit those of running the steps one by one: indexes insert, count and evict in the
+    order of the batches, each in its own step, and a lookup comes after the update of the previous step.
 
     The model is called with one batch and returns ``(losses, output)``. A collection that it calls with a part of the
     batch (the batch itself, an attribute or an item, up to a depth of 4) is pipelined; ``report()`` says which are not,
@@ -98,7 +99,7 @@ class TrainPipeline:
         self._load(3)
         if self._failed:
             self._rejoin()
-        if self._shared < 1:
+        if self._shared < 1 or self._agreement.is_free:
             self._share()
         current = self._batches[0]
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ascend.npu_runtime.sharded_training import train_on_npus
+from recfx.ir import format_graph
+from tests.ascend.npu_runtime.sharded_training import model_on_npus, train_on_npus
 from tests.sharding.cases import Case, Table, check, train_whole
 from tests.sharding.ranks import ranks
 from tests.sharding.typical_cases import TYPES, hashed_case, one_type
@@ -52,6 +53,24 @@ def test_hashed(name: str, ids_on_host: bool) -> None:
     answers = ranks(2, "hccl").run(train_on_npus, HASHED[name], ids_on_host)
     expected, _ = train_whole(HASHED[name], 2)
     check(HASHED[name], 2, answers, expected=expected)
+
+
+def graph_of(rank: int, world_size: int, ids_on_host: bool) -> str:
+    case = HASHED["row_wise_lru"]
+    model = model_on_npus(case, world_size, torch.device("npu", rank), ids_on_host)
+    return format_graph(model.sparse.graph_module)
+
+
+def test_ids_are_copied_where_ranks_exchange_or_hash_them() -> None:
+    for text in ranks(2, "hccl").run(graph_of, True):
+        assert "ebc_to_host = to_host(ebc_select_features) {with_bags}" in text
+        assert "bucketize(ebc_to_host)" in text
+        assert "hash_ids(ebc_ids)" in text
+        assert "to_device(ebc_rows)" in text
+    for text in ranks(2, "hccl").run(graph_of, False):
+        assert "ebc_to_host = to_host(ebc_ids)" in text
+        assert "hash_ids(ebc_to_host)" in text
+        assert "to_device(ebc_rows)" in text
 
 
 @WAYS

@@ -82,6 +82,7 @@ def test_the_report_says_once_per_collection_that_ids_are_hashed_on_the_host() -
     found = [reason for reason in recfx.explain(model.to(DEVICE)).reasons if reason.code == "hashed_on_host"]
     assert [reason.path for reason in found] == ["a", "b"]
     assert "npu:0" in found[0].message
+    assert "TrainPipeline" in found[0].what_to_do
 
 
 def test_a_backend_that_cannot_serve_the_device_is_refused_by_the_forward() -> None:
