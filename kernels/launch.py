@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
+import threading
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ SIMULATED = "RECFX_SIMULATED_KERNELS"
 
 _INTERPRETED_PROGRAMS = 3  # any number gives the same results; several show it
 _PROGRAMS_PER_MULTIPROCESSOR = 32
+_interpreter = threading.RLock()  # Triton's interpreter keeps the program's number, and more, in global variables
 
 
 def simulated(device: torch.device) -> bool:
@@ -32,12 +33,20 @@ def why_not(device: torch.device) -> str:
     if importlib.util.find_spec("triton") is None:
         package = "triton-ascend" if device.type == "npu" else "triton"
         return f"Triton is not installed: pip install {package}."
-    if device.type == "cpu":
-        if os.environ.get("TRITON_INTERPRET") == "1":
-            return ""
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         return "on the CPU, kernels in Triton only run in its interpreter (TRITON_INTERPRET=1)."
-    from triton.backends import backends
-
+    try:
+        import triton
+        from triton.backends import backends
+    except (ImportError, AttributeError, OSError) as error:
+        return f"Triton is installed, but it cannot be imported ({type(error).__name__}: {error})."
+    if device.type == "cpu":
+        if isinstance(triton.language.zeros, triton.JITFunction):
+            return (
+                "TRITON_INTERPRET=1 was set after Triton had been imported, which torch does, too: set it before the "
+                "process starts."
+            )
+        return ""
     wanted = {"cuda": "nvidia", "npu": "ascend"}[device.type]
     if wanted in backends:
         return ""
@@ -68,8 +77,8 @@ def programs(device: torch.device, work: int) -> int:
 
 
 def launch(kernel: Any, number: int, tensor: torch.Tensor, *arguments: Any, **constants: Any) -> None:
-    """Launch ``kernel`` in ``number`` programs on the device of ``tensor``, its first argument."""
+    """Launch ``kernel`` in ``number`` programs on the device of ``tensor``, its first argument. Threads may call it."""
     device = tensor.device
-    on_device = contextlib.nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)
+    on_device = _interpreter if device.type == "cpu" else torch.get_device_module(device).device(device)
     with on_device:
         kernel[(number,)](tensor, *arguments, **constants)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -37,9 +38,24 @@ def spec(dims: tuple[int, ...] = (4, 8), dtype: torch.dtype = torch.float32, **c
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if Triton were there, as an interpreter."""
+    stand_in_for_triton(monkeypatch, zeros=object())
+
+
+class JITFunction:
+    """Stands for Triton's class of functions that are compiled, and not interpreted."""
+
+
+def stand_in_for_triton(monkeypatch: pytest.MonkeyPatch, zeros: object) -> None:
+    """With ``TRITON_INTERPRET=1``, and ``zeros`` as ``triton.language.zeros``."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "triton" else found(name))
+    module: Any = ModuleType("triton")
+    module.JITFunction, module.language = JITFunction, SimpleNamespace(zeros=zeros)
+    backends: Any = ModuleType("triton.backends")
+    backends.backends = {"nvidia": object()}
+    monkeypatch.setitem(sys.modules, "triton", module)
+    monkeypatch.setitem(sys.modules, "triton.backends", backends)
 
 
 class WithoutKernel(Adam):
@@ -87,6 +103,21 @@ def test_what_no_kernel_serves(wanted: Callable[[], LookupSpec], code: str, said
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert declined(spec()) == ("no_triton", "Triton is not installed: pip install triton.")
+
+
+def test_a_triton_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in_for_triton(monkeypatch, zeros=object())
+    monkeypatch.setitem(sys.modules, "triton.backends", None)
+    code, message = declined(spec())
+    assert code == "no_triton"
+    assert "installed, but it cannot be imported (ModuleNotFoundError: " in message
+
+
+def test_an_interpreter_that_was_asked_for_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in_for_triton(monkeypatch, zeros=JITFunction())
+    code, message = declined(spec())
+    assert code == "no_triton"
+    assert "set it before the process starts" in message
 
 
 def test_on_the_cpu_there_is_only_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -104,3 +105,25 @@ def test_dims_and_dtypes(dim: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(found.float(), wanted.float(), rtol=tolerance, atol=tolerance)
     (one,), (other,) = converted.parameters(), plain.parameters()
     torch.testing.assert_close(one.grad, other.grad, rtol=tolerance, atol=tolerance)
+
+
+def test_threads() -> None:
+    """Models in threads of their own train as they do one after the other: the interpreter has global variables."""
+    alone, together = ([recfx.convert(collection(), backend="triton") for _ in range(3)] for _ in range(2))
+    for one, other in zip(alone, together, strict=True):
+        other.load_state_dict(one.state_dict())
+        attach(one, "sgd")
+        attach(other, "sgd")
+
+    def train(model: nn.Module) -> None:
+        for step in range(2):
+            adopted = batch(step, 15)
+            ids = KeyedJaggedTensor(adopted.keys(), adopted.values().remainder(20), lengths=adopted.lengths())
+            model(ids).values().square().sum().backward()
+
+    for model in alone:
+        train(model)
+    with ThreadPoolExecutor(len(together)) as threads:
+        list(threads.map(train, together))
+    for one, other in zip(alone, together, strict=True):
+        torch.testing.assert_close(other.state_dict(), one.state_dict(), rtol=0, atol=0)
