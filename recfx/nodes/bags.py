@@ -7,9 +7,12 @@ from itertools import accumulate
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+# KeyedJaggedTensor.permute calls FBGEMM, whose operators elsewhere (on NPUs) go through the host, if they run at all.
+_FBGEMM_PERMUTES_ON = ("cpu", "cuda")
+
 
 def select_bags(
-    features: KeyedJaggedTensor, bags: torch.Tensor, weights: torch.Tensor | None
+    features: KeyedJaggedTensor, bags: torch.Tensor, weights: torch.Tensor | None, ids: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Copy the bags at positions ``bags``, in that order; differentiable in ``weights``.
 
@@ -17,6 +20,7 @@ def select_bags(
         features: the source.
         bags: ``[N]`` int64, positions in ``features.lengths()``; repeats are allowed.
         weights: per-id weights that are copied along, or None.
+        ids: how many ids these bags have together, if the caller knows; else the host waits for the device to tell.
 
     Returns:
         values, lengths ``[N]``, offsets ``[N + 1]``, weights.
@@ -28,7 +32,7 @@ def select_bags(
     offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
     torch.cumsum(lengths, 0, out=offsets[1:])
     starts = features.offsets().index_select(0, bags).to(torch.int64)
-    take = torch.repeat_interleave(starts - offsets[:-1], lengths.to(torch.int64))
+    take = torch.repeat_interleave(starts - offsets[:-1], lengths.to(torch.int64), output_size=ids)
     take = take + torch.arange(take.numel(), device=lengths.device)
     return (
         features.values().index_select(0, take),
@@ -46,17 +50,19 @@ def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: li
         positions: the positions of the keys to select.
         keys: their names in the result.
     """
-    weights = features.weights_or_none()
-    if not features.values().is_meta and (weights is None or not weights.requires_grad):
+    weights, device = features.weights_or_none(), features.values().device
+    if device.type in _FBGEMM_PERMUTES_ON and (weights is None or not weights.requires_grad):
         permuted = _with_length_per_key(features).permute(positions)
         values, lengths, offsets = permuted.values(), permuted.lengths(), permuted.offsets()
         weights = permuted.weights_or_none()
     else:
         # The backward of KeyedJaggedTensor.permute is wrong for subsets and repeats (torchrec 1.8.0).
         stride = features.stride()
-        bags = torch.tensor(positions, device=features.values().device).unsqueeze(1) * stride
-        bags = (bags + torch.arange(stride, device=bags.device)).view(-1)
-        values, lengths, offsets, weights = select_bags(features, bags, weights)
+        bags = torch.tensor(positions, device=device).unsqueeze(1) * stride
+        bags = (bags + torch.arange(stride, device=device)).view(-1)
+        every_key_once = sorted(positions) == list(range(len(features.keys())))
+        ids = features.values().numel() if every_key_once else None
+        values, lengths, offsets, weights = select_bags(features, bags, weights, ids)
     return KeyedJaggedTensor(keys, values, weights, lengths=lengths, offsets=offsets, stride=features.stride())
 
 

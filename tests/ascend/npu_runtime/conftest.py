@@ -1,5 +1,8 @@
 """Tests of this folder run in a process that sees a simulated NPU; the process that collects them reports what it says.
 
+A file with ``MAY_FALL_BACK = True`` lets torch_npu run operators on the host that it has no kernel for; elsewhere only
+those may, that ``host_round_trips.md`` lists.
+
 torch_npu renames a device of torch for good, and the libraries that stand in for CANN's have to be there when it is
 loaded: neither may happen in a process that tests anything else. One process runs all tests of a file. They are
 ordinary tests; only fixtures must not touch the device, because they are set up in both processes.
@@ -18,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.ascend import tools
-from tests.ascend.npu_runtime.environment import environment, is_simulated
+from tests.ascend.npu_runtime.environment import environment, is_simulated, with_fallback
 
 REPORT = "RECFX_SIMULATED_NPU_REPORT"
 LONGEST = 300.0  # seconds, for a file
@@ -72,6 +75,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def _run_file(item: pytest.Function) -> _Told:
     names = [each.nodeid for each in item.session.items if each.path == item.path]
     given: dict[str, str] = item.funcargs["npu_environment"]
+    if getattr(item.module, "MAY_FALL_BACK", False):
+        given = with_fallback(given)
     report = Path(given["PYTHONPATH"].split(os.pathsep)[1]) / f"{item.path.stem}.jsonl"
     finished = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *names],

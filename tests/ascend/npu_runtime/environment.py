@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 
 from tests.ascend import tools
-from tests.ascend.npu_runtime import stand_in
+from tests.ascend.npu_runtime import round_trips, stand_in
 
 ENTRY_POINT = "[torch.backends]\nrecfx_simulated_npu = tests.ascend.npu_runtime.autoload:autoload\n"
+
+
+NO_FALLBACK, FALLBACKS = "TORCH_NPU_FALLBACK_CPU_DISABLE", "RECFX_SIMULATED_FALLBACKS"
 
 
 def is_simulated() -> bool:
@@ -18,6 +21,9 @@ def is_simulated() -> bool:
 
 def environment(folder: Path, devices: int = 2) -> dict[str, str]:
     """Build the stand-in below ``folder``, and describe it to a process.
+
+    An operator that torch_npu has no kernel for is an error there, unless ``host_round_trips.md`` lists it: then it has
+    one for the simulation.
 
     Args:
         folder: an empty one, which must exist as long as the process.
@@ -42,4 +48,11 @@ def environment(folder: Path, devices: int = 2) -> dict[str, str]:
         "RECFX_SIMULATED_NPUS": str(devices),
         "ASCEND_LAUNCH_BLOCKING": "1",  # an error is raised by the call that caused it
         "OMP_NUM_THREADS": "1",
+        NO_FALLBACK: "1",
+        FALLBACKS: " ".join(round_trips.fallbacks()),
     }
+
+
+def with_fallback(given: dict[str, str]) -> dict[str, str]:
+    """The same, but torch_npu runs every operator that it has no kernel for on the host, and warns."""
+    return {key: value for key, value in given.items() if key not in (NO_FALLBACK, FALLBACKS)}

@@ -101,7 +101,9 @@ def _kernel(name: str, operator: Any) -> Callable[..., Any]:
                 return leaf
             if id(leaf) in lent:
                 return lent[id(leaf)].returned()
-            return leaf if device is None else _moved(leaf, device)
+            if device is None or any(leaf is each for each in tensors):  # it was written to on the host
+                return leaf
+            return _moved(leaf, device)
 
         with torch._C._AutoDispatchBelowAutograd():
             result = operator(*tree_map(lend, args), **tree_map(lend, kwargs))

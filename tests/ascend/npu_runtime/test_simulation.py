@@ -42,6 +42,14 @@ def test_an_out_argument_grows() -> None:
     assert out.tolist() == [2, 2, 2]
 
 
+def test_copies_return_what_they_wrote_to() -> None:
+    on_host, on_device = torch.zeros(3), torch.ones(3, device="npu:1")
+    assert on_host.copy_(on_device) is on_host
+    assert on_host.tolist() == [1, 1, 1]
+    assert on_device.copy_(torch.arange(3)) is on_device
+    assert on_device.tolist() == [0, 1, 2]
+
+
 def test_streams_and_events() -> None:
     stream, event = torch.npu.Stream(), torch.npu.Event()
     with torch.npu.stream(stream):

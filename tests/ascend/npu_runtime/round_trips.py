@@ -1,0 +1,79 @@
+"""The committed table of operators that involve the host, in ``host_round_trips.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+LISTED = Path(__file__).with_name("host_round_trips.md")
+HEADER = "| operator | how it meets the host | where | target | when | why |\n| --- | --- | --- | --- | --- | --- |\n"
+
+FALLBACK = "runs on the host"
+INSIDE = "its kernel copies to the host"
+COPY = "copies to the host"
+WAITS = "waits for the size of its result"
+
+
+class Meeting(NamedTuple):
+    """An operator that is called with tensors on an NPU and involves the host.
+
+    Args:
+        operator: its name, with namespace and overload.
+        how: one of the constants above.
+        where: the innermost file of recfx that was running; ``autograd`` if none was.
+    """
+
+    operator: str
+    how: str
+    where: str
+
+
+class Occasion(NamedTuple):
+    """When it happens.
+
+    Args:
+        target: with which targets of ``recfx.lowering``.
+        when: in training steps, in eval forwards or in both.
+    """
+
+    target: str
+    when: str
+
+    @classmethod
+    def of(cls, seen: Iterable[tuple[str, str]]) -> Occasion:
+        """From pairs of a target and ``training`` or ``eval``."""
+        targets, when = (", ".join(sorted(set(each))) for each in zip(*seen, strict=True))
+        return cls(targets, when)
+
+
+class Line(NamedTuple):
+    """A line of the table: its occasion and its reason."""
+
+    occasion: Occasion
+    why: str
+
+
+def read() -> dict[Meeting, Line]:
+    """The table as it is committed."""
+    found = {}
+    for line in LISTED.read_text().partition(HEADER)[2].splitlines():
+        operator, how, where, target, when, why = (cell.strip().strip("`") for cell in line.strip("|").split("|"))
+        found[Meeting(operator, how, where)] = Line(Occasion(target, when), why)
+    return found
+
+
+def fallbacks() -> list[str]:
+    """The operators that the table says run on the host."""
+    return sorted({each.operator for each in read() if each.how == FALLBACK})
+
+
+def write(found: Mapping[Meeting, Occasion]) -> None:
+    """Replace the table; reasons stay."""
+    known, before = read(), LISTED.read_text().partition(HEADER)[0]
+    lines = [
+        f"| `{each.operator}` | {each.how} | `{each.where}` | {occasion.target} | {occasion.when} | "
+        f"{known[each].why if each in known else ''} |\n"
+        for each, occasion in sorted(found.items())
+    ]
+    LISTED.write_text(before + HEADER + "".join(lines))

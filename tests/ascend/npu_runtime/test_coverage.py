@@ -1,0 +1,53 @@
+"""Where lowered graphs meet the host on an NPU is what ``host_round_trips.md`` says, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.ascend import tools
+from tests.ascend.npu_runtime import round_trips
+from tests.ascend.npu_runtime.coverage import Recorder, measure, served_by
+from tests.ascend.npu_runtime.round_trips import COPY, FALLBACK, WAITS, Meeting
+
+HOW_TO = (
+    "if this is right, run `python -m tests.ascend.npu_runtime.coverage` and write down the reason of each new line"
+)
+
+
+def test_the_table_is_what_is_found() -> None:
+    tools.triton().require()
+    found = measure().meetings
+    listed = {each: line.occasion for each, line in round_trips.read().items()}
+    new = [f"not listed: {each}, {when}" for each, when in found.items() if listed.get(each) != when]
+    gone = [f"no longer true: {each}, {when}" for each, when in listed.items() if found.get(each) != when]
+    assert not new + gone, "\n".join([*new, *gone, HOW_TO])
+
+
+def test_every_line_has_a_reason() -> None:
+    without = [each for each, line in round_trips.read().items() if not line.why]
+    assert not without, HOW_TO
+
+
+def test_an_operator_without_a_kernel_is_an_error_here() -> None:
+    """Unless it is listed. So nothing in these tests runs on the host unseen, not even inside another operator."""
+    assert served_by("aten::segment_reduce") == "backend fallback"
+    with pytest.raises(RuntimeError, match="segment_reduce"):
+        torch.segment_reduce(torch.ones(3, device="npu:0"), "sum", lengths=torch.tensor([1, 2], device="npu:0"))
+
+
+def test_what_involves_the_host_is_noticed() -> None:
+    recorder = Recorder(frozenset({"aten::add.Tensor"}))
+    tensor = torch.ones(3, device="npu:0")
+    with recorder:
+        tensor.cpu()  # not while nothing is measured
+        recorder.now = ("npu", "eval")
+        _ = tensor.cpu(), tensor.sum().item(), tensor.nonzero(), tensor + tensor, tensor * 2, torch.ones(2).to("npu:0")
+        recorder.now = None
+    assert set(recorder.meetings) == {
+        Meeting("aten::_to_copy", COPY, "autograd"),
+        Meeting("aten::_local_scalar_dense", COPY, "autograd"),
+        Meeting("aten::nonzero", WAITS, "autograd"),
+        Meeting("aten::add.Tensor", FALLBACK, "autograd"),
+    }
+    assert {"aten::mul.Tensor", "aten::sum"} <= recorder.operators
