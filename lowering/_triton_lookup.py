@@ -66,18 +66,22 @@ class TritonBackward:
         return totals
 
     def step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
-        """See ``Backward``. Tables whose numbers are equal are stepped in one launch."""
+        """See ``Backward``. Tables whose numbers are equal are stepped in one launch; frozen ones need no state."""
         weights = [weight.data for weight in batch.weights]  # a step is not an edit that autograd should see
-        for optimizer, weight in zip(self.optimizers, batch.weights, strict=True):
-            optimizer.prepare(weight)
         trained = [table for table, weight in enumerate(batch.weights) if weight.requires_grad]
+        if not trained:
+            return
+        for table in trained:
+            self.optimizers[table].prepare(batch.weights[table])
         if launch.simulated(grad_output.device):
             for table in trained:
                 of_table = gradients_of_table(batch, grad_output, self.tables, self.pooling, table)
                 self.optimizers[table].step(weights[table], *of_table)
             return
         rule = self.optimizers[0].rule  # tables of one lookup have the same rule
-        states = [[optimizer.state[state.name] for optimizer in self.optimizers] for state in rule.states]
+        # That of a table which is not stepped is not read.
+        with_state = [self.optimizers[table if table in trained else trained[0]] for table in range(len(weights))]
+        states = [[optimizer.state[state.name] for optimizer in with_state] for state in rule.states]
         first, second = (*states, [], [])[:2]
         alike: dict[StepNumbers, list[int]] = {}
         for table in trained:

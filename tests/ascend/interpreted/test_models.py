@@ -12,7 +12,7 @@ from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.ir import format_graph
-from tests.builders.collections import collection, table
+from tests.builders.collections import collection, table, tables_named
 from tests.builders.optimizers import OPTIMIZERS, attach
 from tests.models import ZOO
 from tests.models.case import tensors_in
@@ -105,6 +105,29 @@ def test_dims_and_dtypes(dim: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(found.float(), wanted.float(), rtol=tolerance, atol=tolerance)
     (one,), (other,) = converted.parameters(), plain.parameters()
     torch.testing.assert_close(one.grad, other.grad, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("frozen", ["f1", "f3"])
+def test_frozen_tables_keep_their_weights_and_get_no_state(frozen: str) -> None:
+    torch.manual_seed(0)
+    plain = tables_named("f1", "f2", "f3", rows=20)
+    models = []
+    for backend in ("reference", "triton"):
+        model = copy.deepcopy(plain)
+        attach(model, "adam")
+        model.embedding_bags[frozen].weight.requires_grad_(False)
+        models.append(recfx.convert(model, backend=backend))
+    for step in range(2):
+        for model in models:
+            drawn = batch(step, 15)
+            ids = KeyedJaggedTensor(drawn.keys(), drawn.values().remainder(20), lengths=drawn.lengths())
+            model(ids).values().square().sum().backward()
+    first, second = (model.state_dict() for model in models)
+    torch.testing.assert_close(second, first, rtol=1e-4, atol=1e-5)
+    for model in models:
+        for name, weight in model.named_parameters():
+            (optimizer,) = weight._in_backward_optimizers
+            assert set(optimizer.state[weight]) == (set() if frozen in name else {"step", "exp_avg", "exp_avg_sq"})
 
 
 def test_threads() -> None:
