@@ -49,12 +49,13 @@ class Rows:
     def __getitem__(self, which: slice | torch.Tensor) -> Rows:
         return Rows(self.labels[which], self.dense[which], self.ids[which], self.present[which])
 
-    def model_input(self) -> tuple[torch.Tensor, KeyedJaggedTensor]:
+    def model_input(self, device: torch.device) -> tuple[torch.Tensor, KeyedJaggedTensor]:
         """The DLRM's inputs: dense features, and one bag per feature and row, which is empty if the id is missing."""
         present = self.present.t()
-        return self.dense, KeyedJaggedTensor(
+        features = KeyedJaggedTensor(
             CATEGORICAL, self.ids.t()[present], lengths=present.reshape(-1).long(), stride=len(self)
         )
+        return self.dense.to(device), features.to(device)
 
     def batches(self, size: int) -> Iterator[Rows]:
         """Batches in order; the last one may be smaller."""

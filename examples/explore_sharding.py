@@ -3,6 +3,7 @@
     python examples/explore_sharding.py                                  # every type, on 2 processes
     python examples/explore_sharding.py --world-size 4 --type grid_shard
     torchrun --nproc-per-node 2 examples/explore_sharding.py --type row_wise
+    python examples/explore_sharding.py --device npu                     # or cuda; a device per process
 
 There are two large tables and two small ones, which already hold some ids: rows and ids move to the shards together.
 Four processes stand for two hosts with two each. Each rank looks up its batch and compares the result with that of the
@@ -19,9 +20,9 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from processes import free_port, in_order, print_once, process_group, quiet
+from processes import find_device, free_port, in_order, print_once, process_group, quiet, topology
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from torchrec.distributed.planner import ParameterConstraints, Topology
+from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardingType
 
 import recfx
@@ -35,52 +36,59 @@ TYPES = [kind.value for kind in ShardingType]
 def main() -> int:
     options = parse_arguments()
     if "RANK" in os.environ:  # started by torchrun
-        run_rank(options.type)
+        run_rank(options)
     else:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
         multiprocessing.set_forkserver_preload(["torch", "torchrec.distributed", "fbgemm_gpu"])  # imported once
-        arguments = (options.world_size, options.type)
+        arguments = (options.world_size, options)
         mp.start_processes(run_started, arguments, nprocs=options.world_size, start_method="forkserver")
     return 0
 
 
-def run_started(rank: int, world_size: int, kinds: list[str]) -> None:
+def run_started(rank: int, world_size: int, options: argparse.Namespace) -> None:
     os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)))
     os.environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world_size)))
-    run_rank(kinds)
+    run_rank(options)
 
 
-def run_rank(kinds: list[str]) -> None:
+def run_rank(options: argparse.Namespace) -> None:
     quiet()
     torch.set_num_threads(1)
+    device = find_device(options.device)
     batches = [draw_batch(seed) for seed in range(int(os.environ["WORLD_SIZE"]))]
     collection = build()
     for batch in batches:  # every id gets its row, the same on every rank
         collection(batch)
-    with process_group(torch.device("cpu")):
-        for kind in kinds:
-            explore(kind, collection, batches)
+    with process_group(device):
+        for kind in options.type:
+            explore(kind, collection, batches, device)
 
 
-def explore(kind: str, collection: recfx.HashEmbeddingBagCollection, batches: list[KeyedJaggedTensor]) -> None:
+def explore(
+    kind: str,
+    collection: recfx.HashEmbeddingBagCollection,
+    batches: list[KeyedJaggedTensor],
+    device: torch.device,
+) -> None:
     """Plan, shard, look up, and print the results; the collection stays as it is."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     print_once(f"\n\n== {kind} on {world_size} processes {'=' * 40}")
 
-    plan = make_plan(collection, kind, world_size)
+    plan = make_plan(collection, kind, world_size, device)
     print_once(f"\nplan of all ranks: {plan}")
 
     (sharder,) = [each for each in recfx.sharders() if each.module_type is type(collection)]
     env = ShardingEnv.from_process_group(dist.group.WORLD)
-    sharded = sharder.shard(collection, plan.plan[""], env, torch.device("cpu"))
+    sharded = sharder.shard(collection, plan.plan[""], env, device)
 
     in_order(describe(sharded))
     print_once(f"\nrewritten graph, rank 0:\n{format_graph(sharded.graph_module)}")
 
-    ours, whole = sharded.eval()(batches[rank]), collection.eval()(batches[rank])
-    difference = float((ours.values() - whole.values()).detach().abs().max())
-    in_order(f"rank {rank}: {list(ours.values().shape)}, at most {difference:.1e} from the unsharded collection")
-    torch.testing.assert_close(ours.values(), whole.values())
+    ours = sharded.eval()(batches[rank].to(device)).values().cpu()
+    whole = collection.eval()(batches[rank]).values()
+    difference = float((ours - whole).detach().abs().max())
+    in_order(f"rank {rank}: {list(ours.shape)}, at most {difference:.1e} from the unsharded collection")
+    torch.testing.assert_close(ours, whole)
 
 
 def build() -> recfx.HashEmbeddingBagCollection:
@@ -106,12 +114,14 @@ def draw_batch(seed: int) -> KeyedJaggedTensor:
     return KeyedJaggedTensor([name.replace("_", "_feature_") for name in ROWS], ids, lengths=lengths)
 
 
-def make_plan(collection: recfx.HashEmbeddingBagCollection, kind: str, world_size: int) -> ShardingPlan:
+def make_plan(
+    collection: recfx.HashEmbeddingBagCollection, kind: str, world_size: int, device: torch.device
+) -> ShardingPlan:
     """TorchRec's planner, constrained to one sharding type."""
     columns = DIM // 2 if kind in ("column_wise", "table_column_wise", "grid_shard") else None
-    topology = Topology(world_size, compute_device="cpu", local_world_size=RANKS_A_HOST)
     limits = ParameterConstraints(sharding_types=[kind], min_partition=columns)
-    return recfx.plan(collection, topology, dict.fromkeys(ROWS, limits), batch_size=BATCH_SIZE)
+    hosts = topology(device, world_size, RANKS_A_HOST)
+    return recfx.plan(collection, hosts, dict.fromkeys(ROWS, limits), batch_size=BATCH_SIZE)
 
 
 def describe(sharded: torch.nn.Module) -> str:
@@ -127,10 +137,12 @@ def describe(sharded: torch.nn.Module) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cpu", help="of the shards: cpu, cuda, npu (default %(default)s)")
+    parser.add_argument("--smoke", action="store_true", help="one type, only to see that everything runs")
     parser.add_argument("--world-size", type=int, choices=(2, 4), default=2, help="processes to start (default 2)")
     parser.add_argument("--type", choices=TYPES, action="append", help="a sharding type (default: each in turn)")
     options = parser.parse_args()
-    options.type = options.type or TYPES
+    options.type = options.type or (["row_wise"] if options.smoke else TYPES)
     return options
 
 

@@ -14,6 +14,9 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torchrec.distributed.planner import Topology
+
+from recfx.planner.topology import npu_topology
 
 PATIENCE = timedelta(seconds=60)  # how long to wait for a peer that has died
 
@@ -26,7 +29,7 @@ def process_group(device: torch.device) -> Iterator[None]:
             RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())
         )
     if device.type != "cpu":
-        torch.get_device_module(device).set_device(int(os.environ["LOCAL_RANK"]))
+        torch.get_device_module(device).set_device(device)
     backend = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}[device.type]
     dist.init_process_group(backend, timeout=PATIENCE)
     try:
@@ -38,17 +41,29 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name; if there is none, the program exits and says what is missing."""
+    """The device of this process; if there is none, the program exits and says what is missing.
+
+    The first process of a host gets the device of that name, the others get the ones that follow.
+    """
     try:
         if name.startswith("npu"):
             import torch_npu  # noqa: F401  # registers the name with torch
         device = torch.device(name)
+        if device.type != "cpu":
+            device = torch.device(device.type, (device.index or 0) + int(os.environ.get("LOCAL_RANK", "0")))
         torch.empty(0, device=device)
     except ImportError:
         sys.exit(f"--device {name} needs torch_npu, Ascend's package for torch, which is not installed here.")
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with the backend
         sys.exit(f"--device {name} cannot be used here: {str(error).splitlines()[0]}")
     return device
+
+
+def topology(device: torch.device, world_size: int, local_world_size: int) -> Topology:
+    """What TorchRec's planners know about the hosts; TorchRec itself has no figures for NPUs."""
+    if device.type == "npu":
+        return npu_topology(world_size, local_world_size=local_world_size)
+    return Topology(world_size, compute_device=device.type, local_world_size=local_world_size)
 
 
 def free_port() -> int:

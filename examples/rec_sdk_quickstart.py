@@ -186,11 +186,15 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", default="cpu", help="this example has only been run on cpu (default %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or npu (default %(default)s)")
+    parser.add_argument("--smoke", action="store_true", help="a few batches, only to see that everything runs")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adagrad")
     parser.add_argument("--batches", type=int, default=20, help="batches per epoch (default %(default)s)")
     parser.add_argument("--epochs", type=int, default=5)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.smoke:
+        options.batches, options.epochs = 4, 2
+    return options
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 python examples/torchrec_tour.py
 torchrun --nproc-per-node 2 examples/torchrec_tour.py
+python examples/torchrec_tour.py --device npu:0        # or cuda:0; nothing else changes
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ import sys
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from processes import in_order, print_once, process_group, quiet
+from processes import find_device, in_order, print_once, process_group, quiet, topology
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.types import LazyAwaitable, ShardingEnv
+from torchrec.distributed.types import LazyAwaitable, ShardingEnv, ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -24,7 +24,6 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 import recfx
 from recfx.ir import format_graph
 
-CPU = torch.device("cpu")
 RAW_IDS = recfx.HashConfig(dense_rows=0)
 
 
@@ -51,16 +50,20 @@ class Model(torch.nn.Module):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=40, help="training steps (default %(default)s)")
+    parser.add_argument("--device", default="cpu", help="of the tables: cpu, cuda, npu (default %(default)s)")
+    parser.add_argument("--smoke", action="store_true", help="a few steps, only to see that everything runs")
     options = parser.parse_args()
+    steps = 10 if options.smoke else options.steps
+    device = find_device(options.device)
     quiet()
     torch.manual_seed(0)
-    features = a_batch()
-    convert_a_collection(features)
-    with process_group(CPU):
-        shard_by_hand(features)
-        shard_with_nothing_else()
+    features = a_batch().to(device)
+    convert_a_collection(features, device)
+    with process_group(device):
+        shard_by_hand(features, device)
+        shard_with_nothing_else(device)
         losses = {
-            way: train(number, way, options.steps) for number, way in enumerate(("in_backward", "fused_params"), 6)
+            way: train(number, way, steps, device) for number, way in enumerate(("in_backward", "fused_params"), 6)
         }
         section("8. Both ways give the same result")
         for way, (first, last) in losses.items():
@@ -77,7 +80,7 @@ def a_batch() -> KeyedJaggedTensor:
     )
 
 
-def convert_a_collection(features: KeyedJaggedTensor) -> None:
+def convert_a_collection(features: KeyedJaggedTensor, device: torch.device) -> None:
     """The steps on one process."""
     section("1. KeyedJaggedTensor: bags of ids, one feature after another")
     for feature in features.keys():  # noqa: SIM118  # a batch is not a dict
@@ -87,7 +90,7 @@ def convert_a_collection(features: KeyedJaggedTensor) -> None:
     section("2. EmbeddingBagCollection, and what recfx.convert makes of it")
     standard = Model().ebc
     print_once(f"{type(standard).__name__} takes ids below 16384, one row each; these ids are raw.")
-    converted = recfx.convert(standard, hashing=RAW_IDS)
+    converted = recfx.convert(standard, hashing=RAW_IDS, device=device)
     pooled = converted(features)
     print_once(f"{type(converted).__name__} gives a {type(pooled).__name__} of {pooled.keys()}:")
     print_once("product:", tuple(pooled["product"].shape), " user:", tuple(pooled["user"].shape))
@@ -95,17 +98,16 @@ def convert_a_collection(features: KeyedJaggedTensor) -> None:
     print_once(format_graph(converted.graph_module))
 
 
-def shard_by_hand(features: KeyedJaggedTensor) -> None:
+def shard_by_hand(features: KeyedJaggedTensor, device: torch.device) -> None:
     """Planner and sharder, and the three stages of a sharded module."""
     section("3. A plan, and a sharded module")
     converted = recfx.convert(Model(), hashing=RAW_IDS)
     sharders = recfx.sharders()
-    planner = EmbeddingShardingPlanner(topology=Topology(dist.get_world_size(), "cpu"))
-    plan = planner.collective_plan(converted, sharders, dist.GroupMember.WORLD)
+    plan = recfx.plan(converted, topology(device, dist.get_world_size(), dist.get_world_size()))
     print_once(plan)
     (sharder,) = [each for each in sharders if each.module_type is type(converted.ebc)]
     env = ShardingEnv.from_process_group(dist.GroupMember.WORLD)
-    sharded = sharder.shard(converted.ebc, plan.plan["ebc"], env, CPU)
+    sharded = sharder.shard(converted.ebc, plan.plan["ebc"], env, device)
     print_once(f"{type(sharded).__name__}:\n{format_graph(sharded.graph_module)}")
     for stage in ("_input_dists", "_lookups", "_output_dists"):  # this rank's, under the same names as in TorchRec
         in_order(f"rank {dist.get_rank()} {stage}: {[type(part).__name__ for part in getattr(sharded, stage)]}")
@@ -126,18 +128,25 @@ def shard_by_hand(features: KeyedJaggedTensor) -> None:
     print_once("the same as sharded(features):", torch.equal(at_once.values(), result.values()))
 
 
-def shard_with_nothing_else() -> None:
-    """Only a collection and the device are given: plan and sharders are TorchRec's defaults."""
+def shard_with_nothing_else(device: torch.device) -> None:
+    """Only a collection and the device are given: plan and sharders are TorchRec's defaults, except on NPUs."""
     section("5. DistributedModelParallel(collection, device=...)")
     collection = recfx.convert(Model().ebc, hashing=RAW_IDS)
     apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.02})
-    parallel = DistributedModelParallel(collection, device=CPU)
+    parallel = DistributedModelParallel(collection, device=device, plan=plan_for(collection, device))
     print_once("it holds a", type(parallel.module).__name__)
     print_once("its fused optimizer is a", type(parallel.fused_optimizer).__name__)
     print_once(parallel.fused_optimizer)
 
 
-def train(number: int, way: str, steps: int) -> tuple[float, float]:
+def plan_for(model: torch.nn.Module, device: torch.device) -> ShardingPlan | None:
+    """None, because TorchRec makes a plan if it gets none; but it has no figures for NPUs."""
+    if device.type != "npu":
+        return None
+    return recfx.plan(model, topology(device, dist.get_world_size(), dist.get_world_size()))
+
+
+def train(number: int, way: str, steps: int, device: torch.device) -> tuple[float, float]:
     """Train the whole model; the tables' optimizer is set in one of TorchRec's two ways.
 
     Returns:
@@ -153,7 +162,7 @@ def train(number: int, way: str, steps: int) -> tuple[float, float]:
         sharders = recfx.sharders(
             fused_params={"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.2, "eps": 1e-8}
         )
-    parallel = DistributedModelParallel(model, device=CPU, sharders=sharders)
+    parallel = DistributedModelParallel(model, device=device, plan=plan_for(model, device), sharders=sharders)
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(parallel.named_parameters())),
         lambda params: torch.optim.Adam(params, lr=0.01),
@@ -164,7 +173,8 @@ def train(number: int, way: str, steps: int) -> tuple[float, float]:
     losses = []
     for step in range(steps):
         features, labels = draw_sample(draw)
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(parallel(features), labels)
+        output = parallel(features.to(device))
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(output, labels.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -3,6 +3,7 @@
     python examples/train_dlrm.py                       # generated rows, about a minute
     python examples/train_dlrm.py --quick               # smaller, as CI runs it
     python examples/train_dlrm.py --data day_0.tsv      # the real Criteo log
+    python examples/train_dlrm.py --device npu:0        # or cuda:0; nothing else changes
 
 A standard DLRM cannot take these ids: its tables have rows 0, 1, 2, ... One call converts it. The script then trains
 it, shows what was rewritten, checks it against the original, saves and loads it, and undoes the conversion.
@@ -22,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from criteo import CATEGORICAL, DENSE, BadRows, Rows, generate, read
+from processes import find_device
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.models.dlrm import DLRM
@@ -52,16 +54,16 @@ def main() -> int:
 
     section("3. recfx.convert", "explicit nodes and one index per table; parameters stay the same objects")
     begin = time.perf_counter()
-    model = recfx.convert(original, sample=sample_of(training), hashing=recfx.HashConfig(dense_rows=0))
+    model = recfx.convert(original, sample=sample_of(training, options), hashing=recfx.HashConfig(dense_rows=0))
     print("model = recfx.convert(model, sample=(dense, kjt), hashing=recfx.HashConfig(dense_rows=0))")
     print(f"done and checked against the original in {time.perf_counter() - begin:.1f} s:")
     print(f"the collection is now a {type(model.sparse_arch.embedding_bag_collection).__name__}")
 
     section("4. Training", "a new id gets a row when it is first seen; the tables' optimizer runs inside backward")
     untrained = copy.deepcopy(model)  # otherwise the report would count the ids without rows that it reads now
-    before = auc(held_back.labels, predict(untrained, held_back))
+    before = auc(held_back.labels, predict(untrained, held_back, options))
     seconds, samples = train(model, training, options)
-    trained = predict(model, held_back)
+    trained = predict(model, held_back, options)
     after = auc(held_back.labels, trained)
     print(f"AUC on {len(held_back):,} held-back rows: {before:.4f} before, {after:.4f} after {options.steps:,} steps")
     print(f"{samples / seconds:,.0f} samples/s, {torch.get_num_threads()} threads, batches of {options.batch_size:,}")
@@ -70,17 +72,17 @@ def main() -> int:
     print(recfx.explain(model))
 
     section("6. recfx.verify", "the trained model against the original, which gets rows instead of ids")
-    report = recfx.verify(original, model, sample_of(training))
+    report = recfx.verify(original, model, sample_of(training, options))
     print(report)
 
     section("7. A checkpoint", "a plain state_dict; the indexes are in it")
     loaded = save_and_load(model, options)
-    again = predict(loaded, held_back)
+    again = predict(loaded, held_back, options)
     print(f"a freshly built and converted model, loaded: AUC {auc(held_back.labels, again):.4f}")
 
     section("8. recfx.unconvert", "the plain DLRM again, and the map from ids to rows that it needs")
     plain, mapping = recfx.unconvert(model, with_mapping=True)
-    by_rows = predict(plain, held_back, mapping)
+    by_rows = predict(plain, held_back, options, mapping)
     print(f"the collection is an {type(plain.sparse_arch.embedding_bag_collection).__name__} again,")
     known = sum(len(ids) for ids, _ in mapping.values())
     print(f"and the {known:,} ids of {len(mapping)} tables are mapped to rows before they reach it")
@@ -97,7 +99,8 @@ def main() -> int:
     ]
     if options.data is None and not options.own_size:
         passed.append(check(f"it has learned: AUC {after:.4f} is above 0.7", after > 0.7))
-    print("\nAll of this ran on the CPU of this machine; nothing ran on an NPU.")
+    if options.device.type == "cpu":
+        print("\nAll of this ran on the CPU of this machine; nothing ran on an NPU.")
     return 0 if all(passed) else 1
 
 
@@ -121,14 +124,14 @@ def build_dlrm(options: argparse.Namespace) -> DLRM:
         dense_in_features=len(DENSE),
         dense_arch_layer_sizes=[64, options.dim],
         over_arch_layer_sizes=[64, 1],
-    )
+    ).to(options.device)
     apply_optimizer_in_backward(RowWiseAdagrad, collection.parameters(), {"lr": options.table_lr})
     return model
 
 
-def sample_of(rows: Rows) -> tuple[torch.Tensor, KeyedJaggedTensor]:
+def sample_of(rows: Rows, options: argparse.Namespace) -> tuple[torch.Tensor, KeyedJaggedTensor]:
     """One small call of the model."""
-    return rows[:64].model_input()
+    return rows[:64].model_input(options.device)
 
 
 def train(model: DLRM, training: Rows, options: argparse.Namespace) -> tuple[float, int]:
@@ -147,8 +150,8 @@ def train(model: DLRM, training: Rows, options: argparse.Namespace) -> tuple[flo
     )
     begin = time.perf_counter()
     for step, batch in enumerate(bar):
-        logits = model(*batch.model_input()).squeeze(-1)
-        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        logits = model(*batch.model_input(options.device)).squeeze(-1)
+        loss = binary_cross_entropy_with_logits(logits, batch.labels.to(options.device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -160,14 +163,17 @@ def train(model: DLRM, training: Rows, options: argparse.Namespace) -> tuple[flo
 
 @torch.no_grad()
 def predict(
-    model: DLRM, rows: Rows, mapping: dict[str, tuple[torch.Tensor, torch.Tensor]] | None = None
+    model: DLRM,
+    rows: Rows,
+    options: argparse.Namespace,
+    mapping: dict[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
 ) -> torch.Tensor:
-    """Click probabilities ``[n]``; with a mapping, from rows of the tables instead of raw ids."""
+    """Click probabilities ``[n]``, on the CPU; with a mapping, from rows of the tables instead of raw ids."""
     model.eval()
     answers = []
     for batch in rows.batches(EVALUATION_BATCH):
         given = batch if mapping is None else to_rows(batch, mapping)
-        answers.append(model(*given.model_input()).squeeze(-1).sigmoid())
+        answers.append(model(*given.model_input(options.device)).squeeze(-1).sigmoid().cpu())
     return torch.cat(answers)
 
 
@@ -249,6 +255,8 @@ def check(what: str, passed: bool) -> bool:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--device", default="cpu", help="where the model is: cpu, cuda:0, npu:0 (default %(default)s)")
+    parser.add_argument("--smoke", action="store_true", help="a few small steps, only to see that everything runs")
     parser.add_argument("--quick", action="store_true", help="fewer rows and steps, for CI")
     parser.add_argument("--data", type=Path, help="a Criteo log: TSV without header, or CSV with one")
     parser.add_argument("--most-rows", type=int, default=2_000_000, help="rows to read of it (default %(default)s)")
@@ -262,6 +270,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dense-lr", type=float, default=1e-3, help="learning rate of the rest (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    options.device = find_device(options.device)
+    if options.smoke:
+        options.steps, options.batch_size, options.rows, options.dim = 8, 64, 2000, 8
     options.own_size = any(value is not None for value in (options.steps, options.batch_size, options.rows))
     options.steps = options.steps or (250 if options.quick else 1000)
     options.batch_size = options.batch_size or 512

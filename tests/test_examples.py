@@ -144,7 +144,7 @@ def test_an_empty_log_is_refused(criteo: ModuleType, tmp_path: Path) -> None:
 
 def test_model_input_has_an_empty_bag_where_an_id_is_missing(criteo: ModuleType) -> None:
     rows = criteo.generate(50, 100)
-    dense, features = rows.model_input()
+    dense, features = rows.model_input(torch.device("cpu"))
     assert dense.shape == (50, 13)
     assert features.keys() == criteo.CATEGORICAL
     for column, feature in enumerate(criteo.CATEGORICAL):

@@ -77,7 +77,7 @@ class MappedCollection(EmbeddingBagCollection):
             return ids
         assert table.hashing is not None
         index: Any = self.hashed.hash_indexes[table.name]
-        held, rows = index.items()
+        held, rows = (each.to(ids.device) for each in index.items())
         order = held.argsort()
         held, rows = held[order], rows[order]
         place = torch.searchsorted(held, ids).clamp(max=max(held.numel() - 1, 0))
@@ -97,7 +97,7 @@ class MappedCollection(EmbeddingBagCollection):
         full = shared if config.on_full == "share" else zeros
         if not config.admits:
             return full
-        candidates, sightings = index.candidates()
+        candidates, sightings = (each.to(ids.device) for each in index.candidates())
         admitted = torch.isin(ids, candidates[sightings >= config.admit_after])
         return torch.where(admitted, full, shared + zeros + 1 if _reads_copies(table) else zeros)
 

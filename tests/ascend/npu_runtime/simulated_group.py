@@ -45,8 +45,8 @@ class SimulatedHccl(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "hccl"
 
-    def barrier(self, options: Any = None) -> dist.Work:
-        return self._gloo.barrier() if options is None else self._gloo.barrier(options)
+    def barrier(self, opts: Any = None) -> dist.Work:
+        return self._gloo.barrier() if opts is None else self._gloo.barrier(opts)
 
     def _lend(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):

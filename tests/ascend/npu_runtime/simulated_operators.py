@@ -12,6 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -45,6 +46,28 @@ def install() -> None:
         operator = _operator(name)
         if operator is not None and not _KEPT.match(_stem(name)):
             _implement(name, operator)
+
+    for name, function in _OWN.items():
+        _implement(name, function)
+
+
+def _bce_with_logits_backward(
+    gradient: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    pos_weight: torch.Tensor | None,
+    reduction: int,
+) -> torch.Tensor:
+    with torch.enable_grad():
+        logits = logits.detach().requires_grad_()
+        loss = torch.binary_cross_entropy_with_logits(logits, target, weight, pos_weight, reduction)
+        (found,) = torch.autograd.grad(loss, logits, gradient)
+    return found
+
+
+# torch_npu has an autograd of its own for some operators, with backwards that no CPU kernel is behind.
+_OWN = {"npu::npu_binary_cross_entropy_with_logits_backward": _bce_with_logits_backward}
 
 
 def _implement(name: str, operator: Any) -> None:
@@ -105,7 +128,8 @@ def _kernel(name: str, operator: Any) -> Callable[..., Any]:
                 return leaf
             return _moved(leaf, device)
 
-        with torch._C._AutoDispatchBelowAutograd():
+        below = nullcontext() if name in _OWN else torch._C._AutoDispatchBelowAutograd()
+        with below:
             result = operator(*tree_map(lend, args), **tree_map(lend, kwargs))
             return tree_map(take_back, result)
 

@@ -36,6 +36,19 @@ def test_autograd_runs_on_the_device() -> None:
     assert weight.grad.cpu().tolist() == [[0, 0], [1, 1], [2, 2]]
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_an_operator_with_torch_npus_own_autograd(reduction: str) -> None:
+    gradients = []
+    for device in ("cpu", "npu:0"):
+        logits = torch.arange(3.0, device=device, requires_grad=True)
+        target = torch.tensor([0.0, 1.0, 1.0], device=device)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, target, reduction=reduction)
+        loss.backward(torch.ones_like(loss))
+        assert logits.grad is not None
+        gradients.append(logits.grad.cpu())
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
 def test_an_out_argument_grows() -> None:
     out = torch.empty(0, device="npu:0")
     assert torch.add(torch.ones(3, device="npu:0"), 1, out=out) is out

@@ -1,0 +1,46 @@
+"""Every example with ``--device npu:0 --smoke``: it ends well, with the numbers that it has on the CPU."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.forked_script import run_script
+
+MAY_FALL_BACK = True  # TorchRec's exchanges of ids and the routing of ids by rows call FBGEMM's operators
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if "__main__" in path.read_text())
+
+
+def results(script: str, device: str) -> tuple[list[str], str]:
+    """The lines with losses, qualities and differences, and everything that was printed."""
+    finished = run_script(EXAMPLES / f"{script}.py", "--device", device, "--smoke")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "Traceback" not in finished.stderr
+    found = re.findall(r".*\bloss\b.*\d|.*\bAUC\b.*\d|.*at most .* from the unsharded.*", finished.stdout)
+    return [line for line in found if "samples/s" not in line], finished.stdout
+
+
+def test_every_example_is_run() -> None:
+    assert SCRIPTS == ["explore_sharding", "rec_sdk_quickstart", "torchrec_tour", "train_dlrm"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_switching_the_device_changes_nothing_else(script: str) -> None:
+    on_cpu, _ = results(script, "cpu")
+    on_npu, printed = results(script, "npu:0")
+    assert on_npu == on_cpu
+    assert len(on_npu) >= 2
+    assert "npu" in printed or script == "train_dlrm"
+    assert "nothing ran on an NPU" not in printed
+
+
+@pytest.mark.parametrize("script", ["rec_sdk_quickstart", "train_dlrm"])
+def test_a_device_that_is_not_there(script: str) -> None:
+    finished = run_script(EXAMPLES / f"{script}.py", "--device", "npu:7", "--smoke")
+    assert finished.returncode == 1
+    assert "Traceback" not in finished.stderr
+    assert "--device npu:7 cannot be used here" in finished.stderr
