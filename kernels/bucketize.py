@@ -62,31 +62,36 @@ def bucketize(
             the feature and the first such id.
         RuntimeError: the arguments do not fit together.
     """
-    borders = list(chain.from_iterable(routes.row_borders))
-    counts = list(map(len, routes.row_borders))
-    ids_out, lengths_out, weights_out = torch.ops.recfx.bucketize(
-        ids, lengths, batch_size, borders, counts, *routes[1:], weights
-    )
+    ids_out, lengths_out, weights_out = torch.ops.recfx.bucketize(ids, lengths, batch_size, *flat(routes), weights)
     return ids_out, lengths_out, None if weights is None else weights_out
+
+
+def flat(routes: Routes) -> tuple[list[int], ...]:
+    """``routes`` as operators take them: all borders, how many each feature has, and the other lists."""
+    borders = list(chain.from_iterable(routes.row_borders))
+    return borders, list(map(len, routes.row_borders)), *routes[1:]
+
+
+def fake(
+    ids: Tensor,
+    lengths: Tensor,
+    batch_size: int,
+    borders: list[int],
+    border_counts: list[int],
+    dense_rows: list[int],
+    rows: list[int],
+    buckets: list[int],
+    seeds: list[int],
+    sources: list[int],
+    pieces: list[int],
+    weights: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What an operator with this contract returns, without numbers."""
+    count = torch.library.get_ctx().new_dynamic_size()
+    weights_out = ids.new_empty(0, dtype=torch.float32) if weights is None else weights.new_empty(count)
+    return ids.new_empty(count), lengths.new_empty(len(sources) * batch_size), weights_out
 
 
 @library.when_loaded
 def _register_fake() -> None:
-    @torch.library.register_fake("recfx::bucketize")
-    def _bucketize(
-        ids: Tensor,
-        lengths: Tensor,
-        batch_size: int,
-        borders: list[int],
-        border_counts: list[int],
-        dense_rows: list[int],
-        rows: list[int],
-        buckets: list[int],
-        seeds: list[int],
-        sources: list[int],
-        pieces: list[int],
-        weights: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        count = torch.library.get_ctx().new_dynamic_size()
-        weights_out = ids.new_empty(0, dtype=torch.float32) if weights is None else weights.new_empty(count)
-        return ids.new_empty(count), lengths.new_empty(len(sources) * batch_size), weights_out
+    torch.library.register_fake("recfx::bucketize", fake)

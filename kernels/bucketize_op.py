@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import bucketize_reference, launch
-from .bucketize import Routes
+from .bucketize import Routes, fake, flat
 from .mix64 import mix64_integer
 
 
@@ -21,11 +21,7 @@ def bucketize(
     ids: Tensor, lengths: Tensor, batch_size: int, routes: Routes, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The contract of ``bucketize.bucketize``, for tensors on any one device that has the kernels."""
-    borders = list(chain.from_iterable(routes.row_borders))
-    counts = list(map(len, routes.row_borders))
-    new_ids, new_lengths, new_weights = bucketize_triton(
-        ids, lengths, batch_size, borders, counts, *routes[1:], weights
-    )
+    new_ids, new_lengths, new_weights = bucketize_triton(ids, lengths, batch_size, *flat(routes), weights)
     return new_ids, new_lengths, None if weights is None else new_weights
 
 
@@ -146,21 +142,4 @@ def _routes_on(
     )
 
 
-@bucketize_triton.register_fake
-def _(
-    ids: Tensor,
-    lengths: Tensor,
-    batch_size: int,
-    borders: list[int],
-    border_counts: list[int],
-    dense_rows: list[int],
-    rows: list[int],
-    buckets: list[int],
-    seeds: list[int],
-    sources: list[int],
-    pieces: list[int],
-    weights: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    count = torch.library.get_ctx().new_dynamic_size()
-    new_weights = ids.new_empty(0, dtype=torch.float32) if weights is None else weights.new_empty(count)
-    return ids.new_empty(count), lengths.new_empty(len(sources) * batch_size), new_weights
+bucketize_triton.register_fake(fake)

@@ -111,13 +111,15 @@ def pool_again_(
     torch.ops.recfx.pool_again_(pooled, rows, changed, offsets, weights, table_of_feature, per_sample_weights)
 
 
+def pooled_like(offsets: Tensor, weights: list[Tensor], table_of_feature: list[int]) -> Tensor:
+    """The output of a lookup, without numbers."""
+    columns = sum(weights[table].shape[1] for table in table_of_feature)
+    batch_size = (offsets.numel() - 1) // len(table_of_feature)
+    return weights[0].new_empty(batch_size, columns, dtype=torch.float32)
+
+
 @library.when_loaded
 def _register_fakes() -> None:
-    def pooled_like(offsets: Tensor, weights: list[Tensor], table_of_feature: list[int]) -> Tensor:
-        columns = sum(weights[table].shape[1] for table in table_of_feature)
-        batch_size = (offsets.numel() - 1) // len(table_of_feature)
-        return weights[0].new_empty(batch_size, columns, dtype=torch.float32)
-
     @torch.library.register_fake("recfx::pooled_lookup")
     def _pooled_lookup(
         rows: Tensor, offsets: Tensor, weights: list[Tensor], table_of_feature: list[int], *rest: object

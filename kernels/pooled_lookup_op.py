@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import launch, tiling
+from .pooled_lookup import pooled_like
 from .pooled_lookup_reference import pooled_lookup
 from .table_layout import layout_of, starts
 
@@ -63,13 +64,5 @@ def pooled_lookup_triton(
 
 
 @pooled_lookup_triton.register_fake
-def _(
-    rows: Tensor,
-    offsets: Tensor,
-    weights: list[Tensor],
-    table_of_feature: list[int],
-    mean: bool,
-    per_sample_weights: Tensor | None,
-) -> Tensor:
-    columns = sum(weights[table].shape[1] for table in table_of_feature)
-    return weights[0].new_empty((offsets.numel() - 1) // len(table_of_feature), columns, dtype=torch.float32)
+def _(rows: Tensor, offsets: Tensor, weights: list[Tensor], table_of_feature: list[int], *rest: object) -> Tensor:
+    return pooled_like(offsets, weights, table_of_feature)

@@ -80,14 +80,16 @@ class TritonBackward:
             return
         rule = self.optimizers[0].rule  # tables of one lookup have the same rule
         # That of a table which is not stepped is not read.
-        with_state = [self.optimizers[table if table in trained else trained[0]] for table in range(len(weights))]
+        is_trained = set(trained)
+        with_state = [self.optimizers[table if table in is_trained else trained[0]] for table in range(len(weights))]
         states = [[optimizer.state[state.name] for optimizer in with_state] for state in rule.states]
         first, second = (*states, [], [])[:2]
         alike: dict[StepNumbers, list[int]] = {}
         for table in trained:
             alike.setdefault(self._numbers(table), []).append(table)
         for numbers, tables in alike.items():
-            is_stepped = [table in tables for table in range(len(weights))]
+            of_launch = set(tables)
+            is_stepped = [table in of_launch for table in range(len(weights))]
             module = triton_module(rule)
             self._launch(batch, grad_output, weights, (first, second), is_stepped, module, numbers, rule.has_row_state)
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.errors import InputError, TableFullError
+from recfx.errors import TableFullError
 from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels.host import HashIndexOperators
 from recfx.kernels.index_buffers import BATCHES, EVICTED, NEVER_USED
 from recfx.kernels.pooled_lookup import IndexView
 from recfx.lowering.operators import HASH_INDEX, OperatorsByDevice
+from recfx.nodes import replay_errors
 from recfx.nodes.answers import answer_unseen
 from recfx.nodes.in_flight import BatchesInFlight, BatchInFlight
 from recfx.nodes.new_rows import GivenRows, NewRows
@@ -241,10 +242,10 @@ class TableIndexes:
         rows, counts = self._find(ids, segments)
         for segment, absent in zip(segments, counts, strict=True):
             if segment.table.admits and segment.end > segment.begin:
-                raise self._unknown(segment.table)
+                raise replay_errors.unknown(self.collection, segment.table)
             if absent > 0:
                 if segment.table.hashing is None or segment.table.hashing.on_full != "share":
-                    raise self._lost(segment.table)
+                    raise replay_errors.lost(self.collection, segment.table)
                 stretch = slice(segment.begin, segment.end)
                 shared = self._store.index(segment.table.name).shared_rows(ids[stretch])
                 rows[stretch] = torch.where(rows[stretch] < 0, shared, rows[stretch])
@@ -266,46 +267,9 @@ class TableIndexes:
         for segment in segments:
             stretch = slice(segment.begin, segment.end)
             if bool((differ[stretch] & (first.rows[stretch] >= 0)).any()):
-                raise self._lost(segment.table)
+                raise replay_errors.lost(self.collection, segment.table)
             if bool(differ[stretch].any()):
-                raise self._renewed(segment.table)
-
-    def _lost(self, table: TableSpec) -> InputError:
-        if table.evicts:
-            return InputError(
-                f"activation checkpointing runs a forward again, but ids of table {table.name!r} have lost their "
-                "rows to later batches meanwhile.",
-                reason="replayed_ids_evicted",
-                module_path=self.collection,
-                what_to_do="use torch.utils.checkpoint with use_reentrant=False, or leave the collection out of it.",
-            )
-        return InputError(
-            f"a forward inside a backward has ids of table {table.name!r} that have no row.",
-            reason="replayed_ids_absent",
-            module_path=self.collection,
-            what_to_do="such a forward is taken for activation checkpointing, which has no new ids. Run "
-            "forwards of new batches outside of backwards; erase no ids between a forward and its backward.",
-        )
-
-    def _renewed(self, table: TableSpec) -> InputError:
-        return InputError(
-            "activation checkpointing runs a forward again, but ids that are not admitted shared rows of table "
-            f"{table.name!r} which later batches have given to other ids, with new weights.",
-            reason="replayed_rows_renewed",
-            module_path=self.collection,
-            what_to_do="run a batch's backward before the next batch's forward; or use HashConfig(unseen='zeros'); or "
-            "leave the collection out of activation checkpointing.",
-        )
-
-    def _unknown(self, table: TableSpec) -> InputError:
-        return InputError(
-            "a forward runs inside a backward, as with activation checkpointing, but it is not known which ids of "
-            f"table {table.name!r} were admitted when it first ran.",
-            reason="replayed_rows_unknown",
-            module_path=self.collection,
-            what_to_do="checkpoint with torch.utils.checkpoint, and a function that calls the collection with the same "
-            "ids each time; or leave the collection out of it. Run forwards of new batches outside of backwards.",
-        )
+                raise replay_errors.renewed(self.collection, segment.table)
 
     # Eval
 
