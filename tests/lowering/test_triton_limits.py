@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 import recfx
+from recfx.diagnostics import Diagnostic
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
-from recfx.kernels import launch, tiling
+from recfx.kernels import bucketize_op, launch, tiling
 from recfx.lowering import LookupSpec, npu, select_backend, triton
 from recfx.lowering.registry import BACKENDS
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -201,3 +202,21 @@ def test_simulated_npus_have_no_chip_to_fit(monkeypatch: pytest.MonkeyPatch) -> 
     assert launch.simulated(device)
     assert launch.why_not(device) == ""
     assert not launch.simulated(torch.device("cpu"))
+
+
+def test_operators_are_declined_as_lookups_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    device: Any = Npu()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    absent = npu.operators("bucketize", device)
+    assert isinstance(absent, Diagnostic)
+    assert (absent.code, absent.by) == ("no_triton", "npu")
+    assert "triton-ascend" in absent.message
+    on_npu("Ascend999", monkeypatch)
+    unknown = npu.operators("bucketize", device)
+    assert isinstance(unknown, Diagnostic)
+    assert (unknown.code, unknown.by) == ("no_tiling_table", "npu")
+    on_npu("Ascend910B3", monkeypatch)
+    assert npu.operators("bucketize", device) is bucketize_op
+    assert npu.operators("hash_index", device) is None
+    assert npu.operators("bucketize", torch.device("cpu")) is None
+    assert triton.operators("bucketize", device) is None
