@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import sys
@@ -15,6 +16,7 @@ from torch import nn
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
+from recfx.kernels import library
 from recfx.lowering import LookupBatch, LookupSpec, cpu, fbgemm, reference, select_backend, triton
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
@@ -224,6 +226,7 @@ def _python_calls_of_a_step(kind: str, number: int) -> int:
     )
     ours: list[torch.Tensor] = [nn.Parameter(torch.randn(10, 4)) for _ in names]
     optimizers = [FusedOptimizer(RULE[kind], dict(SETTINGS[kind])) for _ in names]
+    assert library.load()
     kernel = cpu.build(LookupSpec(described, "SUM", False, ours, optimizers))
     data = LookupBatch(torch.zeros(number, dtype=torch.int64), torch.arange(number + 1), None, 1)
     kernel(ours, data).sum().backward()  # makes what stays
@@ -234,11 +237,14 @@ def _python_calls_of_a_step(kind: str, number: int) -> int:
         calls += event == "call"
 
     before = sys.getprofile()
+    gc.collect()
+    gc.disable()  # other libraries hang callbacks on a collection, which would be counted
     sys.setprofile(count)
     try:
         output.backward()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return calls
 
 
