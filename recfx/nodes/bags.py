@@ -8,7 +8,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 # KeyedJaggedTensor.permute calls FBGEMM, whose operators elsewhere (on NPUs) go through the host, if they run at all.
-_FBGEMM_PERMUTES_ON = ("cpu", "cuda")
+FBGEMM_PERMUTES_ON = ("cpu", "cuda")
 
 
 def select_bags(
@@ -51,7 +51,7 @@ def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: li
         keys: their names in the result.
     """
     weights, device = features.weights_or_none(), features.values().device
-    if device.type in _FBGEMM_PERMUTES_ON and (weights is None or not weights.requires_grad):
+    if device.type in FBGEMM_PERMUTES_ON and (weights is None or not weights.requires_grad):
         permuted = _with_length_per_key(features).permute(positions)
         values, lengths, offsets = permuted.values(), permuted.lengths(), permuted.offsets()
         weights = permuted.weights_or_none()
@@ -123,7 +123,14 @@ def as_sent(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     ):
         return features
     weights = None if weights is None else weights.float()
-    return KeyedJaggedTensor(features.keys(), values.long(), weights, lengths=lengths.long(), stride=features.stride())
+    return KeyedJaggedTensor(
+        features.keys(),
+        values.long(),
+        weights,
+        lengths=lengths.long(),
+        offsets=features.offsets_or_none(),
+        stride=features.stride(),
+    )
 
 
 def keep_ids(features: KeyedJaggedTensor, values: torch.Tensor, kept: torch.Tensor) -> KeyedJaggedTensor:

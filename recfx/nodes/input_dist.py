@@ -19,7 +19,8 @@ from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.nodes import marks
-from recfx.nodes.bags import permute_features
+from recfx.nodes.arriving_ids import ArrivingIds
+from recfx.nodes.bags import FBGEMM_PERMUTES_ON, permute_features
 from recfx.nodes.base import NodeModule
 from recfx.nodes.dist_context import DistContext
 
@@ -154,8 +155,21 @@ class _Sizes(KJTAllToAllSplitsAwaitable):
 
     def _wait_impl(self) -> KJTAllToAllTensorsAwaitable:
         if self._workers > 1:
-            *_, received, _ = self._splits_awaitable.wait()
-            different = marks.other_calls(received, self._collection)
+            *splits, strides = self._splits_awaitable.wait()
+            different = marks.other_calls(splits[-1], self._collection)
             if different is not None:
                 raise different
+            if self._device.type not in FBGEMM_PERMUTES_ON:
+                return ArrivingIds(
+                    pg=self._pg,
+                    sent=self._input,
+                    splits=self._splits,
+                    input_splits=self._input_splits,
+                    output_splits=splits,
+                    input_tensors=self._input_tensors,
+                    labels=self._labels,
+                    keys=self._keys,
+                    device=self._device,
+                    stride_per_rank=strides,
+                )
         return super()._wait_impl()

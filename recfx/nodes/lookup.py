@@ -156,6 +156,7 @@ class Lookup(NodeModule):
         device = self.store.weight(self.tables[0].name).device
         found = features.values().device
         if found.type == "cpu" and device.type != "cpu":  # hashed on the host, looked up elsewhere
+            features.offsets()  # computed on the host, and copied along
             features = features.to(device)
         elif found != device:
             what_to_do = "pass a batch with data; for shapes alone, put the model on meta as well."

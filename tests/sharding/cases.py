@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -198,6 +198,11 @@ def with_optimizer(case: Case, standard: nn.Module) -> nn.Module:
     return standard
 
 
+def taken(case: Case, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Those that the case's optimizer takes: a vector has no rows for row-wise Adagrad, and stays as it is."""
+    return [each for each in parameters if case.optimizer != "rowwise_adagrad" or each.dim() > 1]
+
+
 def shard(case: Case, standard: nn.Module, world_size: int) -> ShardedHashEmbeddingBagCollection:
     """Converted and sharded."""
     converted = with_optimizer(case, recfx.convert(standard, hashing=case.hashing))
@@ -215,7 +220,7 @@ def train_sharded(rank: int, world_size: int, case: Case, steps: int = 3) -> dic
     model.over = nn.parallel.DistributedDataParallel(model.over)
     kind, settings = OPTIMIZERS[case.optimizer]
     dense = [p for name, p in model.named_parameters() if case.kernel == "dense" or not name.startswith("sparse")]
-    optimizer = kind(dense, **settings)
+    optimizer = kind(taken(case, dense), **settings)
     pooled = []
     for step in batches(case, world_size, steps):
         optimizer.zero_grad()
@@ -244,7 +249,7 @@ def train_unsharded(case: Case, world_size: int, steps: int = 3) -> dict[str, An
     torch.manual_seed(1)
     model = Model(standard, width)
     kind, settings = OPTIMIZERS[case.optimizer]
-    optimizer = kind(model.parameters(), **settings)
+    optimizer = kind(taken(case, model.parameters()), **settings)
     fused_adam = case.optimizer == "adam" and case.kernel == "fused"
     if fused_adam:
         optimizer = kind([*model.over.parameters()], **settings)

@@ -10,39 +10,25 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
-from types import FrameType
-from typing import Any
-from unittest.mock import patch
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
 
 import recfx
 from recfx.ir import format_graph
-from recfx.kernels import launch
-from recfx.lowering import _triton_lookup
-from tests.ascend.npu_runtime import round_trips
+from tests.ascend.npu_runtime import round_trips, sharded_coverage
 from tests.ascend.npu_runtime.environment import environment, is_simulated, with_fallback
-from tests.ascend.npu_runtime.round_trips import COPY, FALLBACK, INSIDE, WAITS, Meeting, Occasion
+from tests.ascend.npu_runtime.recorder import Recorder, launching_nothing
+from tests.ascend.npu_runtime.round_trips import Moment
 from tests.ascend.npu_runtime.training import DEVICE, RAW_IDS
 from tests.ascend.tools import ROOT
 from tests.builders.batches import batch
 from tests.builders.collections import table
 from tests.builders.optimizers import OPTIMIZERS, attach
-
-# The table of dispatch says "kernel", but that kernel copies everything to the host, computes there and copies back.
-_COPY_INSIDE = frozenset({"aten::_embedding_bag_per_sample_weights_backward"})
-# Their results are as long as the data say.
-_WAIT = frozenset(
-    f"aten::{name}" for name in ("_unique2", "unique_consecutive", "unique_dim", "nonzero", "masked_select")
-)
+from tests.sharding.ranks import ranks
 
 RAW = recfx.HashConfig(dense_rows=0)
 HASHING: dict[str, recfx.HashConfig | None] = {
@@ -60,93 +46,19 @@ HASHING: dict[str, recfx.HashConfig | None] = {
 TABLES = [*product(["adopted"], [*OPTIMIZERS, ""]), ("hashed", ""), *product(HASHING, ["adagrad"])]
 
 
-def served_by(operator: str) -> str:
-    """How torch_npu serves an operator: ``kernel``, ``default backend kernel``, ``backend fallback``, ..."""
-    lines = torch._C._dispatch_dump_table(operator).splitlines()
-    return next((line.rpartition("[")[2].rstrip("]") for line in lines if line.startswith("PrivateUse1:")), "")
-
-
-class Recorder(TorchDispatchMode):
-    """Records operators that are called with tensors on an NPU, or make some.
-
-    Args:
-        allowed: operators that run on the host and were given a kernel for the simulation, so that the table of
-            dispatch does not tell.
-    """
-
-    def __init__(self, allowed: frozenset[str]) -> None:
-        super().__init__()
-        self._allowed = allowed
-        self.now: tuple[str, str] | None = None
-        self.operators: set[str] = set()
-        self._seen: defaultdict[Meeting, set[tuple[str, str]]] = defaultdict(set)
-
-    @property
-    def meetings(self) -> dict[Meeting, Occasion]:
-        """Where the host was involved, and when."""
-        return {meeting: Occasion.of(seen) for meeting, seen in self._seen.items()}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given, made = _devices((args, kwargs)), _devices(result)  # of an argument that is written to: as it was
-        if self.now and "npu" in given | made:
-            self.operators.add(func.name())
-            how = self._how(func.name(), given, made)
-            if how:
-                self._seen[Meeting(func.name(), how, _where(sys._getframe(1)))].add(self.now)
-        return result
-
-    def _how(self, name: str, given: set[str], made: set[str]) -> str:
-        if served_by(name) == "backend fallback" or name in self._allowed:
-            return FALLBACK
-        if name in _COPY_INSIDE:
-            return INSIDE
-        if name in _WAIT:
-            return WAITS
-        return COPY if "npu" in given and (name == "aten::_local_scalar_dense" or "cpu" in made) else ""
-
-
-def _devices(values: Any) -> set[str]:
-    return {each.device.type for each in tree_leaves(values) if isinstance(each, torch.Tensor)}
-
-
-def _where(frame: FrameType | None) -> str:
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if path.startswith(f"{ROOT}/recfx/"):
-            return path.removeprefix(f"{ROOT}/")
-        frame = frame.f_back
-    return "autograd"
-
-
 def measure() -> Recorder:
-    """Every case: three training steps, and an eval forward after each.
+    """Every case: three training steps, and an eval forward after each. The same with a shard on each of two NPUs.
 
     Where torch_npu's fallback is switched off, an operator that decomposes into one without a kernel raises here.
     """
     recorder = Recorder(frozenset(round_trips.fallbacks()))
     for target in ("reference", "npu"):
-        with _launching_nothing() if target == "npu" else nullcontext():
+        with launching_nothing() if target == "npu" else nullcontext():
             for (name, optimizer), weighted in product(TABLES, (False, True)):
                 _run(recorder, target, HASHING[name], optimizer, weighted)
+    for operators, seen in ranks(2, "hccl").run(sharded_coverage.measure):
+        recorder.add(operators, seen)
     return recorder
-
-
-@contextmanager
-def _launching_nothing() -> Iterator[None]:
-    """Let target ``npu`` serve, and do everything that it does around its kernels, which are not launched.
-
-    Results are whatever was in memory, and nothing here depends on them. The operators with kernels are called as the
-    functions that they are, because no dispatch mode sees what runs inside an operator.
-    """
-    operators = ("pooled_lookup_triton", "per_sample_weight_gradients_triton", "fused_step_triton_")
-    with ExitStack() as patches:
-        for name, answer in (("why_not", ""), ("simulated", False), ("launch", None)):
-            patches.enter_context(patch.object(launch, name, lambda *_, _answer=answer, **__: _answer))
-        for name in operators:
-            inner = getattr(_triton_lookup, name)._init_fn
-            patches.enter_context(patch.object(_triton_lookup, name, inner))
-        yield
 
 
 def _run(recorder: Recorder, target: str, hashing: recfx.HashConfig | None, optimizer: str, weighted: bool) -> None:
@@ -163,9 +75,9 @@ def _run(recorder: Recorder, target: str, hashing: recfx.HashConfig | None, opti
         if weighted:
             features.weights().requires_grad_()
         with recorder:
-            recorder.now = (target, "training")
+            recorder.now = Moment(target, "unsharded", "training")
             model.train()(features).values().backward(gradient)
-            recorder.now = (target, "eval")
+            recorder.now = Moment(target, "unsharded", "eval")
             with torch.no_grad():
                 model.eval()(features)
             recorder.now = None

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 LISTED = Path(__file__).with_name("host_round_trips.md")
-HEADER = "| operator | how it meets the host | where | target | when | why |\n| --- | --- | --- | --- | --- | --- |\n"
+HEADER = (
+    "| operator | how it meets the host | where | target | collections | when | why |\n"
+    "| --- | --- | --- | --- | --- | --- | --- |\n"
+)
 
 FALLBACK = "runs on the host"
 INSIDE = "its kernel copies to the host"
@@ -29,22 +32,31 @@ class Meeting(NamedTuple):
     where: str
 
 
-class Occasion(NamedTuple):
-    """When it happens.
+class Moment(NamedTuple):
+    """While what was running.
 
     Args:
-        target: with which targets of ``recfx.lowering``.
-        when: in training steps, in eval forwards or in both.
+        target: of ``recfx.lowering``.
+        collections: ``unsharded``, ``sharded``, or ``sharded, ids on the host``.
+        when: ``training`` or ``eval``.
     """
 
     target: str
+    collections: str
+    when: str
+
+
+class Occasion(NamedTuple):
+    """All moments at which it happens, in the words of the table: see ``Moment``."""
+
+    target: str
+    collections: str
     when: str
 
     @classmethod
-    def of(cls, seen: Iterable[tuple[str, str]]) -> Occasion:
-        """From pairs of a target and ``training`` or ``eval``."""
-        targets, when = (", ".join(sorted(set(each))) for each in zip(*seen, strict=True))
-        return cls(targets, when)
+    def of(cls, seen: Iterable[Moment]) -> Occasion:
+        """What is listed of all moments."""
+        return cls(*("; ".join(sorted(set(each))) for each in zip(*seen, strict=True)))
 
 
 class Line(NamedTuple):
@@ -58,8 +70,8 @@ def read() -> dict[Meeting, Line]:
     """The table as it is committed."""
     found = {}
     for line in LISTED.read_text().partition(HEADER)[2].splitlines():
-        operator, how, where, target, when, why = (cell.strip().strip("`") for cell in line.strip("|").split("|"))
-        found[Meeting(operator, how, where)] = Line(Occasion(target, when), why)
+        operator, how, where, *when, why = (cell.strip() for cell in line.strip("|").split("|"))
+        found[Meeting(operator.strip("`"), how, where.strip("`"))] = Line(Occasion(*when), why)
     return found
 
 
@@ -72,8 +84,8 @@ def write(found: Mapping[Meeting, Occasion]) -> None:
     """Replace the table; reasons stay."""
     known, before = read(), LISTED.read_text().partition(HEADER)[0]
     lines = [
-        f"| `{each.operator}` | {each.how} | `{each.where}` | {occasion.target} | {occasion.when} | "
-        f"{known[each].why if each in known else ''} |\n"
+        f"| `{each.operator}` | {each.how} | `{each.where}` | {occasion.target} | "
+        f"{occasion.collections} | {occasion.when} | {known[each].why if each in known else ''} |\n"
         for each, occasion in sorted(found.items())
     ]
     LISTED.write_text(before + HEADER + "".join(lines))

@@ -15,7 +15,7 @@ import recfx
 from recfx.planner.placements import replace_placements
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.shard_collection import shard_collection
-from tests.sharding.cases import OPTIMIZERS, Case, Model, batches, build, plan_of, with_optimizer
+from tests.sharding.cases import OPTIMIZERS, Case, Model, batches, build, plan_of, taken, with_optimizer
 
 _host_groups: list[dist.ProcessGroup] = []
 
@@ -61,7 +61,7 @@ def train_on_npus(
     model = model_on_npus(case, world_size, device, ids_on_host)
     kind, settings = OPTIMIZERS[case.optimizer]
     dense = [p for name, p in model.named_parameters() if case.kernel == "dense" or not name.startswith("sparse")]
-    drive = (recfx.TrainPipeline if pipeline else Steps)(model, kind(dense, **settings), device)
+    drive = (recfx.TrainPipeline if pipeline else Steps)(model, kind(taken(case, dense), **settings), device)
     source: Iterator[KeyedJaggedTensor] = iter([step[rank] for step in batches(case, world_size, steps)])
     pooled = [drive.progress(source).cpu() for _ in range(steps)]
     sparse = model.sparse

@@ -7,8 +7,9 @@ import torch
 
 from tests.ascend import tools
 from tests.ascend.npu_runtime import round_trips
-from tests.ascend.npu_runtime.coverage import Recorder, measure, served_by
-from tests.ascend.npu_runtime.round_trips import COPY, FALLBACK, WAITS, Meeting
+from tests.ascend.npu_runtime.coverage import measure
+from tests.ascend.npu_runtime.recorder import Recorder, served_by
+from tests.ascend.npu_runtime.round_trips import COPY, FALLBACK, WAITS, Meeting, Moment
 
 HOW_TO = (
     "if this is right, run `python -m tests.ascend.npu_runtime.coverage` and write down the reason of each new line"
@@ -41,13 +42,19 @@ def test_what_involves_the_host_is_noticed() -> None:
     tensor = torch.ones(3, device="npu:0")
     with recorder:
         tensor.cpu()  # not while nothing is measured
-        recorder.now = ("npu", "eval")
+        recorder.now = Moment("npu", "unsharded", "eval")
         _ = tensor.cpu(), tensor.sum().item(), tensor.nonzero(), tensor + tensor, tensor * 2, torch.ones(2).to("npu:0")
+        _ = tensor[tensor > 0], tensor[torch.tensor([0])], tensor.equal(tensor)
+        counts = torch.tensor([1, 2, 0], device="npu:0")
+        _ = tensor.repeat_interleave(counts), tensor.repeat_interleave(counts, output_size=3)
         recorder.now = None
     assert set(recorder.meetings) == {
         Meeting("aten::_to_copy", COPY, "autograd"),
         Meeting("aten::_local_scalar_dense", COPY, "autograd"),
         Meeting("aten::nonzero", WAITS, "autograd"),
+        Meeting("aten::index.Tensor", WAITS, "autograd"),
+        Meeting("aten::equal", COPY, "autograd"),
+        Meeting("aten::repeat_interleave.self_Tensor", WAITS, "autograd"),
         Meeting("aten::add.Tensor", FALLBACK, "autograd"),
     }
     assert {"aten::mul.Tensor", "aten::sum"} <= recorder.operators

@@ -7,11 +7,9 @@ import torch
 
 from recfx.ir import format_graph
 from tests.ascend.npu_runtime.sharded_training import model_on_npus, train_on_npus
-from tests.sharding.cases import Case, Table, check, train_whole
+from tests.sharding.cases import Case, Table, check, train_sharded, train_whole
 from tests.sharding.ranks import ranks
 from tests.sharding.typical_cases import TYPES, hashed_case, one_type
-
-MAY_FALL_BACK = True  # TorchRec's exchanges of ids and the routing of ids by rows call FBGEMM's operators
 
 MIXED = (
     Table("a", 11, 8, ("f0",), "SUM", ("row_wise",)),
@@ -22,6 +20,7 @@ MIXED = (
 STATIC = {
     **{kind: one_type(kind, optimizer="adagrad") for kind in TYPES},
     **{f"mixed_{optimizer}": Case(MIXED, optimizer=optimizer) for optimizer in ("sgd", "adam")},
+    "row_wise_rowwise_adagrad": one_type("row_wise", optimizer="rowwise_adagrad"),
     "mixed_dense": Case(MIXED, kernel="dense"),
     "uneven": Case(MIXED, optimizer="adagrad", sizes=(4, 1)),
     "weighted": one_type("row_wise", optimizer="adagrad", is_weighted=True),
@@ -43,6 +42,23 @@ WAYS = pytest.mark.parametrize("ids_on_host", [False, True], ids=["ids_on_npus",
 @pytest.mark.parametrize("name", STATIC)
 def test_static(name: str) -> None:
     check(STATIC[name], 2, ranks(2, "hccl").run(train_on_npus, STATIC[name]))
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [one_type("row_wise").tables, one_type("column_wise").tables, MIXED],
+    ids=["row_wise", "column_wise", "mixed"],
+)
+def test_rowwise_adagrad(tables: tuple[Table, ...]) -> None:
+    """As on the CPU: with a state per row and block of columns, which the unsharded model does not have."""
+    case = Case(tables, optimizer="rowwise_adagrad", sizes=(4, 1))
+    found, expected = ranks(2, "hccl").run(train_on_npus, case), ranks(2).run(train_sharded, case)
+    for mine, other in zip(found, expected, strict=True):
+        assert [each[:3] for each in mine["shards"]] == [each[:3] for each in other["shards"]]
+        for name in ("pooled", "over"):
+            torch.testing.assert_close(mine[name], other[name], rtol=1e-5, atol=1e-6)
+        for (*_, weight), (*_, wanted) in zip(mine["shards"], other["shards"], strict=True):
+            torch.testing.assert_close(weight, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_static_with_ids_on_the_host() -> None:

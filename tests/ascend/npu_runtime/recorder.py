@@ -1,0 +1,140 @@
+"""Records where the host is involved in what runs on an NPU, judged by torch_npu's dispatch table."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from recfx.kernels import bucketize_op, launch
+from recfx.lowering import _triton_lookup
+from tests.ascend.npu_runtime.round_trips import COPY, FALLBACK, INSIDE, WAITS, Meeting, Moment, Occasion
+from tests.ascend.tools import ROOT
+
+# The table of dispatch says "kernel", but that kernel copies everything to the host, computes there and copies back.
+_COPY_INSIDE = frozenset({"aten::_embedding_bag_per_sample_weights_backward"})
+# Their results are as long as the data say.
+_WAIT = frozenset(
+    f"aten::{name}" for name in ("_unique2", "unique_consecutive", "unique_dim", "nonzero", "masked_select", "bincount")
+)
+# Operators whose result is a number of Python's.
+_ANSWER = frozenset({"aten::_local_scalar_dense", "aten::equal"})
+
+
+def served_by(operator: str) -> str:
+    """How torch_npu serves an operator: ``kernel``, ``default backend kernel``, ``backend fallback``, ..."""
+    lines = torch._C._dispatch_dump_table(operator).splitlines()
+    return next((line.rpartition("[")[2].rstrip("]") for line in lines if line.startswith("PrivateUse1:")), "")
+
+
+class Recorder(TorchDispatchMode):
+    """Records operators that are called with tensors on an NPU, or make some.
+
+    Args:
+        allowed: operators that run on the host and were given a kernel for the simulation, so that the table of
+            dispatch does not tell.
+    """
+
+    def __init__(self, allowed: frozenset[str]) -> None:
+        super().__init__()
+        self._allowed = allowed
+        self.now: Moment | None = None
+        self.operators: set[str] = set()
+        self.seen: defaultdict[Meeting, set[Moment]] = defaultdict(set)
+
+    @property
+    def meetings(self) -> dict[Meeting, Occasion]:
+        """Where the host was involved, and when."""
+        return {meeting: Occasion.of(seen) for meeting, seen in self.seen.items()}
+
+    def add(self, operators: set[str], seen: Mapping[Meeting, set[Moment]]) -> None:
+        """Take over what the recorder of another process has seen."""
+        self.operators |= operators
+        for meeting, moments in seen.items():
+            self.seen[meeting] |= moments
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given, made = _devices((args, kwargs)), _devices(result)  # of an argument that is written to: as it was
+        if self.now and "npu" in given | made:
+            self.operators.add(func.name())
+            how = self._how(func.name(), given, made)
+            if how is None and _length_is_data(func.name(), args, kwargs or {}):
+                how = WAITS
+            if how:
+                self.seen[Meeting(func.name(), how, _where(sys._getframe(1)))].add(self.now)
+        return result
+
+    def _how(self, name: str, given: set[str], made: set[str]) -> str | None:
+        if served_by(name) == "backend fallback" or name in self._allowed:
+            return FALLBACK
+        if name in _COPY_INSIDE:
+            return INSIDE
+        if name in _WAIT:
+            return WAITS
+        return COPY if "npu" in given and (name in _ANSWER or "cpu" in made) else None
+
+
+def _length_is_data(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether the result of this call is as long as the data say; that of others with the same operator may not be."""
+    if name in ("aten::index.Tensor", "aten::index_put_", "aten::_index_put_impl_"):
+        return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
+    repeats = ("aten::repeat_interleave.Tensor", "aten::repeat_interleave.self_Tensor")
+    return name in repeats and kwargs.get("output_size") is None
+
+
+def _devices(values: Any) -> set[str]:
+    return {each.device.type for each in tree_leaves(values) if isinstance(each, torch.Tensor)}
+
+
+def _where(frame: FrameType | None) -> str:
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path.startswith(f"{ROOT}/recfx/"):
+            return path.removeprefix(f"{ROOT}/")
+        frame = frame.f_back
+    return "autograd"
+
+
+@contextmanager
+def launching_nothing() -> Iterator[None]:
+    """Let target ``npu`` serve, and do everything that it does around its kernels, which are not launched.
+
+    Results are whatever was in memory, and nothing here depends on them, except that ids are routed: all of them to
+    the first piece of their table, as id 0. The operators with kernels are called as the functions that they are,
+    because no dispatch mode sees what runs inside an operator.
+    """
+    operators = (
+        (_triton_lookup, "pooled_lookup_triton"),
+        (_triton_lookup, "per_sample_weight_gradients_triton"),
+        (_triton_lookup, "fused_step_triton_"),
+        (bucketize_op, "bucketize_triton"),
+    )
+    with ExitStack() as patches:
+        for name, answer in (("why_not", ""), ("simulated", False)):
+            patches.enter_context(patch.object(launch, name, lambda *_, _answer=answer, **__: _answer))
+        patches.enter_context(patch.object(launch, "launch", _route))
+        for module, name in operators:
+            patches.enter_context(patch.object(module, name, getattr(module, name)._init_fn))
+        yield
+
+
+def _route(kernel: Any, programs: int, ids: torch.Tensor, *arguments: Any, **constants: Any) -> None:
+    name = kernel.fn.__name__
+    if name == "recfx_bucket_counts":
+        offsets, _, _, pieces, counts, outside = arguments[:6]
+        pieces.zero_()
+        counts.zero_()
+        counts[:, 0] = offsets.diff()
+        outside.fill_(ids.numel())
+    elif name == "recfx_bucket_scatter":
+        new_ids = arguments[8]
+        new_ids.zero_()
