@@ -150,6 +150,7 @@ BACKENDS: tuple[Backend, ...] = (
     Backend("fbgemm", "recfx.lowering.fbgemm"),
     Backend("triton", "recfx.lowering.triton", device_types=("cuda",)),
     Backend("npu", "recfx.lowering.npu", device_types=("npu",)),
+    Backend("fbgemm_ascend", "recfx.lowering.fbgemm_ascend", device_types=("npu",)),
     Backend("reference", "recfx.lowering.reference"),
 )
 

@@ -8,6 +8,15 @@ import re
 from pathlib import Path
 
 _INTERPRETED = ["ascend/test_interpreted_targets.py", "ascend/test_interpreted.py"]
+_IN_TRITON = (
+    "bucketize",
+    "fused_optimizer",
+    "hash_index",
+    "mix64",
+    "per_sample_weights",
+    "pooled_lookup",
+    "quantized_lookup",
+)
 BESIDE = {
     "passes": ["passes", "modules/test_means.py", "optim/test_settings_of_tables.py", "ir"],
     "passes/insert_dist.py": ["passes", "sharding/test_types.py", "sharding/test_hashed.py", "sharding/test_mixed.py"],
@@ -33,6 +42,9 @@ BESIDE = {
     "lowering/_triton_lookup.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
     "optim/fused_step_op.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
     **{f"optim/{rule}_triton.py": _INTERPRETED for rule in ("sgd", "adagrad", "rowwise_adagrad", "adam")},
+    **{f"kernels/{stem}_triton.py": _INTERPRETED[::-1] for stem in _IN_TRITON},
+    **{f"kernels/{stem}_op.py": _INTERPRETED for stem in _IN_TRITON},
+    "kernels/launch.py": ["lowering/test_triton_limits.py", "kernels/test_tiling.py", *_INTERPRETED],
     "optim": ["optim", "lowering", "sharding/test_optimizer_state.py", "sharding/test_optimizer_settings.py"],
     "pipeline": ["pipeline", "sharding/test_stock_pipeline.py"],
 }  # fmt: skip

@@ -126,10 +126,11 @@ def _in_child(copy: Path, tests: Sequence[str], pipe: int, deadline: float) -> N
     status = 1
     try:
         os.chdir(copy)
-        os.environ["PYTHONPATH"] = str(copy)
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         here = str(Path(__file__).resolve().parents[2])
+        given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(copy), *(path for path in given if path not in ("", here))])
         sys.path[:] = [str(copy), *(path for path in sys.path if path not in ("", here))]
         for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "recfx")]:
             del sys.modules[name]

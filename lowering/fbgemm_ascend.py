@@ -1,0 +1,95 @@
+"""Target ``fbgemm_ascend``: the forward of the package of that name, where it is installed; gradients in ATen.
+
+Of the package's operators, the lookup alone is used. Its fused backwards know an optimizer by a few numbers whose
+meaning could not be checked against ``torch.optim``, and its permutation of bags sums lengths in float32, where
+recfx's own stays exact: those remain recfx's.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from recfx.diagnostics import Diagnostic
+from recfx.lowering import _fbgemm_ascend_operator as operator
+from recfx.lowering._aten_backward import AtenBackward
+from recfx.lowering._trainable_lookup import LookedUp, TrainableLookup
+from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
+
+_MULTIPLE = 8  # columns: rows are copied in units of 32 bytes
+_DIM = 1024  # the widest row of recfx's own kernels; the package names no limit of this operator
+_CHIPS = ("Ascend910B", "Ascend910_93", "Ascend95")
+
+
+def decline(spec: LookupSpec) -> Diagnostic | None:
+    """None for float32 tables on NPUs without per-sample weights, if the package and its operator are there."""
+
+    def refuse(reason: str, message: str) -> Diagnostic:
+        return Diagnostic(reason, "", message, by="fbgemm_ascend")
+
+    devices = {weight.device for weight in spec.weights}
+    if len(devices) != 1 or {device.type for device in devices} != {"npu"}:
+        found = "/".join(sorted({device.type for device in devices}))
+        return refuse("device", f"the tables are on {found}; this target is for npu.")
+    missing = operator.why_not()
+    if missing is not None:
+        return refuse(*missing)
+    (device,) = devices
+    chip = str(torch.get_device_module(device).get_device_name(device))
+    if not chip.startswith(_CHIPS):
+        return refuse("chip", f"fbgemm_ascend has kernels for {', '.join(_CHIPS)}, not for {chip!r}.")
+    dtypes = {weight.dtype for weight in spec.weights}
+    if dtypes != {torch.float32}:
+        names = ", ".join(sorted(str(dtype) for dtype in dtypes))
+        return refuse("dtype", f"fbgemm_ascend takes float32 tables, not {names}.")
+    if spec.is_weighted:
+        return refuse("per_sample_weights", "fbgemm_ascend has no lookup with per-sample weights.")
+    if any(not weight.is_contiguous() for weight in spec.weights):
+        return refuse("not_contiguous", "a table's rows are not contiguous.")
+    for table, weight in zip(spec.tables, spec.weights, strict=True):
+        if weight.shape[0] == 0:
+            return refuse("empty_table", f"table {table.name!r} has no rows, which fbgemm_ascend refuses.")
+        if table.embedding_dim % _MULTIPLE:
+            message = f"fbgemm_ascend takes rows of a multiple of {_MULTIPLE} columns, "
+            return refuse("unaligned_columns", f"{message}table {table.name!r} has {table.embedding_dim}.")
+        if table.embedding_dim > _DIM:
+            message = f"rows of more than {_DIM} columns were never looked up by this target, "
+            return refuse("too_many_columns", f"{message}table {table.name!r} has {table.embedding_dim}.")
+    return None
+
+
+def build(spec: LookupSpec) -> LookupKernel:
+    """The kernel. The host waits for the device once per batch: for where each table's ids begin."""
+    trainable = TrainableLookup(spec, AtenBackward(spec), takes_absent=False)
+    layout = [(len(table.feature_names), table.embedding_dim) for table in spec.tables]
+    pooling = spec.pooling
+
+    def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
+        rows, offsets = batch.values.to(torch.int64).contiguous(), batch.offsets.to(torch.int64).contiguous()
+
+        def forward(_: torch.Tensor | None) -> LookedUp:
+            return LookedUp(_pool(weights, rows, offsets, layout, pooling, batch.batch_size), rows)
+
+        return trainable(weights, offsets, None, forward)
+
+    return lookup
+
+
+def _pool(
+    weights: list[torch.Tensor],
+    rows: torch.Tensor,
+    offsets: torch.Tensor,
+    layout: list[tuple[int, int]],
+    pooling: str,
+    batch_size: int,
+) -> torch.Tensor:
+    borders = offsets[::batch_size].tolist() if batch_size else [0] * (sum(features for features, _ in layout) + 1)
+    pooled, feature = [], 0
+    for weight, (features, dim) in zip(weights, layout, strict=True):
+        begin, end = borders[feature], borders[feature + features]
+        if begin == end:  # the operator takes no empty batch
+            pooled.append(torch.zeros(batch_size, features * dim, dtype=torch.float32, device=weight.device))
+        else:
+            of_table = offsets[feature * batch_size : (feature + features) * batch_size + 1] - begin
+            pooled.append(operator.pool_table(weight, rows[begin:end], of_table, features, pooling))
+        feature += features
+    return torch.cat(pooled, dim=1)
