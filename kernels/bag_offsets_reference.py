@@ -1,7 +1,7 @@
-"""``bag_offsets.py`` in ATen, on any device.
+"""``bag_offsets.py`` in ATen, on any device: nothing waits for the device but the fault that the caller reads.
 
 There is no kernel in Triton beside it: CUDA's backend and torch_npu register kernels of their own for ``cumsum``,
-``index_select`` and ``repeat_interleave``, which offsets are made of, and permutes of bags (``recfx/nodes/bags.py``).
+``index_select`` and ``searchsorted``, which it is made of.
 """
 
 from __future__ import annotations
@@ -38,19 +38,27 @@ def checked_offsets(
         negative, lengths = end < begin, end - begin
         lengths = torch.where((lengths < 0) & ~negative, torch.full_like(lengths, ids + 1), lengths)  # it overflowed
     # Any length above the number of ids is equally wrong, so lengths are clamped there and their sums do not overflow.
-    offsets = torch.zeros(count + 1, dtype=torch.int64, device=device)
-    offsets[1:] = lengths.clamp(0, ids + 1).cumsum(0)
-    wrong = torch.nonzero(negative | (offsets[1:] > ids)).squeeze(1)
-    if wrong.numel() > 0 or int(offsets[-1]) != ids:
-        position = int(wrong[0]) if wrong.numel() > 0 else count
-        kind = negative_length if wrong.numel() > 0 and bool(negative[position]) else wrong_total
-        return torch.zeros_like(offsets), torch.tensor([kind, position], dtype=torch.int64, device=device)
-    first_bag = torch.tensor(bags_per_key, dtype=torch.int64, device=device).cumsum(0)
-    key_ends = offsets.index_select(0, first_bag)
-    key_lengths = torch.diff(torch.cat([torch.zeros_like(key_ends[:1]), key_ends]))
-    rows = torch.repeat_interleave(rows_per_key.to(device), key_lengths)
-    bad = torch.nonzero((rows >= 0) & ((values < 0) | (values >= rows))).squeeze(1)
-    fault = torch.zeros(2, dtype=torch.int64, device=device)
-    if bad.numel() > 0:
-        fault[0], fault[1] = out_of_range, bad[0]
-    return offsets, fault
+    ends = lengths.clamp(0, ids + 1).cumsum(0)
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    offsets = torch.cat([zero, ends])
+    bag = _first(negative | (ends > ids), zero)
+    is_wrong = (bag < count) | (offsets[-1:] != ids)
+    is_negative = torch.cat([negative, zero > 0]).index_select(0, bag)
+    kind = torch.where(is_negative, zero + negative_length, zero + wrong_total)
+    # Which key an id belongs to. If the lengths are wrong, no one asks whether the ids are rows.
+    last_bags = torch.tensor(bags_per_key, dtype=torch.int64, device=device).cumsum(0)
+    positions = torch.arange(ids, dtype=torch.int64, device=device)
+    keys = torch.searchsorted(offsets.index_select(0, last_bags), positions, right=True)
+    rows = rows_per_key.to(device).index_select(0, keys.clamp(max=rows_per_key.numel() - 1))
+    bad = _first((rows >= 0) & ((values < 0) | (values >= rows)), zero)
+    is_bad = bad < ids
+    kind = torch.where(is_wrong, kind, torch.where(is_bad, zero + out_of_range, zero))
+    position = torch.where(is_wrong, bag, torch.where(is_bad, bad, zero))
+    return offsets, torch.cat([kind, position])
+
+
+def _first(mask: Tensor, zero: Tensor) -> Tensor:
+    """The position of the first True as int64 ``[1]``; the length of ``mask`` if there is none."""
+    count = mask.numel()
+    positions = torch.arange(count, dtype=torch.int64, device=mask.device)
+    return torch.cat([torch.where(mask, positions, zero + count), zero + count]).min().view(1)

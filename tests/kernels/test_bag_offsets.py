@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from recfx.kernels import library
 from recfx.kernels.bag_offsets import (
@@ -108,6 +109,26 @@ def test_first_of_many_across_threads(bad: int, dtype: torch.dtype) -> None:
     values[-1] = -1
     assert bag_offsets(*arguments)[1] == (OUT_OF_RANGE, bad)
     assert checked_offsets(*arguments)[1].tolist() == [OUT_OF_RANGE, bad]
+
+
+class Waits(TorchDispatchMode):
+    """Refuses what would make the host wait for a device: numbers for Python, and results as long as the data say."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, index = func.name(), args[1] if func.name() == "aten::index.Tensor" else ()
+        waits = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::bincount")
+        assert name not in waits
+        assert not name.startswith("aten::repeat_interleave")
+        assert all(each is None or each.dtype != torch.bool for each in index)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("values", [[1, 2, 9], [1, 2, 3], [1, 2]], ids=["bad", "good", "too_few"])
+def test_the_reference_waits_for_nothing(values: list[int]) -> None:
+    """But its caller reads the fault."""
+    for are_offsets, bags in ((False, [1, 2]), (True, [0, 1, 3]), (False, [-1, 4])):
+        with Waits():
+            checked_offsets(torch.tensor(values), torch.tensor(bags), are_offsets, [1], torch.tensor([5, 5]))
 
 
 def test_views_that_are_not_contiguous() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import FrameType
@@ -49,6 +49,7 @@ class Recorder(TorchDispatchMode):
         self.now: Moment | None = None
         self.operators: set[str] = set()
         self.seen: defaultdict[Meeting, set[Moment]] = defaultdict(set)
+        self.calls: Counter[Meeting] = Counter()  # in this process
 
     @property
     def meetings(self) -> dict[Meeting, Occasion]:
@@ -70,7 +71,9 @@ class Recorder(TorchDispatchMode):
             if how is None and _length_is_data(func.name(), args, kwargs or {}):
                 how = WAITS
             if how:
-                self.seen[Meeting(func.name(), how, _where(sys._getframe(1)))].add(self.now)
+                meeting = Meeting(func.name(), how, _where(sys._getframe(1)))
+                self.seen[meeting].add(self.now)
+                self.calls[meeting] += 1
         return result
 
     def _how(self, name: str, given: set[str], made: set[str]) -> str | None:

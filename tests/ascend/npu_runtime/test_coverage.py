@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 
+import recfx
 from tests.ascend import tools
 from tests.ascend.npu_runtime import round_trips
 from tests.ascend.npu_runtime.coverage import measure
-from tests.ascend.npu_runtime.recorder import Recorder, served_by
+from tests.ascend.npu_runtime.recorder import Recorder, launching_nothing, served_by
 from tests.ascend.npu_runtime.round_trips import COPY, FALLBACK, WAITS, Meeting, Moment
+from tests.builders.batches import batch
+from tests.builders.collections import one_table
 
 HOW_TO = (
     "if this is right, run `python -m tests.ascend.npu_runtime.coverage` and write down the reason of each new line"
@@ -58,3 +63,20 @@ def test_what_involves_the_host_is_noticed() -> None:
         Meeting("aten::add.Tensor", FALLBACK, "autograd"),
     }
     assert {"aten::mul.Tensor", "aten::sum"} <= recorder.operators
+
+
+@pytest.mark.parametrize("hashing", [None, recfx.HashConfig(dense_rows=0)], ids=["static", "hashed"])
+def test_an_eval_forward_waits_once_to_check_its_batch(hashing: recfx.HashConfig | None) -> None:
+    """And to hash on the host, for a copy of the ids and one of their borders."""
+    model = recfx.convert(one_table(("a", "b")), hashing=hashing).to("npu:0").eval()
+    features = batch(4, ("a", "b"), rows=10).to(torch.device("npu:0"))
+    recorder = Recorder(frozenset())
+    with launching_nothing(), torch.no_grad():
+        model(features)
+        with recorder:
+            recorder.now = Moment("npu", "unsharded", "eval")
+            model(features)
+            recorder.now = None
+    found = Counter(each.where for each in recorder.calls.elements())
+    hashes = {} if hashing is None else {"recfx/nodes/host_copies.py": 2}
+    assert found == {"recfx/kernels/bag_offsets.py": 1, **hashes}
