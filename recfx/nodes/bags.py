@@ -143,8 +143,9 @@ def keep_ids(features: KeyedJaggedTensor, values: torch.Tensor, kept: torch.Tens
     """
     before = torch.zeros(values.numel() + 1, dtype=torch.int64, device=values.device)
     torch.cumsum(kept, 0, out=before[1:])
-    weights = features.weights_or_none()
-    return keep_ids_at(features, values[kept], before, None if weights is None else weights[kept])
+    weights, positions = features.weights_or_none(), torch.nonzero(kept).squeeze(1)
+    weights = None if weights is None else weights.index_select(0, positions)
+    return keep_ids_at(features, values.index_select(0, positions), before, weights)
 
 
 def keep_ids_at(

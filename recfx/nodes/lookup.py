@@ -65,6 +65,7 @@ class Lookup(NodeModule):
         self._indexed = [table.name for table in tables if table.has_index]
         self._may_read_untrained = any(_may_read_untrained(table) for table in tables)
         self._choice: Choice | None = None
+        self._reading: tuple[Choice, LookupKernel] | None = None
 
     def choose_kernel(self) -> Choice:
         """Choose the kernel for the tables as they are now (device, dtype, optimizer).
@@ -273,14 +274,26 @@ class Lookup(NodeModule):
             with torch.no_grad():
                 read = self._pool(keep_ids(features, -values - 2, untrained))
             return self._pool(keep_ids(features, values, ~untrained)) + read
-        spec = self.spec()
-        untouched = [weight.detach() for weight in spec.weights]
-        read = reference.build(spec)(untouched, self._batch(keep_ids(features, -values - 2, untrained)))
+        kernel, untouched = self._reading_kernel()
+        read = kernel(untouched, self._batch(keep_ids(features, -values - 2, untrained)))
         return self._pool(keep_ids(features, values, ~untrained)) + read
+
+    def _reading_kernel(self) -> tuple[LookupKernel, list[torch.Tensor]]:
+        """A kernel of the chosen target that steps no optimizer, and the weights to call it with, which get no
+        gradient.
+        """
+        weights, choice = self._kernel()
+        untouched = [weight.detach() for weight in weights]
+        if _inside_torch_func():
+            return self._plain_kernel(), untouched
+        if self._reading is None or self._reading[0] is not choice:
+            spec = replace(self.spec(), weights=untouched, optimizers=[None] * len(untouched))
+            self._reading = (choice, select_backend(spec, choice.backend, self.collection).kernel)
+        return self._reading[1], untouched
 
     def __getstate__(self) -> dict[str, object]:
         # The kernel depends on the tables, so a copy chooses its own.
-        return {**self.__dict__, "_choice": None}
+        return {**self.__dict__, "_choice": None, "_reading": None}
 
 
 def _inside_torch_func() -> bool:

@@ -68,10 +68,10 @@ def test_what_involves_the_host_is_noticed() -> None:
 @pytest.mark.parametrize("hashing", [None, recfx.HashConfig(dense_rows=0)], ids=["static", "hashed"])
 def test_an_eval_forward_waits_once_to_check_its_batch(hashing: recfx.HashConfig | None) -> None:
     """And to hash on the host, for a copy of the ids and one of their borders."""
-    model = recfx.convert(one_table(("a", "b")), hashing=hashing).to("npu:0").eval()
     features = batch(4, ("a", "b"), rows=10).to(torch.device("npu:0"))
     recorder = Recorder(frozenset())
     with launching_nothing(), torch.no_grad():
+        model = recfx.convert(one_table(("a", "b")), hashing=hashing).to("npu:0").eval()
         model(features)
         with recorder:
             recorder.now = Moment("npu", "unsharded", "eval")

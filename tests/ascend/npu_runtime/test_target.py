@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
 from recfx.errors import ConversionError
@@ -12,7 +13,7 @@ from recfx.ir import format_graph
 from recfx.kernels import launch
 from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.ascend.npu_runtime.training import DEVICE, assert_close, evaluate, make_batch, state_of, step
-from tests.builders.collections import one_table
+from tests.builders.collections import one_table, table
 from tests.checkpoint.training import KINDS, Training
 
 # The order of sums differs.
@@ -70,6 +71,28 @@ def test_gradients_of_tables_and_of_weights_of_ids() -> None:
         (weight,) = converted.parameters()
         results.append(weight.grad.cpu())
     torch.testing.assert_close(results[1], results[0], **CLOSE)
+
+
+def test_gradients_of_weights_of_ids_that_share_a_row_until_they_are_admitted() -> None:
+    """As on the CPU; by which operators, the table of round trips says."""
+    hashing = recfx.HashConfig(dense_rows=0, admit_after=2, unseen="share")
+    results = []
+    for device in ("cpu", DEVICE):
+        torch.manual_seed(0)
+        tables = [table("t", ["a", "b"], rows=30, dim=5)]
+        converted = recfx.convert(EmbeddingBagCollection(tables, is_weighted=True), hashing=hashing).to(device)
+        gradients = []
+        for number in range(4):
+            features = make_batch(number, 24, True).split([2, 1])[0]
+            weights = torch.linspace(-1, 1, features.values().numel()).requires_grad_()
+            weighted = KeyedJaggedTensor(features.keys(), features.values(), weights, lengths=features.lengths())
+            converted(weighted.to(torch.device(device))).values().square().sum().backward()
+            assert weights.grad is not None
+            gradients.append(weights.grad)
+        results.append([*gradients, *(each.grad.cpu() for each in converted.parameters())])
+    assert all(bool(each.any()) for each in results[0])
+    for found, expected in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(found, expected, **CLOSE)
 
 
 def test_the_report_says_that_kernels_are_simulated() -> None:
