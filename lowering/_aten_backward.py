@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from recfx.kernels.per_sample_weights_reference import per_sample_weight_gradients
@@ -25,11 +27,17 @@ class AtenBackward:
         tables = [weight.detach() for weight in batch.weights]
         return per_sample_weight_gradients(batch.values, batch.offsets, grad_output, tables, self._table_of_feature)
 
-    def weight_gradients(self, batch: TrainedBatch, grad_output: torch.Tensor) -> list[torch.Tensor]:
+    def weight_gradients(
+        self, batch: TrainedBatch, grad_output: torch.Tensor, wanted: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
         """See ``Backward``."""
-        totals = [torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) for weight in batch.weights]
+        totals = [
+            torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if want else None
+            for weight, want in zip(batch.weights, wanted, strict=True)
+        ]
         for table, total in enumerate(totals):
-            total.index_add_(0, *gradients_of_table(batch, grad_output, self._tables, self._pooling, table))
+            if total is not None:
+                total.index_add_(0, *gradients_of_table(batch, grad_output, self._tables, self._pooling, table))
         return totals
 
     def step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:

@@ -6,10 +6,12 @@ the gradient.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import fbgemm_gpu  # noqa: F401  (loads the operators)
 import torch
 
-from recfx.lowering._fbgemm_layout import Layout, distances
+from recfx.lowering._fbgemm_layout import Layout, Part, distances
 from recfx.lowering._fbgemm_rules import FLOAT32
 from recfx.lowering._fbgemm_step import FusedStep
 from recfx.lowering._trained_batch import TrainedBatch
@@ -44,27 +46,46 @@ class FbgemmBackward:
         )
         return gradient
 
-    def weight_gradients(self, batch: TrainedBatch, grad_output: torch.Tensor) -> list[torch.Tensor]:
-        """See ``Backward``."""
-        totals = [torch.zeros(weight.shape, dtype=torch.float32, device="cpu") for weight in batch.weights]
-        base = torch.empty(1, dtype=torch.float32, device="cpu")
-        addresses = tuple(total.data_ptr() for total in totals)
-        part = self._layout.whole
+    def weight_gradients(
+        self, batch: TrainedBatch, grad_output: torch.Tensor, wanted: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        """See ``Backward``. If some tables are not wanted, there is one call per table."""
+        totals = [
+            torch.zeros(weight.shape, dtype=torch.float32, device="cpu") if want else None
+            for weight, want in zip(batch.weights, wanted, strict=True)
+        ]
+        if all(wanted):
+            base = torch.empty(1, dtype=torch.float32, device="cpu")
+            part = self._layout.whole
+            addresses = tuple(total.data_ptr() for total in totals if total is not None)
+            self._add(part, batch, grad_output, base, distances(base, addresses, part.table_of_feature))
+            return totals
+        for table, total in enumerate(totals):
+            if total is not None:
+                part = self._layout.part(table)
+                self._add(part, batch, grad_output, total.view(-1), part.at_start)
+        return totals
+
+    def _add(
+        self, part: Part, batch: TrainedBatch, grad_output: torch.Tensor, base: torch.Tensor, offsets: torch.Tensor
+    ) -> None:
+        """Add the gradients of the tables of ``part`` at ``offsets`` from ``base``."""
+        first, last = part.features
+        batch_size = grad_output.shape[0]
         torch.ops.fbgemm.split_embedding_backward_codegen_sgd_cpu(
             grad_output,
             base,
             part.placements,
-            distances(base, addresses, part.table_of_feature),
+            offsets,
             part.dim_offsets,
             part.max_dim,
             part.row_offsets,
             part.row_bits,
             batch.values,
-            batch.offsets,
+            batch.offsets[first * batch_size : last * batch_size + 1],
             self._layout.pooling,
             batch.scale,
             False,
             torch.tensor(-1.0, dtype=torch.float32, device="cpu"),
             FLOAT32,
         )
-        return totals

@@ -31,8 +31,10 @@ class Backward(Protocol):
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
         """The gradient of the per-sample weights, float32 ``[n]``."""
 
-    def weight_gradients(self, batch: TrainedBatch, grad_output: torch.Tensor) -> list[torch.Tensor]:
-        """The gradient of every table, float32 ``[rows, dim]``."""
+    def weight_gradients(
+        self, batch: TrainedBatch, grad_output: torch.Tensor, wanted: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        """The gradients of the tables that are ``wanted``, float32 ``[rows, dim]``; None, and no work, for others."""
 
     def step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
         """Take one step of the fused optimizers of all tables that are trained."""
@@ -170,8 +172,8 @@ def _weight_gradients(
 ) -> list[torch.Tensor | None]:
     if not any(wanted):
         return [None] * len(wanted)
-    gradients = trainable.backward.weight_gradients(batch, grad_output)
+    gradients = trainable.backward.weight_gradients(batch, grad_output, wanted)
     return [
-        gradient.to(weight.dtype) if want else None
-        for gradient, weight, want in zip(gradients, batch.weights, wanted, strict=True)
+        None if gradient is None else gradient.to(weight.dtype)
+        for gradient, weight in zip(gradients, batch.weights, strict=True)
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from recfx.kernels import launch
@@ -54,16 +56,25 @@ class TritonBackward:
         )
         return found
 
-    def weight_gradients(self, batch: TrainedBatch, grad_output: torch.Tensor) -> list[torch.Tensor]:
+    def weight_gradients(
+        self, batch: TrainedBatch, grad_output: torch.Tensor, wanted: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
         """See ``Backward``. A step of SGD from zero with learning rate -1 is the gradient."""
-        totals = [torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) for weight in batch.weights]
+        nothing = torch.zeros(1, dtype=torch.float32, device=grad_output.device)
+        totals = [
+            # The kernel leaves tables alone that are not stepped; of those, it takes the shape.
+            torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+            if want
+            else nothing.expand(weight.shape)
+            for weight, want in zip(batch.weights, wanted, strict=True)
+        ]
         if launch.simulated(grad_output.device):
             for table, total in enumerate(totals):
-                total.index_add_(0, *gradients_of_table(batch, grad_output, self.tables, self.pooling, table))
+                if wanted[table]:
+                    total.index_add_(0, *gradients_of_table(batch, grad_output, self.tables, self.pooling, table))
         else:
-            everywhere = [True] * len(totals)
-            self._launch(batch, grad_output, totals, ([], []), everywhere, triton_module(SGD), StepNumbers(-1.0))
-        return totals
+            self._launch(batch, grad_output, totals, ([], []), list(wanted), triton_module(SGD), StepNumbers(-1.0))
+        return [total if want else None for total, want in zip(totals, wanted, strict=True)]
 
     def step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
         """See ``Backward``. Tables whose numbers are equal are stepped in one launch; frozen ones need no state."""

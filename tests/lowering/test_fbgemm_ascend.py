@@ -113,7 +113,9 @@ def test_gradients_are_those_of_autograd(pooling: str) -> None:
     torch.testing.assert_close(wanted.detach(), wanted_now)
     backward = AtenBackward(LookupSpec(tables((8, 16)), pooling, scale is not None, [], [None, None]))
     batch = TrainedBatch(weights, rows, offsets, _plain(scale))
-    for found, weight in zip(backward.weight_gradients(batch, gradient), weights, strict=True):
+    both, second = (backward.weight_gradients(batch, gradient, which) for which in ([True, True], [False, True]))
+    assert second[0] is None
+    for found, weight in zip([*both, second[1]], [*weights, weights[1]], strict=True):
         torch.testing.assert_close(found, weight.grad)
     if scale is not None:
         torch.testing.assert_close(backward.scale_gradient(batch, gradient), scale.grad)

@@ -7,11 +7,14 @@ import itertools
 import os
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 import torchrec
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
@@ -193,6 +196,46 @@ def test_a_frozen_table_does_not_move(target: str, kind: str | None) -> None:
     assert torch.equal(ours[1], before[1])
     moved = ours[0].grad is not None if kind is None else not torch.equal(ours[0], before[0])
     assert moved
+
+
+class _Made(TorchDispatchMode):
+    """The shapes of the float32 tensors that are made, and have memory for all their elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[torch.Size] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+        self.shapes += [
+            each.shape
+            for each in tensors
+            if each.dtype == torch.float32 and each.untyped_storage().nbytes() >= 4 * each.numel()
+        ]
+        return result
+
+
+@pytest.mark.parametrize("target", [name for name in TARGETS if name != "reference"])
+@pytest.mark.parametrize("frozen", [[1], [0, 2]], ids=str)
+def test_no_gradient_of_a_frozen_table_is_computed(target: str, frozen: list[int]) -> None:
+    torch.manual_seed(0)
+    ours = weights(torch.float32)
+    theirs = [nn.Parameter(weight.detach().clone()) for weight in ours]
+    for table, on in itertools.product(frozen, (ours, theirs)):
+        on[table].requires_grad_(False)
+    spec = LookupSpec(tables("MEAN"), "MEAN", False, ours, [None] * 3)
+    data = batch(5, 4, False)
+    output = TARGETS[target].build(spec)(ours, data)
+    made = _Made()
+    with made:
+        output.square().sum().backward()
+    standard(spec, data, theirs).square().sum().backward()
+    for table, (found, expected) in enumerate(zip(ours, theirs, strict=True)):
+        assert (found.shape in made.shapes) == (table not in frozen)
+        assert (found.grad is None) == (table in frozen)
+        if table not in frozen:
+            torch.testing.assert_close(found.grad, expected.grad, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("target", TARGETS)
