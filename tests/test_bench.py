@@ -10,6 +10,7 @@ import torch
 
 from tests.bench import BENCHMARKS
 from tests.bench.__main__ import main
+from tests.bench.setup import QUICK, Setup
 
 PROMISED = {
     "name",
@@ -27,7 +28,7 @@ PROMISED = {
 }
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if not name.startswith("triton/")])
 def test_prints_one_json_object_a_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--quick", "--json"]) == 0
     results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -56,6 +57,62 @@ def test_prints_a_setup_above_the_numbers(capsys: pytest.CaptureFixture[str]) ->
     for threads in ("1 thread,", "2 threads,"):
         assert f"4 tables, 500 rows, dim 16, batch 32, 3 ids per bag, power law ids, {threads}" in printed
     assert "ratio" in printed
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize(("names", "status"), [(["triton"], 3), (["triton/hash_index"], 3), ([], 0)])
+def test_what_needs_a_device_says_so(
+    names: list[str], status: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line; that is no failure if all benchmarks were asked for."""
+    of_devices = {name: module for name, module in BENCHMARKS.items() if name.startswith("triton/")}
+    assert len(of_devices) == 5
+    monkeypatch.setattr("tests.bench.__main__.BENCHMARKS", of_devices)
+    assert main([*names, "--quick", "--json"]) == status
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert line.startswith("not run: the kernels in Triton need a CUDA device, and torch ")
+
+
+def test_sizes_and_times_of_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one: which sizes are measured, and in which order the device is asked for a time."""
+    from recfx.kernels import launch
+    from tests.bench.triton import on_device
+
+    asked: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            asked.append("record")
+
+        def synchronize(self) -> None:
+            asked.append("synchronize")
+
+        def elapsed_time(self, end: Event) -> float:
+            assert end is not self
+            return 2.5
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: asked.append("wait"))
+    monkeypatch.setattr(launch, "why_not", lambda device: "")
+    measured = on_device.sized(Setup())
+    assert (measured.rows, measured.dim, measured.batch, measured.iterations) == (500_000, 128, 8192, 20)
+    assert on_device.sized(QUICK) == QUICK
+    assert on_device.clock_of(torch.device("cuda"))(lambda: asked.append("run")) == 2.5
+    assert asked == ["wait", "record", "run", "record", "synchronize"]
+
+
+def test_triton_on_the_cpu_needs_its_interpreter(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert main(["triton/hash_index", "--quick", "--device", "cpu"]) == 3
+    assert "cannot be launched: " in capsys.readouterr().err
 
 
 def test_leaves_the_number_of_threads_alone() -> None:

@@ -3,44 +3,37 @@
 ``python -m tests.bench [name ...] [--threads 1 2] [--json] [--quick]``. There is one file per benchmark; each defines
 ``run(setup) -> Iterator[Result]`` and yields one result per pair of contestants. Every iteration looks up newly drawn
 ids, all contestants take turns, and their results must agree before anything is timed.
+
+``triton`` names all kernels in Triton at once, on a CUDA device. They need torch and Triton, but neither TorchRec nor
+FBGEMM, so that ``python -m tests.bench triton --json`` runs on a GPU machine that has no more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
-from tests.bench import (
-    bag_offsets,
-    bucketize,
-    convert_time,
-    forward,
-    hash_index,
-    hashed,
-    index_rebuild,
-    pipeline,
-    pooled_lookup,
-    row_initialization,
-    sharded,
-    train_step,
-)
-from tests.bench.harness import Result
-from tests.bench.workload import Setup
-
-# In the order in which they run.
-BENCHMARKS: dict[str, Callable[[Setup], Iterator[Result]]] = {
-    "forward": forward.run,
-    "train_step": train_step.run,
-    "hashed": hashed.run,
-    "sharded": sharded.run,
-    "pipeline": pipeline.run,
-    "hash_index": hash_index.run,
-    "convert_time": convert_time.run,
-    # One per kernel family, under the name of the family.
-    "pooled_lookup": pooled_lookup.run,
-    "bag_offsets": bag_offsets.run,
-    "bucketize": bucketize.run,
-    "row_initialization": row_initialization.run,
-    "index_rebuild": index_rebuild.run,
+# Modules, in the order in which they run; each is imported when it runs.
+BENCHMARKS: dict[str, str] = {
+    name: f"tests.bench.{name.replace('/', '.')}"
+    for name in (
+        "forward",
+        "train_step",
+        "hashed",
+        "sharded",
+        "pipeline",
+        "hash_index",
+        "convert_time",
+        # One per kernel family, under the name of the family.
+        "pooled_lookup",
+        "bag_offsets",
+        "bucketize",
+        "row_initialization",
+        "index_rebuild",
+        # One per kernel in Triton, likewise.
+        "triton/pooled_lookup",
+        "triton/fused_optimizer",
+        "triton/per_sample_weights",
+        "triton/hash_index",
+        "triton/quantized_lookup",
+    )
 }
 
 # Some contestants use several threads and some do not, so these run with every number of threads asked for.

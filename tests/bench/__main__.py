@@ -1,8 +1,13 @@
-"""``python -m tests.bench [name ...] [--json] [--quick]``."""
+"""``python -m tests.bench [name ...] [--json] [--quick]``.
+
+Exit status: 0 if all benchmarks ran, or if all were asked for and those for devices that are not there were skipped;
+3 if one was asked for by its name and this machine lacks what it needs. What is missing is a line on standard error.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import logging
 import sys
@@ -11,14 +16,19 @@ from dataclasses import replace
 import torch
 
 from tests.bench import BENCHMARKS, BY_THREADS
-from tests.bench.harness import Result
-from tests.bench.workload import QUICK, Setup
+from tests.bench.harness import CannotRun, Result
+from tests.bench.setup import QUICK, Setup
+
+MISSING = 3
+"""The exit status if something that was asked for by name cannot run on this machine."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the named benchmarks, or all; return 0 unless one fails."""
+    """Run the named benchmarks, or all, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="name", help=f"one of {', '.join(BENCHMARKS)}; default: all")
+    parser.add_argument(
+        "names", nargs="*", metavar="name", help=f"one of {', '.join(BENCHMARKS)}, or triton; default: all"
+    )
     parser.add_argument("--json", action="store_true", help="print one object per line and nothing else")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     parser.add_argument(
@@ -26,30 +36,51 @@ def main(arguments: list[str] | None = None) -> int:
         help=f"torch's threads (default 1 2: {', '.join(BY_THREADS)} run with one, then with two; the others with two)",
     )  # fmt: skip
     parser.add_argument("--iterations", type=int, help="timed iterations")
+    parser.add_argument(
+        "--device",
+        default="cuda",
+        help="of triton/...: cuda (default), or cpu for Triton's interpreter, to try --quick",
+    )
     options = parser.parse_args(arguments)
-    unknown = [name for name in options.names if name not in BENCHMARKS]
+    names = [each for name in options.names for each in _called(name)]
+    unknown = [name for name in options.names if not _called(name)]
     if unknown:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
-    size = QUICK if options.quick else Setup()
+    size = replace(QUICK if options.quick else Setup(), device=options.device)
     if options.iterations is not None:
         size = replace(size, iterations=options.iterations)
 
     logging.getLogger("torch.fx").setLevel(logging.ERROR)
     threads = torch.get_num_threads()
+    missing: list[str] = []
     try:
-        for name in options.names or BENCHMARKS:
+        for name in names or BENCHMARKS:
             for number in options.threads if name in BY_THREADS else options.threads[-1:]:
                 torch.set_num_threads(number)
                 torch.manual_seed(0)
-                heading: tuple[object, ...] = ()
-                for result in BENCHMARKS[name](replace(size, threads=number)):
-                    if options.json:
-                        print(json.dumps(result.to_json()), flush=True)
-                    else:
-                        heading = _print(result, heading)
+                try:
+                    _run(name, replace(size, threads=number), options.json)
+                except CannotRun as error:
+                    missing.append(str(error))
     finally:
         torch.set_num_threads(threads)
-    return 0
+    for why in dict.fromkeys(missing):
+        print(f"not run: {why}", file=sys.stderr, flush=True)
+    return MISSING if missing and names else 0
+
+
+def _called(name: str) -> list[str]:
+    """The benchmarks of a name: itself, or those of a folder."""
+    return [each for each in BENCHMARKS if each == name or each.startswith(f"{name}/")]
+
+
+def _run(name: str, setup: Setup, as_json: bool) -> None:
+    heading: tuple[object, ...] = ()
+    for result in importlib.import_module(BENCHMARKS[name]).run(setup):
+        if as_json:
+            print(json.dumps(result.to_json()), flush=True)
+        else:
+            heading = _print(result, heading)
 
 
 def _print(result: Result, heading: tuple[object, ...]) -> tuple[object, ...]:
@@ -59,6 +90,7 @@ def _print(result: Result, heading: tuple[object, ...]) -> tuple[object, ...]:
     wanted = (result.name, *(setup[key] for key in ("tables", "rows", "dim", "batch", "ids")))
     if wanted != heading:
         fixed = {"tables", "rows", "dim", "batch", "bag_length", "ids", "threads", "iterations", "seconds", "growth"}
+        fixed |= {"ours_gb_s", "peer_gb_s", "ours_share_of_copy", "peer_share_of_copy"}
         how = "medians" if "seconds" in setup else "medians, fresh ids every iteration"
         others = "".join(f", {key} {value}" for key, value in setup.items() if key not in fixed)
         print(
@@ -67,6 +99,9 @@ def _print(result: Result, heading: tuple[object, ...]) -> tuple[object, ...]:
             f"{threads}{others}; {how}"
         )
     print(result, flush=True)
+    if "ours_gb_s" in setup:
+        both = (f"{setup[f'{who}_gb_s']:,.1f} GB/s, {setup[f'{who}_share_of_copy']:.0%}" for who in ("ours", "peer"))
+        print(f"  {' against '.join(both)} of the copy bandwidth", flush=True)
     if "seconds" in setup:
         growth = f", {setup['growth']} times the model of half the size" if "growth" in setup else ""
         print(f"  converted in {setup['seconds']} s{growth}", flush=True)

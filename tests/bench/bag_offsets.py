@@ -9,7 +9,7 @@ import torch
 from recfx.kernels import bag_offsets_reference, library
 from recfx.kernels.bag_offsets import bag_offsets
 from tests.bench.harness import Contestant, Result, compare, take_turns
-from tests.bench.workload import Ids, Setup
+from tests.bench.setup import Ids, Setup
 
 OURS, REFERENCE, FBGEMM = "bag_offsets", "its reference", "FBGEMM cumsum + bounds check"
 _WARNING = 1  # fbgemm_gpu's BoundsCheckMode

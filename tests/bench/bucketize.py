@@ -9,7 +9,7 @@ import torch
 from recfx.kernels import bucketize_reference, library
 from recfx.kernels.bucketize import Routes, bucketize
 from tests.bench.harness import Contestant, Result, compare, take_turns
-from tests.bench.workload import Ids, Setup
+from tests.bench.setup import Ids, Setup
 
 OURS, REFERENCE, FBGEMM = "bucketize", "its reference", "FBGEMM block_bucketize"
 PIECES = 4

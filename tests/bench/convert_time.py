@@ -10,7 +10,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 
 import recfx
 from tests.bench.harness import Contestant, Result, compare, take_turns
-from tests.bench.workload import Setup
+from tests.bench.setup import Setup
 
 CONVERT, CONSTRUCT = "recfx.convert", "EmbeddingBagCollection(...)"
 ROWS, DIM, BATCH, BAG_LENGTH = 100, 16, 32, 2

@@ -9,15 +9,8 @@ import torch
 import recfx
 from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.bench.harness import Contestant, Result, compare, take_turns
-from tests.bench.workload import (
-    DISTRIBUTIONS,
-    OPTIMIZERS,
-    Ids,
-    Setup,
-    check_close,
-    standard_collection,
-    table_batched,
-)
+from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
+from tests.bench.workload import OPTIMIZERS, check_close, standard_collection, table_batched
 
 OURS, OUR_LOOKUP = "converted collection", "its lookup node alone"
 STANDARD, TABLE_BATCHED = "EmbeddingBagCollection", "FBGEMM table-batched"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 
@@ -19,11 +20,13 @@ class Contestant:
         name: as printed.
         run: called with the number of the iteration.
         every: take part only in every n-th iteration, for slow contestants.
+        before: called with the number, too, before each run; not timed.
     """
 
     name: str
     run: Callable[[int], object]
     every: int = 1
+    before: Callable[[int], object] = lambda _: None
 
 
 @dataclass(frozen=True)
@@ -80,11 +83,25 @@ class Result:
         )
 
 
+class CannotRun(Exception):
+    """Raised by a benchmark that lacks something on this machine, with a sentence that says what."""
+
+
 Times = dict[str, dict[int, float]]
 """Milliseconds, by contestant and iteration."""
 
+Clock = Callable[[Callable[[], object]], float]
+"""Calls a function, and tells how many milliseconds it took."""
 
-def take_turns(contestants: list[Contestant], iterations: int, warm_up: int) -> Times:
+
+def wall_clock(function: Callable[[], object]) -> float:
+    """The time until the call returns."""
+    begin = time.perf_counter()
+    function()
+    return (time.perf_counter() - begin) * 1e3
+
+
+def take_turns(contestants: list[Contestant], iterations: int, warm_up: int, clock: Clock = wall_clock) -> Times:
     """Time every contestant on every iteration, A B A B.
 
     The first contestant changes from one iteration to the next, so that what one leaves in the caches helps all others
@@ -94,6 +111,7 @@ def take_turns(contestants: list[Contestant], iterations: int, warm_up: int) -> 
         contestants: each runs iteration ``i`` on the same ids.
         iterations: how many are timed.
         warm_up: iterations before those, which are not timed; they have their own numbers.
+        clock: what times an iteration.
     """
     times: Times = {contestant.name: {} for contestant in contestants}
     with _no_garbage_collection():
@@ -102,9 +120,8 @@ def take_turns(contestants: list[Contestant], iterations: int, warm_up: int) -> 
             for contestant in contestants[first:] + contestants[:first]:
                 if iteration >= warm_up and (iteration - warm_up) % contestant.every:
                     continue
-                begin = time.perf_counter()
-                contestant.run(iteration)
-                elapsed = (time.perf_counter() - begin) * 1e3
+                contestant.before(iteration)
+                elapsed = clock(partial(contestant.run, iteration))
                 if iteration >= warm_up:
                     times[contestant.name][iteration] = elapsed
     return times

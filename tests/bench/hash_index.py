@@ -18,7 +18,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 from recfx.hashing import HashConfig, HashIndex
 from recfx.kernels.mix64 import mix64
 from tests.bench.harness import Contestant, Result, Times, compare, take_turns
-from tests.bench.workload import DISTRIBUTIONS, POWER_LAW_EXPONENT, Setup
+from tests.bench.setup import DISTRIBUTIONS, POWER_LAW_EXPONENT, Setup
 
 FIND, PRUNED = "HashIndex.find", "fbgemm::pruned_hashmap_lookup"
 STEADY, EVICT_LRU, EVICT_LFU = "find_or_insert, 1% new", "1% new, evicting (lru)", "1% new, evicting (lfu)"

@@ -17,11 +17,9 @@ from recfx.hashing import HashConfig
 from recfx.kernels.mix64 import mix64
 from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.bench.harness import Contestant, Result, compare, take_turns
+from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
 from tests.bench.workload import (
-    DISTRIBUTIONS,
     OPTIMIZERS,
-    Ids,
-    Setup,
     attach,
     check_close,
     output_gradients,

@@ -11,7 +11,7 @@ from recfx.kernels import library
 from recfx.kernels.index_rebuild import NO_PROBLEM, rebuild
 from recfx.kernels.mix64 import mix64
 from tests.bench.harness import Contestant, Result, compare, take_turns
-from tests.bench.workload import Setup
+from tests.bench.setup import Setup
 
 OURS, PEER = "rebuild", "HashIndex.find_or_insert"
 PIECE = 2**16

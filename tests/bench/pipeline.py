@@ -33,7 +33,8 @@ from recfx.kernels.mix64 import mix64
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.sharding.shard_collection import shard_collection
 from tests.bench.harness import Contestant, Result, Times, compare, take_turns
-from tests.bench.workload import LEARNING_RATE, OPTIMIZERS, Ids, Setup, standard_collection, with_optimizer
+from tests.bench.setup import Ids, Setup
+from tests.bench.workload import LEARNING_RATE, OPTIMIZERS, standard_collection, with_optimizer
 from tests.sharding.pipelined import Loop
 from tests.sharding.ranks import ranks
 

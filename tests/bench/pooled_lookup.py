@@ -10,16 +10,8 @@ from torch.nn import functional
 from recfx.kernels import library
 from recfx.kernels.pooled_lookup import pooled_lookup
 from tests.bench.harness import Contestant, Result, compare, take_turns
-from tests.bench.workload import (
-    DISTRIBUTIONS,
-    OPTIMIZERS,
-    Ids,
-    Setup,
-    check_close,
-    standard_collection,
-    table_batched,
-    table_weights,
-)
+from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
+from tests.bench.workload import OPTIMIZERS, check_close, standard_collection, table_batched, table_weights
 
 OURS, FBGEMM, TORCH = "pooled_lookup", "FBGEMM table-batched", "F.embedding_bag a table"
 

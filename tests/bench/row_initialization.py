@@ -10,7 +10,7 @@ from recfx.kernels import library, row_initialization_reference
 from recfx.kernels.mix64 import mix64
 from recfx.kernels.row_initialization import initialization_key, initialize_rows
 from tests.bench.harness import Contestant, Result, compare, take_turns
-from tests.bench.workload import Setup
+from tests.bench.setup import Setup
 
 OURS, REFERENCE, TORCH = "initialize_rows", "its reference", "torch.rand + index_copy_"
 

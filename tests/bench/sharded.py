@@ -28,7 +28,8 @@ import recfx
 from recfx.kernels.mix64 import mix64
 from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.bench.harness import Contestant, Result, compare, take_turns
-from tests.bench.workload import OPTIMIZERS, Ids, Setup, attach, check_close, standard_collection
+from tests.bench.setup import Ids, Setup
+from tests.bench.workload import OPTIMIZERS, attach, check_close, standard_collection
 from tests.support.forkserver import forkserver
 
 STATIC, HASHED, TORCHREC = "recfx, static", "recfx, hashed", "TorchRec DMP, static"

@@ -10,13 +10,11 @@ import torch
 
 import recfx
 from tests.bench.harness import Contestant, Result, compare, take_turns
+from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
 from tests.bench.workload import (
-    DISTRIBUTIONS,
     LEARNING_RATE,
     OPTIMIZERS,
-    Ids,
     Optimizer,
-    Setup,
     check_close,
     output_gradients,
     standard_collection,

@@ -1,0 +1,59 @@
+"""The benchmarks of kernels in Triton run: here in its interpreter, so that they do on the first GPU, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.ascend.tools import ROOT, triton
+
+# As on a machine that has torch and Triton, but neither TorchRec nor FBGEMM.
+BARE = "import runpy, sys\nsys.modules['torchrec'] = sys.modules['fbgemm_gpu'] = None\nsys.argv = sys.argv[1:]\n"
+BARE += "runpy.run_module('tests.bench', run_name='__main__')"
+COMMANDS = {"with FBGEMM": ["-m", "tests.bench"], "without TorchRec": ["-c", BARE, "tests.bench"]}
+STEMS = {"with FBGEMM": ["triton"], "without TorchRec": ["triton/fused_optimizer", "triton/hash_index"]}
+PEERS = {
+    "pooled_lookup": {"F.embedding_bag a table", "FBGEMM on the device"},
+    "fused_optimizer": {
+        "embedding_bag and torch.optim",
+        "embedding_bag's backward alone",
+        "FBGEMM on the device",
+    },
+    "per_sample_weights": {"embedding_bag's backward"},
+    "hash_index": {"torch.searchsorted a table", "FBGEMM on the device"},
+    "quantized_lookup": {"F.embedding_bag of float32", "FBGEMM on the device"},
+}
+FURTHER = {
+    "fused_optimizer": {"optimizer": {"sgd", "adagrad", "rowwise_adagrad", "adam"}},
+    "pooled_lookup": {"dtype": {"torch.float32", "torch.float16"}},
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_run_and_give_bandwidths(command: str) -> None:
+    triton().require()
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    called = [sys.executable, *COMMANDS[command], *STEMS[command], "--quick", "--json", "--device", "cpu"]
+    done = subprocess.run(called, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    for stem, peers in PEERS.items():
+        if not {"triton", f"triton/{stem}"} & set(STEMS[command]):
+            continue
+        own = [each for each in results if each["name"].startswith(f"triton/{stem}/")]
+        wanted = peers if command == "with FBGEMM" else peers - {"FBGEMM on the device"}
+        assert {each["peer"] for each in own} == wanted
+        assert {each["ids"] for each in own} == {"uniform", "power law"}
+        for name, values in FURTHER.get(stem, {}).items():
+            assert {each[name] for each in own} == values
+    for each in results:
+        for who in ("ours", "peer"):
+            assert each[f"{who}_gb_s"] >= 0
+            share = each[f"{who}_gb_s"] / each["copy_gb_s"]
+            assert each[f"{who}_share_of_copy"] == pytest.approx(share, abs=1e-4 + 1e-4 / each["copy_gb_s"])
+        assert {"device", "torch", "triton", "tables", "rows", "dim", "batch"} <= each.keys()
+        assert each["device"] == "cpu, interpreted: measures nothing"
