@@ -38,7 +38,7 @@ def _step_row(
     key, gradient, feature, tables_ptr, row_starts_ptr, dims_ptr,
     weights_ptr, new_weights_ptr, weight_starts_ptr, first_ptr, first_starts_ptr, second_ptr, second_starts_ptr,
     learning_rate, weight_decay, eps, first_share, second_beta, second_share, second_correction,
-    columns, STEP: tl.constexpr, FIRST_IS_PER_ROW: tl.constexpr,
+    columns, DECAYS: tl.constexpr, STEP: tl.constexpr, FIRST_IS_PER_ROW: tl.constexpr,
 ):  # fmt: skip
     """Step one row with the sum of its gradients."""
     table = tl.load(tables_ptr + feature)
@@ -47,7 +47,8 @@ def _step_row(
     mask = columns < dim
     start = tl.load(weight_starts_ptr + table) + row * dim
     weight = tl.load(weights_ptr + start + columns, mask=mask, other=0.0).to(tl.float32)
-    gradient = gradient + weight_decay * weight
+    if DECAYS:  # zero times an infinite weight would not be zero
+        gradient = gradient + weight_decay * weight
     if FIRST_IS_PER_ROW:
         first_row_ptr = first_ptr + tl.load(first_starts_ptr + table) + row
     else:
@@ -92,6 +93,7 @@ def recfx_fused_step(
     BLOCK_D: tl.constexpr,  # a power of two, at least the largest dim
     WEIGHTED: tl.constexpr,
     MEAN: tl.constexpr,
+    DECAYS: tl.constexpr,  # whether there is any weight decay
     STEP: tl.constexpr,
     FIRST_IS_PER_ROW: tl.constexpr,
 ):
@@ -127,7 +129,7 @@ def recfx_fused_step(
                     weights_ptr, new_weights_ptr, weight_starts_ptr,
                     first_ptr, first_starts_ptr, second_ptr, second_starts_ptr,
                     learning_rate, weight_decay, eps, first_share, second_beta, second_share, second_correction,
-                    columns, STEP, FIRST_IS_PER_ROW,
+                    columns, DECAYS, STEP, FIRST_IS_PER_ROW,
                 )  # fmt: skip
             total = tl.zeros((BLOCK_D,), dtype=tl.float32)
             began_earlier = 0
@@ -139,7 +141,7 @@ def recfx_fused_step_of_borders(
     weights_ptr, new_weights_ptr, weight_starts_ptr, first_ptr, first_starts_ptr, second_ptr, second_starts_ptr,
     parts_ptr, num_positions, num_chunks, batch_size,
     learning_rate, weight_decay, eps, first_share, second_beta, second_share, second_correction,
-    BLOCK_D: tl.constexpr, STEP: tl.constexpr, FIRST_IS_PER_ROW: tl.constexpr,
+    BLOCK_D: tl.constexpr, DECAYS: tl.constexpr, STEP: tl.constexpr, FIRST_IS_PER_ROW: tl.constexpr,
 ):  # fmt: skip
     """Step the rows whose positions lie in several chunks; parameters as in the first kernel, with its chunks."""
     columns = tl.arange(0, BLOCK_D)
@@ -170,5 +172,5 @@ def recfx_fused_step_of_borders(
                     weights_ptr, new_weights_ptr, weight_starts_ptr,
                     first_ptr, first_starts_ptr, second_ptr, second_starts_ptr,
                     learning_rate, weight_decay, eps, first_share, second_beta, second_share, second_correction,
-                    columns, STEP, FIRST_IS_PER_ROW,
+                    columns, DECAYS, STEP, FIRST_IS_PER_ROW,
                 )  # fmt: skip

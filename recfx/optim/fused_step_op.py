@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recfx.kernels import launch, tiling
 from recfx.kernels.table_layout import layout_of, starts
-from recfx.optim.rules.rule import Rule
+from recfx.optim.rules.rule import Rule, StepNumbers
 
 
 def triton_module(rule: Rule) -> str:
@@ -84,7 +84,8 @@ def fused_step_triton_(
         starts(seconds) if second_states else layout.row_starts,
         parts,
     )
-    constants = {"BLOCK_D": block, "STEP": step, "FIRST_IS_PER_ROW": first_is_per_row}
+    decays = StepNumbers(*numbers).weight_decay != 0
+    constants = {"BLOCK_D": block, "DECAYS": decays, "STEP": step, "FIRST_IS_PER_ROW": first_is_per_row}
     bag_of = bag_of.index_select(0, order)
     launch.launch(
         recfx_fused_step,

@@ -27,7 +27,7 @@ FILE = Path(__file__).with_name("bounds.txt")
 COMMAND = "python -m tests.ascend.bounds"
 BLOCKS = tuple(SMALLEST_BLOCK << power for power in range(11))
 """Up to 16,384 columns: every kernel that works on blocks overflows before the last."""
-_FLAGS = ("WEIGHTED", "MEAN", "EVEN")
+_FLAGS = ("WEIGHTED", "MEAN", "EVEN", "DECAYS")
 _BLOCK_OF = ("BLOCK_D", "BLOCK_W")
 """What blocks are called: of columns, and of the pieces that ids are routed to."""
 _BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "i64": 8, "i32": 4, "i8": 1, "int8": 1, "int4": 1}

@@ -35,38 +35,48 @@ TABLES = (0, 1, 0, 2)
 
 
 def cases() -> list[KernelCase]:
-    """Each rule in every dtype, and in blocks from 4 to 1,024 columns; both kernels of a step."""
+    """Each rule in every dtype, in blocks from 4 to 1,024 columns, and without weight decay; both kernels of a step."""
     forms = [("fp32", 64, True, False), ("fp16", 64, False, True), ("bf16", 64, False, False)]
     forms += [("fp32", block, False, False) for block in (4, 16, 256, 1024)]
     made = [_step_case(rule, *form) for rule in RULES for form in forms]
-    return made + [_border_case(rule, dtype, 64) for rule in RULES for dtype in _DTYPES]
+    made += [_step_case(rule, "fp32", 64, False, False, decays=False) for rule in RULES]
+    made += [_border_case(rule, dtype, 64) for rule in RULES for dtype in _DTYPES]
+    return made + [_border_case(rule, "fp32", 64, decays=False) for rule in RULES]
 
 
-def _step_case(rule: Rule, dtype: str, block: int, weighted: bool, mean: bool) -> KernelCase:
+def _step_case(rule: Rule, dtype: str, block: int, weighted: bool, mean: bool, decays: bool = True) -> KernelCase:
     signature = {"keys_ptr": "*i64", "bags_ptr": "*i32", **_OF_BATCH, **_OF_TABLES, "num_positions": "i32"}
     signature |= {"batch_size": "i32", "num_columns": "i32", **dict.fromkeys(_OF_RULE, "fp32")}
     signature |= dict.fromkeys(("weights_ptr", "new_weights_ptr"), f"*{dtype}")
-    build = partial(_step_call, rule=rule, dtype=dtype, block=block, weighted=weighted, mean=mean)
-    constexprs = {"BLOCK_D": block, "WEIGHTED": weighted, "MEAN": mean, **_constexprs_of(rule)}
-    name = "-".join(["fused_step", rule.name, dtype, f"block_{block}", *["weighted"] * weighted, *["mean"] * mean])
-    return KernelCase(name, _KERNELS + "recfx_fused_step", signature, constexprs, _calls(build), programs=5)
+    build = partial(_step_call, rule=rule, dtype=dtype, block=block, weighted=weighted, mean=mean, decays=decays)
+    constexprs = {"BLOCK_D": block, "WEIGHTED": weighted, "MEAN": mean, "DECAYS": decays, **_constexprs_of(rule)}
+    flags = [*["weighted"] * weighted, *["mean"] * mean, *["undecayed"] * (not decays)]
+    name = "-".join(["fused_step", rule.name, dtype, f"block_{block}", *flags])
+    return KernelCase(name, _KERNELS + "recfx_fused_step", signature, constexprs, _calls(build, decays), programs=5)
 
 
-def _border_case(rule: Rule, dtype: str, block: int) -> KernelCase:
+def _border_case(rule: Rule, dtype: str, block: int, decays: bool = True) -> KernelCase:
     signature = {"keys_ptr": "*i64", "bags_ptr": "*i32", **_OF_TABLES, "num_positions": "i32", "num_chunks": "i32"}
     signature |= {"batch_size": "i32", **dict.fromkeys(_OF_RULE, "fp32")}
     signature |= dict.fromkeys(("weights_ptr", "new_weights_ptr"), f"*{dtype}")
-    build = partial(_border_call, rule=rule, dtype=dtype, block=block)
-    constexprs = {"BLOCK_D": block, **_constexprs_of(rule)}
-    name = f"fused_step_of_borders-{rule.name}-{dtype}-block_{block}"
-    return KernelCase(name, _KERNELS + "recfx_fused_step_of_borders", signature, constexprs, _calls(build), programs=3)
+    build = partial(_border_call, rule=rule, dtype=dtype, block=block, decays=decays)
+    constexprs = {"BLOCK_D": block, "DECAYS": decays, **_constexprs_of(rule)}
+    name = "-".join(["fused_step_of_borders", rule.name, dtype, f"block_{block}", *["undecayed"] * (not decays)])
+    return KernelCase(
+        name, _KERNELS + "recfx_fused_step_of_borders", signature, constexprs, _calls(build, decays), programs=3
+    )
 
 
 def _constexprs_of(rule: Rule) -> dict[str, Any]:
     return {"STEP": f"recfx.optim.rules.{rule.name}_triton:step", "FIRST_IS_PER_ROW": rule.has_row_state}
 
 
-def _calls(build: Any) -> dict[str, Any]:
+def _calls(build: Any, decays: bool) -> dict[str, Any]:
+    if not decays:
+        return {
+            "ordinary": partial(build, batch_size=4, longest=5),
+            "infinite weights": partial(build, batch_size=4, longest=5, infinite=True),
+        }
     return {
         "ordinary": partial(build, batch_size=4, longest=5),
         "one hot row": partial(build, batch_size=9, longest=9, hot=True),
@@ -105,10 +115,12 @@ class _Problem:
 
     def __init__(
         self, place: Place, rule: Rule, dtype: str, block: int, batch_size: int, longest: int, hot: bool,
-        weighted: bool = False, mean: bool = False,
+        weighted: bool = False, mean: bool = False, decays: bool = True,
+        infinite: bool = False,
     ) -> None:  # fmt: skip
         draw = torch.Generator().manual_seed(block + batch_size)
         self.rule, self.block, self.batch_size = rule, block, batch_size
+        self.group = GROUP if decays else {**GROUP, "weight_decay": 0.0}
         self.dims = [block, max(1, block * 3 // 4), max(1, block // 2 + 1)]
         self.lengths = torch.randint(int(longest == 1), longest + 1, (len(TABLES) * batch_size,), generator=draw)
         bags = torch.repeat_interleave(torch.arange(self.lengths.numel()), self.lengths)
@@ -129,6 +141,9 @@ class _Problem:
             place(torch.randn(count, dim, generator=draw).to(_DTYPES[dtype]))
             for count, dim in zip(ROWS, self.dims, strict=True)
         ]
+        if infinite:
+            for weight in self.weights:
+                weight[1::2] = float("inf")
         self.states = [
             [place(torch.rand(state.shape(count, dim), generator=draw)) for state in rule.states]
             for count, dim in zip(ROWS, self.dims, strict=True)
@@ -157,7 +172,7 @@ class _Problem:
             names = [state.name for state in self.rule.states]
             held = {name: states[table][i][row : row + 1].clone() for i, name in enumerate(names)}
             values = weights[table][row : row + 1].float()
-            weights[table][row] = self.rule.update(values, gradient[None], held, STEP, GROUP)[0].to(
+            weights[table][row] = self.rule.update(values, gradient[None], held, STEP, self.group)[0].to(
                 weights[table].dtype
             )
             for i, name in enumerate(names):
@@ -189,12 +204,12 @@ def _from_first(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.tensor([(tensor.data_ptr() - first) // tensor.element_size() for tensor in tensors])
 
 
-def _numbers(rule: Rule) -> list[float]:
+def _numbers(rule: Rule, decay: float) -> list[float]:
     first_beta, second_beta = GROUP["betas"]
     is_adam = rule.name == "adam"
     rate = GROUP["lr"] / (1 - first_beta**STEP) if is_adam else GROUP["lr"]
     correction = (1 - second_beta**STEP) ** 0.5
-    return [rate, GROUP["weight_decay"], GROUP["eps"], 1 - first_beta, second_beta, 1 - second_beta, correction]
+    return [rate, decay, GROUP["eps"], 1 - first_beta, second_beta, 1 - second_beta, correction]
 
 
 def _padded(gradient: torch.Tensor, block: int) -> torch.Tensor:
@@ -203,9 +218,9 @@ def _padded(gradient: torch.Tensor, block: int) -> torch.Tensor:
 
 def _step_call(
     place: Place, rule: Rule, dtype: str, block: int, weighted: bool, mean: bool, batch_size: int, longest: int,
-    hot: bool = False,
+    hot: bool = False, decays: bool = True, infinite: bool = False,
 ) -> Call:  # fmt: skip
-    problem = _Problem(place, rule, dtype, block, batch_size, longest, hot, weighted, mean)
+    problem = _Problem(place, rule, dtype, block, batch_size, longest, hot, weighted, mean, decays, infinite)
     expected = torch.full((5, 2, block), -1.0)
     sums = {}
     for run in _runs(problem.keys.tolist(), chunks=5):
@@ -218,15 +233,16 @@ def _step_call(
     arguments = [
         place(problem.keys), place(problem.bags), place(problem.lengths), place(problem.scales),
         place(problem.gradients), place(problem.columns.to(torch.int32)), *problem.of_tables(place, parts),
-        problem.keys.numel(), batch_size, int(problem.columns[-1]), *_numbers(rule),
+        problem.keys.numel(), batch_size, int(problem.columns[-1]), *_numbers(rule, problem.group["weight_decay"]),
     ]  # fmt: skip
     return problem.call(arguments, {"parts_ptr": expected}, sums)
 
 
 def _border_call(
-    place: Place, rule: Rule, dtype: str, block: int, batch_size: int, longest: int, hot: bool = False
-) -> Call:
-    problem = _Problem(place, rule, dtype, block, batch_size, longest, hot)
+    place: Place, rule: Rule, dtype: str, block: int, batch_size: int, longest: int, hot: bool = False,
+    decays: bool = True, infinite: bool = False,
+) -> Call:  # fmt: skip
+    problem = _Problem(place, rule, dtype, block, batch_size, longest, hot, decays=decays, infinite=infinite)
     chunks = 5
     parts = place(torch.full((chunks, 2, block), float("nan")))
     sums: dict[int, torch.Tensor] = {}
@@ -238,6 +254,6 @@ def _border_call(
         sums[run.key] = sums[run.key] + gradient if run.key in sums else gradient
     arguments = [
         place(problem.keys), place(problem.bags), *problem.of_tables(place, parts),
-        problem.keys.numel(), chunks, batch_size, *_numbers(rule),
+        problem.keys.numel(), chunks, batch_size, *_numbers(rule, problem.group["weight_decay"]),
     ]  # fmt: skip
     return problem.call(arguments, {}, sums)
