@@ -81,6 +81,7 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
         (selected,) = stages.send.inputs
         try:
             self._refuse_gradient_hooks()  # which may be on some ranks only
+            self.refuse_moved()
             stages.select.run(values)
         except Exception as error:
             ctx.refused = error

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.distributed as dist
+from torchrec.optim.fused import EmptyFusedOptimizer
 
 from recfx.diagnostics import Diagnostic
+from recfx.errors import ConversionError
 from recfx.ir.shard import Shard
 from recfx.ir.shards import CollectionSharding
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.nodes.dist_groups import DistGroups
+from recfx.nodes.host_copies import crosses
+from recfx.optim.attached import set_attached
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.sharding.local_tables import LocalTables
 
@@ -33,6 +40,7 @@ class ShardedTables(ConvertedCollection):
     fused: dict[str, FusedOptimizer]
     dtypes: dict[str, torch.dtype]
     taken: dict[str, tuple[Diagnostic, ...]]
+    _made_on: torch.device
 
     def take_tables(
         self,
@@ -50,6 +58,33 @@ class ShardedTables(ConvertedCollection):
         self.embedding_bags, self.hash_indexes, self._store = local.bags, local.indexes, local.store
         self.fused, self.dtypes, self.taken = local.fused, local.dtypes, local.taken
         self._row_moves = {}
+        self._made_on = local.store.device
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> ShardedTables:
+        super()._apply(fn, recurse)
+        for shard in self._store.optimizers:  # on another device, parameters are new objects
+            set_attached(self._store.weight(shard), [EmptyFusedOptimizer()])
+        return self
+
+    def refuse_moved(self) -> None:
+        """Refuse to run after the tables were moved between the host and another device.
+
+        Not in ``to()`` itself, because a model that stops halfway through it would be on two devices.
+
+        Raises:
+            ConversionError: ``sharded_tables_moved``.
+        """
+        found, host = self._store.device, torch.device("cpu")
+        if crosses(found, host) == crosses(self._made_on, host):
+            return
+        raise ConversionError(
+            f"the collection was sharded with its tables on {self._made_on}, but they have been moved to {found}; its "
+            f"process groups, and its copies of ids between the host and a device, are for {self._made_on}.",
+            reason="sharded_tables_moved",
+            module_path=self.collection,
+            what_to_do=f"move the model back to {self._made_on}; or unconvert it, move it to {found}, and shard it "
+            "there, in process groups of that device.",
+        )
 
     @property
     def process_group(self) -> dist.ProcessGroup:

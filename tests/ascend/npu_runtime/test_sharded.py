@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torchrec.optim.optimizers import in_backward_optimizer_filter
 
+from recfx.errors import RecfxError
 from recfx.ir import format_graph
 from tests.ascend.npu_runtime.sharded_training import model_on_npus, train_on_npus
-from tests.sharding.cases import Case, Table, check, train_sharded, train_whole
+from tests.sharding.cases import Case, Table, batches, check, train_sharded, train_whole
 from tests.sharding.ranks import ranks
 from tests.sharding.typical_cases import TYPES, hashed_case, one_type
 
@@ -89,6 +91,25 @@ def test_ids_are_copied_where_ranks_exchange_or_hash_them() -> None:
         assert "ebc_to_host = to_host(ebc_ids)" in text
         assert "hash_ids(ebc_to_host)" in text
         assert "to_device(ebc_rows)" in text
+
+
+def move_away_and_back(rank: int, world_size: int) -> tuple[str, int]:
+    case, device = HASHED["table_wise_lfu_admit"], torch.device("npu", rank)  # all tables are on one rank
+    collection = model_on_npus(case, world_size, device, ids_on_host=False).sparse
+    first, second = (step[rank].to(device) for step in batches(case, world_size, 2))
+    collection(first).values().sum().backward()
+    collection.to("cpu")
+    with pytest.raises(RecfxError) as caught:
+        collection(second).values()
+    collection.to(device)
+    collection(second).values().sum().backward()
+    return caught.value.reason, len(list(in_backward_optimizer_filter(collection.named_parameters(), include=True)))
+
+
+def test_tables_that_move_to_the_host_are_refused_until_they_are_back() -> None:
+    """By all ranks, even one that has no table."""
+    expected = [("refused_on_another_rank", 0), ("sharded_tables_moved", 2)]
+    assert ranks(2, "hccl").run(move_away_and_back) == expected
 
 
 @WAYS
