@@ -137,17 +137,19 @@ class _Problem:
         self.columns = torch.tensor([0, *self.widths]).cumsum(0)
         self.gradients = torch.randn(batch_size, int(self.columns[-1]), generator=draw)
         self.by_position = [self._gradient_at(i, weighted, mean) for i in range(bags.numel())]
-        self.weights = [
-            place(torch.randn(count, dim, generator=draw).to(_DTYPES[dtype]))
+        self.drawn_weights = [
+            torch.randn(count, dim, generator=draw).to(_DTYPES[dtype])
             for count, dim in zip(ROWS, self.dims, strict=True)
         ]
         if infinite:
-            for weight in self.weights:
+            for weight in self.drawn_weights:
                 weight[1::2] = float("inf")
-        self.states = [
-            [place(torch.rand(state.shape(count, dim), generator=draw)) for state in rule.states]
+        self.drawn_states = [
+            [torch.rand(state.shape(count, dim), generator=draw) for state in rule.states]
             for count, dim in zip(ROWS, self.dims, strict=True)
         ]
+        self.weights = [place(weight) for weight in self.drawn_weights]
+        self.states = [[place(state) for state in of_table] for of_table in self.drawn_states]
 
     def _gradient_at(self, position: int, weighted: bool, mean: bool) -> torch.Tensor:
         feature, sample = divmod(int(self.bags[position]), self.batch_size)
@@ -164,8 +166,8 @@ class _Problem:
 
     def stepped(self, sums: dict[int, torch.Tensor]) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
         """Weights and states of all tables after the reference's step of some rows, given by key."""
-        weights = [weight.clone() for weight in self.weights]
-        states = [[state.clone() for state in of_table] for of_table in self.states]
+        weights = [weight.clone() for weight in self.drawn_weights]
+        states = [[state.clone() for state in of_table] for of_table in self.drawn_states]
         for key, gradient in sums.items():
             table = int(torch.searchsorted(self.row_starts, key, right=True)) - 1
             row = key - int(self.row_starts[table])
@@ -244,7 +246,7 @@ def _border_call(
 ) -> Call:  # fmt: skip
     problem = _Problem(place, rule, dtype, block, batch_size, longest, hot, decays=decays, infinite=infinite)
     chunks = 5
-    parts = place(torch.full((chunks, 2, block), float("nan")))
+    parts = torch.full((chunks, 2, block), float("nan"))
     sums: dict[int, torch.Tensor] = {}
     for run in _runs(problem.keys.tolist(), chunks):
         if run.key < 0 or not (run.began_earlier or run.goes_on):
@@ -253,7 +255,7 @@ def _border_call(
         parts[run.chunk, 0 if run.began_earlier else 1] = _padded(gradient, block)
         sums[run.key] = sums[run.key] + gradient if run.key in sums else gradient
     arguments = [
-        place(problem.keys), place(problem.bags), *problem.of_tables(place, parts),
+        place(problem.keys), place(problem.bags), *problem.of_tables(place, place(parts)),
         problem.keys.numel(), chunks, batch_size, *_numbers(rule, problem.group["weight_decay"]),
     ]  # fmt: skip
     return problem.call(arguments, {}, sums)

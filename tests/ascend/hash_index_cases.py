@@ -66,8 +66,8 @@ def _call(place: Place, most: int, tables: tuple[_Table, ...] = _TABLES) -> Call
         of_table = torch.full((slot_count(table.rows), 2), -1)
         side_row = torch.full((1,), -1)
         insert_into_slots(held, torch.arange(held.numel()) % table.rows, of_table, side_row)
-        slots.append(place(of_table if table.indexed else torch.empty(0, 2, dtype=torch.int64)))
-        side_rows.append(place(side_row))
+        slots.append(of_table if table.indexed else torch.empty(0, 2, dtype=torch.int64))
+        side_rows.append(side_row)
         absent = torch.randint(-(2**62), 2**62, (5,), generator=draw)
         some = torch.cat([held, absent, torch.tensor(EXTREMES), torch.arange(table.dense_rows)])
         if not table.indexed:
@@ -81,12 +81,14 @@ def _call(place: Place, most: int, tables: tuple[_Table, ...] = _TABLES) -> Call
     )  # fmt: skip
     per_program = (-(-ids.numel() // _PROGRAMS) + 7) // 8 * 8
     found, counts = place(torch.full_like(ids, -7)), place(torch.zeros(_PROGRAMS, len(tables), dtype=torch.int32))
+    placed, placed_sides = [place(of_table) for of_table in slots], [place(side_row) for side_row in side_rows]
+    indexes = place(_indexes(tables, placed, placed_sides))
     arguments = [
-        place(ids), place(ends), slots[0], side_rows[0], place(_indexes(tables, slots, side_rows)), found, counts,
+        place(ids), place(ends), placed[0], placed_sides[0], indexes, found, counts,
         ids.numel(), len(tables), per_program,
     ]  # fmt: skip
     borders = torch.cat([torch.zeros(1, dtype=torch.int64), ends])
-    wanted = torch.zeros_like(counts)
+    wanted = torch.zeros(_PROGRAMS, len(tables), dtype=torch.int32)
     for program in range(_PROGRAMS):
         for table in range(len(tables)):
             first = max(int(borders[table]), program * per_program)
@@ -95,7 +97,7 @@ def _call(place: Place, most: int, tables: tuple[_Table, ...] = _TABLES) -> Call
                 one = _absent_among(ids[first:last], tables[table], slots[table], side_rows[table])
                 wanted[program, table] = one
     assert wanted.sum(0).tolist() == absent_ids.tolist()
-    return Call(arguments, {"rows_ptr": rows, "absent_ptr": wanted}, keep=(*slots, *side_rows))
+    return Call(arguments, {"rows_ptr": rows, "absent_ptr": wanted}, keep=(*placed, *placed_sides))
 
 
 def _absent_among(ids: torch.Tensor, table: _Table, slots: torch.Tensor, side_row: torch.Tensor) -> int:

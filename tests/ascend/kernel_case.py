@@ -58,14 +58,23 @@ class KernelCase:
         return self.name
 
 
-def assert_answered(case: KernelCase, call: Call) -> None:
-    """Compare what the launch left in the tensors with what the reference says."""
+def assert_answered(case: KernelCase, call: Call, least: Mapping[torch.dtype, float] | None = None) -> None:
+    """Compare what the launch left in the tensors with what the reference says.
+
+    Args:
+        case: what was launched.
+        call: with what; its tensors may be on a device.
+        least: the tolerance, absolute and relative, that a dtype has at least; there, integers are compared exactly.
+    """
     arguments = dict(zip(case.signature, call.arguments, strict=True))
     pairs = [(parameter, arguments[parameter], expected) for parameter, expected in call.expected.items()]
     pairs += [(f"tensor {number}", found, expected) for number, (found, expected) in enumerate(call.also)]
     for what, found, expected in pairs:
+        tolerance = 0.0 if least is None else least.get(expected.dtype, 0.0)
+        exact = least is not None and not expected.is_floating_point()
+        rtol, atol = (0.0, 0.0) if exact else (max(call.rtol, tolerance), max(call.atol, tolerance))
         torch.testing.assert_close(
-            found, expected, rtol=call.rtol, atol=call.atol, equal_nan=True,
+            found.cpu(), expected, rtol=rtol, atol=atol, equal_nan=True,
             msg=lambda text, what=what: f"{case.name}, {what}: {text}",
         )  # fmt: skip
 

@@ -36,7 +36,7 @@ def _case(dtype: str, block: int) -> KernelCase:
 
 def _call(place: Place, dtype: str, dims: list[int], batch_size: int, longest: int = 6) -> Call:
     draw = torch.Generator().manual_seed(sum(dims))
-    tables = [place(torch.randn(11, dim, generator=draw).to(_DTYPES[dtype])) for dim in dims]
+    tables = [torch.randn(11, dim, generator=draw).to(_DTYPES[dtype]) for dim in dims]
     lengths = torch.randint(0, longest + 1, (len(dims) * batch_size,), generator=draw)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     rows = torch.randint(-1, 11, (int(offsets[-1]),), generator=draw)
@@ -49,10 +49,11 @@ def _call(place: Place, dtype: str, dims: list[int], batch_size: int, longest: i
         for position in range(begin, end):
             if rows[position] >= 0:
                 expected[position] = (gradient * tables[feature][rows[position]].float()).sum()
-    starts = [(table.data_ptr() - tables[0].data_ptr()) // table.element_size() for table in tables]
+    placed = [place(table) for table in tables]
+    starts = [(table.data_ptr() - placed[0].data_ptr()) // table.element_size() for table in placed]
     arguments = [
-        place(rows), place(offsets), place(gradients), place(columns.to(torch.int32)), tables[0],
+        place(rows), place(offsets), place(gradients), place(columns.to(torch.int32)), placed[0],
         place(torch.tensor(starts)), place(torch.full_like(expected, 7.0)),
         len(dims) * batch_size, batch_size, sum(dims),
     ]  # fmt: skip
-    return Call(arguments, {"scale_gradients_ptr": expected}, rtol=1e-4, atol=1e-5, keep=tuple(tables))
+    return Call(arguments, {"scale_gradients_ptr": expected}, rtol=1e-4, atol=1e-5, keep=tuple(placed))

@@ -1,0 +1,24 @@
+"""Every kernel, in every compiled form, against its reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.ascend.cases import BY_NAME, CASES
+from tests.ascend.kernel_case import assert_answered, function_at, resolved
+from tests.ascend.on_device.device import TOLERANCE, device
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+def test_answers_as_its_reference(name: str) -> None:
+    case, on = BY_NAME[name], device()
+    kernel = function_at(case.kernel)
+    for build in case.calls.values():
+        call = build(lambda tensor: tensor.to(on, copy=True))
+        kernel[(case.programs,)](*call.arguments, **resolved(case.constexprs))
+        assert_answered(case, call, TOLERANCE)
+
+
+def test_the_device_is_the_one_that_was_named() -> None:
+    assert torch.empty(1, device=device()).device.type == device().type

@@ -1,0 +1,109 @@
+"""The operators, whose launches are sized for the device, against their references on many shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recfx.kernels import bucketize_reference
+from recfx.kernels.bucketize import Routes
+from recfx.kernels.bucketize_op import bucketize
+from recfx.kernels.per_sample_weights_op import per_sample_weight_gradients_triton
+from recfx.kernels.per_sample_weights_reference import per_sample_weight_gradients
+from recfx.kernels.pooled_lookup_op import pooled_lookup_triton
+from recfx.kernels.pooled_lookup_reference import pooled_lookup
+from recfx.kernels.quantized_lookup_op import quantized_lookup_triton
+from recfx.kernels.quantized_lookup_reference import quantized_lookup
+from recfx.kernels.quantized_rows import BITS
+from recfx.optim.fused_step_op import fused_step_triton_, triton_module
+from recfx.optim.rules import RULES
+from recfx.optim.rules.rule import Rule
+from tests.ascend.on_device.device import assert_same, device, moved
+from tests.ascend.on_device.lookup import DTYPES, GROUP, STEPS, Lookup
+from tests.kernels.quantized import lookups
+from tests.kernels.routes import batches
+
+FEW = settings(max_examples=25, deadline=None)
+CASES = st.builds(
+    Lookup,
+    st.lists(st.integers(1, 130), min_size=1, max_size=4),
+    st.integers(1, 40),
+    st.sampled_from(DTYPES),
+    st.integers(0, 10**6),
+)
+
+
+@pytest.fixture(autouse=True)
+def _there_is_a_device() -> None:
+    device()
+
+
+@given(CASES, st.sampled_from(["sum", "mean", "weighted"]))
+@FEW
+def test_pooled_lookup(case: Lookup, kind: str) -> None:
+    scales = case.scales if kind == "weighted" else None
+    arguments = (case.rows, case.offsets, case.weights, case.table_of_feature, kind == "mean", scales)
+    assert_same(pooled_lookup_triton(*moved(arguments)), pooled_lookup(*arguments))
+
+
+@given(CASES)
+@FEW
+def test_per_sample_weight_gradients(case: Lookup) -> None:
+    arguments = (case.rows, case.offsets, case.gradients, case.weights, case.table_of_feature)
+    assert_same(per_sample_weight_gradients_triton(*moved(arguments)), per_sample_weight_gradients(*arguments))
+
+
+@given(CASES, st.sampled_from(RULES), st.booleans(), st.integers(0, 15))
+@FEW
+def test_fused_step(case: Lookup, rule: Rule, mean: bool, stepped: int) -> None:
+    """Weights and states; tables that are not stepped keep every bit."""
+    is_stepped = [bool(stepped >> table & 1) for table in range(len(case.dims))]
+    states = [[torch.rand(state.shape(*weight.shape)) for weight in case.weights] for state in rule.states]
+    weights, on_device = moved(case.weights), moved(states)
+    first, second = (*on_device, [], [])[:2]
+    numbers = list(rule.step_numbers(STEPS, GROUP))
+    of_rule: Any = (triton_module(rule), rule.has_row_state, numbers, mean, None)
+    batch = moved((case.rows, case.offsets, case.gradients))
+    fused_step_triton_(*batch, weights, first, second, case.table_of_feature, is_stepped, *of_rule)
+    wanted, wanted_states = case.stepped(rule, states, is_stepped, mean)
+    assert_same(weights, wanted)
+    assert_same(on_device, wanted_states)
+    for table, is_one in enumerate(is_stepped):
+        assert is_one or torch.equal(weights[table].cpu(), case.weights[table])
+
+
+@pytest.mark.parametrize("bits", BITS)
+@given(data=st.data())
+@FEW
+def test_quantized_lookup(bits: int, data: st.DataObject) -> None:
+    *arguments, _ = data.draw(lookups(bits, multiple=1))
+    assert_same(quantized_lookup_triton(*moved(arguments)), quantized_lookup(*arguments))
+
+
+@given(batches())
+@FEW
+def test_bucketize(batch: tuple[torch.Tensor, torch.Tensor, int, Routes, torch.Tensor | None]) -> None:
+    ids, lengths, batch_size, routes, weights = batch
+    found = bucketize(moved(ids), moved(lengths), batch_size, routes, moved(weights))
+    for one, other in zip(found, bucketize_reference.bucketize(*batch), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert_same(one, other)
+
+
+def test_one_hot_row_among_very_many_positions() -> None:
+    """More positions than programs, most of them of one row: sums cross the borders of chunks."""
+    case = Lookup([64, 8], 100 if device().type == "cpu" else 20_000, seed=3)  # there are three programs on the CPU
+    case.rows = torch.where((case.rows >= 0) & (torch.arange(case.rows.numel()) % 5 > 0), 2, case.rows)
+    case.gradients = (case.gradients * 16).round() / 16  # sums are exact, in any order
+    sgd = next(rule for rule in RULES if rule.name == "sgd")
+    weights = moved(case.weights)
+    of_rule: Any = (triton_module(sgd), False, list(sgd.step_numbers(1.0, {**GROUP, "weight_decay": 0.0})), False, None)
+    batch = moved((case.rows, case.offsets, case.gradients))
+    fused_step_triton_(*batch, weights, [], [], case.table_of_feature, [True, True], *of_rule)
+    wanted, _ = case.stepped(sgd, [], [True, True], False, {**GROUP, "weight_decay": 0.0})
+    assert_same(weights, wanted)
