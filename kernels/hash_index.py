@@ -106,6 +106,19 @@ def find_tables(
     return torch.ops.recfx.find_tables(ids, begins, ends, slots, side_rows, locks, dense_rows, dense_begins)
 
 
+def copy_slots_(
+    all_slots: Tensor, all_side_rows: Tensor, slots: list[Tensor], side_rows: list[Tensor], locks: list[Tensor]
+) -> None:
+    """Copy several tables' maps from ids to rows, one after the other, as they are between two changes.
+
+    Args:
+        all_slots: int64 ``[slots of all tables, 2]``, filled.
+        all_side_rows: int64 ``[tables]``, filled.
+        slots, side_rows, locks: one per table. Waits for writers of these tables.
+    """
+    torch.ops.recfx.copy_slots_(all_slots, all_side_rows, slots, side_rows, locks)
+
+
 def find_or_insert(
     ids: Tensor,
     begins: list[int],
@@ -193,6 +206,10 @@ def _register_fakes() -> None:
     @torch.library.register_fake("recfx::find_tables")
     def _find_tables(ids: Tensor, begins: list[int], *rest: object) -> tuple[Tensor, Tensor]:
         return torch.empty_like(ids, memory_format=torch.contiguous_format), ids.new_empty(len(begins))
+
+    @torch.library.register_fake("recfx::copy_slots_")
+    def _copy_slots(*arguments: object) -> None:
+        return None
 
     @torch.library.register_fake("recfx::find_or_insert")
     def _find_or_insert(ids: Tensor, begins: list[int], *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -73,6 +73,14 @@ def find_tables(
     return rows, absent
 
 
+def copy_slots_(
+    all_slots: Tensor, all_side_rows: Tensor, slots: list[Tensor], side_rows: list[Tensor], locks: list[Tensor]
+) -> None:
+    """``copy_slots_`` in ATen. Scriptable."""
+    torch.cat(slots, out=all_slots)
+    torch.cat(side_rows, out=all_side_rows)
+
+
 @dataclass
 class _Candidate:
     place: int

@@ -46,6 +46,16 @@ class HashIndexOperators(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """``find`` for several tables at once."""
 
+    def copy_slots_(
+        self,
+        all_slots: Tensor,
+        all_side_rows: Tensor,
+        slots: list[Tensor],
+        side_rows: list[Tensor],
+        locks: list[Tensor],
+    ) -> None:
+        """Copies of several tables' maps from ids to rows."""
+
     def find_or_insert(
         self,
         ids: Tensor,

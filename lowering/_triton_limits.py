@@ -7,7 +7,7 @@ from types import ModuleType
 import torch
 
 from recfx.diagnostics import Diagnostic
-from recfx.kernels import bucketize_op, launch, tiling
+from recfx.kernels import bucketize_op, find_rows_op, launch, tiling
 from recfx.lowering.registry import LookupSpec
 from recfx.optim.fused_step_op import triton_module
 from recfx.optim.rules.sgd import SGD
@@ -75,16 +75,21 @@ def decline(by: str, device_types: tuple[str, ...], spec: LookupSpec) -> Diagnos
     return None
 
 
-def operators(by: str, device_type: str, family: str, device: torch.device) -> ModuleType | Diagnostic | None:
-    """Routing ids is the only family of operators that has kernels in Triton.
+_OPERATORS: dict[str, ModuleType] = {"bucketize": bucketize_op, "find_rows": find_rows_op}
+
+
+def operators(
+    by: str, device_types: tuple[str, ...], family: str, device: torch.device
+) -> ModuleType | Diagnostic | None:
+    """Routing ids, and finding their rows in indexes that are only read, have kernels in Triton.
 
     Args:
         by: the name of the target that asks.
-        device_type: that which it is for.
+        device_types: those that it is for.
         family: the name of a family of operators.
         device: where their tensors are.
     """
-    if family != "bucketize" or device.type != device_type:
+    if family not in _OPERATORS or device.type not in device_types:
         return None
     why_not = launch.why_not(device)
     if why_not:
@@ -94,4 +99,4 @@ def operators(by: str, device_type: str, family: str, device: torch.device) -> M
             launch.chip_of(device)
         except ValueError as error:
             return Diagnostic("no_tiling_table", "", f"{error}.", by=by)
-    return bucketize_op
+    return _OPERATORS[family]

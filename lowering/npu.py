@@ -18,7 +18,7 @@ def decline(spec: LookupSpec) -> Diagnostic | None:
 
 def operators(family: str, device: torch.device) -> ModuleType | Diagnostic | None:
     """The operators with kernels, for tensors on NPUs."""
-    return _triton_limits.operators("npu", "npu", family, device)
+    return _triton_limits.operators("npu", ("npu",), family, device)
 
 
 def build(spec: LookupSpec) -> LookupKernel:

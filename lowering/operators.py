@@ -33,10 +33,11 @@ class OperatorFamily:
 
 BAG_OFFSETS = OperatorFamily("bag_offsets", "checks a batch's lengths and ids, and says where its bags begin")
 BUCKETIZE = OperatorFamily("bucketize", "routes ids to the pieces of tables that are cut by rows")
+FIND_ROWS = OperatorFamily("find_rows", "finds ids in indexes that are only read, where the ids are")
 HASH_INDEX = OperatorFamily("hash_index", "finds ids in indexes, and inserts them")
 ROW_INITIALIZATION = OperatorFamily("row_initialization", "writes the initial weights of new rows")
 
-FAMILIES = (BAG_OFFSETS, BUCKETIZE, HASH_INDEX, ROW_INITIALIZATION)
+FAMILIES = (BAG_OFFSETS, BUCKETIZE, FIND_ROWS, HASH_INDEX, ROW_INITIALIZATION)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,13 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from recfx.diagnostics import Diagnostic
-from recfx.kernels import bag_offsets_reference, bucketize_reference, hash_index_reference, row_initialization_reference
+from recfx.kernels import (
+    bag_offsets_reference,
+    bucketize_reference,
+    find_rows_reference,
+    hash_index_reference,
+    row_initialization_reference,
+)
 from recfx.kernels.embedding_bag import embedding_bag, per_sample_weight_gradients, row_gradients
 from recfx.lowering._step_once import StepOnce, Triggers, leaf_gradients, leave_for_step, leaves, step_by_weight
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
@@ -25,6 +31,7 @@ def decline(spec: LookupSpec) -> Diagnostic | None:
 _OPERATORS = {
     "bag_offsets": bag_offsets_reference,
     "bucketize": bucketize_reference,
+    "find_rows": find_rows_reference,
     "hash_index": hash_index_reference,
     "row_initialization": row_initialization_reference,
 }

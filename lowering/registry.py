@@ -108,12 +108,14 @@ class Backend:
             says itself why it declines.
         finds_ids: whether it also has kernels that take raw ids: ``decline_finding(spec) -> Diagnostic | None`` for a
             lookup that it serves, and ``build_finding(kernel) -> FindingKernel`` for a kernel that ``build`` returned.
+        takes_absent: whether its lookups take rows of -1, which add nothing and get no gradient.
     """
 
     name: str
     module: str
     device_types: tuple[str, ...] = ()
     finds_ids: bool = False
+    takes_absent: bool = False
 
     def is_for(self, spec: LookupSpec) -> bool:
         """Whether all tables are on devices of its types."""
@@ -148,8 +150,8 @@ class Backend:
 BACKENDS: tuple[Backend, ...] = (
     Backend("cpu", "recfx.lowering.cpu", finds_ids=True),
     Backend("fbgemm", "recfx.lowering.fbgemm"),
-    Backend("triton", "recfx.lowering.triton", device_types=("cuda",)),
-    Backend("npu", "recfx.lowering.npu", device_types=("npu",)),
+    Backend("triton", "recfx.lowering.triton", device_types=("cuda",), takes_absent=True),
+    Backend("npu", "recfx.lowering.npu", device_types=("npu",), takes_absent=True),
     Backend("fbgemm_ascend", "recfx.lowering.fbgemm_ascend", device_types=("npu",)),
     Backend("reference", "recfx.lowering.reference"),
 )
@@ -166,6 +168,7 @@ class Choice:
         facts: the device, dtype, shape and layout of every weight at the time of the choice.
         finding: what to call with raw ids; None if the backend has no kernel that finds rows.
         finding_declined: why there is no such kernel.
+        takes_absent: see ``Backend``.
     """
 
     backend: str
@@ -174,6 +177,7 @@ class Choice:
     facts: list[Fact]
     finding: FindingKernel | None = None
     finding_declined: Diagnostic | None = None
+    takes_absent: bool = False
 
     def stale(self, weights: list[torch.Tensor]) -> bool:
         """Whether a weight has since moved to another device, or changed its dtype, shape or layout."""
@@ -213,7 +217,8 @@ def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
         if refusal is None:
             kernel, no_finding = candidate.build(spec), candidate.decline_finding(spec)
             finding = candidate.build_finding(kernel) if no_finding is None else None
-            return Choice(candidate.name, kernel, tuple(declined), _facts(spec.weights), finding, no_finding)
+            facts, takes_absent = _facts(spec.weights), candidate.takes_absent
+            return Choice(candidate.name, kernel, tuple(declined), facts, finding, no_finding, takes_absent)
         declined.append(refusal)
     tables = ", ".join(table.name for table in spec.tables)
     raise ConversionError(

@@ -8,6 +8,7 @@ import torch
 
 from recfx.diagnostics import Diagnostic
 from recfx.lowering import _triton_limits, _triton_lookup
+from recfx.lowering.operators import FIND_ROWS
 from recfx.lowering.registry import LookupKernel, LookupSpec
 
 
@@ -17,8 +18,11 @@ def decline(spec: LookupSpec) -> Diagnostic | None:
 
 
 def operators(family: str, device: torch.device) -> ModuleType | Diagnostic | None:
-    """The operators with kernels, for tensors on CUDA; on the CPU, the C++ operators come first."""
-    return _triton_limits.operators("triton", "cuda", family, device)
+    """The operators with kernels, for tensors on CUDA; on the CPU, where the C++ operators come first, only those that
+    these lack.
+    """
+    device_types = ("cuda", "cpu") if family == FIND_ROWS.name else ("cuda",)
+    return _triton_limits.operators("triton", device_types, family, device)
 
 
 def build(spec: LookupSpec) -> LookupKernel:

@@ -8,8 +8,13 @@ from recfx.hooks import has_forward_hooks
 from recfx.modules.converted_collection import ConvertedCollection
 
 
-def inline_collections(graph_module: fx.GraphModule) -> None:
-    """Replace every call of a converted collection with the nodes of its graph; one that has hooks stays one call."""
+def inline_collections(graph_module: fx.GraphModule, training: bool) -> None:
+    """Replace every call of a converted collection with the nodes of its graph; one that has hooks stays one call.
+
+    Args:
+        graph_module: the graph of a model.
+        training: the mode that it is for.
+    """
     graph = graph_module.graph
     for node in list(graph.nodes):
         if node.op != "call_module":
@@ -20,7 +25,7 @@ def inline_collections(graph_module: fx.GraphModule) -> None:
         if has_forward_hooks(collection):
             continue
         with graph.inserting_before(node):
-            output = _copy_nodes(graph, node, collection.graph_module.graph)
+            output = _copy_nodes(graph, node, collection.graph_of(training).graph)
         node.replace_all_uses_with(output)
         graph.erase_node(node)
     graph_module.recompile()

@@ -116,7 +116,7 @@ def _trace(
         ) from error
     entered = set(tracer.entered)
     share_children(model, graph_module)
-    inline_collections(graph_module)
+    inline_collections(graph_module, training)
     verify_graph(graph_module, after="whole_graph")
     graph_module.training = training  # not train(), because its children are the model's own
     return graph_module, tracer.rollbacks, entered

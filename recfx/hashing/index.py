@@ -12,7 +12,7 @@ from recfx.hashing.config import HashConfig, ResolvedHashConfig, as_integer
 from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage
 from recfx.kernels import buckets, host
 from recfx.kernels.hash_index import InFlight
-from recfx.kernels.index_buffers import COUNTERS, FREED, NEVER_USED, TAKEN, IndexPolicy, is_taken
+from recfx.kernels.index_buffers import COUNTERS, FREED, INSERTED, NEVER_USED, TAKEN, IndexPolicy, is_taken
 from recfx.kernels.pooled_lookup import IndexView
 from recfx.kernels.slot_table import longest_probe
 
@@ -205,6 +205,7 @@ class HashIndex(IndexStorage):
         self.removals += 1  # before anything is removed: Ctrl-C may come right after
         rows = host.hash_index().erase(ids.to("cpu", torch.int64), buffers, self.policy)
         self.written()
+        self.number_state()
         self.removals -= not bool((rows >= 0).any())
         return rows.to(ids.device)
 
@@ -224,6 +225,17 @@ class HashIndex(IndexStorage):
         config = self.config
         home = buckets.home_rows(ids, config.rows, config.dense_rows, config.buckets, config.seed)
         return (home >= self.row_begin) & (home < self.row_end)
+
+    @property
+    def map_version(self) -> tuple[int, int, int]:
+        """Equal as long as every id has the row that it had; different in copies of the index.
+
+        Read it before the slots: a change that is under way shows afterwards. What was written from outside shows after
+        ``refresh``; what other processes do to an index in shared memory does not show.
+        """
+        # Whatever gives a row to an id counts it, also if another id loses the row; erasing does not count, but numbers
+        # the state. `removals` changes before that, for an erase() that Ctrl-C interrupts.
+        return self.__dict__["_state_number"], self.removals, int(self.counts[INSERTED])
 
     # Contents
 
@@ -253,7 +265,7 @@ class HashIndex(IndexStorage):
         if self.slots.is_meta:
             return dict.fromkeys(COUNTERS, 0)
         counters = dict(zip(COUNTERS, self.counts.tolist(), strict=True))
-        for name, count in zip(EVAL_COUNTERS, self.eval_counts.tolist(), strict=True):
+        for name, count in zip(EVAL_COUNTERS, self.fold_eval_counts().tolist(), strict=True):
             counters[name] += count
         return counters
 

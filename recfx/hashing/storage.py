@@ -24,6 +24,13 @@ EVAL_COUNTERS = ("ids_seen", "unseen_answers")
 _fresh_number = itertools.count(1)
 
 
+class CountsElsewhere(Protocol):
+    """Counts of eval mode that have not been added to ``eval_counts`` of their indexes yet, on a device, say."""
+
+    def fold(self) -> None:
+        """Add them now."""
+
+
 class RowInitializer(Protocol):
     """Initialises the weights of an index's rows."""
 
@@ -72,6 +79,8 @@ class IndexStorage(nn.Module):
         # Not registered as submodules, because they are part of the model elsewhere.
         self.__dict__["_leader"], self.__dict__["_followers"] = None, []
         self.__dict__["_initializer"], self.__dict__["_expects_load"] = None, False
+        self.__dict__["_counts_elsewhere"] = {}
+        self.number_state()
         self._note_versions()
 
     def follow(self, leader: IndexStorage) -> None:
@@ -162,6 +171,28 @@ class IndexStorage(nn.Module):
         candidate_counts: Any = self._buffers["candidate_counts"]
         return bool(is_taken(self.row_state).any()) or bool(candidate_counts.any())
 
+    # Copies elsewhere
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may write to the index (``share_memory``)."""
+        return not self.slots.is_meta and self.slots.is_shared()
+
+    def number_state(self) -> None:
+        """Record, after the fact, that ids have lost their rows, or that another state has taken the place of this."""
+        self.__dict__["_state_number"] = next(_fresh_number)
+
+    def counted_elsewhere(self, counts: CountsElsewhere) -> None:
+        """From now on, ``fold_eval_counts`` adds these counts, once. The index keeps them alive until then."""
+        self.__dict__["_counts_elsewhere"][id(counts)] = counts
+
+    def fold_eval_counts(self) -> Tensor:
+        """``eval_counts``, with what is still counted elsewhere; this waits for the devices that count."""
+        elsewhere: dict[int, CountsElsewhere] = self.__dict__["_counts_elsewhere"]
+        while elsewhere:
+            elsewhere.popitem()[1].fold()
+        return self.eval_counts
+
     def reset(self) -> None:
         """Forget all ids and all counts."""
         self._fill(state.empty_buffers(self.policy))
@@ -224,7 +255,9 @@ class IndexStorage(nn.Module):
     def _replace(self, buffers: IndexBuffers) -> None:
         device = buffers.slots.device
         own = {IDENTITY: identity(self.config, self.name).to(device), "eval_counts": self._zero_eval_counts(device)}
+        self.fold_eval_counts()  # lest they be added to the new counts
         self._buffers.update({**buffers._asdict(), **own})  # in one step, which nothing can interrupt
+        self.number_state()
         self.__dict__["_expects_load"] = False
         self._note_versions()
 
@@ -235,8 +268,12 @@ class IndexStorage(nn.Module):
         sources = {key: tensor for key, tensor in {**buffers._asdict(), **own}.items() if key != "lock"}
         indexes = [self, *followers]
         targets = [getattr(index, key) for index in indexes for key in sources]
+        for index in indexes:
+            index.fold_eval_counts()  # lest they be added to the new counts
+            index.number_state()  # before and after: whoever copies meanwhile has neither state
         torch._foreach_copy_(targets, [*sources.values()] * len(indexes))
         for index in indexes:
+            index.number_state()
             index.__dict__["_expects_load"] = False
             index._note_versions()
 
@@ -246,8 +283,9 @@ class IndexStorage(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         if not self.slots.is_meta and not torch.compiler.is_compiling():
             self._notice_written_state()  # a written state is checked before it is copied
+            self.fold_eval_counts()
         # Rows that are not initialised stay that way: the weights may have been copied already.
-        return {**self.__dict__, "_views": None, "_initializer": None}
+        return {**self.__dict__, "_views": None, "_initializer": None, "_counts_elsewhere": {}}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         super().__setstate__(saved)
@@ -259,6 +297,7 @@ class IndexStorage(nn.Module):
             # A new lock: the original may be held, or may even be this very tensor (copy.copy), and will then be
             # released.
             self._buffers["lock"] = torch.zeros_like(self.lock)
+        self.number_state()
         self._note_versions()
 
     # Saving and loading

@@ -86,7 +86,7 @@ class IndexFacts:
             occupancy=index.occupancy(),
             counters=index.counters,
             trained=dict(zip(COUNTERS, buffers.counts.tolist(), strict=True)),
-            evaluated=dict(zip(EVAL_COUNTERS, index.eval_counts.tolist(), strict=True)),
+            evaluated=dict(zip(EVAL_COUNTERS, index.fold_eval_counts().tolist(), strict=True)),
             candidates=_candidates(buffers, begins, own.start) if config.admits else None,
             longest_probe=index.longest_probe(),
             bytes=sum(tensor.numel() * tensor.element_size() for tensor in buffers),

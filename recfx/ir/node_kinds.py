@@ -239,6 +239,18 @@ NODE_KINDS: dict[str, NodeKind] = {
             once=("hash_ids",),
         ),
         NodeKind(
+            "find_rows",
+            "the rows of ids in indexes that are only read, with the policy's answers for ids without a row, where the "
+            "ids and the tables are",
+            inputs=(Input(_HERE),),
+            outputs=(ValueType.DEVICE_ROWS, ValueType.BATCH_IN_FLIGHT),
+            size=size_of_ids,
+            stage=Stage.HASH,
+            printed=("hashed", "operators"),
+            first_alone=True,
+            once=("hash_ids",),
+        ),
+        NodeKind(
             "to_device",
             "copies rows from pinned memory of the host to the device of the tables, without waiting for the device",
             inputs=(Input((ValueType.ROWS,)),),

@@ -19,6 +19,7 @@ from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.meta import SourceLocation
 from recfx.ir.tables import TableSpec
 from recfx.modules.converted_collection import collections_of
+from recfx.modules.eval_graph import make_eval_graph
 from recfx.modules.follow_optimizers import OptimizerFollower
 from recfx.modules.subclasses import new_instance
 from recfx.modules.table_holder import all_held, hold
@@ -36,8 +37,9 @@ from recfx.passes import run_pipeline
 class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
     """Pooled embeddings of raw or dense ids; input and output are those of ``torchrec.EmbeddingBagCollection``.
 
-    Owns ``graph_module``, a ``torch.fx.GraphModule`` of explicit nodes. It is made again when an optimizer is attached,
-    and when the tables move between the host and another device (unless the nodes are part of a ``WholeGraph``).
+    Owns ``graph_module``, a ``torch.fx.GraphModule`` of explicit nodes, which may be another one in eval mode. Graphs
+    are made again when an optimizer is attached, and when the tables move between the host and another device (unless
+    the nodes are part of a ``WholeGraph``).
     Parameters are ``embedding_bags.<table>.weight``, as in the standard collection; index state is
     ``hash_indexes.<table>.*``.
 
@@ -153,7 +155,27 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
         graph_module = self.unexpanded_graph()
         self._graph_device = self._store.device
         self.pass_records = run_pipeline(graph_module, self.backend)
-        self.graph_module = graph_module
+        eval_graph, records = make_eval_graph(graph_module)
+        self.pass_records += records
+        self.graph_module, self._graph_trains = graph_module, True
+        # Registered as well, so that modes and copies reach its modules; None if the modes have one graph.
+        self.other_graph = None if eval_graph is graph_module else eval_graph
+        self._take_graph_of_mode()
+
+    def train(self, mode: bool = True) -> HashEmbeddingBagCollection:
+        """Set the mode; ``graph_module`` is that mode's graph from then on."""
+        super().train(mode)
+        self._take_graph_of_mode()
+        return self
+
+    def _take_graph_of_mode(self) -> None:
+        if self.other_graph is not None and self._graph_trains != self.training:
+            self.graph_module, self.other_graph = self.other_graph, self.graph_module
+            self._graph_trains = self.training
+
+    def graph_of(self, training: bool) -> fx.GraphModule:
+        """See ``ConvertedCollection``."""
+        return self.graph_module if self.other_graph is None or training == self._graph_trains else self.other_graph
 
     def unexpanded_graph(self, resources: Resources | None = None) -> fx.GraphModule:
         """The graph before the first pass: input, the collection as one leaf, output.
@@ -184,6 +206,7 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
         Raises:
             ConversionError: what was put on the collection since the conversion does not fit it.
         """
+        self._take_graph_of_mode()  # someone may have set `training` itself
         if not all_held(self.embedding_bags):
             self._hold_bags()
         self._follow_optimizers()
@@ -259,7 +282,8 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
         return new_instance, (HashEmbeddingBagCollection, standard), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        modules = {name: module for name, module in self._modules.items() if name != "graph_module"}
+        graphs = ("graph_module", "other_graph")
+        modules = {name: module for name, module in self._modules.items() if name not in graphs}
         return {**self.__dict__, "_modules": modules, "pass_records": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -302,4 +326,6 @@ _OWN_NAMES = (
     "_graph_device",
     "pass_records",
     "graph_module",
+    "other_graph",
+    "_graph_trains",
 )

@@ -38,7 +38,7 @@ class ConvertedCollection(FxLeaf):
         not_fused: the optimizers in backward that no kernel can carry out, and why not, by table name.
         embedding_bags: the modules that hold the weights.
         hash_indexes: the indexes of the tables that have one.
-        graph_module: the graph that ``forward`` runs.
+        graph_module: the graph that ``forward`` runs in the mode that the collection is in.
         pass_records: what each pass did to the graph.
     """
 
@@ -67,6 +67,10 @@ class ConvertedCollection(FxLeaf):
     def store(self) -> TableStore:
         """The weights, indexes and fused optimizers that the nodes share: of this rank's shards, if it is sharded."""
         return self._store
+
+    def graph_of(self, training: bool) -> fx.GraphModule:
+        """The graph of one mode. Its modules have the same names below ``graph_module`` in either mode."""
+        return self.graph_module
 
     def weight(self, name: str) -> nn.Parameter:
         """The ``[rows, dim]`` parameter of a table, or of one of this rank's shards."""

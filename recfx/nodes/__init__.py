@@ -2,6 +2,7 @@
 
 from recfx.nodes.bucketize import Bucketize
 from recfx.nodes.find_ids import FindIds
+from recfx.nodes.find_rows import FindRows
 from recfx.nodes.hash_ids import HashIds
 from recfx.nodes.hash_lookup import HashLookup
 from recfx.nodes.input_dist import InputDistStart, InputDistWait
@@ -20,6 +21,7 @@ __all__ = [
     "AssembleKeyedTensor",
     "Bucketize",
     "FindIds",
+    "FindRows",
     "HashIds",
     "HashLookup",
     "InputDistStart",

@@ -104,12 +104,12 @@ def _in_bags(
 ) -> KeyedJaggedTensor:
     rows = rows.to(features.values().device)
     bags_are_elsewhere = features.offsets().device != rows.device  # `to_device` takes ids out of them
-    if bags_are_elsewhere or all(_answers_are_rows(segment.table, training) for segment in segments):
+    if bags_are_elsewhere or all(answers_are_rows(segment.table, training) for segment in segments):
         return with_values(features, rows, features.weights_or_none())
     return keep_ids(features, rows, rows != -1)
 
 
-def _answers_are_rows(table: TableSpec, training: bool) -> bool:
+def answers_are_rows(table: TableSpec, training: bool) -> bool:
     """Whether every id of the table reads some row, so that no id is removed from its bag."""
     assert table.hashing is not None
     return table.hashing.unseen == "share" or (training and not table.admits)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 HOST = ("cpu", "meta")
 """Types of devices from and to which nothing has to be copied for the host."""
@@ -42,6 +43,19 @@ def copy_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     copied.record(module.current_stream(device))
     copied.synchronize()
     return copies
+
+
+def copy_bags_to_device(features: KeyedJaggedTensor, device: torch.device) -> KeyedJaggedTensor:
+    """A copy on ``device`` of a KJT of the host; see ``copy_to_device``."""
+    weights = features.weights_or_none()
+    return KeyedJaggedTensor(
+        features.keys(),
+        copy_to_device(features.values(), device),
+        None if weights is None else copy_to_device(weights, device),
+        lengths=copy_to_device(features.lengths(), device),
+        offsets=copy_to_device(features.offsets(), device),
+        stride=features.stride(),
+    )
 
 
 def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

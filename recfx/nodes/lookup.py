@@ -190,6 +190,15 @@ class Lookup(NodeModule):
         """Whether the chosen kernel can find rows itself."""
         return self._choice is not None and self._choice.finding is not None
 
+    @property
+    def takes_absent(self) -> bool:
+        """Whether rows may be -1, which add nothing to their bags.
+
+        Raises:
+            ConversionError: no backend can serve the tables as they are now.
+        """
+        return self._kernel()[1].takes_absent and not _inside_torch_func()
+
     def pool_ids(self, features: KeyedJaggedTensor, ids_to_rows: IdsToRows) -> torch.Tensor | None:
         """Like ``forward``, but from raw ids, with a kernel that finds their rows itself; for lookups that do not
         permute keys.

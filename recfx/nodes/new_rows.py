@@ -149,6 +149,7 @@ class NewRows:
         index.removals += 1
         self._index_operators.on(rows.device).erase(index.row_ids[rows], index.buffers_as_they_are(), index.policy)
         index.written()
+        index.number_state()
         failed = InputError(
             f"init_fn of table {given.table.name!r} cannot fill {rows.numel()} rows ({type(error).__name__}: {error}).",
             reason="init_fn_failed",

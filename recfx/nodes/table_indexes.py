@@ -136,10 +136,11 @@ class TableIndexes:
 
     def find_views(self, training: bool) -> list[IndexView | None]:
         """The index of each table of the collection; None for tables without one."""
-        return [
-            self._store.index(table.name).view(training) if table.name in self._is_hashed else None
-            for table in self.tables
-        ]
+        return [None if index is None else index.view(training) for index in self.by_table()]
+
+    def by_table(self) -> list[HashIndex | None]:
+        """The index of each table of the collection; None for tables without one."""
+        return [self._store.index(table.name) if table.name in self._is_hashed else None for table in self.tables]
 
     def _indexes(self, segments: list[Segment]) -> list[HashIndex]:
         return [self._store.index(segment.table.name) for segment in segments]

@@ -7,7 +7,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.nodes.bags import keep_ids_at, with_values
 from recfx.nodes.base import NodeModule
-from recfx.nodes.host_copies import HOST, copy_to_device
+from recfx.nodes.host_copies import HOST, copy_bags_to_device, copy_to_device
 from recfx.nodes.table_store import TableStore
 
 
@@ -33,14 +33,7 @@ class ToDevice(NodeModule):
             return rows
         weights = rows.weights_or_none()
         if rows.offsets().device.type == "cpu":
-            return KeyedJaggedTensor(
-                rows.keys(),
-                copy_to_device(values, device),
-                None if weights is None else copy_to_device(weights, device),
-                lengths=copy_to_device(rows.lengths(), device),
-                offsets=copy_to_device(rows.offsets(), device),
-                stride=rows.stride(),
-            )
+            return copy_bags_to_device(rows, device)
         kept = values != -1
         if bool(kept.all()):
             return with_values(rows, copy_to_device(values, device), weights)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx, nn
 
 from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
-from recfx.nodes import ToHost
+from recfx.passes._nodes import nodes_of_kind
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.prefetched_call import StartedCall
 from recfx.sharding.pipeline_stages import Stages
@@ -24,7 +24,7 @@ def hashed_on_host(model: nn.Module) -> dict[str, HashEmbeddingBagCollection]:
         path: collection
         for path, collection in unsharded_collections(model).items()
         if not collection.graph_is_inlined  # the model's graph calls the nodes one by one
-        and any(isinstance(module, ToHost) for module in collection.graph_module.children())
+        and nodes_of_kind(collection.graph_module, "to_host")
     }
 
 

@@ -14,9 +14,10 @@ FILES = {
     "targets": ["tests/lowering/test_targets.py", "-k", "triton"],
     "steps": ["tests/lowering/test_step_once.py", "-k", "triton"],
     "operators": [
-        f"tests/ascend/interpreted/test_{name}.py" for name in ("operators", "quantized_lookup", "bucketize")
+        f"tests/ascend/interpreted/test_{name}.py"
+        for name in ("operators", "quantized_lookup", "bucketize", "find_rows")
     ],
-    "models": ["tests/ascend/interpreted/test_models.py"],
+    "models": [f"tests/ascend/interpreted/test_{name}.py" for name in ("models", "find_rows_in_models")],
 }
 
 

@@ -31,7 +31,11 @@ TAKES: dict[str, tuple[tuple[str, ...], ...]] = {
     "find_ids": (HASHABLE, ("snapshot_indexes",)),
     "insert_ids": (HASHABLE, ("find_ids",)),
     "to_device": (ROWS,),
-    "lookup": ((*HERE, *ROWS, "to_device"), ("hash_ids.1", "insert_ids.1")),
+    "find_rows": (HERE,),
+    "lookup": (
+        (*HERE, *ROWS, "to_device", "find_rows", "find_rows.0"),
+        ("hash_ids.1", "insert_ids.1", "find_rows.1"),
+    ),
     "hash_lookup": (HERE,),
     "output_dist_start": (POOLED, ("input_dist_wait.1",)),
     "output_dist_wait": (("output_dist_start",),),
@@ -47,6 +51,7 @@ VALUES = [
     ),
     "hash_ids",
     "insert_ids",
+    "find_rows",
 ]
 INPUTS = [(kind, position) for kind, inputs in TAKES.items() for position in range(len(inputs))]
 

@@ -34,6 +34,7 @@ def test_opcheck(config: dict[str, Any]) -> None:
         ("find", (ids, index.slots, index.side_row, 4, index.lock, 7)),
         ("find_tables", (ids, [1, 3], [3, 5], slots, side_rows, locks, [4, 0])),
         ("find_tables", (ids, [1, 3], [3, 5], slots, side_rows, locks, [4, 0], [7, 0])),
+        ("copy_slots_", (torch.empty(2 * len(index.slots), 2).long(), torch.empty(2).long(), slots, side_rows, locks)),
         ("find_or_insert", (ids, [0, 3], [3, 5], both, policies, [NOTHING_IN_FLIGHT, 1])),
         ("add_counts", ([index.counts, other.counts], list(range(12)))),
         ("mark_initialized", (both, policies, torch.tensor([4, 5, 5]), [0, 1], [1, 3])),

@@ -14,9 +14,16 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import recfx
 from recfx.diagnostics import Diagnostic
 from recfx.ir import format_graph
-from recfx.kernels import bag_offsets, bag_offsets_reference, bucketize_op, launch, library
+from recfx.kernels import bag_offsets, bag_offsets_reference, bucketize_op, find_rows_op, launch, library
 from recfx.lowering import operators, registry
-from recfx.lowering.operators import BAG_OFFSETS, BUCKETIZE, FAMILIES, OperatorsByDevice, select_operators
+from recfx.lowering.operators import (
+    BAG_OFFSETS,
+    BUCKETIZE,
+    FAMILIES,
+    FIND_ROWS,
+    OperatorsByDevice,
+    select_operators,
+)
 from recfx.lowering.registry import Backend
 
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
@@ -101,6 +108,19 @@ def test_choices_are_made_once_and_again_in_copies() -> None:
     assert chosen.chosen(CPU) is chosen.chosen(CPU)
     for other in (copy.deepcopy(chosen), pickle.loads(pickle.dumps(chosen))):
         assert other.on(CPU) is bag_offsets
+
+
+def test_rows_are_found_by_kernels_where_they_can_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU in Triton's interpreter alone, for which no operator of the library stands in the way."""
+    monkeypatch.setattr(launch, "why_not", lambda device: "")
+    for device in (torch.device("cuda"), CPU):
+        chosen = select_operators(FIND_ROWS, device)
+        assert (chosen.backend, chosen.operators) == ("triton", find_rows_op)
+    monkeypatch.setattr(launch, "why_not", lambda device: "Triton is not installed.")
+    for device in (torch.device("cuda"), CPU):
+        chosen = select_operators(FIND_ROWS, device)
+        assert chosen.backend == "reference"
+        assert [refusal.code for refusal in chosen.declined if refusal.by == "triton"] == ["no_triton"]
 
 
 def test_ids_are_routed_by_kernels_where_they_can_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from recfx.diagnostics import Diagnostic
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
-from recfx.kernels import bucketize_op, launch, tiling
+from recfx.kernels import bucketize_op, find_rows_op, launch, tiling
 from recfx.lowering import LookupSpec, npu, select_backend, triton
 from recfx.lowering.registry import BACKENDS
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -217,6 +217,8 @@ def test_operators_are_declined_as_lookups_are(monkeypatch: pytest.MonkeyPatch) 
     assert (unknown.code, unknown.by) == ("no_tiling_table", "npu")
     on_npu("Ascend910B3", monkeypatch)
     assert npu.operators("bucketize", device) is bucketize_op
+    assert npu.operators("find_rows", device) is find_rows_op
     assert npu.operators("hash_index", device) is None
     assert npu.operators("bucketize", torch.device("cpu")) is None
+    assert npu.operators("find_rows", torch.device("cpu")) is None
     assert triton.operators("bucketize", device) is None

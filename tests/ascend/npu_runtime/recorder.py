@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from recfx.kernels import bucketize_op, launch
+from recfx.kernels import bucketize_op, find_rows_op, launch
 from recfx.lowering import _triton_lookup
 from tests.ascend.npu_runtime.round_trips import COPY, FALLBACK, INSIDE, WAITS, Meeting, Moment, Occasion
 from tests.ascend.tools import ROOT
@@ -111,8 +111,8 @@ def _where(frame: FrameType | None) -> str:
 def launching_nothing() -> Iterator[None]:
     """Let target ``npu`` serve, and do everything that it does around its kernels, which are not launched.
 
-    Results are whatever was in memory, and nothing here depends on them, except that ids are routed: all of them to
-    the first piece of their table, as id 0. The operators with kernels are called as the functions that they are,
+    Results are whatever was in memory, and nothing here depends on them, except that ids are routed, all of them to
+    the first piece of their table, as id 0; and that all ids that are only looked up have row 0. The operators with kernels are called as the functions that they are,
     because no dispatch mode sees what runs inside an operator.
     """
     operators = (
@@ -120,6 +120,7 @@ def launching_nothing() -> Iterator[None]:
         (_triton_lookup, "per_sample_weight_gradients_triton"),
         (_triton_lookup, "fused_step_triton_"),
         (bucketize_op, "bucketize_triton"),
+        (find_rows_op, "find_rows_triton"),
     )
     with ExitStack() as patches:
         for name, answer in (("why_not", ""), ("simulated", False)):
@@ -141,3 +142,6 @@ def _route(kernel: Any, programs: int, ids: torch.Tensor, *arguments: Any, **con
     elif name == "recfx_bucket_scatter":
         new_ids = arguments[8]
         new_ids.zero_()
+    elif name == "recfx_find_rows":
+        rows = arguments[4]
+        rows.zero_()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,16 +48,25 @@ class Moment(NamedTuple):
 
 
 class Occasion(NamedTuple):
-    """All moments at which it happens, in the words of the table: see ``Moment``."""
+    """All moments at which it happens, in the words of the table: see ``Moment``.
+
+    Where not every target meets the host for all collections in one of the modes, the mode says for which it does not.
+    """
 
     target: str
     collections: str
     when: str
 
     @classmethod
-    def of(cls, seen: Iterable[Moment]) -> Occasion:
+    def of(cls, seen: Collection[Moment]) -> Occasion:
         """What is listed of all moments."""
-        return cls(*("; ".join(sorted(set(each))) for each in zip(*seen, strict=True)))
+        targets, collections, modes = (sorted(set(each)) for each in zip(*seen, strict=True))
+        when = []
+        for mode in modes:
+            missing = [each for each in product(targets, collections) if Moment(*each, mode) not in seen]
+            without = "; ".join(f"{target}: {which}" for target, which in missing)
+            when.append(f"{mode} (not {without})" if without else mode)
+        return cls("; ".join(targets), "; ".join(collections), "; ".join(when))
 
 
 class Line(NamedTuple):

@@ -1,0 +1,286 @@
+"""What eval mode has to do where rows are found on a device: as the same model on the host, whatever happened before.
+
+The cases run in Triton's interpreter (``interpreted/test_find_rows_in_models.py``) and on a simulated NPU
+(``npu_runtime/test_find_rows.py``).
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
+
+import recfx
+from recfx.ir import format_graph
+from recfx.modules.collection import HashEmbeddingBagCollection
+from tests.builders.batches import bags
+from tests.builders.collections import table
+from tests.builders.optimizers import attach
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # sums are in another order
+EXTREMES = [0, 1, -1, 2**31 - 1, 2**31, -(2**31), 2**63 - 1, -(2**63)]
+
+HASHING = {
+    "zeros": recfx.HashConfig(dense_rows=0),
+    "share": recfx.HashConfig(dense_rows=0, unseen="share"),
+    "buckets": recfx.HashConfig(dense_rows=0, unseen="share", buckets=3, seed=-5),
+    "dense": recfx.HashConfig(dense_rows=5, unseen="share", seed=2**63 - 2),
+    "dense zeros": recfx.HashConfig(dense_rows=5),
+    "evict": recfx.HashConfig(dense_rows=0, on_full="evict"),
+    "admit": recfx.HashConfig(dense_rows=0, on_full="evict", admit_after=2),
+    "full": recfx.HashConfig(dense_rows=0, on_full="share", unseen="share"),
+}
+
+
+class Place(NamedTuple):
+    """Where the model is that finds rows on a device.
+
+    Args:
+        device: of the tables.
+        backend: the one that is asked for.
+    """
+
+    device: str
+    backend: str = "auto"
+
+
+class Pair:
+    """The same collection twice: ``host`` finds rows on the host, ``there`` where its tables are.
+
+    Args:
+        place: of the second one.
+        hashing: of tables ``t0`` and ``t1``; ``t2`` is adopted if ``adopted``.
+        weighted: whether ids have weights; otherwise ``t1`` is averaged.
+        adopted: whether the last table is adopted.
+    """
+
+    def __init__(self, place: Place, hashing: recfx.HashConfig, weighted: bool = False, adopted: bool = False) -> None:
+        torch.manual_seed(0)
+        self.place = place
+        pooling = PoolingType.SUM if weighted else PoolingType.MEAN
+        tables = [table("t0", ["f0", "f1"], rows=30), table("t1", ["f2"], dim=12, rows=30, pooling=pooling)]
+        tables.append(table("t2", ["f3"], rows=20))
+        plain = EmbeddingBagCollection(tables, is_weighted=weighted)
+        other = copy.deepcopy(plain)
+        for each in (plain, other):
+            attach(each, "adagrad")
+        policies = {"t0": hashing, "t1": hashing, "t2": recfx.HashConfig() if adopted else hashing}
+        self.weighted, self.adopted = weighted, adopted
+        self.host: HashEmbeddingBagCollection = recfx.convert(other, hashing=policies, backend="reference")
+        self.there: HashEmbeddingBagCollection = recfx.convert(plain, hashing=policies, backend=place.backend)
+        self.there.load_state_dict(self.host.state_dict())
+        self.there.to(place.device)
+
+    def batch(self, seed: int, ids: int, samples: int = 4) -> KeyedJaggedTensor:
+        """Bags of up to four ids, some of them extreme."""
+        draw = torch.Generator().manual_seed(seed)
+        chosen = torch.cat([torch.tensor(EXTREMES), torch.arange(max(0, ids - len(EXTREMES))) * 1_000_003 + 2])[:ids]
+        features = {}
+        for feature in ("f0", "f1", "f2", "f3"):
+            lengths = torch.randint(0, 5, (samples,), generator=draw).tolist()
+            drawn = [torch.randint(0, ids, (length,), generator=draw) for length in lengths]
+            rows = self.adopted and feature == "f3"
+            features[feature] = [(each % 20 if rows else chosen[each]).tolist() for each in drawn]
+        made = bags(features)
+        weights = torch.rand(made.values().numel(), generator=draw) if self.weighted else None
+        return KeyedJaggedTensor(made.keys(), made.values(), weights, lengths=made.lengths(), stride=samples)
+
+    def train(self, seed: int, ids: int = 20) -> None:
+        """One step of both."""
+        features = self.batch(seed, ids)
+        for model, device in ((self.host, "cpu"), (self.there, self.place.device)):
+            model.train()
+            pooled = model(features.to(torch.device(device))).values()
+            (pooled - 1).square().sum().backward()
+
+    def compare(self, features: KeyedJaggedTensor | None = None, ids_on: str = "") -> None:
+        """Outputs of one eval forward, and all counters."""
+        features = self.batch(99, 40) if features is None else features
+        place = torch.device(ids_on or self.place.device)
+        with torch.no_grad():
+            wanted = self.host.eval()(features).values()
+            found = self.there.eval()(features.to(place)).values()
+        assert found.device.type == torch.device(self.place.device).type
+        assert "find_rows(" in format_graph(self.there.graph_module)
+        torch.testing.assert_close(found.cpu(), wanted, **CLOSE)
+        for name in self.host.hash_indexes:
+            assert self.there.index(name).counters == self.host.index(name).counters
+
+
+def policies(place: Place) -> None:
+    for number, hashing in enumerate(HASHING.values()):
+        pair = Pair(place, hashing, weighted=number % 2 == 1, adopted=number % 3 > 0)
+        pair.compare()
+        for seed in range(2):
+            pair.train(seed)
+        pair.compare()
+        pair.compare(ids_on="cpu")
+
+
+def changes(place: Place) -> None:
+    """After each, the copies are those of the index as it is now."""
+    pair = Pair(place, HASHING["zeros"])
+    pair.train(0, 10)
+    pair.compare()
+    state, there = copy.deepcopy(pair.host.state_dict()), copy.deepcopy(pair.there.state_dict())
+    pair.train(1)
+    pair.compare()
+    models = (pair.host, pair.there)
+    for model in models:
+        model.index("t0").erase(torch.tensor([-1, 0, 2**63 - 1]))
+    pair.compare()
+    for model in models:
+        model.index("t1").insert(torch.tensor([777, 778]))
+    pair.compare(bags({"f0": [[0]], "f1": [[1]], "f2": [[777, 778]], "f3": [[2]]}))
+    for model, saved in zip(models, (state, there), strict=True):
+        model.load_state_dict(saved)
+    pair.compare()
+    pair.train(1)
+    pair.compare()
+    for model, saved in zip(models, (state, there), strict=True):  # as torch.distributed.checkpoint loads
+        now = model.state_dict()
+        for name, value in saved.items():
+            now[name].copy_(value)
+    pair.compare()
+    for model in models:
+        model.index("t0").reset()
+    pair.compare()
+    for model in models:
+        torch.manual_seed(1)
+        model.cpu().reset_parameters()
+    pair.there.to(place.device)
+    pair.compare()
+
+
+def copies(place: Place) -> None:
+    pair = Pair(place, HASHING["zeros"])
+    pair.train(0, 10)
+    pair.compare()
+    before = pair.there
+    for duplicate in (copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))):
+        original_host = pair.host
+        pair.there, pair.host = duplicate(pair.there), duplicate(pair.host)
+        pair.compare()
+        pair.train(1)
+        pair.compare()
+        pair.there, pair.host = before, original_host
+        pair.compare()
+
+
+def moves(place: Place) -> None:
+    pair = Pair(place, HASHING["share"])
+    pair.train(0)
+    pair.compare()
+    pair.there.cpu()
+    pair.train(1) if place.device == "cpu" else None
+    pair.there.to(place.device)
+    pair.compare()
+
+
+def evicted(place: Place) -> None:
+    """More ids than rows; rows of an eval forward whose backward trains them keep their ids until then."""
+    pair = Pair(place, HASHING["evict"])
+    for seed in range(6):
+        pair.train(seed, 60)
+        pair.compare(pair.batch(seed, 60))
+    features = pair.batch(3, 60)
+    pooled = []
+    for model, device in ((pair.host, "cpu"), (pair.there, place.device)):
+        pooled.append(model.eval()(features.to(torch.device(device))).values())
+    pair.train(20, 50)
+    for each in pooled:
+        each.square().sum().backward()
+    pair.compare()
+    for name in ("t0", "t1", "t2"):
+        torch.testing.assert_close(pair.there.weight(name).cpu(), pair.host.weight(name), **CLOSE)
+
+
+def empty(place: Place) -> None:
+    pair = Pair(place, HASHING["zeros"])
+    pair.train(0)
+    pair.compare(bags({"f0": [[], []], "f1": [[], []], "f2": [[], []], "f3": [[], []]}))
+    nothing = torch.zeros(0, dtype=torch.int64)
+    pair.compare(KeyedJaggedTensor(["f0", "f1", "f2", "f3"], nothing, lengths=nothing, stride=0))
+
+
+def small_ids(place: Place) -> None:
+    pair = Pair(place, HASHING["zeros"])
+    features = bags({"f0": [[3, -1]], "f1": [[]], "f2": [[2**31 - 1]], "f3": [[5, 5]]})
+    small = KeyedJaggedTensor(features.keys(), features.values().int(), lengths=features.lengths().int())
+    for model, device in ((pair.host, "cpu"), (pair.there, place.device)):
+        model(small.to(torch.device(device)))
+    pair.compare(small)
+
+
+def modes(place: Place) -> None:
+    """Counts of inference mode and of other forwards are added up; nothing is copied while nothing changes."""
+    pair = Pair(place, HASHING["zeros"])
+    pair.train(0)
+    features = pair.batch(1, 40)
+    made: list[Any] = []
+    for context in (torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode):
+        for model, device in ((pair.host, "cpu"), (pair.there, place.device)):
+            with context():
+                model.eval()(features.to(torch.device(device)))
+        made.append(pair.there.graph_module.find_rows.copies._copy)
+    pair.train(0)  # ids that have rows
+    pair.compare()
+    made.append(pair.there.graph_module.find_rows.copies._copy)
+    assert all(each is made[0] for each in made)
+
+
+def counts_outlive(place: Place) -> None:
+    """The graph that counted may be gone when someone reads the counts; loading a state forgets them."""
+    pair = Pair(place, HASHING["zeros"])
+    pair.train(0)
+    with torch.no_grad():
+        for model, device in ((pair.host, "cpu"), (pair.there, place.device)):
+            model.eval()(pair.batch(1, 40).to(torch.device(device)))
+    pair.there._compile()
+    pair.compare()
+    with torch.no_grad():
+        pair.there(pair.batch(2, 40).to(torch.device(place.device)))
+    pair.there.load_state_dict(pair.there.state_dict())
+    pair.host.load_state_dict(pair.host.state_dict())
+    pair.compare()
+
+
+def threads(place: Place) -> None:
+    """Several threads evaluate one model while the user inserts ids: every answer is that of before or after."""
+    pair = Pair(place, HASHING["zeros"])
+    pair.train(0)
+    index, there = pair.there.index("t0"), pair.there.eval()
+    features = pair.batch(1, 20).to(torch.device(place.device))
+    with torch.no_grad():
+        wanted = there(features).values().cpu()
+    failures: list[str] = []
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            for _ in range(5):
+                found = there(features).values().cpu()
+                if not torch.allclose(found, wanted, **CLOSE):
+                    failures.append(str(found - wanted))
+
+    running = [threading.Thread(target=evaluate) for _ in range(3)]
+    for thread in running:
+        thread.start()
+    for number in range(3):
+        index.insert(torch.tensor([10**12 + number]))
+    for thread in running:
+        thread.join()
+    assert not failures
+    seen = sum(pair.there.index(name).counters["ids_seen"] for name in ("t0", "t1", "t2"))
+    trained = sum(pair.host.index(name).counters["ids_seen"] for name in ("t0", "t1", "t2"))
+    assert seen == trained + 3 + 16 * features.values().numel()
+
+
+CASES: dict[str, Callable[[Place], None]] = {
+    each.__name__: each
+    for each in (policies, changes, copies, moves, evicted, empty, small_ids, modes, counts_outlive, threads)
+}

@@ -1,0 +1,45 @@
+"""The operator that finds rows on a device: ``opcheck``, and its reference on tables of every kind."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recfx.kernels import find_rows_reference, hash_index_triton
+from recfx.kernels.find_rows import IndexFacts
+from recfx.kernels.find_rows_op import find_rows, find_rows_triton
+from tests.kernels.finding import EXTREMES, TABLES, copies_of, filled
+
+INDEXES = [*(filled(number) for number in range(len(TABLES))), None]
+KNOWN = [*EXTREMES, *range(5, 30), *(number * 10**12 for number in range(30))]
+ids_of_a_table = st.lists(st.one_of(st.sampled_from(KNOWN), st.integers(-(2**63), 2**63 - 1)), max_size=30)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from(INDEXES), ids_of_a_table), min_size=1, max_size=6))
+def test_finds_what_its_reference_finds(tables: list[tuple[object, list[int]]]) -> None:
+    indexes = copies_of([index for index, _ in tables])  # type: ignore[misc]
+    ids = torch.tensor([id_ for _, ids in tables for id_ in ids], dtype=torch.int64)
+    ends = torch.tensor(list(accumulate(len(ids) for _, ids in tables)))
+    for found, wanted in zip(
+        find_rows(ids, ends, indexes), find_rows_reference.find_rows(ids, ends, indexes), strict=True
+    ):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("count", [0, 1, 100])
+def test_opcheck(count: int) -> None:
+    ids = torch.arange(count) * 10**12
+    torch.library.opcheck(
+        find_rows_triton, (ids, torch.tensor([count // 2, count]), *copies_of([INDEXES[0], INDEXES[2]]))
+    )
+
+
+def test_the_fields_are_in_the_order_of_the_kernel() -> None:
+    positions = {name: getattr(hash_index_triton, name.upper()).value for name in IndexFacts._fields}
+    assert list(positions.values()) == list(range(len(IndexFacts._fields)))
+    assert hash_index_triton.FIELDS.value == len(IndexFacts._fields)

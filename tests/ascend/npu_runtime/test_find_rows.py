@@ -1,0 +1,147 @@
+"""Target ``npu`` in eval mode: rows are found on the (simulated) device, and nothing of the batch goes to the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection
+
+import recfx
+from recfx.ir import format_graph
+from recfx.ir.meta import node_meta
+from recfx.kernels import launch
+from recfx.nodes import host_copies
+from tests.ascend.finding_on_device import CASES, HASHING, Pair, Place
+from tests.ascend.npu_runtime.training import DEVICE
+from tests.builders.batches import batch
+from tests.builders.collections import table
+from tests.builders.optimizers import attach
+
+
+@pytest.fixture(autouse=True)
+def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(launch.SIMULATED, "1")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_as_on_the_host(case: str) -> None:
+    CASES[case](Place(DEVICE))
+
+
+def test_each_mode_has_its_graph() -> None:
+    there = Pair(Place(DEVICE), HASHING["zeros"]).there
+    trained = format_graph(there.graph_module)
+    assert [line.split(" ")[0] for line in trained.splitlines()[2:5]] == [
+        "ebc_to_host",
+        "ebc_hash_ids",
+        "ebc_to_device",
+    ]
+    there.eval()
+    assert (
+        format_graph(there.graph_module)
+        == """\
+features = input
+ebc_select_features = select_features(features)
+ebc_find_rows = find_rows(ebc_select_features) {hashed=[t0, t1, t2], operators=npu}
+ebc_lookup = lookup(ebc_find_rows) {tables=[t0, t1, t2], pooling=SUM, dtype=float32, optimizer=adagrad, kernel=npu}
+ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[t1]}
+ebc_keyed_tensor = keyed_tensor(ebc_mean_divide)
+return ebc_keyed_tensor"""
+    )
+    metas = [node_meta(node) for node in there.graph_module.graph.nodes]
+    (found,) = [meta for meta in metas if meta is not None and meta.kind == "find_rows"]
+    assert (str(found.bytes), found.device, found.made_by) == (
+        "8*B*(L_f0 + L_f1 + L_f2 + L_f3)",
+        "npu",
+        "find_on_device",
+    )
+    assert format_graph(there.train().graph_module) == trained
+    assert "to_host" not in format_graph(there.cpu().eval().graph_module)
+
+
+def test_tables_that_evict_pass_the_batch_in_flight_on() -> None:
+    text = format_graph(Pair(Place(DEVICE), HASHING["evict"]).there.eval().graph_module)
+    assert "ebc_rows = item 0" in text or "ebc_rows" in text
+    assert "lookup(ebc_rows, ebc_batch_in_flight)" in text
+    assert "to_device" not in text
+
+
+def test_no_batch_goes_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither ids nor rows; after the first batch, not the indexes either."""
+    pair = Pair(Place(DEVICE), HASHING["zeros"])
+    pair.train(0)
+    pair.compare()
+    copied: list[str] = []
+    monkeypatch.setattr(host_copies, "copy_to_host", lambda *_: copied.append("to host"))
+    monkeypatch.setattr(host_copies, "copy_to_device", lambda *_: copied.append("to device"))
+    with torch.no_grad():
+        pair.there.eval()(pair.batch(5, 30).to(torch.device(DEVICE)))
+    assert not copied
+
+
+def reason(model: nn.Module) -> str:
+    (found,) = [each for each in recfx.explain(model).reasons if each.code == "hashed_on_host"]
+    return found.message
+
+
+def test_the_report_says_where_rows_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(Pair(Place(DEVICE), HASHING["zeros"]).there)
+    assert "in training" in reason(model)
+    assert "(node find_rows), in copies of the indexes that take 2560 bytes there" in reason(model)
+    assert "find_rows" in str(recfx.explain(model.eval()))
+    monkeypatch.delenv(launch.SIMULATED)
+    without = nn.Sequential(Pair(Place(DEVICE), HASHING["zeros"]).there)
+    assert "in eval mode as well, because no target finds rows on npu:0: " in reason(without)
+    assert "triton-ascend" in reason(without)
+    codes = {one.code for found in recfx.explain(without).collections for one in found.declined}
+    assert "found_on_host" in codes
+
+
+def test_indexes_in_shared_memory_are_read_where_they_are() -> None:
+    pair = Pair(Place(DEVICE), HASHING["zeros"])
+    pair.train(0)
+    for index in pair.there.hash_indexes.values():
+        index.share_memory()
+    assert "shared memory" in reason(nn.Sequential(pair.there))
+    pair.there.index("t0").insert(torch.tensor([5000]))
+    pair.host.index("t0").insert(torch.tensor([5000]))
+    pair.compare()
+    assert pair.there.graph_module.find_rows.copies._copy is None
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_whole_graphs(training: bool) -> None:
+    """Their nodes stay as they are, on whatever device and in whatever mode."""
+    features = batch(3, ("f0", "f1"))
+    found: list[Any] = []
+    for path in (["cpu", "cpu"], [DEVICE, DEVICE], [DEVICE, "cpu"], ["cpu", DEVICE]):
+        torch.manual_seed(0)
+        model = nn.Sequential(EmbeddingBagCollection([table("t0", ["f0"]), table("t1", ["f1"])]))
+        attach(model, "adagrad")
+        model.train(training)
+        hashing = recfx.HashConfig(dense_rows=0, on_full="evict")
+        whole = recfx.convert(model, (features,), hashing=hashing, device=path[0], whole_graph=True)
+        assert ("find_rows" in whole.eval_graph.code) == (path[0] == DEVICE)
+        assert "find_rows" not in whole.train_graph.code
+        whole.to(path[1])
+        place = features.to(torch.device(path[1]))
+        outputs = []
+        for mode in (False, True, False):
+            outputs.append(whole.train(mode)(place).values().detach().cpu())
+        found.append(outputs)
+    for each in found[1:]:
+        for value, expected in zip(each, found[0], strict=True):
+            torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_trace_shows_the_graph_of_the_mode() -> None:
+    model = nn.Sequential(Pair(Place(DEVICE), HASHING["zeros"]).there)
+    features = batch(3, ("f0", "f1", "f2", "f3"))
+    for training in (True, False, True):
+        model.train(training)
+        text = format_graph(recfx.trace(model, (features,)))
+        assert ("find_rows(" in text, "to_host(" in text) == (not training, training)
+        assert all(module.training == training for module in model.modules())

@@ -1,0 +1,79 @@
+"""Copies of indexes, and the reference that finds rows in them, against the index itself."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+import torch
+
+from recfx.hashing import HashConfig, HashIndex
+from recfx.kernels import hash_index, hash_index_reference
+from recfx.kernels.find_rows import IndexFacts, ReadIndexes
+from recfx.kernels.find_rows_reference import find_rows
+from tests.kernels.finding import EXTREMES, TABLES, copies_of, filled
+
+
+@pytest.mark.parametrize("number", range(len(TABLES)))
+def test_rows_are_those_of_the_index(number: int) -> None:
+    index = filled(number)
+    ids = torch.cat(
+        [index.items()[0], torch.tensor(EXTREMES), torch.arange(-50, 50), torch.arange(10**15, 10**15 + 99)]
+    )
+    own, answered = index.find(ids), index.answer(ids)
+    rows, absent = find_rows(ids, torch.tensor([ids.numel()]), copies_of([index]))
+    assert torch.equal(rows, answered)
+    assert absent.tolist() == [int((own < 0).sum())]
+
+
+def test_tables_one_after_the_other() -> None:
+    """One of them without an index, one without ids in the batch."""
+    indexes = [filled(0), None, filled(1), filled(2)]
+    asked = [torch.tensor([70, -1, 3]), torch.tensor([5, 9]), torch.tensor([], dtype=torch.int64), torch.tensor([-1])]
+    ends = torch.tensor(list(accumulate(map(len, asked))))
+    rows, absent = find_rows(torch.cat(asked), ends, copies_of(indexes))
+    wanted = [ids if index is None else index.answer(ids) for index, ids in zip(indexes, asked, strict=True)]
+    assert torch.equal(rows, torch.cat(wanted))
+    assert absent.tolist() == [
+        0 if index is None else int((index.find(ids) < 0).sum()) for index, ids in zip(indexes, asked, strict=True)
+    ]
+
+
+def test_copies_are_the_slots() -> None:
+    indexes = [filled(0), filled(1)]
+    found = copies_of(indexes)
+    slots, side_rows = torch.empty_like(found.slots), torch.empty_like(found.side_rows)
+    arguments = [index.slots for index in indexes], [index.side_row for index in indexes], [i.lock for i in indexes]
+    hash_index.copy_slots_(slots, side_rows, *arguments)
+    assert torch.equal(slots, torch.cat([index.slots for index in indexes]))
+    assert torch.equal(side_rows, torch.cat([index.side_row for index in indexes]))
+    for wrong in (slots[:-1], slots.int()):
+        with pytest.raises(RuntimeError, match=r"do not fit into|must be int64"):
+            hash_index.copy_slots_(wrong, side_rows, *arguments)
+    with pytest.raises(RuntimeError, match="one entry per table"):
+        hash_index.copy_slots_(slots, side_rows, arguments[0], arguments[1][:1], arguments[2])
+    other = torch.empty_like(slots), torch.empty_like(side_rows)
+    hash_index_reference.copy_slots_(*other, *arguments)
+    assert torch.equal(other[0], slots)
+    assert torch.equal(other[1], side_rows)
+
+
+def test_facts_without_an_index() -> None:
+    ids = torch.tensor([3, 1])
+    nothing = ReadIndexes(
+        torch.empty(0, 2, dtype=torch.int64),
+        torch.empty(0, dtype=torch.int64),
+        torch.tensor([IndexFacts.without_index()]),
+    )
+    rows, absent = find_rows(ids, torch.tensor([2]), nothing)
+    assert (rows.tolist(), absent.tolist()) == ([3, 1], [0])
+
+
+def test_slices_answer_for_their_own_ids() -> None:
+    config = HashConfig(dense_rows=10, buckets=4, unseen="share")
+    ids = torch.cat([torch.arange(20), torch.tensor(EXTREMES)])
+    for begin, end in ((0, 5), (5, 10), (10, 25), (25, 40)):
+        index = HashIndex(40, config=config, row_begin=begin, row_end=end)
+        index.insert(ids[index.holds(ids)])
+        rows, _ = find_rows(ids, torch.tensor([ids.numel()]), copies_of([index]))
+        assert torch.equal(rows, index.answer(ids))
