@@ -112,8 +112,8 @@ def launching_nothing() -> Iterator[None]:
     """Let target ``npu`` serve, and do everything that it does around its kernels, which are not launched.
 
     Results are whatever was in memory, and nothing here depends on them, except that ids are routed, all of them to
-    the first piece of their table, as id 0; and that all ids that are only looked up have row 0. The operators with kernels are called as the functions that they are,
-    because no dispatch mode sees what runs inside an operator.
+    the first piece of their table, as id 0, and that ids that are only looked up all have row 0. The operators with
+    kernels are called as the functions that they are, because no dispatch mode sees what runs inside an operator.
     """
     operators = (
         (_triton_lookup, "pooled_lookup_triton"),
