@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from recfx.kernels import launch
 from recfx.kernels.per_sample_weights_op import per_sample_weight_gradients_triton
 from recfx.kernels.pooled_lookup_op import pooled_lookup_triton
+from recfx.lowering._to_the_end import to_the_end
 from recfx.lowering._trainable_lookup import LookedUp, TrainableLookup
 from recfx.lowering._trained_batch import TrainedBatch, gradients_of_table
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
@@ -77,7 +79,17 @@ class TritonBackward:
         return [total if want else None for total, want in zip(totals, wanted, strict=True)]
 
     def step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
-        """See ``Backward``. Tables whose numbers are equal are stepped in one launch; frozen ones need no state."""
+        """See ``Backward``. Tables whose numbers are equal are stepped in one launch; frozen ones need no state.
+
+        Ctrl-C comes before the step or after it: on another device, autograd calls it in a thread of its own.
+        """
+        step = partial(self._step, batch, grad_output)
+        if grad_output.device.type == "cpu":  # in the interpreter
+            to_the_end(step)
+        else:
+            step()
+
+    def _step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
         weights = [weight.data for weight in batch.weights]  # a step is not an edit that autograd should see
         trained = [table for table, weight in enumerate(batch.weights) if weight.requires_grad]
         if not trained:
@@ -103,13 +115,15 @@ class TritonBackward:
             is_stepped = [table in of_launch for table in range(len(weights))]
             module = triton_module(rule)
             self._launch(batch, grad_output, weights, (first, second), is_stepped, module, numbers, rule.has_row_state)
+            if rule.counts_steps:  # a launch that raises has not begun
+                for table in tables:
+                    self.optimizers[table].state[STEP] += 1
 
     def _numbers(self, table: int) -> StepNumbers:
-        """Count the step of one table, and give its numbers."""
+        """The numbers of the next step of one table."""
         optimizer, step = self.optimizers[table], 0.0
         if optimizer.rule.counts_steps:
-            optimizer.state[STEP] += 1
-            step = float(optimizer.state[STEP])
+            step = float(optimizer.state[STEP]) + 1
         numbers: StepNumbers = optimizer.rule.step_numbers(step, optimizer.group)
         return numbers
 
