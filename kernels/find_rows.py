@@ -1,7 +1,7 @@
 """Finding ids in indexes that are only read, where the ids are: the form of the indexes, and what a target has to do.
 
 A target of the family ``find_rows`` is a module with ``find_rows(ids, table_ends, indexes) -> (rows, absent)``:
-``find_rows_op.py`` launches the kernel in ``hash_index_triton.py``; ``find_rows_reference.py`` is in ATen.
+``find_rows_op.py`` launches the kernel in ``find_rows_triton.py``; ``find_rows_reference.py`` is in ATen.
 
 Args of ``find_rows``:
     ids: int64 ``[n]``, any values, ordered by table.

@@ -1,4 +1,4 @@
-"""The kernel in ``hash_index_triton.py`` as the operator ``recfx::find_rows_triton``: the contract of ``find_rows.py``.
+"""The kernel in ``find_rows_triton.py`` as the operator ``recfx::find_rows_triton``: the contract of ``find_rows.py``.
 
 The host does not wait for the device.
 """
@@ -29,7 +29,7 @@ def find_rows_triton(
         of_host = ReadIndexes(slots.cpu(), side_rows.cpu(), facts.cpu())
         rows, absent = find_rows_reference.find_rows(ids.cpu(), table_ends.cpu(), of_host)
         return rows.to(ids.device), absent.to(ids.device)
-    from .hash_index_triton import recfx_find_rows
+    from .find_rows_triton import recfx_find_rows
 
     count, tables = ids.numel(), table_ends.numel()
     rows = torch.empty_like(ids)

@@ -265,9 +265,9 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
         return self
 
     def _follow_device(self) -> None:
-        """Make the graph again if copies between the host and the device of the tables come or go."""
+        """Make the graphs again, unless the tables are on the host, and were: only there, they are always the same."""
         host = torch.device("cpu")
-        if self.graph_is_inlined or crosses(self._store.device, host) == crosses(self._graph_device, host):
+        if self.graph_is_inlined or not (crosses(self._store.device, host) or crosses(self._graph_device, host)):
             return
         # A named backend may not serve the new device: the next forward raises the error, because a model that stops
         # halfway through `to()` would be on two devices.

@@ -122,6 +122,13 @@ class FindRows(NodeModule):
             return f"other processes may write to the index of table {shared[0]!r}, which is in shared memory."
         return ""
 
+    def train(self, mode: bool = True) -> FindRows:
+        """Set the mode; training mode frees the copies' memory, because it changes the indexes anyway."""
+        super().train(mode)
+        if mode:
+            self.copies.forget()
+        return self
+
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor | HashedBatch:
         """``features``: raw ids, with keys in the collection's order.
 

@@ -58,6 +58,11 @@ class IndexCopies:
         copy.use()
         return copy
 
+    def forget(self) -> None:
+        """Free the copies' memory until they are needed again."""
+        with self._lock:
+            self._copy = None
+
     @property
     def bytes(self) -> int:
         """What the copies take, once they have been made; some bytes per table are left out."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.ascend import (
     bucketize_cases,
+    find_rows_cases,
     fused_optimizer_cases,
-    hash_index_cases,
     per_sample_weights_cases,
     pooled_lookup_cases,
     quantized_lookup_cases,
@@ -17,7 +17,7 @@ CASES: tuple[KernelCase, ...] = (
     *quantized_lookup_cases.cases(),
     *fused_optimizer_cases.cases(),
     *per_sample_weights_cases.cases(),
-    *hash_index_cases.cases(),
+    *find_rows_cases.cases(),
     *bucketize_cases.cases(),
 )
 BY_NAME = {case.name: case for case in CASES}

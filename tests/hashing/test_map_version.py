@@ -11,6 +11,7 @@ import torch
 
 from recfx.errors import TableFullError
 from recfx.hashing import HashConfig, HashIndex
+from recfx.kernels import host
 
 
 def filled() -> HashIndex:
@@ -74,6 +75,31 @@ def test_a_batch_that_is_refused_changes_nothing() -> None:
     with pytest.raises(TableFullError):
         index.insert(torch.tensor([2, 3]))
     assert index.map_version == before
+
+
+@pytest.mark.parametrize("change", ["erase", "load"])
+def test_whoever_copies_in_the_middle_of_a_change_has_neither_state(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version that is read while a change runs, perhaps before it, is that of no state."""
+    index, during = filled(), []
+    before = index.map_version
+
+    def noting(function: Callable[..., object]) -> Callable[..., object]:
+        def noted(*arguments: object) -> object:
+            during.append(index.map_version)
+            return function(*arguments)
+
+        return noted
+
+    if change == "erase":
+        operators = host.hash_index()
+        monkeypatch.setattr(operators, "erase", noting(operators.erase))
+    else:
+        monkeypatch.setattr(torch, "_foreach_copy_", noting(torch._foreach_copy_))
+    CHANGES[change](index)
+    assert len(during) == 1
+    assert index.map_version not in (before, during[0])
 
 
 class Counts:

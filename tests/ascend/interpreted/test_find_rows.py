@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.kernels import find_rows_reference, hash_index_triton
+from recfx.kernels import find_rows_reference
+from recfx.kernels import find_rows_triton as kernel
 from recfx.kernels.find_rows import IndexFacts
 from recfx.kernels.find_rows_op import find_rows, find_rows_triton
 from tests.kernels.finding import EXTREMES, TABLES, copies_of, filled
@@ -40,6 +41,6 @@ def test_opcheck(count: int) -> None:
 
 
 def test_the_fields_are_in_the_order_of_the_kernel() -> None:
-    positions = {name: getattr(hash_index_triton, name.upper()).value for name in IndexFacts._fields}
+    positions = {name: getattr(kernel, name.upper()).value for name in IndexFacts._fields}
     assert list(positions.values()) == list(range(len(IndexFacts._fields)))
-    assert hash_index_triton.FIELDS.value == len(IndexFacts._fields)
+    assert kernel.FIELDS.value == len(IndexFacts._fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -29,6 +30,42 @@ def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_as_on_the_host(case: str) -> None:
     CASES[case](Place(DEVICE))
+
+
+def test_lookups_of_a_target_that_takes_no_absent_rows() -> None:
+    """Ids that read nothing are taken out of their bags first."""
+    for case in ("policies", "evicted", "empty"):
+        CASES[case](Place(DEVICE, "reference"))
+    pair = Pair(Place(DEVICE, "reference"), HASHING["zeros"])
+    pair.train(0)
+    pair.compare()
+    text = format_graph(pair.there.graph_module)
+    assert ("operators=npu" in text, "kernel=reference" in text) == (True, True)
+    assert pair.there.graph_module.find_rows.leaves_out_absent
+    assert not Pair(Place(DEVICE), HASHING["zeros"]).there.eval().graph_module.find_rows.leaves_out_absent
+    assert not Pair(Place(DEVICE, "reference"), HASHING["share"]).there.eval().graph_module.find_rows.leaves_out_absent
+
+
+def test_other_streams_wait_for_the_copies_and_count_for_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(Place(DEVICE), HASHING["zeros"])
+    pair.train(0)
+    pair.compare()
+    waited: list[object] = []
+    streams: Any = torch.npu.Stream
+    wait = streams.wait_event
+    monkeypatch.setattr(streams, "wait_event", lambda self, event: [waited.append(event), wait(self, event)])
+    features = pair.batch(1, 40)
+    on_device = features.to(torch.device(DEVICE))
+    with torch.no_grad():
+        pair.there(on_device)
+        assert not waited
+        with torch.npu.stream(torch.npu.Stream()):
+            pair.there(on_device)
+        for _ in range(2):
+            pair.host(features)
+    made: Any = pair.there.graph_module.find_rows.copies._copy
+    assert waited == [made._made[1]]
+    pair.compare(features)
 
 
 def test_each_mode_has_its_graph() -> None:
@@ -112,6 +149,12 @@ def test_indexes_in_shared_memory_are_read_where_they_are() -> None:
     assert pair.there.graph_module.find_rows.copies._copy is None
 
 
+def test_a_whole_graph_that_was_made_on_the_host_hashes_there() -> None:
+    model = nn.Sequential(EmbeddingBagCollection([table("t0", ["f0"])]))
+    whole = recfx.convert(model, (batch(3, ("f0",)),), hashing=HASHING["zeros"], whole_graph=True).to(DEVICE)
+    assert "the nodes of its graph are part of a graph of the whole model" in reason(whole)
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_whole_graphs(training: bool) -> None:
     """Their nodes stay as they are, on whatever device and in whatever mode."""
@@ -126,7 +169,7 @@ def test_whole_graphs(training: bool) -> None:
         whole = recfx.convert(model, (features,), hashing=hashing, device=path[0], whole_graph=True)
         assert ("find_rows" in whole.eval_graph.code) == (path[0] == DEVICE)
         assert "find_rows" not in whole.train_graph.code
-        whole.to(path[1])
+        whole = (copy.deepcopy(whole) if path[0] == path[1] else whole).to(path[1])
         place = features.to(torch.device(path[1]))
         outputs = []
         for mode in (False, True, False):

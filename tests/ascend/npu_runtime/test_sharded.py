@@ -7,6 +7,7 @@ import torch
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recfx.errors import RecfxError
+from recfx.inspect.transfer_reasons import transfer_reasons
 from recfx.ir import format_graph
 from tests.ascend.npu_runtime.sharded_training import model_on_npus, train_on_npus
 from tests.sharding.cases import Case, Table, batches, check, train_sharded, train_whole
@@ -91,6 +92,20 @@ def test_ids_are_copied_where_ranks_exchange_or_hash_them() -> None:
         assert "ebc_to_host = to_host(ebc_ids)" in text
         assert "hash_ids(ebc_to_host)" in text
         assert "to_device(ebc_rows)" in text
+
+
+def said_of_transfers(rank: int, world_size: int) -> tuple[str, str]:
+    """The reason of the report, and the graph of eval mode."""
+    case = HASHED["row_wise_lru"]
+    sharded = model_on_npus(case, world_size, torch.device("npu", rank), ids_on_host=False).sparse.eval()
+    (found,) = transfer_reasons(sharded, "sparse")
+    return found.message, format_graph(sharded.graph_module)
+
+
+def test_eval_mode_finds_rows_on_the_host_and_the_report_says_so() -> None:
+    for message, graph in ranks(2, "hccl").run(said_of_transfers):
+        assert message.endswith("in eval mode as well, because rows of sharded tables are found on the host only.")
+        assert "hash_ids(ebc_to_host)" in graph
 
 
 def move_away_and_back(rank: int, world_size: int) -> tuple[str, int]:

@@ -63,7 +63,7 @@ def _ends(workload: Workload) -> torch.Tensor:
 
 
 def _ours(workload: Workload, slots: torch.Tensor) -> Callable[[int], object]:
-    from recfx.kernels.hash_index_triton import recfx_find_rows
+    from recfx.kernels.find_rows_triton import recfx_find_rows
 
     setup, device = workload.setup, workload.device
     count = slots.shape[0] // setup.tables

@@ -52,7 +52,7 @@ def cases() -> list[KernelCase]:
         "no ids": partial(_call, most=0),
         "one table": partial(_call, most=40, tables=_TABLES[:1]),
     }
-    kernel = "recfx.kernels.hash_index_triton:recfx_find_rows"
+    kernel = "recfx.kernels.find_rows_triton:recfx_find_rows"
     return [KernelCase("find_rows", kernel, _SIGNATURE, {}, calls, programs=_PROGRAMS)]
 
 
