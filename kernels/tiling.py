@@ -120,7 +120,7 @@ NEEDS: Mapping[str, Mapping[int, Need]] = MappingProxyType(
 )
 """By kernel, then by the bytes of one element of its tables. What steps need depends on the rule: see ``RuleNeeds``.
 
-The bounds hold for every compiled form (weighted or not, sum or mean) and both versions of the compiler; the
+The bounds hold for every compiled form (weighted or not, sum or mean, and so on) and both versions of the compiler; the
 measurements are in ``tests/ascend/bounds.txt``.
 """
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.distributed as dist
-from torchrec.optim.fused import EmptyFusedOptimizer
 
 from recfx.diagnostics import Diagnostic
 from recfx.errors import ConversionError
@@ -17,7 +13,6 @@ from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.nodes.dist_groups import DistGroups
 from recfx.nodes.host_copies import crosses
-from recfx.optim.attached import set_attached
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.sharding.local_tables import LocalTables
 
@@ -59,12 +54,6 @@ class ShardedTables(ConvertedCollection):
         self.fused, self.dtypes, self.taken = local.fused, local.dtypes, local.taken
         self._row_moves = {}
         self._made_on = local.store.device
-
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> ShardedTables:
-        super()._apply(fn, recurse)
-        for shard in self._store.optimizers:  # on another device, parameters are new objects
-            set_attached(self._store.weight(shard), [EmptyFusedOptimizer()])
-        return self
 
     def refuse_moved(self) -> None:
         """Refuse to run after the tables were moved between the host and another device.

@@ -38,8 +38,8 @@ _LOOSEST = 1.5
 _UNIT = ASCEND_910B.ub_alignment_bytes
 _HEADER = f"""\
 # The unified buffer that compiled kernels take, as bounds: the most bytes that were seen over all forms (weighted or
-# not, sum or mean) and several compilations of each, rounded up to {_UNIT}; and how many loops go through a vector
-# element by element. "overflow": at least one form did not fit; larger blocks were not tried.
+# not, sum or mean, with weight decay or without) and several compilations of each, rounded up to {_UNIT}; and how many
+# loops go through a vector element by element. "overflow": at least one form did not fit; larger blocks were not tried.
 # Compiled for {ASCEND_910B.name}, never run there. Written by `{COMMAND}`.
 """
 
