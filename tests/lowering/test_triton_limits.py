@@ -23,6 +23,7 @@ from recfx.lowering import LookupSpec, npu, select_backend, triton
 from recfx.lowering.registry import BACKENDS
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules.adam import ADAM, Adam
+from recfx.optim.rules.sgd import SGD
 from tests.builders.collections import one_table
 
 
@@ -193,6 +194,42 @@ def test_a_kernel_that_does_not_fit_into_the_unified_buffer(monkeypatch: pytest.
     assert found.code == "unified_buffer"
     assert "bytes of the unified buffer" in found.message
     assert decline(spec((64,))) is None
+
+
+def test_of_a_lookup_without_optimizer_the_step_that_gives_gradients_has_to_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is SGD's; with another rule, that one's alone."""
+    decline = on_npu("Ascend910B3", monkeypatch)
+    needs = {
+        kernel: tiling.ub_bytes(kernel, 1024, 4, rule)
+        for kernel, rule in (
+            ("recfx_pooled_lookup", None),
+            ("recfx_per_sample_weight_gradients", None),
+            ("recfx_fused_step", SGD.needs),
+            ("recfx_fused_step_of_borders", SGD.needs),
+        )
+    }
+    of_sgd = max(needs.values())
+    assert of_sgd == needs["recfx_fused_step"] > needs["recfx_pooled_lookup"]
+    monkeypatch.setattr(tiling, "chip_named", lambda name: replace(tiling.ASCEND_910B, ub_bytes=of_sgd))
+    assert decline(spec((1024,))) is None
+    assert "with rule adam" in decline(spec((1024,), optimizers=[FusedOptimizer(ADAM, {"lr": 0.1})])).message
+    monkeypatch.setattr(tiling, "chip_named", lambda name: replace(tiling.ASCEND_910B, ub_bytes=of_sgd - 1))
+    found = decline(spec((1024,)))
+    assert found.code == "unified_buffer"
+    assert f"recfx_fused_step with rule sgd needs {of_sgd:,} bytes" in found.message
+
+
+def test_target_triton_is_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says of a device that this machine lacks; no tensor is there."""
+    monkeypatch.setattr(launch, "why_not", lambda device: "")
+    place = torch.device("cuda:0")
+    weights: Any = [SimpleNamespace(device=place, dtype=torch.float32, is_contiguous=lambda: True)] * 2
+    assert triton.decline(replace(spec(), weights=weights)) is None
+    assert npu.decline(replace(spec(), weights=weights)) is not None
+    assert triton.operators("bucketize", place) is bucketize_op
+    assert npu.operators("bucketize", place) is None
 
 
 def test_simulated_npus_have_no_chip_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:

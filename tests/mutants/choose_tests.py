@@ -39,6 +39,10 @@ BESIDE = {
     "checkpoint": ["checkpoint", "sharding/test_checkpoint.py", "sharding/test_checkpoint_optimizers.py"],
     "verification": ["verification", "conversion"],
     "lowering": ["lowering", "nodes/test_default_device.py", "kernels", "optim"],
+    **{
+        f"lowering/{stem}.py": ["lowering/test_fbgemm_ascend.py", "ascend/npu_runtime/test_fbgemm_ascend.py"]
+        for stem in ("fbgemm_ascend", "_fbgemm_ascend_operator", "_aten_backward")
+    },
     "lowering/_triton_lookup.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
     "optim/fused_step_op.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
     **{f"optim/{rule}_triton.py": _INTERPRETED for rule in ("sgd", "adagrad", "rowwise_adagrad", "adam")},

@@ -131,6 +131,7 @@ def _in_child(copy: Path, tests: Sequence[str], pipe: int, deadline: float) -> N
         here = str(Path(__file__).resolve().parents[2])
         given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(copy), *(path for path in given if path not in ("", here))])
+        os.environ.setdefault("RECFX_ASCEND_TOOLS", f"{here}/.ascend")  # not in the copy
         sys.path[:] = [str(copy), *(path for path in sys.path if path not in ("", here))]
         for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "recfx")]:
             del sys.modules[name]

@@ -10,10 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from recfx.kernels import launch
+from recfx.kernels.bucketize import Routes
+from recfx.kernels.bucketize_op import bucketize
 from recfx.kernels.per_sample_weights_op import per_sample_weight_gradients_triton
 from recfx.kernels.per_sample_weights_reference import per_sample_weight_gradients
 from recfx.kernels.pooled_lookup_op import pooled_lookup_triton
 from recfx.kernels.pooled_lookup_reference import pooled_lookup
+from recfx.kernels.quantized_lookup_op import quantized_lookup_triton
+from recfx.kernels.quantized_rows import quantize_rows
 from recfx.lowering._trained_batch import TrainedBatch, gradients_of_table
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_step_op import fused_step_triton_, triton_module
@@ -105,6 +110,35 @@ def test_fused_step(case: Lookup, rule: Rule, mean: bool, stepped: int) -> None:
         torch.testing.assert_close(case.weights[table], wanted[table], rtol=tolerance, atol=tolerance)
         assert is_one or torch.equal(case.weights[table], before[table])
     torch.testing.assert_close(states, wanted_states, rtol=1e-5, atol=1e-6)
+
+
+def test_operators_launch_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a reference took their place, its answers would be as right."""
+    launched: list[str] = []
+    real = launch.launch
+
+    def counting(kernel: Any, *arguments: Any, **constants: Any) -> None:
+        launched.append(kernel.__name__)
+        real(kernel, *arguments, **constants)
+
+    monkeypatch.setattr(launch, "launch", counting)
+    case = Lookup([5, 8], 3)
+    pooled_lookup_triton(case.rows, case.offsets, case.weights, case.table_of_feature, False, None)
+    per_sample_weight_gradients_triton(case.rows, case.offsets, case.gradients, case.weights, case.table_of_feature)
+    fused_step_triton_(*arguments_of(case, RULES[0], states_of(RULES[0], case.weights), [True, True], False))
+    tables = [quantize_rows(weight, 8) for weight in case.weights]
+    quantized_lookup_triton(case.rows, case.offsets, tables, case.dims, 8, case.table_of_feature, False, None)
+    routes = Routes([[0, 4, 10]], [0], [10], [0], [0], [0, 0], [0, 1])
+    bucketize(torch.tensor([3, 9]), torch.tensor([2]), 1, routes)
+    assert launched == [
+        "recfx_pooled_lookup",
+        "recfx_per_sample_weight_gradients",
+        "recfx_fused_step",
+        "recfx_fused_step_of_borders",
+        "recfx_quantized_lookup",
+        "recfx_bucket_counts",
+        "recfx_bucket_scatter",
+    ]
 
 
 def test_opcheck_of_reading_operators() -> None:
