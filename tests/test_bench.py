@@ -60,7 +60,7 @@ def test_prints_a_setup_above_the_numbers(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize(("names", "status"), [(["triton"], 3), (["triton/hash_index"], 3), ([], 0)])
+@pytest.mark.parametrize(("names", "status"), [(["triton"], 3), (["triton/find_rows"], 3), ([], 0)])
 def test_what_needs_a_device_says_so(
     names: list[str], status: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +111,7 @@ def test_triton_on_the_cpu_needs_its_interpreter(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert main(["triton/hash_index", "--quick", "--device", "cpu"]) == 3
+    assert main(["triton/find_rows", "--quick", "--device", "cpu"]) == 3
     assert "cannot be launched: " in capsys.readouterr().err
 
 

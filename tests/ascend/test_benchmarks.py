@@ -15,7 +15,7 @@ from tests.ascend.tools import ROOT, triton
 BARE = "import runpy, sys\nsys.modules['torchrec'] = sys.modules['fbgemm_gpu'] = None\nsys.argv = sys.argv[1:]\n"
 BARE += "runpy.run_module('tests.bench', run_name='__main__')"
 COMMANDS = {"with FBGEMM": ["-m", "tests.bench"], "without TorchRec": ["-c", BARE, "tests.bench"]}
-STEMS = {"with FBGEMM": ["triton"], "without TorchRec": ["triton/fused_optimizer", "triton/hash_index"]}
+STEMS = {"with FBGEMM": ["triton"], "without TorchRec": ["triton/fused_optimizer", "triton/find_rows"]}
 PEERS = {
     "pooled_lookup": {"F.embedding_bag a table", "FBGEMM on the device"},
     "fused_optimizer": {
@@ -24,7 +24,7 @@ PEERS = {
         "FBGEMM on the device",
     },
     "per_sample_weights": {"embedding_bag's backward"},
-    "hash_index": {"torch.searchsorted a table", "FBGEMM on the device"},
+    "find_rows": {"torch.searchsorted a table", "FBGEMM on the device"},
     "quantized_lookup": {"F.embedding_bag of float32", "FBGEMM on the device"},
 }
 FURTHER = {

@@ -31,7 +31,7 @@ BENCHMARKS: dict[str, str] = {
         "triton/pooled_lookup",
         "triton/fused_optimizer",
         "triton/per_sample_weights",
-        "triton/hash_index",
+        "triton/find_rows",
         "triton/quantized_lookup",
     )
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -219,6 +220,45 @@ def test_of_a_lookup_without_optimizer_the_step_that_gives_gradients_has_to_fit(
     found = decline(spec((1024,)))
     assert found.code == "unified_buffer"
     assert f"recfx_fused_step with rule sgd needs {of_sgd:,} bytes" in found.message
+
+
+def test_a_rule_whose_step_was_never_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = replace(ADAM, step_need=None, border_need=None)
+    decline = on_npu("Ascend910B3", monkeypatch)
+    found = decline(spec(optimizers=[FusedOptimizer(rule, {"lr": 0.1})] * 2))
+    assert found.code == "unified_buffer"
+    assert "a step of adam takes was never measured" in found.message
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_triton_for_another_kind_of_device() -> None:
+    npu_device: Any = Npu()
+    told = launch.why_not(npu_device)
+    assert told.startswith("the installed Triton cannot compile for npu, only for nvidia.")
+    assert told.endswith("For NPUs it is triton-ascend, which replaces triton.")
+    assert launch.why_not(torch.device("cuda")) == ""
+    assert launch.why_not(torch.device("meta")) == "there are no kernels in Triton for meta."
+
+
+def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which need not be the current one."""
+    place, entered, launched = torch.device("cuda:1"), [], []
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+        entered.pop()
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *arguments, **constants: launched.append((grid, arguments, constants, list(entered)))
+
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(device=on))
+    tensor: Any = SimpleNamespace(device=place)
+    launch.launch(Kernel(), 3, tensor, 5, BLOCK=8)
+    assert launched == [((3,), (tensor, 5), {"BLOCK": 8}, [place])]
+    assert entered == []
 
 
 def test_target_triton_is_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

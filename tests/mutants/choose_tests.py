@@ -10,8 +10,8 @@ from pathlib import Path
 _INTERPRETED = ["ascend/test_interpreted_targets.py", "ascend/test_interpreted.py"]
 _IN_TRITON = (
     "bucketize",
+    "find_rows",
     "fused_optimizer",
-    "hash_index",
     "mix64",
     "per_sample_weights",
     "pooled_lookup",

@@ -13,6 +13,8 @@ from torch import Tensor
 from recfx.kernels import launch
 from recfx.kernels.bucketize import Routes
 from recfx.kernels.bucketize_op import bucketize
+from recfx.kernels.find_rows import IndexFacts, ReadIndexes
+from recfx.kernels.find_rows_op import find_rows
 from recfx.kernels.per_sample_weights_op import per_sample_weight_gradients_triton
 from recfx.kernels.per_sample_weights_reference import per_sample_weight_gradients
 from recfx.kernels.pooled_lookup_op import pooled_lookup_triton
@@ -28,6 +30,9 @@ from tests.ascend.interpreted.specs import specs_of
 
 GROUP = {"lr": 0.1, "eps": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.01}
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+_NO_INDEX = IndexFacts.without_index()
 
 
 class Lookup:
@@ -130,6 +135,8 @@ def test_operators_launch_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None
     quantized_lookup_triton(case.rows, case.offsets, tables, case.dims, 8, case.table_of_feature, False, None)
     routes = Routes([[0, 4, 10]], [0], [10], [0], [0], [0, 0], [0, 1])
     bucketize(torch.tensor([3, 9]), torch.tensor([2]), 1, routes)
+    no_index = ReadIndexes(torch.empty(0, 2, dtype=torch.int64), torch.tensor([-1]), torch.tensor([_NO_INDEX]))
+    find_rows(torch.tensor([9, 3]), torch.tensor([2]), no_index)
     assert launched == [
         "recfx_pooled_lookup",
         "recfx_per_sample_weight_gradients",
@@ -138,6 +145,7 @@ def test_operators_launch_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None
         "recfx_quantized_lookup",
         "recfx_bucket_counts",
         "recfx_bucket_scatter",
+        "recfx_find_rows",
     ]
 
 

@@ -118,6 +118,26 @@ def test_trains_as_the_cpu(hashing: str, optimizer: str, package: ModuleType) ->
     assert min(package.calls) > 0
 
 
+@pytest.mark.parametrize("find_on_device", [False, True])
+def test_ids_that_read_nothing_do_not_reach_the_operator(
+    find_on_device: bool, package: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In eval mode, ids without a row are zeros, wherever rows are found; the stand-in refuses rows of -1."""
+    if find_on_device:
+        monkeypatch.setenv(launch.SIMULATED, "1")
+    torch.manual_seed(0)
+    standard, outputs = collection(), []
+    for device in ("cpu", DEVICE):
+        model = copy.deepcopy(standard).to(device)
+        backend = "auto" if device == "cpu" else "fbgemm_ascend"
+        converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0), backend=backend)
+        converted(batch(0, True).to(torch.device(device)))
+        converted.eval()
+        outputs.append(converted(batch(1, True).to(torch.device(device))).values().detach().cpu())
+    torch.testing.assert_close(outputs[1], outputs[0], **CLOSE)
+    assert (outputs[0] == 0).any()
+
+
 def test_frozen_tables_and_the_gradients_of_others(package: ModuleType) -> None:
     results = []
     for device in ("cpu", DEVICE):

@@ -9,16 +9,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.kernels import bucketize_reference
+from recfx.kernels import bucketize_reference, find_rows_reference
 from recfx.kernels.bucketize import Routes
 from recfx.kernels.bucketize_op import bucketize
+from recfx.kernels.find_rows import IndexFacts, ReadIndexes
+from recfx.kernels.find_rows_op import find_rows
 from recfx.kernels.per_sample_weights_op import per_sample_weight_gradients_triton
 from recfx.kernels.per_sample_weights_reference import per_sample_weight_gradients
+from recfx.kernels.pooled_lookup import IndexView
 from recfx.kernels.pooled_lookup_op import pooled_lookup_triton
 from recfx.kernels.pooled_lookup_reference import pooled_lookup
 from recfx.kernels.quantized_lookup_op import quantized_lookup_triton
 from recfx.kernels.quantized_lookup_reference import quantized_lookup
 from recfx.kernels.quantized_rows import BITS
+from recfx.kernels.slot_table import insert_into_slots, slot_count
 from recfx.optim.fused_step_op import fused_step_triton_, triton_module
 from recfx.optim.rules import RULES
 from recfx.optim.rules.rule import Rule
@@ -93,6 +97,31 @@ def test_bucketize(batch: tuple[torch.Tensor, torch.Tensor, int, Routes, torch.T
         assert (one is None) == (other is None)
         if one is not None and other is not None:
             assert_same(one, other)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 700])
+def test_find_rows(count: int) -> None:
+    """Full tables with dense and shared rows, a table without an index, id -1, the extremes, and absent ids."""
+    draw = torch.Generator().manual_seed(count)
+    rows, slots, side_rows, facts, ids = 400, [], [], [], []
+    extremes = torch.tensor([0, 1, -1, 2**31, -(2**31), 2**63 - 1, -(2**63)])
+    for table, buckets in enumerate((0, 3)):
+        held = torch.cat([extremes[1:], torch.randint(2**40, 2**62, (rows - 20,), generator=draw)])
+        of_table, side_row = torch.full((slot_count(rows), 2), -1), torch.full((1,), -1)
+        insert_into_slots(held, torch.arange(held.numel()), of_table, side_row)
+        view = IndexView(of_table, side_row, 10 * table, buckets, seed=7)
+        facts.append(IndexFacts.of(view, table, sum(map(len, slots)), rows))
+        slots.append(of_table)
+        side_rows.append(side_row)
+        some = torch.cat([held, extremes, torch.arange(30), torch.randint(-(2**62), 0, (300,), generator=draw)])
+        ids.append(some[torch.randperm(some.numel(), generator=draw)][:count])
+    facts.append(IndexFacts.without_index())
+    side_rows.append(torch.full((1,), -1))
+    ids.append(torch.arange(count))
+    ends = torch.tensor([of_table.numel() for of_table in ids]).cumsum(0)
+    indexes = ReadIndexes(torch.cat(slots), torch.cat(side_rows), torch.tensor(facts))
+    found = find_rows(moved(torch.cat(ids)), moved(ends), ReadIndexes(*moved(tuple(indexes))))
+    assert_same(found, find_rows_reference.find_rows(torch.cat(ids), ends, indexes))
 
 
 def test_one_hot_row_among_very_many_positions() -> None:

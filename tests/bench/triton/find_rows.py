@@ -1,4 +1,4 @@
-"""``triton/hash_index``: rows of raw ids in the indexes of all tables, in one launch; every id has a row.
+"""``triton/find_rows``: rows of raw ids in the indexes of all tables, in one launch; every id has a row.
 
 Peers: a binary search in sorted ids, table by table, and FBGEMM's ``pruned_hashmap_lookup``, which reads the same
 slots.
@@ -13,7 +13,8 @@ from itertools import accumulate
 
 import torch
 
-from recfx.kernels import launch
+from recfx.kernels.find_rows import IndexFacts, ReadIndexes
+from recfx.kernels.find_rows_op import find_rows
 from recfx.kernels.mix64 import mix64
 from recfx.kernels.slot_table import insert_into_slots, slot_count
 from tests.bench.harness import Contestant, Result
@@ -21,7 +22,6 @@ from tests.bench.setup import DISTRIBUTIONS, Setup
 from tests.bench.triton.on_device import FBGEMM, OURS, Workload, has_fbgemm, race, sized
 
 SEARCH = "torch.searchsorted a table"
-_LINE = 8  # int64 values of one line of a cache
 
 
 def run(setup: Setup) -> Iterator[Result]:
@@ -41,7 +41,7 @@ def run(setup: Setup) -> Iterator[Result]:
         ]
         if has_fbgemm(workload.device, "fbgemm::pruned_hashmap_lookup"):
             contestants.append(Contestant(FBGEMM, _fbgemm(workload, slots)))
-        name = f"triton/hash_index/{setup.case(distribution)}"
+        name = f"triton/find_rows/{setup.case(distribution)}"
         yield from race(name, workload, contestants, workload.count * 32)
 
 
@@ -63,28 +63,17 @@ def _ends(workload: Workload) -> torch.Tensor:
 
 
 def _ours(workload: Workload, slots: torch.Tensor) -> Callable[[int], object]:
-    from recfx.kernels.find_rows_triton import recfx_find_rows
-
     setup, device = workload.setup, workload.device
     count = slots.shape[0] // setup.tables
-    facts = torch.tensor(
-        [[2 * table * count, count - 1, table, 0, setup.rows, 0, 0, setup.rows, 0, 0] for table in range(setup.tables)],
-        device=device,
-    )
-    side_rows, ends = torch.full((setup.tables,), -1, device=device), _ends(workload)
-    lines = -(-workload.count // _LINE)
-    programs = launch.programs(device, lines)
-    per_program = -(-lines // programs) * _LINE
-
-    def find(i: int) -> torch.Tensor:
-        ids = workload.ids[i]
-        rows = torch.empty_like(ids)
-        absent = torch.zeros(programs, setup.tables, dtype=torch.int32, device=device)
-        sizes = (ids.numel(), setup.tables, per_program)
-        launch.launch(recfx_find_rows, programs, ids, ends, slots, side_rows, facts, rows, absent, *sizes)
-        return rows
-
-    return find
+    facts = [
+        IndexFacts.without_index()._replace(
+            slots_start=2 * table * count, slot_mask=count - 1, side_start=table, rows=setup.rows, table_rows=setup.rows
+        )
+        for table in range(setup.tables)
+    ]
+    indexes = ReadIndexes(slots, torch.full((setup.tables,), -1, device=device), torch.tensor(facts, device=device))
+    ends = _ends(workload)
+    return lambda i: find_rows(workload.ids[i], ends, indexes)[0]
 
 
 def _search(workload: Workload, held: list[torch.Tensor]) -> Callable[[int], object]:
