@@ -8,7 +8,7 @@ import torch
 from torchrec.distributed.dist_data import KJTAllToAllTensorsAwaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.nodes.bags import select_bags
+from recfx.nodes.bags import from_zero, select_bags
 
 
 class ArrivingIds(KJTAllToAllTensorsAwaitable):
@@ -53,16 +53,10 @@ def in_order_of_features(
     """
     features, batch = len(keys), sum(stride_per_rank)
     arrived = KeyedJaggedTensor(
-        ["arrived"], values, weights, lengths=lengths, offsets=_from_zero(lengths), stride=lengths.numel()
+        ["arrived"], values, weights, lengths=lengths, offsets=from_zero(lengths), stride=lengths.numel()
     )
     positions = torch.arange(features * batch, device=values.device)
     by_rank = positions.split([features * stride for stride in stride_per_rank])
     bags = torch.cat([each.view(features, -1) for each in by_rank if each.numel()] or [positions], dim=-1).view(-1)
     values, lengths, offsets, weights = select_bags(arrived, bags, weights, values.numel())
     return KeyedJaggedTensor(keys, values, weights, lengths=lengths, offsets=offsets, stride=batch)
-
-
-def _from_zero(lengths: torch.Tensor) -> torch.Tensor:
-    offsets = lengths.new_zeros(lengths.numel() + 1)
-    torch.cumsum(lengths, 0, out=offsets[1:])
-    return offsets

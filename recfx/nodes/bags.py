@@ -29,9 +29,8 @@ def select_bags(
         lengths = features.values().new_empty(bags.numel(), dtype=torch.int64)
         return features.values(), lengths, lengths.new_empty(bags.numel() + 1), weights
     lengths = features.lengths().index_select(0, bags)
-    offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
-    torch.cumsum(lengths, 0, out=offsets[1:])
-    starts = features.offsets().index_select(0, bags).to(torch.int64)
+    offsets = from_zero(lengths)
+    starts = _offsets_of(features).index_select(0, bags).to(torch.int64)
     take = torch.repeat_interleave(starts - offsets[:-1], lengths.to(torch.int64), output_size=ids)
     take = take + torch.arange(take.numel(), device=lengths.device)
     return (
@@ -40,6 +39,20 @@ def select_bags(
         offsets,
         None if weights is None else weights.index_select(0, take),
     )
+
+
+def _offsets_of(features: KeyedJaggedTensor) -> torch.Tensor:
+    offsets = features.offsets_or_none()
+    if offsets is None and features.lengths().device.type not in FBGEMM_PERMUTES_ON:
+        return from_zero(features.lengths())  # TorchRec computes them by FBGEMM
+    return features.offsets()
+
+
+def from_zero(lengths: torch.Tensor) -> torch.Tensor:
+    """Where bags of these lengths begin, and where the last one ends: int64 ``[N + 1]``."""
+    offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    return offsets
 
 
 def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: list[str]) -> KeyedJaggedTensor:

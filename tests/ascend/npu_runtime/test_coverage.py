@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import recfx
+from recfx.nodes.bags import permute_features
 from tests.ascend import tools
 from tests.ascend.npu_runtime import round_trips
 from tests.ascend.npu_runtime.coverage import measure
@@ -79,3 +80,12 @@ def test_an_eval_forward_waits_once_to_check_its_batch(hashing: recfx.HashConfig
             recorder.now = None
     found = Counter(each.where for each in recorder.calls.elements())
     assert found == {"recfx/kernels/bag_offsets.py": 1}
+
+
+def test_features_are_selected_without_fbgemm() -> None:
+    """Whose operators would be an error here, as TorchRec's own offsets are."""
+    features = batch(4, ("a", "b")).to(torch.device("npu:0"))
+    found = permute_features(features, [1, 0], ["x", "y"])
+    assert found.lengths().tolist() == [*features.lengths()[4:].tolist(), *features.lengths()[:4].tolist()]
+    with pytest.raises(RuntimeError, match="asynchronous_complete_cumsum"):
+        features.offsets()

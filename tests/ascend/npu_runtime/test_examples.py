@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.forked_script import run_script
 
-MAY_FALL_BACK = True  # TorchRec's exchanges of ids and the routing of ids by rows call FBGEMM's operators
+MAY_FALL_BACK = True  # the standard collection, which verify runs as well, computes its offsets by FBGEMM
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if "__main__" in path.read_text())
