@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.checkpoint import checkpoint
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
 
 import recfx
@@ -147,6 +148,15 @@ def changes(place: Place) -> None:
         for name, value in saved.items():
             now[name].copy_(value)
     pair.compare()
+    now = [model.state_dict() for model in models]
+    before = copy.deepcopy(now)
+    for model in models:
+        model.index("t0").erase(torch.tensor([-1, 0, 1]))
+    pair.compare()
+    for written, saved in zip(now, before, strict=True):  # gives no row to any id
+        for name, value in saved.items():
+            written[name].copy_(value)
+    pair.compare()
     for model in models:
         model.index("t0").reset()
     pair.compare()
@@ -198,6 +208,26 @@ def evicted(place: Place) -> None:
     pair.compare()
     for name in ("t0", "t1", "t2"):
         torch.testing.assert_close(pair.there.weight(name).cpu(), pair.host.weight(name), **CLOSE)
+
+
+def checkpointed(place: Place) -> None:
+    """The forward of an eval mode with gradients runs twice, and finds the same rows."""
+    for hashing in ("zeros", "evict"):
+        pair = Pair(place, HASHING[hashing])
+        for seed in range(3):
+            pair.train(seed, 25)
+        features = pair.batch(1, 60)
+        for model, device in ((pair.host, "cpu"), (pair.there, place.device)):
+            model.eval()
+            pooled = checkpoint(_pooled, model, features.to(torch.device(device)), use_reentrant=False)
+            pooled.square().sum().backward()
+        pair.compare()
+        for name in ("t0", "t1", "t2"):
+            torch.testing.assert_close(pair.there.weight(name).cpu(), pair.host.weight(name), **CLOSE)
+
+
+def _pooled(model: HashEmbeddingBagCollection, features: KeyedJaggedTensor) -> torch.Tensor:
+    return model(features).values()
 
 
 def empty(place: Place) -> None:
@@ -289,5 +319,17 @@ def threads(place: Place) -> None:
 
 CASES: dict[str, Callable[[Place], None]] = {
     each.__name__: each
-    for each in (policies, changes, copies, moves, evicted, empty, small_ids, modes, counts_outlive, threads)
+    for each in (
+        policies,
+        changes,
+        copies,
+        moves,
+        evicted,
+        checkpointed,
+        empty,
+        small_ids,
+        modes,
+        counts_outlive,
+        threads,
+    )
 }

@@ -11,7 +11,9 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from tests.ascend.npu_runtime.training import DEVICE, assert_close, make_batch, state_of, step
+from recfx.ir import format_graph
+from recfx.kernels import launch
+from tests.ascend.npu_runtime.training import DEVICE, assert_close, evaluate, make_batch, state_of, step
 from tests.checkpoint.training import Training
 
 HASHED = recfx.HashConfig(dense_rows=0)
@@ -66,4 +68,32 @@ def test_changes_no_bit(tables: str, ids_on_host: bool) -> None:
         piped.append(result.cpu())
     with pytest.raises(StopIteration):
         pipeline.progress(source)
+    assert_close({"outputs": piped, **state_of(found)}, {"outputs": outputs, **state_of(expected)}, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("tables", ["hashed", "evict_admit"])
+def test_an_evaluation_between_two_steps(tables: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next batch has been hashed for training, on the host, when eval mode finds its rows on the device."""
+    monkeypatch.setenv(launch.SIMULATED, "1")
+    unseen = make_batch(99, 80, True).to(torch.device(DEVICE))
+    expected, batches = built(tables)
+    outputs = []
+    for number, features in enumerate(batches):
+        outputs.append(step(expected, features.to(torch.device(DEVICE))))
+        if number in (2, 3):
+            outputs.append(evaluate(expected, unseen))
+    found, batches = built(tables)
+    pipeline = recfx.TrainPipeline(WithLoss(found.model), found.optimizer, torch.device(DEVICE))
+    source, piped = iter(batches), []
+    for number in range(len(batches)):
+        found.model.train()
+        result: Any = pipeline.progress(source)
+        piped.append(result.cpu())
+        if number in (2, 3):
+            piped.append(evaluate(found, unseen))
+            assert any(
+                "find_rows(" in format_graph(module.graph_module)
+                for module in found.model.modules()
+                if isinstance(module, recfx.HashEmbeddingBagCollection)
+            )
     assert_close({"outputs": piped, **state_of(found)}, {"outputs": outputs, **state_of(expected)}, rtol=0, atol=0)
