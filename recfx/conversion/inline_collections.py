@@ -15,8 +15,7 @@ def inline_collections(graph_module: fx.GraphModule, training: bool) -> None:
         graph_module: the graph of a model.
         training: the mode that it is for.
     """
-    graph = graph_module.graph
-    for node in list(graph.nodes):
+    for node in list(graph_module.graph.nodes):
         if node.op != "call_module":
             continue
         collection = graph_module.get_submodule(str(node.target))
@@ -24,14 +23,25 @@ def inline_collections(graph_module: fx.GraphModule, training: bool) -> None:
             continue
         if has_forward_hooks(collection):
             continue
-        with graph.inserting_before(node):
-            output = _copy_nodes(graph, node, collection.graph_of(training).graph)
-        node.replace_all_uses_with(output)
-        graph.erase_node(node)
+        inline_graph(node, collection.graph_of(training).graph, f"{node.target}.graph_module")
     graph_module.recompile()
 
 
-def _copy_nodes(graph: fx.Graph, call: fx.Node, collection: fx.Graph) -> fx.Node:
+def inline_graph(call: fx.Node, collection: fx.Graph, prefix: str) -> None:
+    """Replace a call of a collection with the nodes of a graph.
+
+    Args:
+        call: the node that calls it, with one argument.
+        collection: the graph, with one input.
+        prefix: the path of the module that holds the modules of these nodes.
+    """
+    with call.graph.inserting_before(call):
+        output = _copy_nodes(call, collection, prefix)
+    call.replace_all_uses_with(output)
+    call.graph.erase_node(call)
+
+
+def _copy_nodes(call: fx.Node, collection: fx.Graph, prefix: str) -> fx.Node:
     mapped: dict[fx.Node, fx.Node] = {}
     (features,) = [*call.args, *call.kwargs.values()]
     for inner in collection.nodes:
@@ -43,7 +53,7 @@ def _copy_nodes(graph: fx.Graph, call: fx.Node, collection: fx.Graph) -> fx.Node
             assert isinstance(output, fx.Node)
             return mapped[output]
         else:
-            mapped[inner] = graph.node_copy(inner, mapped.__getitem__)
+            mapped[inner] = call.graph.node_copy(inner, mapped.__getitem__)
             if inner.op == "call_module":  # not a getitem on a pair
-                mapped[inner].target = f"{call.target}.graph_module.{inner.target}"
+                mapped[inner].target = f"{prefix}.{inner.target}"
     raise AssertionError("the graph of a collection has no output")

@@ -218,6 +218,16 @@ NODE_KINDS: dict[str, NodeKind] = {
             once=("hash_ids",),
         ),
         NodeKind(
+            "find_rows",
+            "the rows of ids in indexes that are only read, with the policy's answers for ids without a row",
+            inputs=(Input(_HERE),),
+            outputs=(ValueType.ROWS,),
+            size=size_of_ids,
+            stage=Stage.HASH,
+            printed=("hashed", "shared", "operators"),
+            once=("hash_ids",),
+        ),
+        NodeKind(
             "find_ids",
             "the rows that ids already have; it only reads, and may run before the batch's step",
             inputs=(Input(_HASHABLE), Input((ValueType.SNAPSHOT,))),

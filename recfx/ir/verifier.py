@@ -56,7 +56,9 @@ def verify_graph(graph_module: fx.GraphModule, after: str) -> None:
 
 def _check_inputs(node: fx.Node, kind: NodeKind, fail: Fail) -> None:
     """Check that each input has a type that the kind declares at its position, and that none is missing."""
-    sources: list[Any] = [*node.args, *node.kwargs.values()]
+    sources: list[Any] = []
+    for argument in (*node.args, *node.kwargs.values()):
+        sources += argument if isinstance(argument, list) else [argument]  # in exported graphs, parts are a list
     found: list[tuple[fx.Node, ValueType | None]] = [(source, _type_of(source, fail)) for source in sources]
     position = 0
     for wanted in kind.inputs:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
 from torch import fx
 
 from recfx.ir.shards import CollectionSharding
@@ -9,11 +13,15 @@ from recfx.passes.base import Pass, PassRecord, PassResult, run_passes
 from recfx.passes.batch_lookups import BatchLookups
 from recfx.passes.elide_hash import ElideHash
 from recfx.passes.expand_collection import ExpandCollection
+from recfx.passes.freeze_indexes import FreezeIndexes
 from recfx.passes.fuse_hash_lookup import FuseHashLookup
 from recfx.passes.insert_dist import InsertDist
 from recfx.passes.insert_hash import InsertHash
 from recfx.passes.insert_transfers import InsertTransfers
 from recfx.passes.lower import Lower
+from recfx.passes.lower_to_script import LowerToScript
+from recfx.passes.quantize_rows import QuantizeRows
+from recfx.serving import FrozenIndex
 
 
 def passes(backend: str = "auto", sharding: CollectionSharding | None = None) -> tuple[Pass, ...]:
@@ -35,6 +43,27 @@ def passes(backend: str = "auto", sharding: CollectionSharding | None = None) ->
     )
 
 
+def export_passes(
+    indexes: Mapping[str, Mapping[str, FrozenIndex]] = MappingProxyType({}),
+    dtypes: Mapping[str, Mapping[str, torch.dtype]] = MappingProxyType({}),
+) -> tuple[Pass, ...]:
+    """All passes that make the graph of an exported collection, in the order in which they run.
+
+    Args:
+        indexes: the frozen index of each table that has one, by collection and table.
+        dtypes: the dtype of stored rows, by collection and table; others keep theirs.
+    """
+    return (
+        ExpandCollection(),
+        InsertHash(),
+        ElideHash(),
+        BatchLookups(),
+        FreezeIndexes(indexes),
+        QuantizeRows(dtypes),
+        LowerToScript(),
+    )
+
+
 def run_pipeline(
     graph_module: fx.GraphModule, backend: str = "auto", sharding: CollectionSharding | None = None
 ) -> list[PassRecord]:
@@ -48,4 +77,4 @@ def run_pipeline(
     return run_passes(graph_module, passes(backend, sharding))
 
 
-__all__ = ["Pass", "PassRecord", "PassResult", "passes", "run_passes", "run_pipeline"]
+__all__ = ["Pass", "PassRecord", "PassResult", "export_passes", "passes", "run_passes", "run_pipeline"]

@@ -15,6 +15,7 @@ from recfx.ir.typed_access import meta_of, node_module
 from recfx.nodes.base import NodeModule
 from recfx.nodes.resources import Resources
 from recfx.nodes.unexpanded import UnexpandedCollection
+from recfx.serving import ServedNode
 
 _RESOURCES = "recfx_resources"
 
@@ -32,7 +33,7 @@ def nodes_of_kind(graph_module: fx.GraphModule, kind: str) -> list[fx.Node]:
 def add_node(
     graph_module: fx.GraphModule,
     kind: str,
-    module: NodeModule,
+    module: NodeModule | ServedNode,
     arguments: tuple[fx.Node, ...],
     like: UnexpandedCollection | NodeMeta,
     tables: tuple[TableSpec, ...],

@@ -111,15 +111,21 @@ def _touch(value: Any) -> Any:
     return value
 
 
-def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer) -> fx.Graph:
+def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer, *, inference: bool = False) -> fx.Graph:
     """Trace ``root`` as ``sample`` calls it, in its current mode.
+
+    Args:
+        root: the module.
+        sample: one call of it.
+        tracer: the tracer.
+        inference: the graph will never run backwards, so it may lack gradient modes and activation checkpointing.
 
     Raises:
         Exception: whatever the root's own code raises on proxies.
     """
     target, concrete = _explicit_root(root, sample)
     # Random numbers drawn while tracing become constants of the graph; the comparison, under another seed, finds them.
-    with fixed_randomness(seed=_TRACING_SEED), _raise_where_a_graph_would_forget():
+    with fixed_randomness(seed=_TRACING_SEED), _raise_where_a_graph_would_forget(inference):
         graph = tracer.trace(target, concrete_args=concrete or None)
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -172,7 +178,7 @@ def _with_explicit_signature(root: nn.Module, sample: Sample) -> nn.Module:
 
 
 @contextlib.contextmanager
-def _raise_where_a_graph_would_forget() -> Iterator[None]:
+def _raise_where_a_graph_would_forget(inference: bool) -> Iterator[None]:
     tracing_thread = threading.get_ident()
 
     def refuse(owner: Any, name: str, what: str) -> Callable[..., Any]:
@@ -190,6 +196,14 @@ def _raise_where_a_graph_would_forget() -> Iterator[None]:
         for owner, name, what in (
             (torch.autocast, "__enter__", "torch.autocast"),
             (torch.amp.autocast_mode, "_enter_autocast", "torch.autocast"),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, refuse(owner, name, what)))
+        if inference:
+            stack.enter_context(mock.patch.object(checkpoint.CheckpointFunction, "apply", _run_function))
+            stack.enter_context(mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", _run_in_yield))
+            yield
+            return
+        for owner, name, what in (
             (torch.set_grad_enabled, "__init__", "torch.set_grad_enabled"),
             (torch.autograd.graph.saved_tensors_hooks, "__enter__", "saved_tensors_hooks"),
             (torch.no_grad, "__enter__", "torch.no_grad"),
@@ -200,6 +214,15 @@ def _raise_where_a_graph_would_forget() -> Iterator[None]:
         ):
             stack.enter_context(mock.patch.object(owner, name, refuse(owner, name, what)))
         yield
+
+
+def _run_function(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+    return function(*args)
+
+
+def _run_in_yield(function: Callable[..., Any], *settings: Any, **keywords: Any) -> Iterator[None]:
+    """torch calls the checkpointed function itself between the two steps of this generator."""
+    yield
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')

@@ -1,0 +1,241 @@
+"""The arguments of an exported program: tensors and KJTs, into which every other argument is taken apart.
+
+TorchScript knows neither dataclasses nor dictionaries of different things, and a trace cannot iterate over a dictionary
+that it does not see. So each argument of the model becomes a pattern of what the sample has at that place, and
+``forward`` of the exported program takes the tensors and KJTs in it, one after the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+
+from recfx.errors import ExportError, InputError
+from recfx.tracing.sample import Sample
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What one argument looks like, or a part of it.
+
+    Args:
+        kind: ``"tensor"``, ``"kjt"``, ``"jagged"``, ``"constant"``, ``"dict"``, ``"list"``, ``"tuple"`` or
+            ``"dataclass"``.
+        name: of a tensor or KJT: the name of the exported program's argument.
+        keys: of a dict or dataclass: the keys or fields; of a KJT: the sample's keys.
+        items: of a dict, list, tuple or dataclass: the pattern of each item.
+        value: of a constant: the value, which the exported program has built in.
+        is_weighted: of a KJT or a jagged tensor: whether it has weights.
+        type_name: of a dataclass: its name, for messages.
+        make: of a dataclass: makes one; None after loading.
+    """
+
+    kind: str
+    name: str = ""
+    keys: tuple[str, ...] = ()
+    items: tuple[Pattern, ...] = ()
+    value: Any = None
+    is_weighted: bool = False
+    type_name: str = ""
+    make: Any = None
+
+    def leaves(self) -> Iterator[Pattern]:
+        """The tensors and KJTs in it, in order."""
+        if self.name:
+            yield self
+        for item in self.items:
+            yield from item.leaves()
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The arguments of a model, as one sample gives them.
+
+    Args:
+        parameters: the names of ``forward``'s parameters, or ``""`` for one that only has a position.
+        patterns: the pattern of each.
+        positional: how many of them the sample gives by position.
+    """
+
+    parameters: tuple[str, ...]
+    patterns: tuple[Pattern, ...]
+    positional: int
+
+    def leaves(self) -> list[Pattern]:
+        """The arguments of the exported program."""
+        return [leaf for pattern in self.patterns for leaf in pattern.leaves()]
+
+    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The arguments of the exported program for one call of the model.
+
+        Raises:
+            InputError: ``wrong_argument``: the call does not look like the sample.
+        """
+        values: list[Any] = []
+        given = dict(zip(self.parameters, args, strict=False))
+        given |= {f"*{number}": value for number, value in enumerate(args)} | kwargs
+        unknown = set(kwargs) - set(self.parameters)
+        if unknown or len(args) > len(self.parameters):
+            what = f"it has no argument {sorted(unknown)[0]!r}" if unknown else f"{len(args)} arguments were passed"
+            raise _wrong(f"{what}; the sample had {len(self.parameters)}: {', '.join(self.parameters)}.")
+        for number, (name, pattern) in enumerate(zip(self.parameters, self.patterns, strict=True)):
+            if name not in given and f"*{number}" not in given:
+                if pattern.kind == "constant":
+                    continue
+                raise _wrong(f"argument {name or number} is missing.")
+            _flatten(given[name] if name in given else given[f"*{number}"], pattern, name or str(number), values)
+        return values
+
+
+def signature_of(model: nn.Module, sample: Sample) -> Signature:
+    """Take a sample call apart.
+
+    Raises:
+        ExportError: ``unsupported_argument``: an argument holds something that a file cannot take.
+    """
+    parameters = _parameter_names(model, sample)
+    taken: set[str] = set()
+    values = [*sample.args, *sample.kwargs.values()]
+    patterns = tuple(_pattern(value, name, taken) for name, value in zip(parameters, values, strict=True))
+    return Signature(tuple(parameters), patterns, len(sample.args))
+
+
+def _parameter_names(model: nn.Module, sample: Sample) -> list[str]:
+    forward = model.__dict__.get("forward") or type(model).forward.__get__(model)
+    names = []
+    for parameter in inspect.signature(forward).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY):
+            break
+        names.append(parameter.name)
+    names += [f"argument_{number}" for number in range(len(names), len(sample.args))]
+    return names[: len(sample.args)] + list(sample.kwargs)
+
+
+def _pattern(value: Any, name: str, taken: set[str]) -> Pattern:
+    if isinstance(value, torch.Tensor):
+        return Pattern("tensor", _free(name, taken))
+    if isinstance(value, KeyedJaggedTensor):
+        weighted = value.weights_or_none() is not None
+        return Pattern("kjt", _free(name, taken), tuple(value.keys()), is_weighted=weighted)
+    if isinstance(value, TensorDict):
+        return Pattern("kjt", _free(name, taken), tuple(value.keys()))
+    if isinstance(value, JaggedTensor):
+        weighted = value.weights_or_none() is not None
+        return Pattern("jagged", _free(name, taken), is_weighted=weighted)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return Pattern("constant", value=value)
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        items = tuple(_pattern(item, f"{name}_{key}", taken) for key, item in value.items())
+        return Pattern("dict", keys=tuple(value), items=items)
+    if type(value) in (list, tuple):
+        items = tuple(_pattern(item, f"{name}_{number}", taken) for number, item in enumerate(value))
+        return Pattern(type(value).__name__, items=items)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        items = tuple(_pattern(item, f"{name}_{key}", taken) for key, item in zip(value._fields, value, strict=True))
+        return Pattern("dataclass", "", value._fields, items, type_name=type(value).__name__, make=type(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        keys = tuple(field.name for field in dataclasses.fields(value))
+        items = tuple(_pattern(getattr(value, key), f"{name}_{key}", taken) for key in keys)
+        return Pattern("dataclass", "", keys, items, type_name=type(value).__name__, make=_maker(value))
+    raise ExportError(
+        f"argument {name} holds a {type(value).__name__}.",
+        reason="unsupported_argument",
+        what_to_do="pass tensors, KeyedJaggedTensors, or dicts, lists and dataclasses of these.",
+    )
+
+
+def _maker(value: Any) -> Any:
+    """Makes an object like ``value`` with other fields, without its ``__init__``, which may have other arguments."""
+
+    def make(*items: Any) -> Any:
+        made = object.__new__(type(value))
+        for field, item in zip(dataclasses.fields(value), items, strict=True):
+            object.__setattr__(made, field.name, item)
+        return made
+
+    return make
+
+
+def _free(name: str, taken: set[str]) -> str:
+    wanted = re.sub(r"\W", "_", name, flags=re.ASCII) or "argument"
+    wanted = f"_{wanted}" if wanted[0].isdigit() else wanted
+    found, number = wanted, 1
+    while found in taken:
+        found, number = f"{wanted}_{number}", number + 1
+    taken.add(found)
+    return found
+
+
+def rebuild(pattern: Pattern, leaves: Iterator[Any]) -> Any:
+    """The argument that ``pattern`` describes, with these tensors and KJTs."""
+    if pattern.name:
+        return next(leaves)
+    items = [rebuild(item, leaves) for item in pattern.items]
+    if pattern.kind == "constant":
+        return pattern.value
+    if pattern.kind == "dict":
+        return dict(zip(pattern.keys, items, strict=True))
+    if pattern.kind == "dataclass":
+        return pattern.make(*items)
+    return items if pattern.kind == "list" else tuple(items)
+
+
+def _flatten(value: Any, pattern: Pattern, where: str, values: list[Any]) -> None:
+    if pattern.kind == "tensor":
+        if not isinstance(value, torch.Tensor):
+            raise _wrong(f"{where} is a {type(value).__name__}, not a tensor.")
+        values.append(value)
+    elif pattern.kind == "kjt":
+        values.append(_keyed_jagged(value, where))
+    elif pattern.kind == "jagged":
+        if not isinstance(value, JaggedTensor):
+            raise _wrong(f"{where} is a {type(value).__name__}, not a JaggedTensor.")
+        values.append(value)
+    elif pattern.kind == "constant":
+        if type(value) is not type(pattern.value) or value != pattern.value:
+            raise _wrong(f"{where} is {value!r}, but the model was exported with {pattern.value!r}, which is built in.")
+    else:
+        for key, item, each in _items(value, pattern, where):
+            _flatten(each, item, f"{where}.{key}", values)
+
+
+def _items(value: Any, pattern: Pattern, where: str) -> Iterator[tuple[str, Pattern, Any]]:
+    if pattern.kind == "dict":
+        if not isinstance(value, dict) or set(value) != set(pattern.keys):
+            raise _wrong(f"{where} must be a dict of {', '.join(pattern.keys)}.")
+        yield from ((key, item, value[key]) for key, item in zip(pattern.keys, pattern.items, strict=True))
+    elif pattern.kind == "dataclass":
+        missing = [key for key in pattern.keys if not hasattr(value, key)]
+        if missing:
+            raise _wrong(f"{where} is a {type(value).__name__} without {missing[0]}; a {pattern.type_name} has it.")
+        yield from ((key, item, getattr(value, key)) for key, item in zip(pattern.keys, pattern.items, strict=True))
+    else:
+        if not isinstance(value, (list, tuple)) or len(value) != len(pattern.items):
+            raise _wrong(f"{where} must be a {pattern.kind} of {len(pattern.items)} items.")
+        yield from ((str(number), item, each) for number, (item, each) in enumerate(zip(pattern.items, value, strict=True)))
+
+
+def _keyed_jagged(value: Any, where: str) -> KeyedJaggedTensor:
+    if isinstance(value, KeyedJaggedTensor):
+        return value
+    if isinstance(value, TensorDict):
+        return maybe_td_to_kjt(value, None)
+    raise _wrong(f"{where} is a {type(value).__name__}, not a KeyedJaggedTensor.")
+
+
+def _wrong(message: str) -> InputError:
+    return InputError(
+        message,
+        reason="wrong_argument",
+        what_to_do="call the exported model with arguments like those of the sample that it was exported with.",
+    )

@@ -1,0 +1,93 @@
+"""Copies of a model that may be run: nothing that a forward changes is the user's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from recfx.discovery.discover import set_mode
+from recfx.hooks import MODULE_HOOKS
+from recfx.modules.converted_collection import ConvertedCollection
+from recfx.modules.copy_modules import copy_modules
+from recfx.references.find_references import own_modules
+
+
+def fresh_copy(
+    model: nn.Module, replacements: Mapping[int, nn.Module] = MappingProxyType({})
+) -> tuple[nn.Module, dict[int, nn.Module]]:
+    """New modules in eval mode around the same parameters, with buffers of their own; collections share everything.
+
+    Args:
+        model: the model.
+        replacements: what takes the place of some modules, by ``id``.
+
+    Returns:
+        the copy, and the copy of each module by ``id`` of the original.
+    """
+    copy, copies = copy_modules(model, replacements)
+    set_mode(copy, False)
+    shared = {id(part) for module in _collections(copy) for part in module.modules()}
+    shared |= {id(part) for module in replacements.values() for part in module.modules()}
+    cloned: dict[int, torch.Tensor] = {}
+    for module in own_modules(copy):
+        if id(module) in shared:
+            continue
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = cloned.setdefault(id(buffer), buffer.detach().clone())
+        for name, value in list(module.__dict__.items()):
+            if isinstance(value, torch.Tensor):
+                module.__dict__[name] = value.detach().clone()
+    return copy, copies
+
+
+def restore_buffers(copy: nn.Module, model: nn.Module) -> None:
+    """Give the buffers of a copy the values that the model's have."""
+    wanted: Any = dict(model.named_buffers())
+    shared = {id(buffer) for module in _collections(copy) for buffer in module.buffers()}
+    for name, buffer in copy.named_buffers():
+        if id(buffer) not in shared and name in wanted and buffer.shape == wanted[name].shape:
+            buffer.copy_(wanted[name])
+
+
+@contextlib.contextmanager
+def uncounted(model: nn.Module) -> Iterator[None]:
+    """A context after which the indexes have counted nothing of what was looked up in it."""
+    counts = [index.eval_counts for module in _collections(model) for index in _indexes(module)]
+    before = [count.clone() for count in counts]
+    try:
+        yield
+    finally:
+        for count, value in zip(counts, before, strict=True):
+            count.copy_(value)
+
+
+def strip_hooks(modules: list[nn.Module]) -> None:
+    """Remove all hooks of these modules."""
+    for module in modules:
+        for name in MODULE_HOOKS:
+            if isinstance(module.__dict__.get(name), dict):
+                module.__dict__[name] = type(module.__dict__[name])()
+
+
+def detach_parameters(modules: list[nn.Module]) -> None:
+    """Give these modules parameters that share their memory with the ones they have, but need no gradients."""
+    detached: dict[int, nn.Parameter] = {}
+    for module in modules:
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                known = detached.setdefault(id(parameter), nn.Parameter(parameter.detach(), requires_grad=False))
+                module._parameters[name] = known
+
+
+def _collections(model: nn.Module) -> list[ConvertedCollection]:
+    return [module for module in model.modules() if isinstance(module, ConvertedCollection)]
+
+
+def _indexes(collection: ConvertedCollection) -> list[Any]:
+    return [collection.index(name) for name in collection.hash_indexes]

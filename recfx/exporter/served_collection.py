@@ -1,0 +1,85 @@
+"""The exported graph of one converted collection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx, nn
+
+from recfx.exporter.buffers import Filling, fillings_of
+from recfx.exporter.tables import LocalTable, TableSource
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.unexpanded_graph import make_unexpanded_graph
+from recfx.nodes import TableStore
+from recfx.nodes.resources import Resources
+from recfx.passes import PassRecord, export_passes, run_passes
+
+
+@dataclass(frozen=True)
+class ServedCollection:
+    """What takes the place of a converted collection in an exported program.
+
+    Args:
+        path: fully qualified name of the collection.
+        graph_module: its exported graph, whose big buffers are not filled.
+        records: what each pass did.
+        fillings: the big buffers.
+        tables: where its tables come from, by name.
+    """
+
+    path: str
+    graph_module: fx.GraphModule
+    records: list[PassRecord]
+    fillings: list[Filling]
+    tables: Mapping[str, TableSource]
+
+
+def serve_collection(
+    path: str, collection: HashEmbeddingBagCollection, dtypes: Mapping[str, torch.dtype]
+) -> ServedCollection:
+    """Run the export passes on a collection that this process holds as a whole.
+
+    Args:
+        path: its fully qualified name.
+        collection: the collection, which does not change.
+        dtypes: the dtype of stored rows of each table.
+    """
+    indexes = collection.hash_indexes
+    tables: dict[str, TableSource] = {
+        spec.name: LocalTable(
+            spec,
+            collection.embedding_bags.get_submodule(spec.name).weight,  # type: ignore[arg-type]
+            collection.index(spec.name) if spec.name in indexes else None,
+        )
+        for spec in collection.tables
+    }
+    return serve_tables(path, tables, collection.is_weighted(), dtypes)
+
+
+def serve_tables(
+    path: str, tables: Mapping[str, TableSource], is_weighted: bool, dtypes: Mapping[str, torch.dtype]
+) -> ServedCollection:
+    """Run the export passes on the graph of a collection that has these tables.
+
+    Args:
+        path: fully qualified name of the collection.
+        tables: where each table comes from, in the collection's order.
+        is_weighted: whether batches carry weights for ids.
+        dtypes: the dtype of stored rows of each table.
+    """
+    specs = tuple(source.spec for source in tables.values())
+    graph_module = make_unexpanded_graph(path, specs, is_weighted, Resources(_empty_store(specs)), None)
+    frozen = {name: source.index for name, source in tables.items()}
+    indexes = {path: {name: index for name, index in frozen.items() if index is not None}}
+    records = run_passes(graph_module, export_passes(indexes, {path: dtypes}))
+    return ServedCollection(path, graph_module, records, fillings_of(graph_module, tables), tables)
+
+
+def _empty_store(specs: tuple[object, ...]) -> TableStore:
+    """A store of tables on meta, of one dtype, so that they all share a lookup."""
+    bags = nn.ModuleDict()
+    for spec in specs:
+        bags[spec.name] = nn.EmbeddingBag(spec.num_embeddings, spec.embedding_dim, device="meta")  # type: ignore[attr-defined]
+    return TableStore(bags, nn.ModuleDict(), {}, {})

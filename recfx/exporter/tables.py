@@ -1,0 +1,66 @@
+"""Where the tables of an exported file come from: their rows in pieces, so that no copy of a table is ever made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from recfx.hashing import HashIndex
+from recfx.ir.tables import TableSpec
+from recfx.serving import FrozenIndex
+
+PIECE_BYTES = 2**24
+"""The size of a piece, in bytes of the source; what is made of it is about as big."""
+
+
+class TableSource(Protocol):
+    """The rows of one table, and its index."""
+
+    @property
+    def spec(self) -> TableSpec:
+        """The whole table."""
+        ...
+
+    @property
+    def index(self) -> FrozenIndex | None:
+        """None if ids are rows."""
+        ...
+
+    def row_pieces(self) -> Iterator[torch.Tensor]:
+        """The rows on the CPU, in order: ``[rows of the piece, dim]`` each."""
+        ...
+
+    def slot_pieces(self) -> Iterator[torch.Tensor]:
+        """The slots, in order: int64 ``[slots of the piece, 2]`` each."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalTable:
+    """A table that this process holds as a whole."""
+
+    spec: TableSpec
+    weight: torch.Tensor
+    hash_index: HashIndex | None
+
+    @property
+    def index(self) -> FrozenIndex | None:
+        """None if ids are rows."""
+        if self.hash_index is None:
+            return None
+        slots, side_row = self.hash_index.slot_table()
+        return FrozenIndex(slots.size(0), int(side_row))
+
+    def row_pieces(self) -> Iterator[torch.Tensor]:
+        """Views of the table, or copies on the CPU."""
+        weight = self.weight.detach()
+        for piece in weight.split(max(1, PIECE_BYTES // max(1, weight[:1].nbytes))):
+            yield piece.cpu()
+
+    def slot_pieces(self) -> Iterator[torch.Tensor]:
+        """Views of the slot table."""
+        if self.hash_index is not None:
+            yield from self.hash_index.slot_table()[0].split(PIECE_BYTES // 16)

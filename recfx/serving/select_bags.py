@@ -1,0 +1,119 @@
+"""``select_features`` of an exported graph: checks a batch, and puts its features into the collection's order."""
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.ir.tables import TableSpec
+from recfx.serving.bags import Bags, ServedNode
+
+_LEAST, _MOST = -(2**63), 2**63 - 1
+
+
+class SelectBags(ServedNode):
+    """Take the features of one collection out of a batch, by name.
+
+    What leaves it is safe for kernels that do not check anything: lengths that are not negative and add up to the ids,
+    and ids in range for tables without an index. A server's input is not to be trusted.
+
+    Args:
+        collection: fully qualified name of the collection, for messages.
+        tables: its tables, in order.
+        is_weighted: whether the lookups use the batch's weights.
+    """
+
+    feature_names: list[str]
+    table_names: list[str]
+
+    def __init__(self, collection: str, tables: tuple[TableSpec, ...], is_weighted: bool) -> None:
+        super().__init__()
+        self.collection = collection or "the collection"
+        self.is_weighted = is_weighted
+        self.feature_names = [feature for table in tables for feature in table.feature_names]
+        self.table_names = [table.name for table in tables for _ in table.feature_names]
+        limits = [None if table.has_index else table.num_embeddings for table in tables for _ in table.feature_names]
+        self.checks_range = any(limit is not None for limit in limits)
+        self.register_buffer("lowest", torch.tensor([_LEAST if limit is None else 0 for limit in limits]))
+        self.register_buffer("highest", torch.tensor([_MOST if limit is None else limit - 1 for limit in limits]))
+
+    def forward(self, features: KeyedJaggedTensor) -> Bags:
+        """``features``: any KJT with at least the collection's features, in any order.
+
+        Raises:
+            RuntimeError: the batch is malformed. TorchScript knows no other error.
+        """
+        keys = features.keys()
+        values, lengths = features.values(), features.lengths()
+        batch_size = self.batch_size(keys, values, lengths)
+        weights = self.weights_of(features, values)
+        if keys != self.feature_names:
+            permute = self.positions_in(keys).to(values.device)
+            lengths, values, weights = torch.ops.fbgemm.permute_2D_sparse_data(
+                permute, lengths.view(len(keys), batch_size), values, weights, None
+            )
+            lengths = lengths.view(-1)
+        offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths.long())
+        values = values.long()
+        if self.checks_range:
+            self.check_range(values, offsets, batch_size)
+        return Bags(values, offsets, weights)
+
+    def batch_size(self, keys: list[str], values: torch.Tensor, lengths: torch.Tensor) -> int:
+        """The number of samples of a batch that is well formed."""
+        if values.dim() != 1:
+            raise RuntimeError(f"{self.collection}: ids must be [n], but are of shape {values.shape} [bad_ids]")
+        if values.dtype != torch.int64 and values.dtype != torch.int32:
+            raise RuntimeError(f"{self.collection}: ids must be int64 or int32 [wrong_id_dtype]")
+        if lengths.dtype != torch.int64 and lengths.dtype != torch.int32:
+            raise RuntimeError(f"{self.collection}: lengths must be int64 or int32 [bad_lengths]")
+        if len(keys) == 0 or lengths.numel() % len(keys) != 0:
+            raise RuntimeError(
+                f"{self.collection}: {lengths.numel()} lengths do not fit {len(keys)} features [bad_lengths]"
+            )
+        if lengths.numel() > 0 and int(lengths.min()) < 0:
+            raise RuntimeError(f"{self.collection}: a length is negative [bad_lengths]")
+        ids = int(lengths.sum())
+        if ids != values.numel():
+            raise RuntimeError(
+                f"{self.collection}: the lengths add up to {ids}, but there are {values.numel()} ids [bad_lengths]"
+            )
+        return lengths.numel() // len(keys)
+
+    def weights_of(self, features: KeyedJaggedTensor, values: torch.Tensor) -> torch.Tensor | None:
+        """The weights of the ids, if the collection uses them."""
+        weights = features.weights_or_none()
+        if not self.is_weighted:
+            return None
+        if weights is None:
+            raise RuntimeError(f"{self.collection}: the batch has no weights for its ids [missing_weights]")
+        if weights.numel() != values.numel():
+            raise RuntimeError(
+                f"{self.collection}: there are {weights.numel()} weights for {values.numel()} ids [bad_weights]"
+            )
+        return weights.view(-1).float()
+
+    def positions_in(self, keys: list[str]) -> torch.Tensor:
+        """Where the collection's features are among a batch's keys, int32 ``[F]``."""
+        positions: list[int] = []
+        for name in self.feature_names:
+            if name not in keys:
+                raise RuntimeError(
+                    f"{self.collection}: the batch lacks feature {name}; it has {keys} [missing_feature]"
+                )
+            positions.append(keys.index(name))
+        return torch.tensor(positions, dtype=torch.int32)
+
+    def check_range(self, ids: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:
+        """Refuse ids that are not rows of a table without an index."""
+        borders = torch.arange(len(self.feature_names) + 1, device=offsets.device) * batch_size
+        counts = offsets.index_select(0, borders).diff()
+        lowest = torch.repeat_interleave(self.lowest, counts, output_size=ids.numel())
+        highest = torch.repeat_interleave(self.highest, counts, output_size=ids.numel())
+        is_wrong = (ids < lowest) | (ids > highest)
+        if bool(is_wrong.any()):
+            position = int(torch.nonzero(is_wrong)[0])
+            feature = int((counts.cumsum(0) <= position).sum())
+            name, table = self.feature_names[feature], self.table_names[feature]
+            raise RuntimeError(
+                f"{self.collection}: id {int(ids[position])} of feature {name} is out of range for table {table}, "
+                f"whose rows are 0 to {int(self.highest[feature])} [id_out_of_range]"
+            )
