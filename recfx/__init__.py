@@ -3,7 +3,7 @@
 ``convert`` rewrites the ``torchrec.EmbeddingBagCollection``s of any model to hashed collections of explicit nodes;
 ``explain``, ``trace`` and ``verify`` show what it did and that the result is right; ``unconvert`` undoes it;
 ``save_checkpoint`` and ``load_checkpoint`` save and restore a training run; ``plan`` and ``sharders`` shard a model;
-``TrainPipeline`` trains a sharded one.
+``TrainPipeline`` trains a sharded one; ``export`` writes a model for a server without Python, and ``load`` reads it.
 """
 
 from recfx.checkpoint import load_checkpoint, save_checkpoint
@@ -19,6 +19,9 @@ from recfx.errors import (
     RecfxError,
     TableFullError,
 )
+from recfx.exporter.export import export
+from recfx.exporter.load import LoadedModel, load
+from recfx.exporter.report import ExportReport
 from recfx.hashing import HashConfig, HashIndex
 from recfx.inspect import Report
 from recfx.inspect.explain import explain
@@ -40,11 +43,13 @@ __all__ = [
     "CheckpointError",
     "ConversionError",
     "ExportError",
+    "ExportReport",
     "HashConfig",
     "HashEmbeddingBagCollection",
     "HashEmbeddingBagConfig",
     "HashIndex",
     "InputError",
+    "LoadedModel",
     "OutOfStepError",
     "RecfxError",
     "Report",
@@ -55,6 +60,8 @@ __all__ = [
     "__version__",
     "convert",
     "explain",
+    "export",
+    "load",
     "load_checkpoint",
     "passes",
     "plan",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.errors import ExportError, InputError
+from recfx.exporter.flatten_names import identifier
 from recfx.tracing.sample import Sample
 
 
@@ -167,11 +167,7 @@ def _maker(value: Any) -> Any:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    wanted = re.sub(r"\W", "_", name, flags=re.ASCII) or "argument"
-    wanted = f"_{wanted}" if wanted[0].isdigit() else wanted
-    found, number = wanted, 1
-    while found in taken:
-        found, number = f"{wanted}_{number}", number + 1
+    found = identifier(name, taken)
     taken.add(found)
     return found
 
@@ -222,7 +218,9 @@ def _items(value: Any, pattern: Pattern, where: str) -> Iterator[tuple[str, Patt
     else:
         if not isinstance(value, (list, tuple)) or len(value) != len(pattern.items):
             raise _wrong(f"{where} must be a {pattern.kind} of {len(pattern.items)} items.")
-        yield from ((str(number), item, each) for number, (item, each) in enumerate(zip(pattern.items, value, strict=True)))
+        yield from (
+            (str(number), item, each) for number, (item, each) in enumerate(zip(pattern.items, value, strict=True))
+        )
 
 
 def _keyed_jagged(value: Any, where: str) -> KeyedJaggedTensor:

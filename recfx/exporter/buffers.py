@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import fx
 
 from recfx.exporter.tables import TableSource
 from recfx.ir.tables import TableSpec
-from recfx.kernels.quantized_rows import quantize_rows
+from recfx.kernels.quantized_rows import dequantize_rows, quantize_rows
 from recfx.serving import FindRows, PoolRows
 from recfx.serving.pool_rows import FORMATS, RowFormat
 
@@ -29,41 +30,61 @@ class Filling:
     buffer: torch.Tensor
     pieces: Callable[[], Iterator[torch.Tensor]]
 
+    def bytes(self) -> Iterator[torch.Tensor]:
+        """The content in pieces, uint8 ``[n]`` each, with zeros up to the size of the buffer."""
+        left = self.buffer.nbytes
+        for piece in self.pieces():
+            data = piece.reshape(-1).view(torch.uint8)
+            left -= data.numel()
+            yield data
+        if left:
+            yield torch.zeros(left, dtype=torch.uint8)
+
     def fill(self) -> None:
         """Write the content into the buffer itself."""
         target, position = self.buffer.view(-1).view(torch.uint8), 0
-        for piece in self.pieces():
-            data = piece.reshape(-1).view(torch.uint8)
+        for data in self.bytes():
             target[position : position + data.numel()] = data
             position += data.numel()
 
 
-def fillings_of(graph_module: fx.GraphModule, tables: Mapping[str, TableSource]) -> list[Filling]:
+def fillings_of(
+    graph_module: fx.GraphModule, tables: Mapping[str, TableSource], errors: dict[str, float]
+) -> list[Filling]:
     """The buffers of one collection's exported graph that hold slots and rows.
 
     Args:
         graph_module: the graph after all export passes.
         tables: where each table comes from, by name.
+        errors: takes up the largest absolute difference between stored rows and the model's, by table, once the buffers
+            are filled.
     """
     found = []
     for name, module in graph_module.named_modules():
         if isinstance(module, FindRows):
             sources = [tables[table] for table in module.hashed]
-            found.append(Filling(f"{name}.slots", module.slots, _slots(sources)))
+            found.append(Filling(f"{name}.slots", module.slots, partial(_slots, sources)))
         elif isinstance(module, PoolRows):
             stored = [(tables[spec.name], spec) for spec in module.specs]
-            found.append(Filling(f"{name}.rows", module.rows, _rows(stored)))
+            found.append(Filling(f"{name}.rows", module.rows, partial(_rows, stored, errors)))
     return found
 
 
-def _slots(sources: list[TableSource]) -> Callable[[], Iterator[torch.Tensor]]:
-    return lambda: (piece for source in sources for piece in source.slot_pieces())
+def _slots(sources: list[TableSource]) -> Iterator[torch.Tensor]:
+    for source in sources:
+        yield from source.slot_pieces()
 
 
-def _rows(stored: list[tuple[TableSource, TableSpec]]) -> Callable[[], Iterator[torch.Tensor]]:
-    return lambda: (
-        stored_rows(piece, FORMATS[spec.dtype]) for source, spec in stored for piece in source.row_pieces()
-    )
+def _rows(stored: list[tuple[TableSource, TableSpec]], errors: dict[str, float]) -> Iterator[torch.Tensor]:
+    for source, spec in stored:
+        form, dim = FORMATS[spec.dtype], spec.embedding_dim
+        errors[spec.name] = 0.0
+        for piece in source.row_pieces():
+            found = stored_rows(piece, form)
+            if piece.dtype != spec.dtype and piece.numel():
+                difference = (values_of(found, form, dim) - piece.float()).abs().max()
+                errors[spec.name] = max(errors[spec.name], float(difference))
+            yield found
 
 
 def stored_rows(rows: torch.Tensor, form: RowFormat) -> torch.Tensor:
@@ -78,6 +99,15 @@ def stored_rows(rows: torch.Tensor, form: RowFormat) -> torch.Tensor:
     """
     if form.is_quantized:
         padded = form.columns(rows.size(1)) - rows.size(1)
-        return quantize_rows(torch.nn.functional.pad(rows, (0, padded), mode="replicate") if padded else rows, form.bits)
+        return quantize_rows(
+            torch.nn.functional.pad(rows, (0, padded), mode="replicate") if padded else rows, form.bits
+        )
     dtype = torch.float16 if form.bits == 16 else torch.float32
     return rows.to(dtype).contiguous().view(torch.uint8)
+
+
+def values_of(stored: torch.Tensor, form: RowFormat, dim: int) -> torch.Tensor:
+    """The values of stored rows, float32 ``[n, dim]``; the inverse of ``stored_rows``."""
+    if form.is_quantized:
+        return dequantize_rows(stored, form.columns(dim), form.bits)[:, :dim]
+    return stored.view(torch.float16 if form.bits == 16 else torch.float32).float()

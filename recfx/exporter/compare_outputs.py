@@ -12,20 +12,28 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from recfx.tracing.randomness import fixed_randomness
 from recfx.tracing.sample import Sample
-from recfx.verification.compare_tensors import Difference, compare_tensors
+from recfx.verification.compare_tensors import Difference, compare_tensors, largest_difference
 
 _SEED = 20_261_122
 
 
 def outputs_of(run: Callable[..., Any], sample: Sample) -> list[tuple[str, torch.Tensor]]:
     """The output tensors of one call, each with the place at which it stands; from fixed random numbers."""
+    return list(tensors_at("output", run_model(run, sample)))
+
+
+def run_model(run: Callable[..., Any], sample: Sample) -> Any:
+    """What one call returns, from fixed random numbers."""
     call = sample.clone()
     with torch.no_grad(), fixed_randomness(_SEED):
-        return list(tensors_at("output", run(*call.args, **call.kwargs)))
+        return run(*call.args, **call.kwargs)
 
 
 def first_difference(
-    wanted: list[tuple[str, torch.Tensor]], found: list[tuple[str, torch.Tensor]], rtol: float = 1e-5, atol: float = 1e-6
+    wanted: list[tuple[str, torch.Tensor]],
+    found: list[tuple[str, torch.Tensor]],
+    rtol: float = 1e-5,
+    atol: float = 1e-6,
 ) -> Difference | None:
     """The first output that differs; None if all are close."""
     if len(wanted) != len(found):
@@ -35,6 +43,12 @@ def first_difference(
         if difference is not None:
             return difference
     return None
+
+
+def largest_output_difference(wanted: list[tuple[str, torch.Tensor]], found: list[tuple[str, torch.Tensor]]) -> float:
+    """The largest absolute difference of any output."""
+    pairs = zip(wanted, found, strict=True)
+    return max((largest_difference(expected, actual) for (_, expected), (_, actual) in pairs), default=0.0)
 
 
 def tensors_at(place: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:

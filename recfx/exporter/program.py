@@ -12,7 +12,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, List
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -24,6 +24,7 @@ from recfx.conversion.inline_collections import inline_graph
 from recfx.diagnostics import Diagnostic
 from recfx.exporter.arguments import Signature, rebuild
 from recfx.exporter.compare_outputs import first_difference, outputs_of
+from recfx.exporter.flatten_names import flat_graph_module
 from recfx.exporter.model_copies import detach_parameters, fresh_copy, restore_buffers, strip_hooks
 from recfx.hooks import has_forward_hooks
 from recfx.modules.converted_collection import ConvertedCollection
@@ -151,7 +152,6 @@ class _Tracer(ShallowTracer):
             return super(ShallowTracer, self).is_leaf_module(m, module_qualified_name)
         return super().is_leaf_module(m, module_qualified_name)
 
-
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -170,7 +170,7 @@ def _trace_and_compile(
     try:
         graph = trace_graph(entry, Sample(*signature.flatten(sample.args, sample.kwargs)), tracer, inference=True)
         graph._tracer_cls = None
-        traced = fx.GraphModule(entry, graph)
+        traced = _runnable(entry, graph)
     except Exception as error:  # user code on proxies can raise anything; the reason is part of the error
         raise _Failed(rollback_of("", error), "trace") from error
     difference = _difference(model, traced, signature, sample)
@@ -188,12 +188,19 @@ def _around_served(
     _keep_constants(root, entry, graph)
     for node, leaf in zip(graph.find_nodes(op="placeholder"), signature.leaves(), strict=True):
         node.type = _TYPES[leaf.kind]
-    graph_module = fx.GraphModule(root, graph)
+    graph_module = flat_graph_module(root, graph)
     _inline(graph_module, served)
     _drop_identities(graph_module)
     _type_empty_lists(graph_module)
-    graph_module.recompile()
+    graph_module = flat_graph_module(graph_module, graph_module.graph)
     return Program(_script(graph_module), graph_module)
+
+
+def _runnable(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """A copy of the graph that runs on what ``root`` has."""
+    copied = fx.Graph()
+    copied.output(copied.graph_copy(graph, {}))
+    return flat_graph_module(root, copied)
 
 
 def _keep_constants(root: nn.Module, entry: nn.Module, graph: fx.Graph) -> None:
@@ -213,13 +220,12 @@ def _drop_identities(graph_module: fx.GraphModule) -> None:
     """TorchScript takes the argument of ``nn.Identity`` for a tensor, which it need not be."""
     for node in list(graph_module.graph.find_nodes(op="call_module")):
         if type(graph_module.get_submodule(str(node.target))) is nn.Identity:
-            (value,) = [*node.args, *node.kwargs.values()]
-            node.replace_all_uses_with(value)
+            node.replace_all_uses_with(node.all_input_nodes[0])
             graph_module.graph.erase_node(node)
 
 
-def _no_names() -> List[str]:  # noqa: UP006  TorchScript
-    return torch.jit.annotate(List[str], [])
+def _no_names() -> list[str]:
+    return torch.jit.annotate(list[str], [])
 
 
 def _type_empty_lists(graph_module: fx.GraphModule) -> None:
@@ -297,14 +303,29 @@ def _script_leaves(graph_module: fx.GraphModule) -> None:
 
 
 def _compile(module: nn.Module, path: str, stage: str) -> torch.jit.ScriptModule:
+    try:
+        return compile_module(module)
+    except Exception as error:  # the compiler raises errors of many types, about the user's code
+        raise _Failed(Diagnostic("not_scriptable", path, _summary(error)), stage) from error
+
+
+def compile_served(module: nn.Module) -> torch.jit.ScriptModule | Diagnostic:
+    """The compiled served model, or why it does not compile."""
+    try:
+        return _compile(module, "", "compile")
+    except _Failed as failed:
+        return failed.diagnostic
+
+
+def compile_module(module: nn.Module) -> torch.jit.ScriptModule:
+    """``torch.jit.script``, with types that no other compilation shares.
+
+    Otherwise a class that failed to compile once could never be compiled again in this process.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
-        try:
-            # Types of their own: a class that failed to compile once could never be compiled again in this process.
-            prepared = call_prepare_scriptable_func(module)
-            script: torch.jit.ScriptModule = create_script_module(prepared, infer_methods_to_compile, share_types=False)
-        except Exception as error:  # the compiler raises errors of many types, about the user's code
-            raise _Failed(Diagnostic("not_scriptable", path, _summary(error)), stage) from error
+        prepared = call_prepare_scriptable_func(module)
+        script: torch.jit.ScriptModule = create_script_module(prepared, infer_methods_to_compile, share_types=False)
     return script
 
 

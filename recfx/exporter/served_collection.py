@@ -10,11 +10,13 @@ from torch import fx, nn
 
 from recfx.exporter.buffers import Filling, fillings_of
 from recfx.exporter.tables import LocalTable, TableSource
+from recfx.ir.tables import TableSpec
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.unexpanded_graph import make_unexpanded_graph
 from recfx.nodes import TableStore
 from recfx.nodes.resources import Resources
 from recfx.passes import PassRecord, export_passes, run_passes
+from recfx.serving import PoolRows
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,9 @@ class ServedCollection:
         records: what each pass did.
         fillings: the big buffers.
         tables: where its tables come from, by name.
+        stored: its tables, with the dtype of stored rows.
+        errors: the largest absolute difference between stored rows and the model's, by table, once the buffers are
+            filled.
     """
 
     path: str
@@ -34,6 +39,8 @@ class ServedCollection:
     records: list[PassRecord]
     fillings: list[Filling]
     tables: Mapping[str, TableSource]
+    stored: tuple[TableSpec, ...]
+    errors: dict[str, float]
 
 
 def serve_collection(
@@ -74,12 +81,16 @@ def serve_tables(
     frozen = {name: source.index for name, source in tables.items()}
     indexes = {path: {name: index for name, index in frozen.items() if index is not None}}
     records = run_passes(graph_module, export_passes(indexes, {path: dtypes}))
-    return ServedCollection(path, graph_module, records, fillings_of(graph_module, tables), tables)
+    lookups = [module for module in graph_module.modules() if isinstance(module, PoolRows)]
+    stored = tuple(spec for lookup in lookups for spec in lookup.specs)
+    errors: dict[str, float] = {}
+    fillings = fillings_of(graph_module, tables, errors)
+    return ServedCollection(path, graph_module, records, fillings, tables, stored, errors)
 
 
-def _empty_store(specs: tuple[object, ...]) -> TableStore:
+def _empty_store(specs: tuple[TableSpec, ...]) -> TableStore:
     """A store of tables on meta, of one dtype, so that they all share a lookup."""
     bags = nn.ModuleDict()
     for spec in specs:
-        bags[spec.name] = nn.EmbeddingBag(spec.num_embeddings, spec.embedding_dim, device="meta")  # type: ignore[attr-defined]
+        bags[spec.name] = nn.EmbeddingBag(spec.num_embeddings, spec.embedding_dim, device="meta")
     return TableStore(bags, nn.ModuleDict(), {}, {})

@@ -29,6 +29,11 @@ class TableSource(Protocol):
         """None if ids are rows."""
         ...
 
+    @property
+    def ids(self) -> int:
+        """How many ids its index holds."""
+        ...
+
     def row_pieces(self) -> Iterator[torch.Tensor]:
         """The rows on the CPU, in order: ``[rows of the piece, dim]`` each."""
         ...
@@ -53,6 +58,11 @@ class LocalTable:
             return None
         slots, side_row = self.hash_index.slot_table()
         return FrozenIndex(slots.size(0), int(side_row))
+
+    @property
+    def ids(self) -> int:
+        """How many ids its index holds."""
+        return 0 if self.hash_index is None else len(self.hash_index)
 
     def row_pieces(self) -> Iterator[torch.Tensor]:
         """Views of the table, or copies on the CPU."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import fx
 
-from recfx.ir.tables import TableSpec
 from recfx.ir.meta import annotate
+from recfx.ir.tables import TableSpec
 from recfx.ir.typed_access import meta_of, node_module
 from recfx.nodes import Lookup
 from recfx.passes._nodes import nodes_of_kind

@@ -16,6 +16,8 @@ class AssembleColumns(ServedNode):
         parts: the columns of each input, in order.
     """
 
+    order: torch.Tensor
+
     def __init__(self, keys: list[str], dims: list[int], parts: list[list[Columns]]) -> None:
         super().__init__()
         self.keys = keys

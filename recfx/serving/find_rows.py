@@ -33,8 +33,10 @@ class FindRows(ServedNode):
         indexes: the frozen index of each table that has one.
     """
 
-    tables: list[str]
     shared: list[str]
+    first_feature: torch.Tensor
+    slot_borders: torch.Tensor
+    slots: torch.Tensor
 
     def __init__(self, tables: tuple[TableSpec, ...], indexes: dict[str, FrozenIndex]) -> None:
         super().__init__()

@@ -59,6 +59,7 @@ class PoolRows(ServedNode):
     """
 
     positions: list[int]
+    rows: torch.Tensor
 
     def __init__(
         self, tables: tuple[TableSpec, ...], pooling: str, features: tuple[str, ...], is_weighted: bool
@@ -100,7 +101,8 @@ class PoolRows(ServedNode):
         self.register_buffer("column_ends", ends.int())
         self.register_buffer("nowhere", torch.empty(0, dtype=torch.uint8))
         self.register_buffer("position", torch.tensor(self.positions, dtype=torch.int32))
-        self.register_buffer("rows", torch.empty(self.table_begins[-1], dtype=torch.uint8))
+        size = (self.table_begins[-1] + 7) // 8 * 8  # whole words, for the checksum
+        self.register_buffer("rows", torch.empty(size, dtype=torch.uint8))
 
     def forward(self, bags: Bags) -> torch.Tensor:
         """``bags``: rows of every table of the collection. Returns ``[B, sum D]``."""
@@ -137,5 +139,5 @@ class PoolRows(ServedNode):
 
 
 def _most(sparse_type: int, of_feature: list[int], formats: list[RowFormat], columns: list[int]) -> int:
-    found = [count for table, count in zip(of_feature, columns, strict=True) if formats[table].sparse_type == sparse_type]
-    return max(found, default=0)
+    pairs = zip(of_feature, columns, strict=True)
+    return max((count for table, count in pairs if formats[table].sparse_type == sparse_type), default=0)

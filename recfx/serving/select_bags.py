@@ -23,6 +23,8 @@ class SelectBags(ServedNode):
 
     feature_names: list[str]
     table_names: list[str]
+    lowest: torch.Tensor
+    highest: torch.Tensor
 
     def __init__(self, collection: str, tables: tuple[TableSpec, ...], is_weighted: bool) -> None:
         super().__init__()

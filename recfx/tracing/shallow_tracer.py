@@ -193,17 +193,18 @@ def _raise_where_a_graph_would_forget(inference: bool) -> Iterator[None]:
 
     checkpoint = torch.utils.checkpoint
     with contextlib.ExitStack() as stack:
-        for owner, name, what in (
-            (torch.autocast, "__enter__", "torch.autocast"),
-            (torch.amp.autocast_mode, "_enter_autocast", "torch.autocast"),
-        ):
-            stack.enter_context(mock.patch.object(owner, name, refuse(owner, name, what)))
+        autocasts: list[tuple[Any, str]] = [
+            (torch.autocast, "__enter__"),
+            (torch.amp.autocast_mode, "_enter_autocast"),
+        ]
+        for owner, name in autocasts:
+            stack.enter_context(mock.patch.object(owner, name, refuse(owner, name, "torch.autocast")))
         if inference:
             stack.enter_context(mock.patch.object(checkpoint.CheckpointFunction, "apply", _run_function))
             stack.enter_context(mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", _run_in_yield))
             yield
             return
-        for owner, name, what in (
+        others: list[tuple[Any, str, str]] = [
             (torch.set_grad_enabled, "__init__", "torch.set_grad_enabled"),
             (torch.autograd.graph.saved_tensors_hooks, "__enter__", "saved_tensors_hooks"),
             (torch.no_grad, "__enter__", "torch.no_grad"),
@@ -211,7 +212,8 @@ def _raise_where_a_graph_would_forget(inference: bool) -> Iterator[None]:
             (torch.inference_mode, "__enter__", "torch.inference_mode"),
             (checkpoint, "_checkpoint_without_reentrant_generator", "activation checkpointing"),
             (checkpoint.CheckpointFunction, "apply", "activation checkpointing"),
-        ):
+        ]
+        for owner, name, what in others:
             stack.enter_context(mock.patch.object(owner, name, refuse(owner, name, what)))
         yield
 
@@ -221,7 +223,7 @@ def _run_function(function: Callable[..., Any], preserve_rng_state: bool, *args:
 
 
 def _run_in_yield(function: Callable[..., Any], *settings: Any, **keywords: Any) -> Iterator[None]:
-    """torch calls the checkpointed function itself between the two steps of this generator."""
+    """Torch calls the checkpointed function itself between the two steps of this generator."""
     yield
 
 

@@ -1,0 +1,256 @@
+"""``recfx.export``: from a trained converted model to a file that a server loads without Python."""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from recfx.conversion.convert import convert
+from recfx.diagnostics import Diagnostic
+from recfx.errors import ExportError
+from recfx.exporter.arguments import Signature, signature_of
+from recfx.exporter.buffers import Filling
+from recfx.exporter.compare_outputs import (
+    first_difference,
+    largest_output_difference,
+    outputs_of,
+    run_model,
+    tensors_at,
+)
+from recfx.exporter.manifest import make_manifest
+from recfx.exporter.model_copies import fresh_copy, uncounted
+from recfx.exporter.program import Program, compile_served, programs
+from recfx.exporter.quantization import stored_dtypes
+from recfx.exporter.report import ExportReport, TableSize
+from recfx.exporter.served_collection import ServedCollection, serve_collection
+from recfx.exporter.served_model import make_served_model, output_expressions
+from recfx.exporter.write_file import read_in_place, write_file
+from recfx.ir.printer import format_graph
+from recfx.modules.collection import unsharded_collections
+from recfx.modules.whole_graph import WholeGraph
+from recfx.record.wrappers import unwrap
+from recfx.serving.pool_rows import FORMATS
+from recfx.tracing.sample import Sample
+
+_SHOW_PROGRESS_FROM = 2**28
+
+
+def export(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    sample: Any,
+    *,
+    quantize: str | Mapping[str, str | None] | None = None,
+    format: str = "torchscript",
+    portable: bool = True,
+) -> ExportReport:
+    """Write a model, as it answers in eval mode, into a file with the hash state inside.
+
+    The model does not change. Nothing is left at ``path`` unless the file answers the sample as the model does.
+
+    Args:
+        model: a converted model; one that is not converted is exported as ``convert`` with a sample would convert it.
+        path: the file. One that exists is replaced in one step, so that a server may be reading it.
+        sample: one call of the model, as for ``convert``. Batch size and numbers of ids are not fixed by it.
+        quantize: how rows are stored: ``None`` (as they are), ``"fp16"``, ``"int8"`` or ``"int4"``; or one of these for
+            each table by name.
+        format: ``"torchscript"``.
+        portable: use only operators of torch and of FBGEMM.
+
+    Returns:
+        the report: sizes and errors per table, graph, passes.
+
+    Raises:
+        ExportError: ``invalid_argument``, ``unsupported_argument``, ``not_scriptable``, ``sample_failed``.
+        ConversionError: the model is not converted, and cannot be.
+    """
+    _check_arguments(format, portable)
+    target, call = Path(path), Sample.of(sample)
+    converted = _converted(model, call)
+    with uncounted(converted):
+        outputs = _run(converted, call)
+        signature = signature_of(converted, call)
+        collections = unsharded_collections(converted)
+        dtypes = stored_dtypes({name: each.tables for name, each in collections.items()}, quantize)
+        served = {id(each): serve_collection(name, each, dtypes[name]) for name, each in collections.items()}
+        failures: list[Diagnostic] = []
+        graphs: dict[int, nn.Module] = {key: each.graph_module for key, each in served.items()}
+        for program in programs(converted, graphs, signature, call, failures):
+            report = _write(target, program, signature, call, list(served.values()), outputs, failures)
+            if report is not None:
+                return report
+    raise _not_exported(failures)
+
+
+def _check_arguments(format: str, portable: bool) -> None:
+    if format != "torchscript":
+        raise ExportError(
+            f"format={format!r} is not a format.",
+            reason="invalid_argument",
+            what_to_do="pass format='torchscript'.",
+        )
+
+
+def _converted(model: nn.Module, call: Sample) -> nn.Module:
+    if isinstance(model, WholeGraph):
+        model = model.python_model
+    converted = unwrap(convert(model, call, verify=False, on_unsupported="keep"))
+    return converted.python_model if isinstance(converted, WholeGraph) else converted
+
+
+def _run(model: nn.Module, call: Sample) -> Any:
+    """What the model returns for the sample."""
+    try:
+        return run_model(fresh_copy(model)[0], call)
+    except Exception as error:  # whatever the user's code raises
+        raise ExportError(
+            f"the model cannot be called with the sample: {type(error).__name__}: {error}",
+            reason="sample_failed",
+            what_to_do="pass one call of the model that works in eval mode.",
+        ) from error
+
+
+def _write(
+    target: Path,
+    program: Program,
+    signature: Signature,
+    call: Sample,
+    served: list[ServedCollection],
+    outputs: Any,
+    failures: list[Diagnostic],
+) -> ExportReport | None:
+    """Write the file, and put it in its place if it answers as the model does; else say why not in ``failures``."""
+    names = output_expressions(outputs)
+    fillings = _named(program.script, [filling for each in served for filling in each.fillings])
+    script = compile_served(make_served_model(program.script, signature, names).eval())
+    if isinstance(script, Diagnostic):
+        failures.append(script)
+        return None
+    unreadable = _check_loading(script, fillings)
+    if unreadable is not None:
+        failures.append(unreadable)
+        return None
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    try:
+        manifest = partial(make_manifest, signature, names, served, portable=True)
+        records = write_file(script, fillings, manifest, temporary, show_progress=_is_big(fillings))
+        for name, content in read_in_place(temporary, records, fillings).items():
+            _set(script.program, name, content)
+        error = _difference(script, signature, call, outputs, served, failures)
+        if error is None:
+            return None
+        size = temporary.stat().st_size
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    graph = "" if program.graph_module is None else format_graph(program.graph_module)
+    return ExportReport(
+        path=target,
+        format="torchscript",
+        bytes=size,
+        tables=tuple(size for each in served for size in _sizes(each)),
+        graph=graph,
+        passes={each.path: each.records for each in served},
+        output_error=error,
+        notes=tuple(failures),
+    )
+
+
+def _named(script: torch.jit.ScriptModule, fillings: list[Filling]) -> list[Filling]:
+    """The buffers that the program has, under the names that they have there; a collection may never be called."""
+    names = {buffer.data_ptr(): name for name, buffer in script.named_buffers() if buffer.numel()}
+    return [
+        replace(filling, name=names[filling.buffer.data_ptr()])
+        for filling in fillings
+        if filling.buffer.numel() and filling.buffer.data_ptr() in names
+    ]
+
+
+def _set(script: Any, name: str, buffer: torch.Tensor) -> None:
+    *path, last = name.split(".")
+    for part in path:
+        script = getattr(script, part)
+    setattr(script, last, buffer)
+
+
+def _check_loading(script: torch.jit.ScriptModule, fillings: list[Filling]) -> Diagnostic | None:
+    """Load the program without its big buffers. TorchScript saves names that it cannot read again."""
+    for filling in fillings:
+        _set(script.program, filling.name, filling.buffer[:0])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
+            torch.jit.load(io.BytesIO(script.save_to_buffer()))
+    except RuntimeError as error:
+        message = f"TorchScript cannot read what it saves: {str(error).strip().splitlines()[0]}"
+        return Diagnostic("not_scriptable", "", message)
+    finally:
+        for filling in fillings:
+            _set(script.program, filling.name, filling.buffer)
+    return None
+
+
+def _difference(
+    script: torch.jit.ScriptModule,
+    signature: Signature,
+    call: Sample,
+    outputs: Any,
+    served: list[ServedCollection],
+    failures: list[Diagnostic],
+) -> float | None:
+    """The largest difference between an output of the file and of the model; None if it is not the same program."""
+    wanted = list(tensors_at("output", outputs))
+    try:
+        found = outputs_of(script, Sample(*signature.flatten(call.args, call.kwargs)))
+    except Exception as error:  # TorchScript raises errors of many types
+        failures.append(Diagnostic("export_differs", "", f"the file raises {type(error).__name__}: {error}"))
+        return None
+    is_exact = not any(error for each in served for error in each.errors.values())
+    rtol, atol = (1e-5, 1e-6) if is_exact else (float("inf"), float("inf"))
+    difference = first_difference(wanted, found, rtol, atol)
+    if difference is not None:
+        failures.append(Diagnostic("export_differs", "", f"the file answers differently: {difference}"))
+        return None
+    return largest_output_difference(wanted, found)
+
+
+def _sizes(served: ServedCollection) -> Iterator[TableSize]:
+    for spec in served.stored:
+        source, form = served.tables[spec.name], FORMATS[spec.dtype]
+        index = source.index
+        yield TableSize(
+            collection=served.path,
+            table=spec.name,
+            stored_as=form.name,
+            rows=spec.num_embeddings,
+            ids=source.ids,
+            row_bytes=spec.num_embeddings * form.bytes(spec.embedding_dim),
+            slot_bytes=0 if index is None else 16 * index.slots,
+            bytes_before=spec.num_embeddings * spec.embedding_dim * source.spec.dtype.itemsize,
+            error=served.errors.get(spec.name, 0.0),
+        )
+
+
+def _is_big(fillings: list[Filling]) -> bool:
+    return sum(filling.buffer.nbytes for filling in fillings) >= _SHOW_PROGRESS_FROM
+
+
+def _not_exported(failures: list[Diagnostic]) -> ExportError:
+    ways = list(dict.fromkeys(str(each) for each in failures))
+    return ExportError(
+        "TorchScript cannot express the model. "
+        + " ".join(f"({number}) {each}" for number, each in enumerate(ways, 1)),
+        reason="not_scriptable",
+        module_path=failures[-1].path if failures else "",
+        what_to_do="change the code that the message names, or keep it out of the model that is exported.",
+    )

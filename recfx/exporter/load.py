@@ -1,0 +1,142 @@
+"""``recfx.load``: an exported file, called as the model was."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fbgemm_gpu  # noqa: F401  registers the operators that files use
+import torch
+from torch import nn
+
+from recfx.errors import ExportError, InputError
+from recfx.exporter.manifest import read_manifest, signature_from
+from recfx.exporter.write_file import MANIFEST
+
+
+def load(path: str | os.PathLike[str], device: torch.device | str | None = None) -> LoadedModel:
+    """Load a file that ``export`` has written, check that it is whole, and return the model.
+
+    Nothing runs but TorchScript's own code in the file: the manifest is JSON text, and nothing is unpickled by Python.
+
+    Args:
+        path: the file.
+        device: where its tensors go; default: where they were exported from.
+
+    Raises:
+        ExportError: ``no_file``, ``damaged_file``, ``not_exported``, ``newer_format``, ``other_hash``.
+    """
+    found = Path(path)
+    if not found.is_file():
+        raise ExportError(f"{found} is not a file.", reason="no_file", what_to_do="export a model to it first.")
+    manifest = read_manifest(_checked_manifest(found), found)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
+            script = torch.jit.load(str(found), map_location=device)
+    except RuntimeError as error:
+        raise _damaged(found, str(error).strip().splitlines()[0]) from error
+    return LoadedModel(script, manifest)
+
+
+def _checked_manifest(path: Path) -> str | None:
+    """Read the whole file, compare it with the checksums in it, and return the text of its manifest."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+            if broken is not None:
+                raise _damaged(path, f"its record {broken} is damaged")
+            names = [name for name in archive.namelist() if name.endswith(f"/extra/{MANIFEST}")]
+            return archive.read(names[0]).decode() if len(names) == 1 else None
+    except (zipfile.BadZipFile, EOFError, UnicodeDecodeError) as error:
+        raise _damaged(path, f"it is cut off, or was not written by recfx.export ({error})") from error
+
+
+class LoadedModel(nn.Module):
+    """An exported model. It is in eval mode, whatever is asked of it.
+
+    Args:
+        script: the file's module.
+        manifest: its manifest.
+
+    Attributes:
+        script: the TorchScript module, whose ``serve`` takes plain tensors by name.
+        manifest: what is in the file.
+    """
+
+    def __init__(self, script: torch.jit.ScriptModule, manifest: dict[str, Any]) -> None:
+        super().__init__()
+        self.script = script
+        self.manifest = manifest
+        self._signature = signature_from(manifest)
+        self.eval()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's answer; arguments are those of the model that was exported.
+
+        Raises:
+            InputError: ``wrong_argument``, or the reason code at the end of the file's own message.
+        """
+        leaves = self._signature.flatten(args, kwargs)
+        with torch.no_grad(), _input_errors():
+            return self.script(*leaves)
+
+    def serve(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The outputs by name, for plain tensors by name, as a server without Python calls it.
+
+        Raises:
+            InputError: as for ``forward``; ``unknown_input``, ``missing_input``.
+        """
+        with torch.no_grad(), _input_errors():
+            found: dict[str, torch.Tensor] = self.script.serve(inputs)
+        return found
+
+    def train(self, mode: bool = True) -> LoadedModel:
+        """Stays in eval mode: a file holds no training.
+
+        Raises:
+            ExportError: ``cannot_train``, if ``mode`` is True.
+        """
+        if mode:
+            raise ExportError(
+                "an exported model cannot be trained.",
+                reason="cannot_train",
+                what_to_do="train the model that was exported, and export it again.",
+            )
+        super().train(False)
+        return self
+
+
+@contextmanager
+def _input_errors() -> Iterator[None]:
+    """Raise errors of the file's own checks as recfx's."""
+    try:
+        yield
+    except torch.jit.Error as error:
+        message = _last_line(error)
+        if not message.endswith("]") or "[" not in message:
+            raise
+        text, _, reason = message[:-1].rpartition("[")
+        raise InputError(
+            text.removeprefix("RuntimeError: ").strip() + ".",
+            reason=reason,
+            what_to_do="pass a batch as the model takes it.",
+        ) from error
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _damaged(path: Path, why: str) -> ExportError:
+    return ExportError(
+        f"{path} cannot be loaded: {why}.",
+        reason="damaged_file",
+        what_to_do="export the model again, or copy the file again.",
+    )

@@ -1,0 +1,134 @@
+"""The manifest of an exported file: what is in it, and how ids become rows; JSON text inside the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from recfx.errors import ExportError
+from recfx.exporter.arguments import Pattern, Signature
+from recfx.exporter.served_collection import ServedCollection
+from recfx.serving.pool_rows import FORMATS
+from recfx.version import __version__
+
+FORMAT_VERSION = 1
+"""Of the file. A reader refuses files of a later version."""
+
+HASH_VERSION = 1
+"""Of how ids become rows: murmur3's finalizer for slots, splitmix64's for buckets; see ``recfx/kernels``."""
+
+
+def make_manifest(
+    signature: Signature,
+    outputs: Iterable[str],
+    collections: Iterable[ServedCollection],
+    crcs: Mapping[str, int],
+    portable: bool,
+) -> str:
+    """The JSON text.
+
+    Args:
+        signature: the arguments of the program.
+        outputs: the names of the tensors that ``serve`` returns.
+        collections: the exported collections.
+        crcs: the CRC-32 of each big buffer, by name.
+        portable: whether the file needs only the operators of torch and FBGEMM.
+    """
+    found = {
+        "format_version": FORMAT_VERSION,
+        "recfx_version": __version__,
+        "torch_version": torch.__version__.split("+")[0],
+        "hash_version": HASH_VERSION,
+        "portable": portable,
+        "parameters": list(signature.parameters),
+        "positional": signature.positional,
+        "arguments": [_of_pattern(pattern) for pattern in signature.patterns],
+        "outputs": list(outputs),
+        "crc32": {name: f"{crc:08x}" for name, crc in crcs.items()},
+        "collections": {each.path: _of_collection(each) for each in collections},
+    }
+    return json.dumps(found, indent=1)
+
+
+def read_manifest(text: object, path: object) -> dict[str, Any]:
+    """Parse a manifest, and refuse what this version cannot read.
+
+    Args:
+        text: the content of the file's ``recfx.json``.
+        path: the file, for messages.
+
+    Raises:
+        ExportError: ``not_exported``, ``newer_format``, ``other_hash``.
+    """
+    try:
+        found = json.loads(text) if isinstance(text, str) else None
+    except json.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("format_version"), int):
+        raise ExportError(
+            f"{path} has no manifest of recfx.",
+            reason="not_exported",
+            what_to_do="load a file that recfx.export has written.",
+        )
+    if found["format_version"] > FORMAT_VERSION:
+        raise ExportError(
+            f"{path} has format {found['format_version']}, written by recfx {found.get('recfx_version')}; "
+            f"this is recfx {__version__}, which reads formats up to {FORMAT_VERSION}.",
+            reason="newer_format",
+            what_to_do="update recfx, or export the model with this version.",
+        )
+    if found.get("hash_version") != HASH_VERSION:
+        raise ExportError(
+            f"{path} maps ids to rows by hash {found.get('hash_version')}, this version by {HASH_VERSION}.",
+            reason="other_hash",
+            what_to_do="export the model again with this version.",
+        )
+    return found
+
+
+def signature_from(found: dict[str, Any]) -> Signature:
+    """The signature that a manifest describes."""
+    patterns = tuple(_pattern_from(each) for each in found["arguments"])
+    return Signature(tuple(found["parameters"]), patterns, int(found["positional"]))
+
+
+_PLAIN = ("kind", "name", "value", "is_weighted", "type_name")
+
+
+def _of_pattern(pattern: Pattern) -> dict[str, Any]:
+    plain = {field: getattr(pattern, field) for field in _PLAIN}
+    return {**plain, "keys": list(pattern.keys), "items": [_of_pattern(item) for item in pattern.items]}
+
+
+def _pattern_from(found: dict[str, Any]) -> Pattern:
+    items = tuple(_pattern_from(item) for item in found["items"])
+    return Pattern(keys=tuple(found["keys"]), items=items, **{field: found[field] for field in _PLAIN})
+
+
+def _of_collection(served: ServedCollection) -> list[dict[str, Any]]:
+    described = []
+    for spec in served.stored:
+        config = spec.hashing
+        described.append(
+            {
+                "table": spec.name,
+                "features": list(spec.feature_names),
+                "rows": spec.num_embeddings,
+                "dim": spec.embedding_dim,
+                "pooling": spec.pooling,
+                "stored_as": FORMATS[spec.dtype].name,
+                "ids": served.tables[spec.name].ids,
+                "hashing": None
+                if config is None or not spec.has_index
+                else {
+                    "dense_rows": config.dense_rows,
+                    "buckets": config.buckets,
+                    "seed": config.seed,
+                    "unseen": config.unseen,
+                },
+            }
+        )
+    return described

@@ -1,0 +1,118 @@
+"""What a file holds: the program, and the methods by which a server without Python calls it.
+
+``forward`` takes the tensors and KJTs of the model's arguments. ``serve`` takes plain tensors by name and returns plain
+tensors by name, for callers that cannot make a KJT.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from recfx.exporter.arguments import Pattern, Signature
+from recfx.serving.named_inputs import NamedFeatures, NamedJagged, NamedTensor
+
+_TYPES = {"tensor": "torch.Tensor", "kjt": "KeyedJaggedTensor", "jagged": "JaggedTensor"}
+_numbers = itertools.count(1)
+
+
+def make_served_model(program: torch.jit.ScriptModule, signature: Signature, outputs: dict[str, str]) -> nn.Module:
+    """The module of a file, to be compiled by TorchScript.
+
+    Args:
+        program: the compiled program.
+        signature: its arguments.
+        outputs: the name of each output tensor, and the expression that takes it out of ``output``.
+    """
+    source = _source(signature.leaves(), outputs)
+    file = f"<recfx served model {next(_numbers)}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)  # where TorchScript looks for it
+    scope: dict[str, Any] = {
+        "torch": torch,
+        "nn": nn,
+        "KeyedJaggedTensor": KeyedJaggedTensor,
+        "JaggedTensor": JaggedTensor,
+        "__name__": __name__,
+    }
+    exec(compile(source, file, "exec", dont_inherit=True), scope)  # TorchScript reads annotations as types
+    served: nn.Module = scope["ServedModel"]()
+    served.program = program
+    for leaf in signature.leaves():
+        served.add_module(f"input_{leaf.name}", _input(leaf))
+    names = {name: True for leaf in signature.leaves() for name in names_of(leaf)}
+    served.input_names = names  # type: ignore[assignment]
+    return served
+
+
+def names_of(leaf: Pattern) -> list[str]:
+    """The names under which ``serve`` takes the tensors of an argument."""
+    parts = ["values", "lengths", *(["weights"] if leaf.is_weighted else [])]
+    if leaf.kind == "tensor":
+        return [leaf.name]
+    if leaf.kind == "jagged":
+        return [f"{leaf.name}.{part}" for part in parts]
+    return [f"{leaf.name}.{key}.{part}" for key in leaf.keys for part in parts]
+
+
+def output_expressions(output: Any) -> dict[str, str]:
+    """The name of each tensor of an output, and the expression that takes it out of ``output``.
+
+    Args:
+        output: an output of the model.
+    """
+    return dict(_expressions("output", "output", output))
+
+
+def _expressions(name: str, expression: str, value: Any) -> list[tuple[str, str]]:
+    if isinstance(value, torch.Tensor):
+        return [(name, expression)]
+    if isinstance(value, (KeyedTensor, JaggedTensor, KeyedJaggedTensor)):
+        parts = ["values"] if isinstance(value, KeyedTensor) else ["values", "lengths"]
+        return [(f"{name}.{part}" if len(parts) > 1 else name, f"{expression}.{part}()") for part in parts]
+    if isinstance(value, dict):
+        return [
+            found
+            for key, item in value.items()
+            for found in _expressions(f"{name}.{key}", f"{expression}[{key!r}]", item)
+        ]
+    if isinstance(value, (list, tuple)):
+        return [
+            found
+            for number, item in enumerate(value)
+            for found in _expressions(f"{name}.{number}", f"{expression}[{number}]", item)
+        ]
+    return []
+
+
+def _input(leaf: Pattern) -> nn.Module:
+    if leaf.kind == "tensor":
+        return NamedTensor(leaf.name)
+    if leaf.kind == "jagged":
+        return NamedJagged(leaf.name, leaf.is_weighted)
+    return NamedFeatures(leaf.name, leaf.keys, leaf.is_weighted)
+
+
+def _source(leaves: list[Pattern], outputs: dict[str, str]) -> str:
+    arguments = "".join(f", {leaf.name}: {_TYPES[leaf.kind]}" for leaf in leaves)
+    passed = ", ".join(leaf.name for leaf in leaves)
+    named = ", ".join(f"self.input_{leaf.name}(inputs)" for leaf in leaves)
+    returned = ", ".join(f"{name!r}: {expression}" for name, expression in outputs.items())
+    return f"""class ServedModel(nn.Module):
+    input_names: dict[str, bool]
+
+    def forward(self{arguments}):
+        return self.program({passed})
+
+    @torch.jit.export
+    def serve(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name in inputs.keys():
+            if name not in self.input_names:
+                raise RuntimeError(f"there is no input {{name}} [unknown_input]")
+        output = self.program({named})
+        return {{{returned}}}
+"""

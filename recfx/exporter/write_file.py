@@ -1,0 +1,98 @@
+"""Writes a served model into a file: what is small with TorchScript, what is big piece by piece afterwards."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from tqdm import tqdm
+
+from recfx.exporter.archive import Record, correct_checksums, find_records, mark, overwrite
+from recfx.exporter.buffers import Filling
+
+SMALL = 2**16
+"""Buffers of fewer bytes are filled in memory."""
+
+
+MANIFEST = "recfx.json"
+"""The name of the manifest among the extra files of TorchScript's archive."""
+
+
+def write_file(
+    script: torch.jit.ScriptModule,
+    fillings: list[Filling],
+    make_manifest: Callable[[dict[str, int]], str],
+    path: Path,
+    show_progress: bool,
+) -> dict[str, Record]:
+    """Save a compiled served model with all its content.
+
+    Args:
+        script: the served model.
+        fillings: its big buffers.
+        make_manifest: makes the manifest, given the CRC-32 of each big buffer by name; always of the same length.
+        path: the file to write.
+        show_progress: whether to show a bar.
+
+    Returns:
+        where the big buffers are in the file, by name; those that were filled in memory are not among them.
+    """
+    crcs = dict.fromkeys((filling.name for filling in fillings), 0)
+    late = [filling for filling in fillings if filling.buffer.nbytes >= SMALL]
+    for filling in fillings:
+        if filling.buffer.nbytes < SMALL:
+            filling.fill()
+            crcs[filling.name] = zlib.crc32(_memory(filling.buffer.view(-1).view(torch.uint8)))
+    marks = [mark(filling.buffer.view(-1).view(torch.uint8)) for filling in late]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
+        torch.jit.save(script, str(path), _extra_files={MANIFEST: make_manifest(crcs)})
+    *records, of_manifest = find_records(path, marks, f"/extra/{MANIFEST}")
+    changed: dict[str, int] = {}
+    total = sum(filling.buffer.nbytes for filling in late)
+    with (
+        path.open("r+b") as file,
+        tqdm(total=total, desc="export", unit="B", unit_scale=True, disable=not show_progress) as bar,
+    ):
+        for filling, record in zip(late, records, strict=True):
+            crcs[filling.name] = changed[record.name] = overwrite(file, record, _pieces(filling, bar))
+        manifest = memoryview(make_manifest(crcs).encode())
+        changed[of_manifest.name] = overwrite(file, of_manifest, iter([manifest]))
+    correct_checksums(path, changed)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return {filling.name: record for filling, record in zip(late, records, strict=True)}
+
+
+def _pieces(filling: Filling, bar: tqdm[None]) -> Iterator[memoryview]:
+    for data in filling.bytes():
+        bar.update(data.numel())
+        yield _memory(data)
+
+
+def _memory(data: torch.Tensor) -> memoryview:
+    array: Any = data.contiguous().numpy()
+    return memoryview(array)
+
+
+def read_in_place(path: Path, records: dict[str, Record], fillings: list[Filling]) -> dict[str, torch.Tensor]:
+    """The content of a file's big buffers, which takes memory only where it is read.
+
+    Args:
+        path: the file.
+        records: where the buffers are.
+        fillings: the buffers.
+    """
+    found = {}
+    for filling in fillings:
+        record = records.get(filling.name)
+        if record is not None:
+            content = numpy.memmap(path, mode="c", offset=record.begin, shape=(record.size,))
+            found[filling.name] = torch.from_numpy(content).view(filling.buffer.dtype).view(filling.buffer.shape)
+    return found

@@ -1,0 +1,135 @@
+"""The inputs of a server by name: plain tensors, from which batches are made."""
+
+import torch
+from torch import nn
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+
+class NamedTensor(nn.Module):
+    """One tensor, under its own name.
+
+    Args:
+        name: the name.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The tensor."""
+        if self.name not in inputs:
+            raise RuntimeError(f"input {self.name} is missing [missing_input]")
+        return inputs[self.name]
+
+
+class NamedJagged(nn.Module):
+    """One jagged tensor: ``<name>.values`` and ``<name>.lengths``, and ``<name>.weights`` if it is weighted.
+
+    Args:
+        name: the name.
+        is_weighted: whether the sample had weights.
+    """
+
+    def __init__(self, name: str, is_weighted: bool) -> None:
+        super().__init__()
+        self.name = name
+        self.is_weighted = is_weighted
+
+    def forward(self, inputs: dict[str, torch.Tensor]) -> JaggedTensor:
+        """The jagged tensor."""
+        values, lengths = self.named(inputs, "values"), self.named(inputs, "lengths")
+        check_lengths(self.name, values, lengths)
+        weights = self.named(inputs, "weights") if self.is_weighted else None
+        return JaggedTensor(values, weights, lengths)
+
+    def named(self, inputs: dict[str, torch.Tensor], part: str) -> torch.Tensor:
+        """One of its tensors."""
+        name = f"{self.name}.{part}"
+        if name not in inputs:
+            raise RuntimeError(f"input {name} is missing [missing_input]")
+        return inputs[name]
+
+
+class NamedFeatures(nn.Module):
+    """One KJT: ``<name>.<feature>.values`` and ``.lengths`` of each feature, and ``.weights`` if it is weighted.
+
+    Args:
+        name: the name.
+        features: the keys of the KJT.
+        is_weighted: whether the sample had weights.
+    """
+
+    features: list[str]
+
+    def __init__(self, name: str, features: tuple[str, ...], is_weighted: bool) -> None:
+        super().__init__()
+        self.name = name
+        self.features = list(features)
+        self.is_weighted = is_weighted
+
+    def forward(self, inputs: dict[str, torch.Tensor]) -> KeyedJaggedTensor:
+        """The KJT; every feature needs the same number of lengths, one per sample."""
+        values: list[torch.Tensor] = []
+        lengths: list[torch.Tensor] = []
+        weights: list[torch.Tensor] = []
+        counts: list[int] = []
+        for feature in self.features:
+            ids = self.named(inputs, feature, "values")
+            bags = self.named(inputs, feature, "lengths")
+            check_types(f"{self.name}.{feature}", ids, bags)
+            if len(lengths) > 0 and bags.numel() != lengths[0].numel():
+                raise RuntimeError(
+                    f"{self.name}.{feature}.lengths has {bags.numel()} samples, but "
+                    f"{self.name}.{self.features[0]}.lengths has {lengths[0].numel()} [bad_lengths]"
+                )
+            values.append(ids)
+            lengths.append(bags)
+            counts.append(ids.numel())
+            if self.is_weighted:
+                given = self.named(inputs, feature, "weights")
+                if given.numel() != ids.numel():
+                    raise RuntimeError(
+                        f"{self.name}.{feature}.weights has {given.numel()} numbers for {ids.numel()} ids [bad_weights]"
+                    )
+                weights.append(given)
+        all_lengths = torch.stack(lengths)
+        has_negative = all_lengths.numel() > 0 and int(all_lengths.min()) < 0
+        if has_negative or not torch.equal(all_lengths.sum(1), torch.tensor(counts)):
+            for number, feature in enumerate(self.features):  # says which feature it is
+                check_lengths(f"{self.name}.{feature}", values[number], lengths[number])
+        return KeyedJaggedTensor(
+            keys=self.features,
+            values=torch.cat(values),
+            weights=torch.cat(weights) if self.is_weighted else None,
+            lengths=all_lengths.view(-1),
+        )
+
+    def named(self, inputs: dict[str, torch.Tensor], feature: str, part: str) -> torch.Tensor:
+        """One of its tensors."""
+        name = f"{self.name}.{feature}.{part}"
+        if name not in inputs:
+            raise RuntimeError(f"input {name} is missing [missing_input]")
+        return inputs[name]
+
+
+def check_types(name: str, values: torch.Tensor, lengths: torch.Tensor) -> None:
+    """Refuse ids and lengths that are not lists of integers. Scriptable."""
+    if values.dim() != 1 or lengths.dim() != 1:
+        raise RuntimeError(
+            f"{name}: values must be [n] and lengths [B], but they are {values.shape} and {lengths.shape} [bad_ids]"
+        )
+    if values.dtype != torch.int64 and values.dtype != torch.int32:
+        raise RuntimeError(f"{name}.values must be int64 or int32 [wrong_id_dtype]")
+    if lengths.dtype != torch.int64 and lengths.dtype != torch.int32:
+        raise RuntimeError(f"{name}.lengths must be int64 or int32 [bad_lengths]")
+
+
+def check_lengths(name: str, values: torch.Tensor, lengths: torch.Tensor) -> None:
+    """Refuse ids and lengths that are not one batch of bags. Scriptable."""
+    check_types(name, values, lengths)
+    if lengths.numel() > 0 and int(lengths.min()) < 0:
+        raise RuntimeError(f"{name}.lengths has a negative length [bad_lengths]")
+    total = int(lengths.sum())
+    if total != values.numel():
+        raise RuntimeError(f"{name}.lengths add up to {total}, but there are {values.numel()} ids [bad_lengths]")
