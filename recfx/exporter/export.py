@@ -18,22 +18,21 @@ from torch import nn
 from recfx.conversion.convert import convert
 from recfx.diagnostics import Diagnostic
 from recfx.errors import ExportError
-from recfx.exporter.arguments import Signature, signature_of
+from recfx.exporter.arguments import Pattern, Signature, signature_of
 from recfx.exporter.buffers import Filling
 from recfx.exporter.compare_outputs import (
     first_difference,
     largest_output_difference,
-    outputs_of,
     run_model,
-    tensors_at,
 )
 from recfx.exporter.manifest import make_manifest
 from recfx.exporter.model_copies import fresh_copy, uncounted
 from recfx.exporter.program import Program, compile_served, programs
 from recfx.exporter.quantization import stored_dtypes
 from recfx.exporter.report import ExportReport, TableSize
+from recfx.exporter.returns import expressions, return_pattern, take_apart, tensor_names
 from recfx.exporter.served_collection import ServedCollection, serve_collection
-from recfx.exporter.served_model import make_served_model, output_expressions
+from recfx.exporter.served_model import make_served_model
 from recfx.exporter.write_file import read_in_place, write_file
 from recfx.ir.printer import format_graph
 from recfx.modules.collection import unsharded_collections
@@ -79,14 +78,14 @@ def export(
     converted = _converted(model, call)
     with uncounted(converted):
         outputs = _run(converted, call)
-        signature = signature_of(converted, call)
+        signature, returns = signature_of(converted, call), return_pattern(outputs)
         collections = unsharded_collections(converted)
         dtypes = stored_dtypes({name: each.tables for name, each in collections.items()}, quantize)
         served = {id(each): serve_collection(name, each, dtypes[name]) for name, each in collections.items()}
         failures: list[Diagnostic] = []
         graphs: dict[int, nn.Module] = {key: each.graph_module for key, each in served.items()}
-        for program in programs(converted, graphs, signature, call, failures):
-            report = _write(target, program, signature, call, list(served.values()), outputs, failures)
+        for program in programs(converted, graphs, signature, returns, call, failures):
+            report = _write(target, program, signature, call, list(served.values()), outputs, returns, failures)
             if report is not None:
                 return report
     raise _not_exported(failures)
@@ -127,12 +126,15 @@ def _write(
     call: Sample,
     served: list[ServedCollection],
     outputs: Any,
+    returns: Pattern,
     failures: list[Diagnostic],
 ) -> ExportReport | None:
     """Write the file, and put it in its place if it answers as the model does; else say why not in ``failures``."""
-    names = output_expressions(outputs)
+    returned = (
+        expressions(returns) if program.returns_typed else {name: f"output[{name!r}]" for name in tensor_names(returns)}
+    )
     fillings = _named(program.script, [filling for each in served for filling in each.fillings])
-    script = compile_served(make_served_model(program.script, signature, names).eval())
+    script = compile_served(make_served_model(program.script, signature, returned).eval())
     if isinstance(script, Diagnostic):
         failures.append(script)
         return None
@@ -142,11 +144,11 @@ def _write(
         return None
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
-        manifest = partial(make_manifest, signature, names, served, portable=True)
+        manifest = partial(make_manifest, signature, returns, served, portable=True)
         records = write_file(script, fillings, manifest, temporary, show_progress=_is_big(fillings))
         for name, content in read_in_place(temporary, records, fillings).items():
             _set(script.program, name, content)
-        error = _difference(script, signature, call, outputs, served, failures)
+        error = _difference(script, signature, call, outputs, returns, served, failures)
         if error is None:
             return None
         size = temporary.stat().st_size
@@ -205,13 +207,14 @@ def _difference(
     signature: Signature,
     call: Sample,
     outputs: Any,
+    returns: Pattern,
     served: list[ServedCollection],
     failures: list[Diagnostic],
 ) -> float | None:
     """The largest difference between an output of the file and of the model; None if it is not the same program."""
-    wanted = list(tensors_at("output", outputs))
+    wanted = list(take_apart(returns, outputs).items())
     try:
-        found = outputs_of(script, Sample(*signature.flatten(call.args, call.kwargs)))
+        found = list(run_model(script.named, Sample(*signature.flatten(call.args, call.kwargs))).items())
     except Exception as error:  # TorchScript raises errors of many types
         failures.append(Diagnostic("export_differs", "", f"the file raises {type(error).__name__}: {error}"))
         return None

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from recfx.errors import ExportError, InputError
-from recfx.exporter.manifest import read_manifest, signature_from
+from recfx.exporter.manifest import read_manifest, returns_from, signature_from
+from recfx.exporter.returns import put_together
 from recfx.exporter.write_file import MANIFEST
 
 
@@ -74,17 +75,20 @@ class LoadedModel(nn.Module):
         self.script = script
         self.manifest = manifest
         self._signature = signature_from(manifest)
+        self._returns = returns_from(manifest)
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's answer; arguments are those of the model that was exported.
+
+        If it returned a dataclass, this returns a dict of its fields.
 
         Raises:
             InputError: ``wrong_argument``, or the reason code at the end of the file's own message.
         """
         leaves = self._signature.flatten(args, kwargs)
         with torch.no_grad(), _input_errors():
-            return self.script(*leaves)
+            return put_together(self._returns, self.script.named(*leaves))
 
     def serve(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The outputs by name, for plain tensors by name, as a server without Python calls it.
@@ -123,7 +127,7 @@ def _input_errors() -> Iterator[None]:
             raise
         text, _, reason = message[:-1].rpartition("[")
         raise InputError(
-            text.removeprefix("RuntimeError: ").strip() + ".",
+            text.removeprefix("builtins.").removeprefix("RuntimeError: ").strip() + ".",
             reason=reason,
             what_to_do="pass a batch as the model takes it.",
         ) from error

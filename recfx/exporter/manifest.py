@@ -10,6 +10,7 @@ import torch
 
 from recfx.errors import ExportError
 from recfx.exporter.arguments import Pattern, Signature
+from recfx.exporter.returns import tensor_names
 from recfx.exporter.served_collection import ServedCollection
 from recfx.serving.pool_rows import FORMATS
 from recfx.version import __version__
@@ -23,7 +24,7 @@ HASH_VERSION = 1
 
 def make_manifest(
     signature: Signature,
-    outputs: Iterable[str],
+    returns: Pattern,
     collections: Iterable[ServedCollection],
     crcs: Mapping[str, int],
     portable: bool,
@@ -32,7 +33,7 @@ def make_manifest(
 
     Args:
         signature: the arguments of the program.
-        outputs: the names of the tensors that ``serve`` returns.
+        returns: what it returns.
         collections: the exported collections.
         crcs: the CRC-32 of each big buffer, by name.
         portable: whether the file needs only the operators of torch and FBGEMM.
@@ -46,7 +47,8 @@ def make_manifest(
         "parameters": list(signature.parameters),
         "positional": signature.positional,
         "arguments": [_of_pattern(pattern) for pattern in signature.patterns],
-        "outputs": list(outputs),
+        "outputs": tensor_names(returns),
+        "returns": _of_pattern(returns),
         "crc32": {name: f"{crc:08x}" for name, crc in crcs.items()},
         "collections": {each.path: _of_collection(each) for each in collections},
     }
@@ -93,6 +95,11 @@ def signature_from(found: dict[str, Any]) -> Signature:
     """The signature that a manifest describes."""
     patterns = tuple(_pattern_from(each) for each in found["arguments"])
     return Signature(tuple(found["parameters"]), patterns, int(found["positional"]))
+
+
+def returns_from(found: dict[str, Any]) -> Pattern:
+    """The pattern of what the model returns, as a manifest describes it."""
+    return _pattern_from(found["returns"])
 
 
 _PLAIN = ("kind", "name", "value", "is_weighted", "type_name")

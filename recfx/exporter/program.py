@@ -22,10 +22,11 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recfx.conversion.inline_collections import inline_graph
 from recfx.diagnostics import Diagnostic
-from recfx.exporter.arguments import Signature, rebuild
-from recfx.exporter.compare_outputs import first_difference, outputs_of
+from recfx.exporter.arguments import Pattern, Signature, rebuild
+from recfx.exporter.compare_outputs import first_difference, run_model
 from recfx.exporter.flatten_names import flat_graph_module
 from recfx.exporter.model_copies import detach_parameters, fresh_copy, restore_buffers, strip_hooks
+from recfx.exporter.returns import is_typed, take_apart
 from recfx.hooks import has_forward_hooks
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.references.find_references import own_modules
@@ -44,16 +45,19 @@ class Program:
     Args:
         script: takes the arguments of the signature, one after the other.
         graph_module: the graph that was compiled; None if it was the model's own code.
+        returns_typed: whether it returns what the model does; otherwise, the tensors in it by name.
     """
 
     script: torch.jit.ScriptModule
     graph_module: fx.GraphModule | None
+    returns_typed: bool
 
 
 def programs(
     model: nn.Module,
     served: Mapping[int, nn.Module],
     signature: Signature,
+    returns: Pattern,
     sample: Sample,
     failures: list[Diagnostic],
 ) -> Iterator[Program]:
@@ -63,24 +67,25 @@ def programs(
         model: converted, without wrappers. Copies of it run in eval mode.
         served: what takes the place of each collection, by ``id``.
         signature: the arguments of the program.
+        returns: what it returns.
         sample: one call of the model.
         failures: takes up why ways were left.
     """
     warm, copies = fresh_copy(model)
-    outputs_of(warm, sample)  # some modules prepare themselves in their first forward
+    run_model(warm, sample)  # some modules prepare themselves in their first forward
     restore_buffers(warm, model)
     served = {id(copies[collection]): module for collection, module in served.items()}
     ways = _Ways()
     while not ways.exhausted:
         try:
-            yield _trace_and_compile(warm, served, signature, sample, ways)
+            yield _trace_and_compile(warm, served, signature, returns, sample, ways)
         except _Failed as failed:
             failures.append(failed.diagnostic)
             ways.learn(failed)
         else:
             ways.learn(_Failed(Diagnostic("export_differs", "", ""), "compile"))
     try:
-        yield Program(_script(_plain_root(warm, served, signature)), None)
+        yield Program(_script(_plain_root(warm, served, signature)), None, True)
     except _Failed as failed:
         failures.append(failed.diagnostic)
 
@@ -162,27 +167,33 @@ class _Tracer(ShallowTracer):
 
 
 def _trace_and_compile(
-    model: nn.Module, served: Mapping[int, nn.Module], signature: Signature, sample: Sample, ways: _Ways
+    model: nn.Module,
+    served: Mapping[int, nn.Module],
+    signature: Signature,
+    returns: Pattern,
+    sample: Sample,
+    ways: _Ways,
 ) -> Program:
     live, copies = fresh_copy(model)
     tracer = _Tracer({id(copies[collection]) for collection in served}, ways)
-    entry = _with_leaves(live, signature)
+    entry = _with_leaves(live, signature, returns)
     try:
         graph = trace_graph(entry, Sample(*signature.flatten(sample.args, sample.kwargs)), tracer, inference=True)
         graph._tracer_cls = None
-        traced = _runnable(entry, graph)
+        traced = _runnable(model, entry, graph)
     except Exception as error:  # user code on proxies can raise anything; the reason is part of the error
         raise _Failed(rollback_of("", error), "trace") from error
-    difference = _difference(model, traced, signature, sample)
+    difference = _difference(model, traced, signature, returns, sample)
     if difference is not None:
         differs = Diagnostic("graph_differs", "", f"the traced graph differs: {difference}")
         raise _Failed(differs, "differs", frozenset(tracer.entered))
-    return _around_served(model, served, signature, entry, graph)
+    graph_module = _around_served(model, served, signature, entry, graph)
+    return Program(_script(graph_module), graph_module, is_typed(returns))
 
 
 def _around_served(
     model: nn.Module, served: Mapping[int, nn.Module], signature: Signature, entry: nn.Module, graph: fx.Graph
-) -> Program:
+) -> fx.GraphModule:
     """The traced graph with exported graphs in the place of the collections."""
     root, _ = fresh_copy(model, served)
     _keep_constants(root, entry, graph)
@@ -192,14 +203,15 @@ def _around_served(
     _inline(graph_module, served)
     _drop_identities(graph_module)
     _type_empty_lists(graph_module)
-    graph_module = flat_graph_module(graph_module, graph_module.graph)
-    return Program(_script(graph_module), graph_module)
+    return flat_graph_module(graph_module, graph_module.graph)
 
 
-def _runnable(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """A copy of the graph that runs on what ``root`` has."""
+def _runnable(model: nn.Module, entry: nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """A copy of the graph that runs on what ``model`` has; buffers that the trace has seen change are proxies now."""
     copied = fx.Graph()
     copied.output(copied.graph_copy(graph, {}))
+    root, _ = fresh_copy(model)
+    _keep_constants(root, entry, copied)
     return flat_graph_module(root, copied)
 
 
@@ -337,8 +349,11 @@ def _summary(error: Exception) -> str:
     return f"{type(error).__name__}: {first} {where}".strip()
 
 
-def _with_leaves(root: nn.Module, signature: Signature) -> nn.Module:
-    """``root`` with a ``forward`` that takes the tensors and KJTs of its arguments, one after the other."""
+def _with_leaves(root: nn.Module, signature: Signature, returns: Pattern) -> nn.Module:
+    """``root`` with a ``forward`` that takes the tensors and KJTs of its arguments, one after the other.
+
+    If TorchScript has no type for what it returns, it returns the tensors in it by name.
+    """
     names = ", ".join(leaf.name for leaf in signature.leaves())
     forward = root.__dict__.get("forward") or type(root).forward.__get__(root)
     original = root._call_impl if has_forward_hooks(root) else forward
@@ -347,7 +362,9 @@ def _with_leaves(root: nn.Module, signature: Signature) -> nn.Module:
         remaining = iter(leaves)
         values = [rebuild(pattern, remaining) for pattern in signature.patterns]
         args = values[: signature.positional]
-        return original(*args, **dict(zip(signature.parameters[len(args) :], values[len(args) :], strict=True)))
+        keywords = dict(zip(signature.parameters[len(args) :], values[len(args) :], strict=True))
+        returned = original(*args, **keywords)
+        return returned if is_typed(returns) else take_apart(returns, returned)
 
     scope: dict[str, Any] = {"call": call}
     exec(f"def forward(self, {names}):\n    return call({names})", scope)
@@ -357,22 +374,29 @@ def _with_leaves(root: nn.Module, signature: Signature) -> nn.Module:
     return duplicate
 
 
-def _difference(model: nn.Module, traced: nn.Module, signature: Signature, sample: Sample) -> Difference | str | None:
+def _difference(
+    model: nn.Module, traced: nn.Module, signature: Signature, returns: Pattern, sample: Sample
+) -> Difference | str | None:
     for call in (sample, sample.resized()):
         if call is None:
             continue
         try:
-            wanted = outputs_of(fresh_copy(model)[0], call)
+            wanted = _named_outputs(model, returns, call)
         except Exception:  # the model itself fails, for example on another batch size
             if call is sample:
                 raise
             continue
         leaves = Sample(*signature.flatten(call.args, call.kwargs))
         try:
-            found = outputs_of(fresh_copy(traced)[0], leaves)
+            answer = run_model(fresh_copy(traced)[0], leaves)
+            found = list(take_apart(returns, answer).items() if is_typed(returns) else answer.items())
         except Exception as error:  # anything that the user's code can raise
             return f"it raises {type(error).__name__}: {error}"
         difference = first_difference(wanted, found)
-        if difference is not None and first_difference(wanted, outputs_of(fresh_copy(model)[0], call)) is None:
+        if difference is not None and first_difference(wanted, _named_outputs(model, returns, call)) is None:
             return difference
     return None
+
+
+def _named_outputs(model: nn.Module, returns: Pattern, call: Sample) -> list[tuple[str, torch.Tensor]]:
+    return list(take_apart(returns, run_model(fresh_copy(model)[0], call)).items())

@@ -1,7 +1,8 @@
 """What a file holds: the program, and the methods by which a server without Python calls it.
 
-``forward`` takes the tensors and KJTs of the model's arguments. ``serve`` takes plain tensors by name and returns plain
-tensors by name, for callers that cannot make a KJT.
+``forward`` takes the tensors and KJTs of the model's arguments, and returns what the model does, if TorchScript has a
+type for it. ``named`` returns its tensors by name. ``serve`` also takes plain tensors by name, for callers that cannot
+make a KJT.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.serving.named_inputs import NamedFeatures, NamedJagged, NamedTensor
@@ -59,36 +60,6 @@ def names_of(leaf: Pattern) -> list[str]:
     return [f"{leaf.name}.{key}.{part}" for key in leaf.keys for part in parts]
 
 
-def output_expressions(output: Any) -> dict[str, str]:
-    """The name of each tensor of an output, and the expression that takes it out of ``output``.
-
-    Args:
-        output: an output of the model.
-    """
-    return dict(_expressions("output", "output", output))
-
-
-def _expressions(name: str, expression: str, value: Any) -> list[tuple[str, str]]:
-    if isinstance(value, torch.Tensor):
-        return [(name, expression)]
-    if isinstance(value, (KeyedTensor, JaggedTensor, KeyedJaggedTensor)):
-        parts = ["values"] if isinstance(value, KeyedTensor) else ["values", "lengths"]
-        return [(f"{name}.{part}" if len(parts) > 1 else name, f"{expression}.{part}()") for part in parts]
-    if isinstance(value, dict):
-        return [
-            found
-            for key, item in value.items()
-            for found in _expressions(f"{name}.{key}", f"{expression}[{key!r}]", item)
-        ]
-    if isinstance(value, (list, tuple)):
-        return [
-            found
-            for number, item in enumerate(value)
-            for found in _expressions(f"{name}.{number}", f"{expression}[{number}]", item)
-        ]
-    return []
-
-
 def _input(leaf: Pattern) -> nn.Module:
     if leaf.kind == "tensor":
         return NamedTensor(leaf.name)
@@ -109,10 +80,14 @@ def _source(leaves: list[Pattern], outputs: dict[str, str]) -> str:
         return self.program({passed})
 
     @torch.jit.export
+    def named(self{arguments}) -> dict[str, torch.Tensor]:
+        output = self.program({passed})
+        return {{{returned}}}
+
+    @torch.jit.export
     def serve(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for name in inputs.keys():
             if name not in self.input_names:
                 raise RuntimeError(f"there is no input {{name}} [unknown_input]")
-        output = self.program({named})
-        return {{{returned}}}
+        return self.named({named})
 """

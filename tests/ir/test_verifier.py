@@ -17,7 +17,8 @@ from tests.passes.small_collection import INDEXED, collection
 HERE = ("select_features", "input_dist_wait.0")
 HASHABLE = (*HERE, "to_host")
 POOLED = ("lookup", "hash_lookup", "output_dist_wait")
-ROWS = ("hash_ids", "hash_ids.0", "insert_ids", "insert_ids.0")  # a batch in flight comes along where tables evict
+# A batch in flight comes along where tables evict.
+ROWS = ("hash_ids", "hash_ids.0", "insert_ids", "insert_ids.0", "find_rows")
 OPTIONAL = [("output_dist_start", 0), ("lookup", 1)]  # the first: a rank without tables takes part all the same
 TAKES: dict[str, tuple[tuple[str, ...], ...]] = {
     "collection": (("features",),),
@@ -29,6 +30,7 @@ TAKES: dict[str, tuple[tuple[str, ...], ...]] = {
     "to_host": (HERE,),
     "hash_ids": (HASHABLE,),
     "find_ids": (HASHABLE, ("snapshot_indexes",)),
+    "find_rows": (HERE,),
     "insert_ids": (HASHABLE, ("find_ids",)),
     "to_device": (ROWS,),
     "find_rows": (HERE,),

@@ -1,0 +1,270 @@
+"""Exported hashed models: answers, rows, files, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import KeyedJaggedTensor
+
+import recfx
+from recfx.exporter import write_file
+from recfx.kernels.quantized_rows import dequantize_rows, quantize_rows
+from tests.exporter.hashed_models import call, trained
+
+EXTREME = [-(2**63), 2**63 - 1, -1, 0, 1]
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return trained()
+
+
+@pytest.fixture(scope="module")
+def file(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model, exported with its rows as they are."""
+    path = tmp_path_factory.mktemp("exported") / "model.pt"
+    recfx.export(model, path, call(6))
+    return path
+
+
+@pytest.mark.parametrize("small", [2**16, 0], ids=["filled in memory", "filled in the file"])
+@pytest.mark.parametrize("batch_size", [5, 1, 0])
+def test_the_file_answers_for_ids_that_were_seen_and_ids_that_were_not(
+    model: nn.Module, batch_size: int, small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_file, "SMALL", max(small, 16))
+    recfx.export(model, tmp_path / "model.pt", call(6))
+    loaded = recfx.load(tmp_path / "model.pt")
+    for low, high in ((-20, 20), (-(2**63), 2**63 - 1), (10_000, 20_000)):
+        sample = call(batch_size, seed=9, low=low, high=high)
+        assert torch.allclose(loaded(*sample.args), model(*sample.args), rtol=1e-5, atol=1e-6)
+
+
+def test_extreme_ids(model: nn.Module, file: Path) -> None:
+    features = KeyedJaggedTensor(
+        ["a", "b", "c", "d"], torch.tensor([*EXTREME, *EXTREME, *EXTREME, 0, 19]), lengths=torch.tensor([5, 5, 5, 2])
+    )
+    dense = torch.zeros(1, 1)
+    assert torch.allclose(recfx.load(file)(dense, features), model(dense, features), rtol=1e-5)
+
+
+def test_a_weighted_collection(tmp_path: Path) -> None:
+    weighted = trained(is_weighted=True)
+    recfx.export(weighted, tmp_path / "model.pt", call(6, is_weighted=True))
+    sample = call(5, seed=9, is_weighted=True)
+    assert torch.allclose(recfx.load(tmp_path / "model.pt")(*sample.args), weighted(*sample.args), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("quantize", "bits"), [("int8", 8), ("int4", 4)])
+def test_quantized_rows_are_those_of_the_format(model: nn.Module, quantize: str, bits: int, tmp_path: Path) -> None:
+    report = recfx.export(model, tmp_path / "model.pt", call(6), quantize=quantize)
+    assert {table.stored_as for table in report.tables} == {quantize}
+    plain = trained()
+    largest = {}
+    for name, bag in plain.ebc.embedding_bags.items():
+        rows = bag.weight.detach()
+        odd = rows.size(1) % 2 if bits == 4 else 0
+        padded = torch.nn.functional.pad(rows, (0, odd), mode="replicate")
+        stored = dequantize_rows(quantize_rows(padded, bits), padded.size(1), bits)[:, : rows.size(1)]
+        largest[name] = float((stored - rows).abs().max())
+        bag.weight.data.copy_(stored)
+    assert {table.table: table.error for table in report.tables} == pytest.approx(largest)
+    sample = call(5, seed=9)
+    assert torch.allclose(recfx.load(tmp_path / "model.pt")(*sample.args), plain(*sample.args), rtol=1e-4, atol=1e-5)
+
+
+def test_each_table_has_its_own_format(model: nn.Module, tmp_path: Path) -> None:
+    report = recfx.export(model, tmp_path / "m.pt", call(6), quantize={"mean": "fp16", "ebc.adopted": "int8"})
+    assert {table.table: table.stored_as for table in report.tables} == {
+        "shared_by_two": "fp32", "some_dense": "fp32", "mean": "fp16", "adopted": "int8",
+    }  # fmt: skip
+    assert 0 < report.output_error < 1e-2
+    assert "mean: 64 rows as fp16, 896 bytes instead of 1.8 kB" in str(report)
+
+
+def test_the_passes_are_listed_with_their_graphs(model: nn.Module, tmp_path: Path) -> None:
+    report = recfx.export(model, tmp_path / "m.pt", call(6), quantize={"mean": "int8"})
+    assert [record.name for record in report.passes["ebc"]] == [
+        "expand_collection", "insert_hash", "elide_hash", "batch_lookups", "freeze_indexes", "quantize_rows",
+        "lower_to_script",
+    ]  # fmt: skip
+    assert report.graph == GRAPH.strip()
+
+
+GRAPH = """
+dense = input
+features = input
+ebc_select_features = select_features(features)
+ebc_find_rows = find_rows(ebc_select_features) {hashed=[shared_by_two, some_dense, mean], shared=[some_dense]}
+ebc_lookup = lookup(ebc_find_rows) {tables=[shared_by_two:fp32, some_dense:fp32, mean:int8, adopted:fp32], \
+pooling=SUM, kernel=fbgemm}
+ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[some_dense, mean]}
+ebc_keyed_tensor = keyed_tensor([ebc_mean_divide])
+values = call_method[values](ebc_keyed_tensor)
+linear = call_module[linear](values)
+add = call_function[add](linear, dense)
+return add
+"""
+
+
+def test_a_server_gives_plain_tensors_by_name(model: nn.Module, file: Path) -> None:
+    loaded, sample = recfx.load(file), call(5, seed=9)
+    inputs = _by_name(sample)
+    assert torch.allclose(loaded.serve(inputs)["output"], model(*sample.args), rtol=1e-5, atol=1e-6)
+    for wrong, reason in (
+        ({"features.z.values": torch.zeros(1)}, "unknown_input"),
+        ({"features.a.values": inputs["features.a.values"].float()}, "wrong_id_dtype"),
+        ({"features.a.values": inputs["features.a.values"].view(1, -1)}, "bad_ids"),
+        ({"features.a.lengths": -inputs["features.a.lengths"]}, "bad_lengths"),
+        ({"features.a.lengths": inputs["features.a.lengths"][:-1]}, "bad_lengths"),
+        ({"features.a.lengths": inputs["features.a.lengths"] + 1}, "bad_lengths"),
+        ({"features.a.lengths": inputs["features.a.lengths"].double()}, "bad_lengths"),
+        ({"features.d.values": inputs["features.d.values"] + 20}, "id_out_of_range"),
+    ):
+        with pytest.raises(recfx.InputError, match=next(iter(wrong)).split(".")[1]) as raised:
+            loaded.serve(inputs | wrong)
+        assert raised.value.reason == reason
+    del inputs["features.b.lengths"]
+    with pytest.raises(recfx.InputError, match=r"features\.b\.lengths is missing") as raised:
+        loaded.serve(inputs)
+    assert raised.value.reason == "missing_input"
+
+
+def _by_name(sample: recfx.Sample) -> dict[str, torch.Tensor]:
+    dense, features = sample.args
+    found = {"dense": dense}
+    for key, jagged in features.to_dict().items():
+        found |= {f"features.{key}.values": jagged.values(), f"features.{key}.lengths": jagged.lengths()}
+    return found
+
+
+def _features(keys: list[str], values: Any, lengths: list[int]) -> recfx.Sample:
+    return recfx.Sample(torch.zeros(1, 1), KeyedJaggedTensor(keys, torch.tensor(values), lengths=torch.tensor(lengths)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (_features(["a", "b", "c"], [1], [1, 0, 0]), "missing_feature"),
+        (_features(["a", "b", "c", "d"], [1.0], [1, 0, 0, 0]), "wrong_id_dtype"),
+        (_features(["a", "b", "c", "d"], [1], [2, -1, 0, 0]), "bad_lengths"),
+        (_features(["a", "b", "c", "d"], [1], [2, 0, 0, 0]), "bad_lengths"),
+        (_features(["a", "b", "c", "d"], [20], [0, 0, 0, 1]), "id_out_of_range"),
+        (_features(["a", "b", "c", "d"], [-1], [0, 0, 0, 1]), "id_out_of_range"),
+        (recfx.Sample(torch.zeros(1, 1)), "wrong_argument"),
+        (recfx.Sample(torch.zeros(1, 1), torch.zeros(1)), "wrong_argument"),
+        (recfx.Sample(torch.zeros(1, 1), None, 1), "wrong_argument"),
+    ],
+)
+def test_a_wrong_batch_is_one_clear_error(model: nn.Module, file: Path, wrong: recfx.Sample, reason: str) -> None:
+    with pytest.raises(recfx.InputError) as raised:
+        recfx.load(file)(*wrong.args)
+    assert raised.value.reason == reason
+
+
+def test_a_fresh_process_loads_it_without_the_model(model: nn.Module, file: Path, tmp_path: Path) -> None:
+    sample = call(5, seed=9)
+    torch.save({**_by_name(sample), "wanted": model(*sample.args).detach()}, tmp_path / "batch.pt")
+    code = """if True:
+        import sys, torch, recfx
+        batch = torch.load("batch.pt")
+        wanted = batch.pop("wanted")
+        assert torch.allclose(recfx.load(sys.argv[1]).serve(batch)["output"], wanted, rtol=1e-5, atol=1e-6)
+        assert "tests" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", code, str(file)], cwd=tmp_path, check=True)
+
+
+# Files
+
+
+def test_a_damaged_file_is_refused(model: nn.Module, file: Path, tmp_path: Path) -> None:
+    path, whole = tmp_path / "model.pt", file.read_bytes()
+    assert zipfile.ZipFile(file).testzip() is None
+    at = whole.index(model.ebc.embedding_bags["mean"].weight[0].detach().numpy().tobytes())
+    for damaged in (whole[:-1], whole[: len(whole) // 2], b"", b"PK", whole[:at] + b"\1" + whole[at + 1 :]):
+        path.write_bytes(damaged)
+        with pytest.raises(recfx.ExportError) as raised:
+            recfx.load(path)
+        assert raised.value.reason == "damaged_file"
+
+
+def test_what_is_not_an_exported_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(recfx.ExportError) as raised:
+        recfx.load(tmp_path / "nowhere.pt")
+    assert raised.value.reason == "no_file"
+    torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "other.pt")
+    with pytest.raises(recfx.ExportError) as raised:
+        recfx.load(tmp_path / "other.pt")
+    assert raised.value.reason == "not_exported"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"), [("format_version", 2, "newer_format"), ("hash_version", 9, "other_hash")]
+)
+def test_a_file_of_a_later_version_is_refused(file: Path, field: str, value: int, reason: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(file) as old, zipfile.ZipFile(tmp_path / "later.pt", "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name.endswith("recfx.json"):
+                content = json.dumps({**json.loads(content), field: value}).encode()
+            new.writestr(name, content)
+    with pytest.raises(recfx.ExportError) as raised:
+        recfx.load(tmp_path / "later.pt")
+    assert raised.value.reason == reason
+
+
+def test_a_failed_export_leaves_the_old_file(model: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    recfx.export(model, path, call(6))
+    before = path.read_bytes()
+    with pytest.raises(recfx.ExportError) as raised:
+        recfx.export(model, path, recfx.Sample(torch.zeros(1), None))
+    assert raised.value.reason == "sample_failed"
+    with pytest.raises(recfx.ExportError) as raised:
+        recfx.export(model, path, call(6), quantize={"no_such_table": "int8"})
+    assert raised.value.reason == "invalid_argument"
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]
+
+
+def test_a_loaded_model_cannot_be_trained(model: nn.Module, file: Path) -> None:
+    loaded = recfx.load(file)
+    with pytest.raises(recfx.ExportError) as raised:
+        loaded.train()
+    assert raised.value.reason == "cannot_train"
+    assert not loaded.eval()(*call(2).args).requires_grad
+
+
+class _Unusual(nn.Module):
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.inner = trained()
+        self.result = result
+
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor, argument: Any = None) -> Any:
+        return self.result if self.result is not None else self.inner(dense, features)
+
+
+def test_what_a_file_cannot_take_or_return(tmp_path: Path) -> None:
+    with pytest.raises(recfx.ExportError) as raised:
+        recfx.export(_Unusual(None), tmp_path / "m.pt", (*call(2).args, object()))
+    assert raised.value.reason == "unsupported_argument"
+    with pytest.raises(recfx.ExportError) as raised:
+        recfx.export(_Unusual(object()), tmp_path / "m.pt", call(2))
+    assert raised.value.reason == "unsupported_output"
+
+
+def test_eval_counters_do_not_count_the_export(tmp_path: Path) -> None:
+    model = trained()
+    before = {name: index.counters for name, index in model.ebc.hash_indexes.items()}
+    recfx.export(model, tmp_path / "model.pt", call(6))
+    assert {name: index.counters for name, index in model.ebc.hash_indexes.items()} == before
