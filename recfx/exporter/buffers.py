@@ -12,7 +12,7 @@ from torch import fx
 from recfx.exporter.tables import TableSource
 from recfx.ir.tables import TableSpec
 from recfx.kernels.quantized_rows import dequantize_rows, quantize_rows
-from recfx.serving import FindRows, PoolRows
+from recfx.serving import FindFrozenRows, PoolRows
 from recfx.serving.pool_rows import FORMATS, RowFormat
 
 
@@ -61,7 +61,7 @@ def fillings_of(
     """
     found = []
     for name, module in graph_module.named_modules():
-        if isinstance(module, FindRows):
+        if isinstance(module, FindFrozenRows):
             sources = [tables[table] for table in module.hashed]
             found.append(Filling(f"{name}.slots", module.slots, partial(_slots, sources)))
         elif isinstance(module, PoolRows):

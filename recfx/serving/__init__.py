@@ -7,7 +7,7 @@ annotated without postponed evaluation, because TorchScript reads the annotation
 from recfx.serving.assemble import AssembleColumns
 from recfx.serving.bags import Bags, ServedNode
 from recfx.serving.divide_means import DivideMeans
-from recfx.serving.find_rows import FindRows, FrozenIndex
+from recfx.serving.find_rows import FindFrozenRows, FrozenIndex
 from recfx.serving.pool_rows import PoolRows
 from recfx.serving.select_bags import SelectBags
 
@@ -15,7 +15,7 @@ __all__ = [
     "AssembleColumns",
     "Bags",
     "DivideMeans",
-    "FindRows",
+    "FindFrozenRows",
     "FrozenIndex",
     "PoolRows",
     "SelectBags",

@@ -22,7 +22,7 @@ class FrozenIndex:
     side_row: int
 
 
-class FindRows(ServedNode):
+class FindFrozenRows(ServedNode):
     """Find the rows of a collection's ids; ids without a row get the answer of their table's policy.
 
     The slots of all tables are one tensor, which ``fbgemm::pruned_hashmap_lookup`` reads. It leaves the ids of a table

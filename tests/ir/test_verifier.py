@@ -17,8 +17,7 @@ from tests.passes.small_collection import INDEXED, collection
 HERE = ("select_features", "input_dist_wait.0")
 HASHABLE = (*HERE, "to_host")
 POOLED = ("lookup", "hash_lookup", "output_dist_wait")
-# A batch in flight comes along where tables evict.
-ROWS = ("hash_ids", "hash_ids.0", "insert_ids", "insert_ids.0", "find_rows")
+ROWS = ("hash_ids", "hash_ids.0", "insert_ids", "insert_ids.0")  # a batch in flight comes along where tables evict
 OPTIONAL = [("output_dist_start", 0), ("lookup", 1)]  # the first: a rank without tables takes part all the same
 TAKES: dict[str, tuple[tuple[str, ...], ...]] = {
     "collection": (("features",),),
@@ -30,7 +29,6 @@ TAKES: dict[str, tuple[tuple[str, ...], ...]] = {
     "to_host": (HERE,),
     "hash_ids": (HASHABLE,),
     "find_ids": (HASHABLE, ("snapshot_indexes",)),
-    "find_rows": (HERE,),
     "insert_ids": (HASHABLE, ("find_ids",)),
     "to_device": (ROWS,),
     "find_rows": (HERE,),
