@@ -31,14 +31,9 @@ class Filling:
     pieces: Callable[[], Iterator[torch.Tensor]]
 
     def bytes(self) -> Iterator[torch.Tensor]:
-        """The content in pieces, uint8 ``[n]`` each, with zeros up to the size of the buffer."""
-        left = self.buffer.nbytes
+        """The content in pieces, uint8 ``[n]`` each."""
         for piece in self.pieces():
-            data = piece.reshape(-1).view(torch.uint8)
-            left -= data.numel()
-            yield data
-        if left:
-            yield torch.zeros(left, dtype=torch.uint8)
+            yield piece.reshape(-1).view(torch.uint8)
 
     def fill(self) -> None:
         """Write the content into the buffer itself."""

@@ -219,7 +219,7 @@ def _difference(
         failures.append(Diagnostic("export_differs", "", f"the file raises {type(error).__name__}: {error}"))
         return None
     is_exact = not any(error for each in served for error in each.errors.values())
-    rtol, atol = (1e-5, 1e-6) if is_exact else (float("inf"), float("inf"))
+    rtol, atol = (1e-5, 1e-6) if is_exact else (0.0, float("inf"))
     difference = first_difference(wanted, found, rtol, atol)
     if difference is not None:
         failures.append(Diagnostic("export_differs", "", f"the file answers differently: {difference}"))

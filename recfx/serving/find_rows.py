@@ -34,6 +34,12 @@ class FindFrozenRows(ServedNode):
     """
 
     shared: list[str]
+    completed: list[int]
+    side_row: list[int]
+    dense_rows: list[int]
+    share_buckets: list[int]
+    rows: list[int]
+    seed: list[int]
     first_feature: torch.Tensor
     slot_borders: torch.Tensor
     slots: torch.Tensor
@@ -49,12 +55,12 @@ class FindFrozenRows(ServedNode):
             first_feature.append(first_feature[-1] + len(table.feature_names))
             slot_borders.append(slot_borders[-1] + (indexes[table.name].slots if table.has_index else 0))
         # One list per fact, because TorchScript has no lists of objects: the tables whose answers FBGEMM does not know.
-        self.completed: list[int] = []
-        self.side_row: list[int] = []
-        self.dense_rows: list[int] = []
-        self.share_buckets: list[int] = []
-        self.rows: list[int] = []
-        self.seed: list[int] = []
+        self.completed = []
+        self.side_row = []
+        self.dense_rows = []
+        self.share_buckets = []
+        self.rows = []
+        self.seed = []
         for position, table in enumerate(tables):
             if table.name not in hashing:
                 continue

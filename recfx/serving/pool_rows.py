@@ -101,8 +101,7 @@ class PoolRows(ServedNode):
         self.register_buffer("column_ends", ends.int())
         self.register_buffer("nowhere", torch.empty(0, dtype=torch.uint8))
         self.register_buffer("position", torch.tensor(self.positions, dtype=torch.int32))
-        size = (self.table_begins[-1] + 7) // 8 * 8  # whole words, for the checksum
-        self.register_buffer("rows", torch.empty(size, dtype=torch.uint8))
+        self.register_buffer("rows", torch.empty(self.table_begins[-1], dtype=torch.uint8))
 
     def forward(self, bags: Bags) -> torch.Tensor:
         """``bags``: rows of every table of the collection. Returns ``[B, sum D]``."""

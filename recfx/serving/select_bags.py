@@ -6,8 +6,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recfx.ir.tables import TableSpec
 from recfx.serving.bags import Bags, ServedNode
 
-_LEAST, _MOST = -(2**63), 2**63 - 1
-
 
 class SelectBags(ServedNode):
     """Take the features of one collection out of a batch, by name.
@@ -23,8 +21,10 @@ class SelectBags(ServedNode):
 
     feature_names: list[str]
     table_names: list[str]
-    lowest: torch.Tensor
-    highest: torch.Tensor
+    first_limited: list[int]
+    end_limited: list[int]
+    least_limit: list[int]
+    limits: torch.Tensor
 
     def __init__(self, collection: str, tables: tuple[TableSpec, ...], is_weighted: bool) -> None:
         super().__init__()
@@ -32,10 +32,15 @@ class SelectBags(ServedNode):
         self.is_weighted = is_weighted
         self.feature_names = [feature for table in tables for feature in table.feature_names]
         self.table_names = [table.name for table in tables for _ in table.feature_names]
-        limits = [None if table.has_index else table.num_embeddings for table in tables for _ in table.feature_names]
-        self.checks_range = any(limit is not None for limit in limits)
-        self.register_buffer("lowest", torch.tensor([_LEAST if limit is None else 0 for limit in limits]))
-        self.register_buffer("highest", torch.tensor([_MOST if limit is None else limit - 1 for limit in limits]))
+        limits = [-1 if table.has_index else table.num_embeddings for table in tables for _ in table.feature_names]
+        self.register_buffer("limits", torch.tensor(limits))
+        # Stretches of adjacent features without an index: where they begin and end, and the rows of the smallest table.
+        self.first_limited = [i for i, limit in enumerate(limits) if limit >= 0 and (i == 0 or limits[i - 1] < 0)]
+        self.end_limited = [
+            i + 1 for i, limit in enumerate(limits) if limit >= 0 and (i + 1 == len(limits) or limits[i + 1] < 0)
+        ]
+        stretches = zip(self.first_limited, self.end_limited, strict=True)
+        self.least_limit = [min(limits[first:end]) for first, end in stretches]
 
     def forward(self, features: KeyedJaggedTensor) -> Bags:
         """``features``: any KJT with at least the collection's features, in any order.
@@ -55,8 +60,8 @@ class SelectBags(ServedNode):
             lengths = lengths.view(-1)
         offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths.long())
         values = values.long()
-        if self.checks_range:
-            self.check_range(values, offsets, batch_size)
+        for stretch in range(len(self.least_limit)):
+            self.check_range(stretch, values, offsets, batch_size)
         return Bags(values, offsets, weights)
 
     def batch_size(self, keys: list[str], values: torch.Tensor, lengths: torch.Tensor) -> int:
@@ -104,18 +109,24 @@ class SelectBags(ServedNode):
             positions.append(keys.index(name))
         return torch.tensor(positions, dtype=torch.int32)
 
-    def check_range(self, ids: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:
+    def check_range(self, stretch: int, values: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:
         """Refuse ids that are not rows of a table without an index."""
-        borders = torch.arange(len(self.feature_names) + 1, device=offsets.device) * batch_size
-        counts = offsets.index_select(0, borders).diff()
-        lowest = torch.repeat_interleave(self.lowest, counts, output_size=ids.numel())
-        highest = torch.repeat_interleave(self.highest, counts, output_size=ids.numel())
-        is_wrong = (ids < lowest) | (ids > highest)
+        first, end = self.first_limited[stretch], self.end_limited[stretch]
+        begin = int(offsets[first * batch_size])
+        ids = values[begin : int(offsets[end * batch_size])]
+        if ids.numel() == 0:
+            return
+        low, high = torch.aminmax(ids)
+        if int(low) >= 0 and int(high) < self.least_limit[stretch]:
+            return  # all ids are rows of the smallest table, so that nobody need ask which table each belongs to
+        counts = offsets[first * batch_size : end * batch_size + 1 : max(batch_size, 1)].diff()
+        limits = torch.repeat_interleave(self.limits[first:end], counts, output_size=ids.numel())
+        is_wrong = (ids < 0) | (ids >= limits)
         if bool(is_wrong.any()):
             position = int(torch.nonzero(is_wrong)[0])
-            feature = int((counts.cumsum(0) <= position).sum())
+            feature = first + int((counts.cumsum(0) <= position).sum())
             name, table = self.feature_names[feature], self.table_names[feature]
             raise RuntimeError(
                 f"{self.collection}: id {int(ids[position])} of feature {name} is out of range for table {table}, "
-                f"whose rows are 0 to {int(self.highest[feature])} [id_out_of_range]"
+                f"whose rows are 0 to {int(self.limits[feature]) - 1} [id_out_of_range]"
             )

@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, str] = {
         "hashed",
         "sharded",
         "pipeline",
+        "export",
         "hash_index",
         "convert_time",
         # One per kernel family, under the name of the family.

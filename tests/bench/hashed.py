@@ -22,6 +22,7 @@ from tests.bench.workload import (
     OPTIMIZERS,
     attach,
     check_close,
+    fill_with_ids,
     output_gradients,
     standard_collection,
     table_batched,
@@ -52,7 +53,7 @@ def _many_tables(setup: Setup, distribution: str) -> Iterator[Result]:
     adopted = recfx.convert(with_optimizer(initial, OPTIMIZER), verify=False)
     indexed = recfx.convert(initial, hashing=HashConfig(dense_rows=0), verify=False)
     assert isinstance(indexed, HashEmbeddingBagCollection)
-    _fill(indexed, adopted, universe)
+    fill_with_ids(indexed, adopted, universe)
     peer = table_batched(setup, adopted, OPTIMIZER)
     yield from _forward(setup, distribution, indexed, raw.batches(), adopted, dense.batches(), peer)
     del peer
@@ -81,18 +82,6 @@ def _one_table(setup: Setup, distribution: str) -> Iterator[Result]:
     later = later[len(later) // 2 :] + later[: len(later) // 2]
     yield from _forward(setup, distribution, indexed, raw.batches(), adopted, later, None)
     yield from _step(setup, distribution, indexed, raw.batches(), adopted, later)
-
-
-def _fill(indexed: HashEmbeddingBagCollection, adopted: torch.nn.Module, universe: int) -> None:
-    """Give every id a row, in a random order, with the weights that its dense id has in the adopted collection."""
-    generator = torch.Generator().manual_seed(3)
-    for index, ours, theirs in zip(
-        indexed.hash_indexes.values(), table_weights(indexed), table_weights(adopted), strict=True
-    ):
-        dense = torch.randperm(universe, generator=generator)
-        rows = index.find_or_insert(mix64(dense))
-        with torch.no_grad():
-            ours[rows] = theirs[dense]
 
 
 def _forward(

@@ -14,6 +14,8 @@ from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimi
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
+from recfx.kernels.mix64 import mix64
+from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.bench.setup import Setup
 
 LEARNING_RATE = 0.0625
@@ -101,3 +103,15 @@ def check_close(what: str, expected: torch.Tensor, actual: torch.Tensor) -> None
     torch.testing.assert_close(
         actual.detach(), expected.detach(), rtol=1e-5, atol=1e-6, msg=lambda text: f"{what}: {text}"
     )
+
+
+def fill_with_ids(indexed: HashEmbeddingBagCollection, adopted: torch.nn.Module, universe: int) -> None:
+    """Give every id a row, in a random order, with the weights that its dense id has in the adopted collection."""
+    generator = torch.Generator().manual_seed(3)
+    for index, ours, theirs in zip(
+        indexed.hash_indexes.values(), table_weights(indexed), table_weights(adopted), strict=True
+    ):
+        dense = torch.randperm(universe, generator=generator)
+        rows = index.find_or_insert(mix64(dense))
+        with torch.no_grad():
+            ours[rows] = theirs[dense]

@@ -17,7 +17,7 @@ from torchrec import KeyedJaggedTensor
 import recfx
 from recfx.exporter import write_file
 from recfx.kernels.quantized_rows import dequantize_rows, quantize_rows
-from tests.exporter.hashed_models import call, trained
+from tests.exporter.hashed_models import HashedModel, call, trained
 
 EXTREME = [-(2**63), 2**63 - 1, -1, 0, 1]
 
@@ -56,6 +56,16 @@ def test_extreme_ids(model: nn.Module, file: Path) -> None:
     assert torch.allclose(recfx.load(file)(dense, features), model(dense, features), rtol=1e-5)
 
 
+@pytest.mark.parametrize("hashing", [recfx.HashConfig(dense_rows=0), None, recfx.HashConfig()])
+def test_tables_of_one_kind_alone(hashing: recfx.HashConfig | None, tmp_path: Path) -> None:
+    """Indexes without id -1, without dense rows and without shared rows leave nothing to complete."""
+    model = recfx.convert(HashedModel(), hashing=hashing)
+    sample = call(6, low=0)
+    model(*sample.args)
+    recfx.export(model.eval(), tmp_path / "model.pt", sample)
+    assert torch.allclose(recfx.load(tmp_path / "model.pt")(*sample.args), model(*sample.args), rtol=1e-5, atol=1e-6)
+
+
 def test_a_weighted_collection(tmp_path: Path) -> None:
     weighted = trained(is_weighted=True)
     recfx.export(weighted, tmp_path / "model.pt", call(6, is_weighted=True))
@@ -79,6 +89,19 @@ def test_quantized_rows_are_those_of_the_format(model: nn.Module, quantize: str,
     assert {table.table: table.error for table in report.tables} == pytest.approx(largest)
     sample = call(5, seed=9)
     assert torch.allclose(recfx.load(tmp_path / "model.pt")(*sample.args), plain(*sample.args), rtol=1e-4, atol=1e-5)
+
+
+def test_quantized_rows_may_give_another_answer_than_zero(tmp_path: Path) -> None:
+    model = trained()
+    with torch.no_grad():
+        model.ebc.embedding_bags["adopted"].weight[0].zero_()
+        model.linear.weight.zero_()
+        model.linear.bias.zero_()
+        model.ebc.embedding_bags["adopted"].weight[1:].fill_(1e-3)
+        model.linear.weight[:, -1] = 1.0
+    sample = call(6)
+    sample.args[0].zero_()
+    assert recfx.export(model, tmp_path / "m.pt", sample, quantize="int4").output_error > 0
 
 
 def test_each_table_has_its_own_format(model: nn.Module, tmp_path: Path) -> None:
