@@ -22,6 +22,7 @@ from recfx.errors import (
 from recfx.exporter.export import export
 from recfx.exporter.load import LoadedModel, load
 from recfx.exporter.report import ExportReport
+from recfx.exporter.torch_entry import extend_torch
 from recfx.hashing import HashConfig, HashIndex
 from recfx.inspect import Report
 from recfx.inspect.explain import explain
@@ -38,6 +39,7 @@ from recfx.verification.verify import verify
 from recfx.version import __version__
 
 extend_torchrec()  # DistributedModelParallel(recfx.convert(model)) shards what was converted, as it does without recfx
+extend_torch()  # torch.jit.script compiles what was converted
 
 __all__ = [
     "CheckpointError",

@@ -119,6 +119,7 @@ def _trace(
     inline_collections(graph_module, training)
     verify_graph(graph_module, after="whole_graph")
     graph_module.training = training  # not train(), because its children are the model's own
+    graph_module.meta["recfx_training"] = training
     return graph_module, tracer.rollbacks, entered
 
 

@@ -37,7 +37,7 @@ class FxLeaf(nn.Module):
         return tracer.call_module(self, entered, *_as_nodes(tracer, args, kwargs))
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Called first by ``torch.jit.script``.
+        """Called by ``torch.jit.script`` for a node outside of its collection; models are compiled as copies.
 
         Raises:
             ConversionError: ``not_scriptable``.
@@ -46,7 +46,8 @@ class FxLeaf(nn.Module):
             f"a {type(self).__name__} cannot be compiled by torch.jit.script: its kernels are chosen in Python.",
             reason="not_scriptable",
             module_path=str(getattr(self, "collection", "")),
-            what_to_do="script recfx.unconvert(model), which has TorchRec's own collections.",
+            what_to_do="call recfx.export(model, path, sample); or script the whole converted model, or "
+            "recfx.unconvert(model), which has TorchRec's own collections.",
         )
 
     def leaf_call(self, tracer: fx.Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Proxy:

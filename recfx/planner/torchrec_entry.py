@@ -43,15 +43,15 @@ def extend_torchrec() -> None:
     which TorchRec itself shards models (``_shard_modules``). torch's ``DistributedDataParallel`` is made to leave
     sharded collections alone, wherever they are in its model: it would give all ranks the rows of rank 0.
     """
-    _wrap(DistributedDataParallel, "__new__", _extend_data_parallel)
-    _wrap(DistributedModelParallel, "__init__", _extend_model_parallel)
-    _wrap(planners.EmbeddingShardingPlanner, "plan", _extend_argument)
-    _wrap(shard_module, "_shard_modules", _extend_argument)
+    wrap_once(DistributedDataParallel, "__new__", _extend_data_parallel)
+    wrap_once(DistributedModelParallel, "__init__", _extend_model_parallel)
+    wrap_once(planners.EmbeddingShardingPlanner, "plan", _extend_argument)
+    wrap_once(shard_module, "_shard_modules", _extend_argument)
     for module in (sharding_plan, model_parallel, planners, shard_module):
-        _wrap(module, "get_default_sharders", _extend_defaults)
-    _wrap(EmbeddingBagCollectionSharder, "shard", _extend_sharder)
-    _wrap(ShardedEmbeddingBagCollection, "__init__", _refuse_converted)
-    _wrap(FeatureProcessedEmbeddingBagCollectionSharder, "shard", _refuse_feature_processed)
+        wrap_once(module, "get_default_sharders", _extend_defaults)
+    wrap_once(EmbeddingBagCollectionSharder, "shard", _extend_sharder)
+    wrap_once(ShardedEmbeddingBagCollection, "__init__", _refuse_converted)
+    wrap_once(FeatureProcessedEmbeddingBagCollectionSharder, "shard", _refuse_feature_processed)
 
 
 def sharders_for(model: nn.Module, given: Sequence[ModuleSharder[nn.Module]]) -> Sequence[ModuleSharder[nn.Module]]:
@@ -265,7 +265,8 @@ def stock_defaults() -> Sharders:
     return list(inspect.unwrap(sharding_plan.get_default_sharders)())
 
 
-def _wrap(owner: Any, name: str, extend: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def wrap_once(owner: Any, name: str, extend: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a function of ``owner`` with what ``extend`` makes of it, unless that was done before."""
     original = getattr(owner, name)
     if getattr(original, _MARK, False):
         return

@@ -1,0 +1,203 @@
+"""``torch.jit.script`` of converted models and of their graphs, as users call it."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torchrec.fx
+from torch import fx, nn
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec.inference.modules import quantize_embeddings, quantize_inference_model
+
+import recfx
+from tests.exporter.hashed_models import HashedModel, call, trained
+from tests.sharding.ranks import ranks
+
+WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "the model": lambda model: model,
+    "torch.fx": fx.symbolic_trace,
+    "torchrec.fx": torchrec.fx.symbolic_trace,
+    "torchrec.fx, with the model as a leaf": lambda model: torchrec.fx.symbolic_trace(
+        Holder(model), leaf_modules=["HashedModel"]
+    ),
+    "recfx.trace": lambda model: recfx.trace(model, call(6)),
+    "recfx.trace in a module": lambda model: Holder(recfx.trace(model, call(6))).eval(),
+    "whole_graph": lambda model: recfx.convert(model, call(6), whole_graph=True),
+}
+
+
+class Holder(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.training = inner.training
+
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.inner(dense, features)
+
+
+@dataclass
+class Both:
+    dense: torch.Tensor
+    features: KeyedJaggedTensor
+
+
+class TakesBoth(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.training = inner.training
+
+    def forward(self, both: Both) -> torch.Tensor:
+        return self.inner(both.dense, both.features)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    logging.getLogger("torch.fx").setLevel(logging.ERROR)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return trained()
+
+
+def saved_and_loaded(scripted: torch.jit.ScriptModule) -> Any:
+    content = io.BytesIO()
+    torch.jit.save(scripted, content)
+    content.seek(0)
+    return torch.jit.load(content)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_script_answers_as_the_model_does(model: nn.Module, way: str) -> None:
+    taken = WAYS[way](model)
+    loaded = saved_and_loaded(torch.jit.script(taken))
+    for batch_size, low, high in ((5, -20, 20), (1, -(2**63), 2**63 - 1), (0, 0, 1)):
+        sample = call(batch_size, seed=9, low=low, high=high)
+        torch.testing.assert_close(loaded(*sample.args), model(*sample.args), rtol=1e-5, atol=1e-6)
+
+
+def test_a_weighted_collection() -> None:
+    model, sample = trained(is_weighted=True), call(5, seed=9, is_weighted=True)
+    loaded = saved_and_loaded(torch.jit.script(fx.symbolic_trace(model)))
+    torch.testing.assert_close(loaded(*sample.args), model(*sample.args), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_was_scripted_does_not_change(model: nn.Module, way: str) -> None:
+    taken = WAYS[way](model)
+    modules = {name: id(module) for name, module in taken.named_modules()}
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.jit.script(taken)
+    assert {name: id(module) for name, module in taken.named_modules()} == modules
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    model.train()
+    model(*call(4, seed=3, low=300, high=400).args).sum().backward()
+    assert not torch.equal(
+        model.state_dict()["ebc.embedding_bags.mean.weight"], state["ebc.embedding_bags.mean.weight"]
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_in_training_mode_it_says_eval(model: nn.Module, way: str) -> None:
+    with pytest.raises(recfx.ExportError, match=r"eval\(\)") as caught:
+        torch.jit.script(WAYS[way](model.train()))
+    assert caught.value.reason == "training_mode"
+
+
+def test_a_graph_of_training_mode_stays_one(model: nn.Module) -> None:
+    graph = recfx.trace(model.train(), call(6))
+    model.eval()
+    with pytest.raises(recfx.ExportError, match=r"recfx\.trace\(model\.eval\(\), sample\)") as caught:
+        torch.jit.script(graph.eval())
+    assert caught.value.reason == "training_mode"
+
+
+def test_a_graph_that_takes_a_dataclass_is_referred_to_export(model: nn.Module) -> None:
+    taken = TakesBoth(model)
+    sample = recfx.Sample(Both(*call(6).args))
+    for graph in (fx.symbolic_trace(taken), recfx.trace(taken, sample)):
+        for node in graph.graph.find_nodes(op="placeholder"):
+            node.type = Both  # as it is where annotations are not postponed
+        with pytest.raises(recfx.ExportError, match=r"argument both, which is a Both.*recfx\.export") as caught:
+            torch.jit.script(graph)
+        assert caught.value.reason == "not_scriptable"
+
+
+def test_nodes_of_a_collection_that_were_rewired(model: nn.Module) -> None:
+    graph_module = recfx.trace(model, call(6))
+    dense, *others = graph_module.graph.nodes
+    last = next(node for node in reversed(others) if ".graph_module." in str(node.target))
+    last.insert_arg(1, dense)
+    with pytest.raises(recfx.ExportError, match="graph was changed") as caught:
+        torch.jit.script(graph_module)
+    assert (caught.value.reason, caught.value.module_path) == ("not_scriptable", "ebc")
+
+
+def test_other_models_are_compiled_as_ever() -> None:
+    scripted = torch.jit.script(HashedModel())
+    sample = call(3, low=0)
+    assert saved_and_loaded(scripted)(*sample.args).shape == (3, 2)
+
+
+def _script_sharded(rank: int, world_size: int) -> tuple[str, str, str]:
+    converted = recfx.convert(nn.Sequential(HashedModel().ebc))
+    parallel = torchrec.distributed.DistributedModelParallel(converted, device=torch.device("cpu"))
+    with pytest.raises(recfx.ExportError) as caught:
+        torch.jit.script(parallel.module.eval())
+    return caught.value.reason, caught.value.module_path, caught.value.what_to_do
+
+
+def test_a_sharded_model_is_referred_to_export() -> None:
+    for reason, path, what_to_do in ranks(2).run(_script_sharded):
+        assert (reason, path) == ("not_scriptable", "0")
+        assert "recfx.export" in what_to_do
+
+
+# Quantization
+
+
+def _by_class(model: nn.Module) -> nn.Module:
+    return torch.ao.quantization.quantize_dynamic(model, {EmbeddingBagCollection: torch.ao.quantization.QConfig(1, 1)})
+
+
+def _by_class_imported_before(model: nn.Module) -> nn.Module:
+    quantize = inspect.unwrap(torch.ao.quantization.quantize_dynamic)
+    return quantize(model, {EmbeddingBagCollection: torch.ao.quantization.QConfig(1, 1)})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "quantize",
+    [
+        lambda model: quantize_embeddings(model, dtype=torch.qint8, inplace=False),
+        lambda model: quantize_embeddings(module=model, dtype=torch.qint8, inplace=True),
+        quantize_inference_model,
+        _by_class,
+        _by_class_imported_before,
+    ],
+)
+def test_torchrecs_quantization_of_a_converted_model_says_what_to_call(
+    model: nn.Module, quantize: Callable[[nn.Module], nn.Module]
+) -> None:
+    with pytest.raises(recfx.ExportError, match=r"recfx\.export.*recfx\.unconvert") as caught:
+        quantize(model)
+    assert (caught.value.reason, caught.value.module_path) == ("not_quantized", "ebc")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_dense_part_of_a_converted_model_is_quantized_as_ever(model: nn.Module) -> None:
+    quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    assert type(quantized.linear) is not nn.Linear
+    assert type(quantized.ebc) is type(model.ebc)
+    with torch.no_grad():
+        difference = (quantized(*call(4).args) - model(*call(4).args)).abs().max()
+    assert 0 < float(difference) < 0.1
