@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import secrets
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -26,13 +25,16 @@ from recfx.exporter.compare_outputs import (
     run_model,
 )
 from recfx.exporter.manifest import make_manifest
-from recfx.exporter.model_copies import fresh_copy, uncounted
+from recfx.exporter.model_copies import fresh_copy, sample_failed, uncounted
 from recfx.exporter.program import Program, compile_served, programs
 from recfx.exporter.quantization import stored_dtypes
+from recfx.exporter.ranks import group_of
 from recfx.exporter.report import ExportReport, TableSize
 from recfx.exporter.returns import expressions, return_pattern, take_apart, tensor_names
-from recfx.exporter.served_collection import ServedCollection, serve_collection
+from recfx.exporter.served_collection import ServedCollection, local_tables, serve_tables
 from recfx.exporter.served_model import make_served_model
+from recfx.exporter.sharded_export import Sources, export_from_ranks
+from recfx.exporter.target import as_path, check_target, disk_errors, temporary_name
 from recfx.exporter.write_file import read_in_place, write_file
 from recfx.ir.printer import format_graph
 from recfx.modules.collection import unsharded_collections
@@ -59,6 +61,9 @@ def export(
 
     Args:
         model: a converted model; one that is not converted is exported as ``convert`` with a sample would convert it.
+            If its collections are sharded, every rank calls this, and rank 0 writes the file. Each rank then holds no
+            more than its shards and a piece of 16 MiB; but rank 0 makes the index of a table whose rows are cut, one
+            table at a time. The sample of every rank is run once, and the file is compared on rank 0's.
         path: the file. One that exists is replaced in one step, so that a server may be reading it.
         sample: one call of the model, as for ``convert``. Batch size and numbers of ids are not fixed by it.
         quantize: how rows are stored: ``None`` (as they are), ``"fp16"``, ``"int8"`` or ``"int4"``; or one of these for
@@ -70,18 +75,56 @@ def export(
         the report: sizes and errors per table, graph, passes.
 
     Raises:
-        ExportError: ``invalid_argument``, ``unsupported_argument``, ``not_scriptable``, ``sample_failed``.
+        ExportError: ``invalid_argument``, ``unsupported_argument``, ``not_scriptable``, ``sample_failed``,
+            ``cannot_write``; of a sharded model, on all ranks, also ``ranks_differ``, ``other_rank_failed``,
+            ``several_process_groups``, ``model_is_sharded`` (by TorchRec alone).
         ConversionError: the model is not converted, and cannot be.
     """
     _check_arguments(format, portable)
-    target, call = Path(path), Sample.of(sample)
-    converted = _converted(model, call)
+    target, call = as_path(path), Sample.of(sample)
+    root = model.python_model if isinstance(model, WholeGraph) else unwrap(model)
+    group = group_of(root)
+    if group is None:
+        check_target(target)
+        converted = _converted(root, call)
+        with uncounted(converted):
+            return _export(target, converted, call, _run(converted, call), {}, quantize)
+
+    def from_rank_0(small: nn.Module, outputs: Any, sources: Sources) -> ExportReport:
+        return _export(target, _converted(small, call), call, outputs, sources, quantize)
+
+    alike = {"path": target, "quantize": quantize, "format": format, "portable": portable}
+    return export_from_ranks(root, group, call, alike, partial(check_target, target), from_rank_0)
+
+
+def _export(
+    target: Path,
+    converted: nn.Module,
+    call: Sample,
+    outputs: Any,
+    sources: Sources,
+    quantize: str | Mapping[str, str | None] | None,
+) -> ExportReport:
+    """Export a converted model.
+
+    Args:
+        target: the file.
+        converted: the model; its collections have the tables, except those in ``sources``.
+        call: the sample.
+        outputs: what the model answers.
+        sources: tables that come from elsewhere.
+        quantize: as for ``export``.
+    """
     with uncounted(converted):
-        outputs = _run(converted, call)
         signature, returns = signature_of(converted, call), return_pattern(outputs)
         collections = unsharded_collections(converted)
-        dtypes = stored_dtypes({name: each.tables for name, each in collections.items()}, quantize)
-        served = {id(each): serve_collection(name, each, dtypes[name]) for name, each in collections.items()}
+        tables = {name: sources.get(name) or local_tables(each) for name, each in collections.items()}
+        specs = {name: tuple(source.spec for source in each.values()) for name, each in tables.items()}
+        dtypes = stored_dtypes(specs, quantize)
+        served = {
+            id(each): serve_tables(name, tables[name], each.is_weighted(), dtypes[name])
+            for name, each in collections.items()
+        }
         failures: list[Diagnostic] = []
         graphs: dict[int, nn.Module] = {key: each.graph_module for key, each in served.items()}
         for program in programs(converted, graphs, signature, returns, call, failures):
@@ -101,22 +144,14 @@ def _check_arguments(format: str, portable: bool) -> None:
 
 
 def _converted(model: nn.Module, call: Sample) -> nn.Module:
-    if isinstance(model, WholeGraph):
-        model = model.python_model
     converted = unwrap(convert(model, call, verify=False, on_unsupported="keep"))
     return converted.python_model if isinstance(converted, WholeGraph) else converted
 
 
 def _run(model: nn.Module, call: Sample) -> Any:
     """What the model returns for the sample."""
-    try:
+    with sample_failed():
         return run_model(fresh_copy(model)[0], call)
-    except Exception as error:  # whatever the user's code raises
-        raise ExportError(
-            f"the model cannot be called with the sample: {type(error).__name__}: {error}",
-            reason="sample_failed",
-            what_to_do="pass one call of the model that works in eval mode.",
-        ) from error
 
 
 def _write(
@@ -142,17 +177,19 @@ def _write(
     if unreadable is not None:
         failures.append(unreadable)
         return None
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    temporary = temporary_name(target)
     try:
         manifest = partial(make_manifest, signature, returns, served, portable=True)
-        records = write_file(script, fillings, manifest, temporary, show_progress=_is_big(fillings))
+        with disk_errors(target):
+            records = write_file(script, fillings, manifest, temporary, show_progress=_is_big(fillings))
         for name, content in read_in_place(temporary, records, fillings).items():
             _set(script.program, name, content)
         error = _difference(script, signature, call, outputs, returns, served, failures)
         if error is None:
             return None
         size = temporary.stat().st_size
-        os.replace(temporary, target)
+        with disk_errors(target):
+            os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
     graph = "" if program.graph_module is None else format_graph(program.graph_module)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from recfx.discovery.discover import set_mode
+from recfx.errors import ExportError
 from recfx.hooks import MODULE_HOOKS
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.copy_modules import copy_modules
@@ -53,6 +54,23 @@ def restore_buffers(copy: nn.Module, model: nn.Module) -> None:
     for name, buffer in copy.named_buffers():
         if id(buffer) not in shared and name in wanted and buffer.shape == wanted[name].shape:
             buffer.copy_(wanted[name])
+
+
+@contextlib.contextmanager
+def sample_failed() -> Iterator[None]:
+    """A context in which the user's model runs: whatever its code raises is about the sample.
+
+    Raises:
+        ExportError: ``sample_failed``.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise ExportError(
+            f"the model cannot be called with the sample: {type(error).__name__}: {error}",
+            reason="sample_failed",
+            what_to_do="pass one call of the model that works in eval mode.",
+        ) from error
 
 
 @contextlib.contextmanager

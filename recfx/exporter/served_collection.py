@@ -43,18 +43,10 @@ class ServedCollection:
     errors: dict[str, float]
 
 
-def serve_collection(
-    path: str, collection: HashEmbeddingBagCollection, dtypes: Mapping[str, torch.dtype]
-) -> ServedCollection:
-    """Run the export passes on a collection that this process holds as a whole.
-
-    Args:
-        path: its fully qualified name.
-        collection: the collection, which does not change.
-        dtypes: the dtype of stored rows of each table.
-    """
+def local_tables(collection: HashEmbeddingBagCollection) -> dict[str, TableSource]:
+    """The tables of a collection that this process holds as a whole, by name."""
     indexes = collection.hash_indexes
-    tables: dict[str, TableSource] = {
+    return {
         spec.name: LocalTable(
             spec,
             collection.embedding_bags.get_submodule(spec.name).weight,  # type: ignore[arg-type]
@@ -62,7 +54,6 @@ def serve_collection(
         )
         for spec in collection.tables
     }
-    return serve_tables(path, tables, collection.is_weighted(), dtypes)
 
 
 def serve_tables(

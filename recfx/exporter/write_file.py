@@ -42,6 +42,9 @@ def write_file(
 
     Returns:
         where the big buffers are in the file, by name; those that were filled in memory are not among them.
+
+    Raises:
+        OSError: an error of the disk.
     """
     crcs = dict.fromkeys((filling.name for filling in fillings), 0)
     late = [filling for filling in fillings if filling.buffer.nbytes >= SMALL]
@@ -52,7 +55,10 @@ def write_file(
     marks = [mark(filling.buffer.view(-1).view(torch.uint8)) for filling in late]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
-        torch.jit.save(script, str(path), _extra_files={MANIFEST: make_manifest(crcs)})
+        try:
+            torch.jit.save(script, str(path), _extra_files={MANIFEST: make_manifest(crcs)})
+        except RuntimeError as error:  # what torch makes of an error of the disk
+            raise OSError(f"torch cannot save it: {str(error).strip().splitlines()[0]}") from error
     *records, of_manifest = find_records(path, marks, f"/extra/{MANIFEST}")
     changed: dict[str, int] = {}
     total = sum(filling.buffer.nbytes for filling in late)

@@ -1,0 +1,110 @@
+"""The tables of a sharded model, as rank 0 reads them from all ranks: piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from recfx.exporter.ranks import Ranks
+from recfx.exporter.tables import PIECE_BYTES, TableSource
+from recfx.hashing import HashIndex
+from recfx.hashing.config import ResolvedHashConfig
+from recfx.ir.shards import ShardedTable
+from recfx.ir.tables import TableSpec
+from recfx.serving import FrozenIndex
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+
+_HeldIds = tuple[int, int]
+"""How many ids a slice of an index holds, and the table's row of id -1 if it is there; otherwise -1."""
+
+
+def gathered_tables(ranks: Ranks) -> dict[str, dict[str, TableSource]]:
+    """Every sharded table, by collection and name. Collective; only rank 0 may read the pieces.
+
+    Raises:
+        CheckpointError: the state that was loaded in place into some rank's index is not valid; raised on all ranks.
+    """
+    found: dict[str, dict[str, TableSource]] = {}
+    held = ranks.agree(lambda: [_held(module, table) for _, module, table in ranks.tables])
+    for number, (path, module, table) in enumerate(ranks.tables):
+        slices = [each for of_rank in held for each in of_rank[number]]
+        spec = replace(table.table, dtype=module.dtypes[table.table.name])
+        ids, side_row = sum(ids for ids, _ in slices), max((row for _, row in slices), default=-1)
+        found.setdefault(path, {})[spec.name] = GatheredTable(spec, ids, side_row, number, ranks)
+    return found
+
+
+def _held(module: ShardedHashEmbeddingBagCollection, table: ShardedTable) -> list[_HeldIds]:
+    """What this rank's slices of a table's index hold."""
+    if not table.table.has_index:
+        return []
+    held = []
+    for shard in table.slices(table.saved):
+        if shard.rank == module.sharding.rank:
+            index = module.store.index(shard.name)
+            index.refresh()
+            row = int(index.find(torch.tensor([-1], device="cpu")))
+            held.append((len(index), row + shard.rows[0] if row >= 0 else -1))
+    return held
+
+
+@dataclass(frozen=True)
+class GatheredTable:
+    """One sharded table.
+
+    Args:
+        spec: the whole table.
+        ids: how many ids its index holds.
+        side_row: the row of id -1; -1 if it has none.
+        number: its number among the tables of the ranks.
+        ranks: the ranks.
+    """
+
+    spec: TableSpec
+    ids: int
+    side_row: int
+    number: int
+    ranks: Ranks
+
+    @property
+    def index(self) -> FrozenIndex | None:
+        """None if ids are rows."""
+        config = self.spec.hashing
+        if config is None or not config.has_index:
+            return None
+        return FrozenIndex(_index(self.spec, config, "meta").slots.size(0), self.side_row)
+
+    def row_pieces(self) -> Iterator[torch.Tensor]:
+        """Joined from the parts of all ranks that have some."""
+        rows = self.spec.num_embeddings
+        step = max(1, PIECE_BYTES // max(1, self.spec.embedding_dim * self.spec.dtype.itemsize))
+        for begin in range(0, rows, step):
+            yield self.ranks.rows(self.number, begin, min(begin + step, rows))
+
+    def slot_pieces(self) -> Iterator[torch.Tensor]:
+        """As they are, if one rank has the whole index; otherwise made from all ids, which takes this table's index."""
+        config = self.spec.hashing
+        if config is None or not config.has_index:
+            return
+        _, _, table = self.ranks.tables[self.number]
+        if len(table.slices(table.saved)) > 1:
+            yield from self._joined(config).slot_table()[0].split(PIECE_BYTES // 16)
+            return
+        slots, step = _index(self.spec, config, "meta").slots.size(0), PIECE_BYTES // 16
+        for begin in range(0, slots, step):
+            yield self.ranks.slots(self.number, begin, min(begin + step, slots))
+
+    def _joined(self, config: ResolvedHashConfig) -> HashIndex:
+        index, rows, step = _index(self.spec, config, "cpu"), self.spec.num_embeddings, PIECE_BYTES // 16
+        for begin in range(0, rows, step):
+            self.ranks.ids(self.number, index.row_ids, index.row_state, begin, min(begin + step, rows))
+        index.refresh()  # makes the slots
+        return index
+
+
+def _index(spec: TableSpec, config: ResolvedHashConfig, device: str) -> HashIndex:
+    """An empty index with the slots of the table's, and without what only training needs."""
+    plain = replace(config, on_full="error", admit_after=1)
+    return HashIndex(spec.num_embeddings, config=plain, name=spec.name, device=device)

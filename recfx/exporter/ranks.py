@@ -1,0 +1,233 @@
+"""The ranks that export a sharded model together: the first one asks for pieces of tables, and the others send them.
+
+Rank 0 makes the program and writes the file, as it would alone. Meanwhile the other ranks wait for what it asks for, so
+none of them holds more than its shards and a piece. Whatever ends the export on one rank ends it on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.types import ShardedModule
+
+from recfx.errors import ExportError, RecfxError
+from recfx.ir.shard import Shard
+from recfx.ir.shards import ShardedTable
+from recfx.nodes.dist_groups import sent_on
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
+from recfx.sharding.ranks_agree import on_all_ranks
+
+_Result = TypeVar("_Result")
+
+_NOTHING, _ENDED, _ROWS, _IDS, _STATES, _SLOTS = range(-1, 5)
+
+
+def group_of(model: nn.Module) -> dist.ProcessGroup | None:
+    """The ranks that hold a model's tables; None if nothing is sharded.
+
+    Raises:
+        ExportError: ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``.
+    """
+    group: dist.ProcessGroup | None = None
+    for path, module in model.named_modules():
+        if isinstance(module, ShardedHashEmbeddingBagCollection):
+            if group is not None and group is not module.process_group:
+                raise ExportError(
+                    "the collection is in a different process group than the previous one.",
+                    reason="several_process_groups",
+                    module_path=path,
+                    what_to_do="shard all collections in one process group, or save a checkpoint and export that.",
+                )
+            group = module.process_group
+        elif isinstance(module, ShardedModule):
+            raise ExportError(
+                f"a {type(module).__name__} is sharded by TorchRec alone.",
+                reason="model_is_sharded",
+                module_path=path,
+                what_to_do="convert the model before it is sharded.",
+            )
+    return group
+
+
+class Ranks:
+    """The ranks of a sharded model, and its tables in an order that all of them know.
+
+    Args:
+        model: the model on this rank, without wrappers.
+        group: its process group.
+    """
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
+        self.group, self.rank = group, group.rank()
+        self.tables = [
+            (path, module, table)
+            for path, module in sharded_collections(model).items()
+            for table in module.sharding.tables
+        ]
+        self._device = sent_on(group)
+        self._ended = False
+
+    def agree(self, function: Callable[[], _Result]) -> list[_Result]:
+        """Call ``function``, which must not communicate, on all ranks, and return what each returned. Collective.
+
+        Raises:
+            Exception: the error of this rank, otherwise that of the first rank where it failed
+                (``other_rank_failed`` if that is not an error of recfx).
+        """
+        try:
+            return on_all_ranks(self.group, function, self._as_sent)
+        except BaseException:
+            self._ended = True
+            raise
+
+    def _as_sent(self, error: BaseException) -> Exception:
+        if isinstance(error, RecfxError):
+            return error
+        return ExportError(
+            f"rank {self.rank} failed: {type(error).__name__}: {error}",
+            reason="other_rank_failed",
+            what_to_do="see the error on that rank; nothing was written.",
+        )
+
+    # Rank 0
+
+    def lead(self, export: Callable[[], _Result]) -> _Result:
+        """Call ``export`` on rank 0, and give its result to the other ranks, which are in ``follow``."""
+        try:
+            result = export()
+        except BaseException as error:  # including Ctrl-C, because the other ranks wait for this one
+            if not self._ended:
+                self._end((self._as_sent(error), None))
+            raise
+        self._end((None, result))
+        return result
+
+    def _end(self, outcome: tuple[Exception | None, Any]) -> None:
+        self._command(_ENDED)
+        self._tell(outcome)
+
+    def rows(self, number: int, begin: int, end: int) -> torch.Tensor:
+        """Some rows of a table, ``[end - begin, dim]`` on the CPU, in the dtype that the ranks hold."""
+        _, module, table = self.tables[number]
+        spec = table.table
+        joined = torch.empty(end - begin, spec.embedding_dim, dtype=module.dtypes[spec.name], device="cpu")
+        self._gather(_ROWS, number, begin, end, joined)
+        return joined
+
+    def ids(self, number: int, row_ids: torch.Tensor, row_state: torch.Tensor, begin: int, end: int) -> None:
+        """Write the ids and the states of some rows into those of the whole index, int64 and uint8 ``[rows]``."""
+        self._gather(_IDS, number, begin, end, row_ids[begin:end])
+        self._gather(_STATES, number, begin, end, row_state[begin:end])
+
+    def slots(self, number: int, begin: int, end: int) -> torch.Tensor:
+        """Some slots, int64 ``[end - begin, 2]``, of an index that one rank holds as a whole."""
+        found = torch.empty(end - begin, 2, dtype=torch.int64, device="cpu")
+        self._gather(_SLOTS, number, begin, end, found)
+        return found
+
+    def _gather(self, kind: int, number: int, begin: int, end: int, target: torch.Tensor) -> None:
+        self._command(kind, number, begin, end)
+        self._send(kind, number, begin, end, target)
+
+    # The other ranks
+
+    def follow(self) -> Any:
+        """Send rank 0 what it asks for, until it has exported; return what it returned.
+
+        Ctrl-C is told at the next piece, because rank 0 cannot know that this rank no longer waits.
+        """
+        command = torch.zeros(4, dtype=torch.int64, device=self._device)
+        interrupted: KeyboardInterrupt | None = None
+        while True:
+            command.fill_(_NOTHING)
+            while int(command[0]) == _NOTHING:
+                try:
+                    self._broadcast(command)
+                except KeyboardInterrupt as error:
+                    interrupted = error
+            kind, number, begin, end = command.tolist()
+            if kind == _ENDED:
+                failed, result = self._tell((None, None))
+                stopped = interrupted or failed
+                if stopped is not None:
+                    raise stopped
+                return result
+            self._send(kind, number, begin, end, None, interrupted)
+
+    # All ranks
+
+    def _command(self, kind: int, number: int = 0, begin: int = 0, end: int = 0) -> None:
+        self._broadcast(torch.tensor([kind, number, begin, end], device=self._device))
+
+    def _broadcast(self, command: torch.Tensor) -> None:
+        dist.broadcast(command, dist.get_global_rank(self.group, 0), group=self.group)
+
+    def _tell(self, outcome: tuple[Exception | None, Any]) -> tuple[Exception | None, Any]:
+        told: list[Any] = [outcome]
+        dist.broadcast_object_list(told, dist.get_global_rank(self.group, 0), group=self.group)
+        found: tuple[Exception | None, Any] = told[0]
+        return found
+
+    def _send(
+        self,
+        kind: int,
+        number: int,
+        begin: int,
+        end: int,
+        target: torch.Tensor | None,
+        interrupted: KeyboardInterrupt | None = None,
+    ) -> None:
+        """Send this rank's parts of a piece to rank 0, which joins them in ``target``."""
+        _, module, table = self.tables[number]
+        shards = _holders(kind, table, begin, end)
+        parts: dict[Shard, torch.Tensor] = {}
+
+        def cut() -> None:
+            if interrupted is not None:
+                raise interrupted
+            for shard in shards:
+                if shard.rank == self.rank:
+                    part = _part(kind, module, shard, begin, end)
+                    parts[shard] = part if self.rank == 0 else part.to(self._device).contiguous()
+
+        self.agree(cut)
+        for shard in shards:
+            if shard.rank == self.rank != 0:
+                dist.send(parts[shard], dist.get_global_rank(self.group, 0), group=self.group)
+            elif target is not None:
+                place = _place(kind, shard, target, begin, end)
+                if shard.rank != 0:
+                    parts[shard] = torch.empty(place.shape, dtype=place.dtype, device=self._device)
+                    dist.recv(parts[shard], dist.get_global_rank(self.group, shard.rank), group=self.group)
+                place.copy_(parts.pop(shard))
+
+
+def _holders(kind: int, table: ShardedTable, begin: int, end: int) -> list[Shard]:
+    """The shards that have parts of a piece."""
+    if kind == _SLOTS:
+        return list(table.slices(table.saved))
+    saved = table.saved if kind == _ROWS else table.slices(table.saved)
+    return [shard for shard in saved if shard.rows[0] < end and begin < shard.rows[1]]
+
+
+def _part(kind: int, module: ShardedHashEmbeddingBagCollection, shard: Shard, begin: int, end: int) -> torch.Tensor:
+    if kind == _SLOTS:
+        return module.store.index(shard.name).slot_table()[0][begin:end]
+    first = shard.rows[0]
+    rows = slice(max(begin, first) - first, min(end, shard.rows[1]) - first)
+    if kind == _ROWS:
+        return module.store.weight(shard.name).detach()[rows].view(-1, shard.num_columns)
+    index = module.store.index(shard.name)
+    return index.row_ids[rows] if kind == _IDS else index.row_state[rows]
+
+
+def _place(kind: int, shard: Shard, target: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    """Where a shard's part of a piece belongs in the piece."""
+    if kind == _SLOTS:
+        return target
+    rows = target[max(begin, shard.rows[0]) - begin : min(end, shard.rows[1]) - begin]
+    return rows[:, slice(*shard.columns)] if kind == _ROWS else rows

@@ -1,0 +1,127 @@
+"""Exports a sharded model from all its ranks to one file, which rank 0 writes.
+
+Every rank runs the model once, on its own sample: the answer of rank 0 is what the file has to give for rank 0's
+sample. The program is made from a copy of the model with small unsharded collections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.types import LazyAwaitable
+
+from recfx.errors import ExportError
+from recfx.exporter.compare_outputs import run_model
+from recfx.exporter.gathered_tables import gathered_tables
+from recfx.exporter.model_copies import fresh_copy, sample_failed, uncounted
+from recfx.exporter.ranks import Ranks
+from recfx.exporter.stand_ins import with_stand_ins
+from recfx.exporter.tables import TableSource
+from recfx.modules.copy_modules import copy_modules
+from recfx.record.wrappers import unwrap
+from recfx.sharding.collection import sharded_collections
+from recfx.tracing.sample import Sample
+
+_Result = TypeVar("_Result")
+
+Sources = Mapping[str, Mapping[str, TableSource]]
+"""Where tables come from that the model itself does not hold, by collection and table."""
+
+
+def export_from_ranks(
+    model: nn.Module,
+    group: dist.ProcessGroup,
+    sample: Sample,
+    arguments: Mapping[str, Any],
+    check: Callable[[], None],
+    export: Callable[[nn.Module, Any, Sources], _Result],
+) -> _Result:
+    """Export a sharded model. Collective.
+
+    Args:
+        model: the model on this rank, without wrappers.
+        group: the ranks that hold its tables.
+        sample: one call of the model on this rank.
+        arguments: what all ranks must have passed alike.
+        check: checks on rank 0 whether there can be a file.
+        export: writes the file on rank 0, given a model with small collections, the answer of the whole model and
+            where the tables come from.
+
+    Returns:
+        what ``export`` returned, on all ranks.
+
+    Raises:
+        ExportError: ``ranks_differ``, ``sample_failed``, ``other_rank_failed``, or an error of ``export``; on all
+            ranks.
+    """
+    ranks = Ranks(model, group)
+    model = _without_replicas(model)
+    given = ranks.agree(lambda: {key: str(value) for key, value in arguments.items()})
+    ranks.agree(lambda: _check_alike(given))
+    ranks.agree(lambda: check() if ranks.rank == 0 else None)
+    small = with_stand_ins(model, sharded_collections(model))
+    # Without communication first, because the other ranks would wait for one whose own code raises.
+    ranks.agree(lambda: _run(small, sample) and None)
+    sources = gathered_tables(ranks)  # before the model runs, because an invalid index stops its rank alone
+    with uncounted(model):
+        outputs = _answer(model, sample, ranks)
+    if ranks.rank != 0:
+        result: _Result = ranks.follow()
+        return result
+    return ranks.lead(lambda: export(small, outputs, sources))
+
+
+def _check_alike(given: list[dict[str, str]]) -> None:
+    for rank, arguments in enumerate(given):
+        for name, value in arguments.items():
+            if value != given[0][name]:
+                raise ExportError(
+                    f"rank {rank} exports with {name}={value}, rank 0 with {name}={given[0][name]}.",
+                    reason="ranks_differ",
+                    what_to_do="call export with the same arguments on all ranks.",
+                )
+
+
+def _without_replicas(model: nn.Module) -> nn.Module:
+    """A copy of the modules in which ``DistributedDataParallel``, which communicates, is gone."""
+    if not any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+        return model
+    copy, _ = copy_modules(model)
+    for module in list(copy.modules()):
+        for name, child in module._modules.items():
+            if isinstance(child, nn.parallel.DistributedDataParallel):
+                module._modules[name] = unwrap(child)
+    return copy
+
+
+def _run(model: nn.Module, sample: Sample) -> Any:
+    with sample_failed():
+        return _waited(run_model(fresh_copy(model)[0], sample))
+
+
+def _answer(model: nn.Module, sample: Sample, ranks: Ranks) -> Any:
+    """What the sharded model returns; an error on one rank is one on all of them."""
+    outputs, failed = None, None
+    try:
+        outputs = _run(model, sample)
+    except BaseException as error:  # the collections raise it on all ranks
+        failed = error
+
+    def confirm() -> None:
+        if failed is not None:
+            raise failed
+
+    ranks.agree(confirm)
+    return outputs
+
+
+def _waited(value: Any) -> Any:
+    """A model's answer without what sharded collections return in place of their outputs."""
+    if isinstance(value, LazyAwaitable):
+        return value.wait()
+    if type(value) in (list, tuple):
+        return type(value)(_waited(item) for item in value)
+    return {key: _waited(item) for key, item in value.items()} if type(value) is dict else value

@@ -1,0 +1,43 @@
+"""Small collections that stand in for tables that this process does not hold, while a program is made and compared.
+
+Rows are not the model's, so no output is; but every id has one, and the shapes, the keys and the dtypes are right, so
+whatever the model computes from them can be traced and compared with itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import nn
+
+from recfx.hashing import HashConfig
+from recfx.ir.tables import TableSpec
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.converted_collection import ConvertedCollection
+from recfx.modules.copy_modules import copy_modules
+
+_ROWS = 16
+_HASHING = HashConfig(dense_rows=0, rows=_ROWS, unseen="share")
+
+
+def with_stand_ins(model: nn.Module, collections: Mapping[str, ConvertedCollection]) -> nn.Module:
+    """New modules around the same parameters, in which small collections take the place of ``collections``."""
+    replacements: dict[int, nn.Module] = {id(each): stand_in(path, each) for path, each in collections.items()}
+    copy, _ = copy_modules(model, replacements)
+    return copy
+
+
+def stand_in(path: str, collection: ConvertedCollection) -> HashEmbeddingBagCollection:
+    """A collection with the same keys and columns, which has a row for every id."""
+    specs = tuple(_small(spec) for spec in collection.tables)
+    bags = nn.ModuleDict(
+        {spec.name: nn.EmbeddingBag(_ROWS, spec.embedding_dim, dtype=spec.dtype, device="cpu") for spec in specs}
+    )
+    return HashEmbeddingBagCollection.from_tables(
+        collection.embedding_bag_configs(), specs, bags, collection.is_weighted(), "cpu", path, "auto", None
+    ).eval()
+
+
+def _small(spec: TableSpec) -> TableSpec:
+    return replace(spec, num_embeddings=_ROWS, hashing=_HASHING.resolve(_ROWS, False, spec.name), custom_init_fn=False)

@@ -1,0 +1,78 @@
+"""The file that an export writes: whether there can be one, and what is said if the disk fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from recfx.errors import ExportError
+
+
+def as_path(path: object) -> Path:
+    """The path of a file.
+
+    Raises:
+        ExportError: ``invalid_argument``.
+    """
+    found = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(found, str) or not found or "\0" in found:
+        raise ExportError(
+            f"path is {path!r}, which cannot be the name of a file.",
+            reason="invalid_argument",
+            what_to_do="pass the path of the file, as a str or a pathlib.Path.",
+        )
+    return Path(found)
+
+
+def temporary_name(target: Path) -> Path:
+    """A new name beside a file, so that renaming replaces the file in one step."""
+    return target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+
+
+def check_target(target: Path) -> None:
+    """Check that a file can be written, before anything is computed for it.
+
+    Raises:
+        ExportError: ``cannot_write``: it is a directory, or no file can be made where it is.
+    """
+    with disk_errors(target):
+        if target.is_dir() or not target.name:
+            raise _cannot_write(target, "it is a directory", "pass the path of a file.")
+        if not target.parent.is_dir():
+            there = "is not a directory" if target.parent.exists() else "does not exist"
+            raise _cannot_write(target, f"{target.parent} {there}", "create the directory, or pass another path.")
+        probe = temporary_name(target)
+        try:
+            with probe.open("xb"):
+                pass
+        finally:
+            probe.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def disk_errors(target: Path) -> Iterator[None]:
+    """Turn errors of the disk into one that names the file.
+
+    Raises:
+        ExportError: ``cannot_write``.
+    """
+    try:
+        yield
+    except OSError as error:
+        what = error.strerror or str(error)
+        raise _cannot_write(target, what, "make room, or pass a path where files can be written.") from error
+
+
+def _cannot_write(target: Path, what: str, what_to_do: str) -> ExportError:
+    free = ""
+    with contextlib.suppress(OSError):
+        free = f" ({shutil.disk_usage(target.parent).free} bytes are free there)"
+    return ExportError(
+        f"{target} cannot be written: {what}{free}. A file that was there before is as it was.",
+        reason="cannot_write",
+        what_to_do=what_to_do,
+    )

@@ -1,0 +1,257 @@
+"""Sharded models, exported from all ranks: the file is that of the unsharded model."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+
+import recfx
+from recfx.exporter import gathered_tables, write_file
+from recfx.exporter import ranks as exporter_ranks
+from recfx.exporter.ranks import Ranks
+from recfx.exporter.report import ExportReport
+from recfx.sharding.shard_collection import shard_collection
+from tests.sharding.cases import Case, Model, batches, build, concatenate, plan_of, with_optimizer
+from tests.sharding.ranks import ranks
+from tests.sharding.stateful import ADMIT, LRU, case_of, make, train
+
+
+def sample_of(case: Case, seed: int = 5) -> KeyedJaggedTensor:
+    return concatenate(batches(replace(case, seed=seed, sizes=(2,)), 3, 1)[0])
+
+
+State = dict[str, torch.Tensor]
+
+
+@functools.cache
+def trained_alone(case: Case) -> nn.Module:
+    """Trained before it is sharded, so that every rank has exactly its part of the same tables."""
+    model = make(case, 0)
+    train(model, case, 0, 0, 0, 3)
+    return model
+
+
+def sharded(case: Case, state: State, world_size: int) -> nn.Module:
+    """The model with this state, sharded."""
+    model = make(case, 0)
+    model.load_state_dict(state)
+    plan = plan_of(case, model.sparse, world_size)  # type: ignore[arg-type]
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    model.sparse = shard_collection(model.sparse, plan, env)  # type: ignore[arg-type]
+    return model
+
+
+def exported(
+    rank: int, world_size: int, case: Case, before: State, path: Path, options: dict[str, Any]
+) -> ExportReport:
+    pieces: list[int] = []
+
+    def rows(self: Ranks, number: int, begin: int, end: int) -> torch.Tensor:
+        pieces.append((found := taken(self, number, begin, end)).nbytes)
+        return found
+
+    taken = Ranks.rows
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gathered_tables, "PIECE_BYTES", 4096)
+        patch.setattr(Ranks, "rows", rows)
+        model = sharded(case, before, world_size)
+        state = {name: value.clone() for name, value in _local_state(model).items()}
+        report = recfx.export(model, path, sample_of(case, seed=rank), **options)
+        assert model.training
+        assert all(torch.equal(value, state[name]) for name, value in _local_state(model).items())
+    assert bool(pieces) == (rank == 0)
+    assert all(piece <= 4096 for piece in pieces)
+    return report
+
+
+def _local_state(model: Any) -> dict[str, torch.Tensor]:
+    indexes = {
+        f"{name}.{key}": value for name, i in model.sparse.hash_indexes.items() for key, value in i._buffers.items()
+    }
+    return {**indexes, **dict(model.named_parameters())}
+
+
+@pytest.mark.parametrize(
+    ("plan", "hashing", "world_size", "options"),
+    [("mixed", LRU, 1, {}), ("tables", LRU, 2, {}), ("rows", ADMIT, 2, {"quantize": "int8"}), ("columns", None, 2, {}),
+     ("columns", ADMIT, 2, {"quantize": {"a": "int4", "sparse.d": "fp16"}}), ("mixed", None, 2, {}),
+     ("replicas", LRU, 2, {}), ("mixed", ADMIT, 4, {})],
+)  # fmt: skip
+def test_the_file_is_that_of_the_unsharded_model(
+    plan: str, hashing: Any, world_size: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    case = case_of(plan, hashing, world_size=world_size)
+    found = ranks(world_size).run(exported, case, trained_alone(case).state_dict(), tmp_path / "sharded.pt", options)
+    whole = trained_alone(case)
+    wanted = recfx.export(whole, tmp_path / "whole.pt", sample_of(case), **options)
+    assert [file.name for file in sorted(tmp_path.iterdir())] == ["sharded.pt", "whole.pt"]
+    assert all(report == found[0] for report in found)
+    assert (found[0].tables, found[0].graph) == (wanted.tables, wanted.graph)
+    assert found[0].bytes == (tmp_path / "sharded.pt").stat().st_size
+    loaded, expected = recfx.load(tmp_path / "sharded.pt"), recfx.load(tmp_path / "whole.pt")
+    assert loaded.manifest["collections"] == expected.manifest["collections"]
+    for (name, actual), (_, value) in zip(loaded.script.named_buffers(), expected.script.named_buffers(), strict=True):
+        if name.endswith("slots"):  # which of two ids with the same home is first depends on which came first
+            actual, value = (torch.tensor(sorted(slots.tolist())) for slots in (actual, value))
+        assert torch.equal(actual, value), name
+    for seed in range(2):
+        sample = sample_of(case, seed)
+        for output, answer in zip(loaded(sample), expected(sample), strict=True):
+            assert torch.equal(output, answer)
+            assert output.abs().sum() > 0
+
+
+def in_model_parallel(rank: int, world_size: int, case: Case, path: Path) -> ExportReport:
+    standard, width = build(case)
+    model = Model(with_optimizer(case, recfx.convert(standard, hashing=case.hashing)), width)
+    plan = ShardingPlan({"sparse": plan_of(case, model.sparse, world_size)})  # type: ignore[dict-item]
+    parallel = DistributedModelParallel(model, plan=plan, sharders=recfx.sharders())
+    for step in batches(case, world_size, 2):
+        parallel(step[rank])[0].backward()
+    report = recfx.export(parallel, path, sample_of(case))
+    parallel.eval()
+    wanted = parallel(sample_of(case))
+    for output, answer in zip(recfx.load(path)(sample_of(case)), wanted, strict=True):
+        torch.testing.assert_close(output, answer, rtol=1e-5, atol=1e-6)
+    return report
+
+
+def test_inside_distributed_model_parallel_after_training_on_all_ranks(tmp_path: Path) -> None:
+    reports = ranks(2).run(in_model_parallel, case_of("mixed", LRU), tmp_path / "model.pt")
+    assert reports[0] == reports[1]
+    assert sum(table.ids for table in reports[0].tables) > 50
+
+
+def replicas_inside(rank: int, world_size: int, case: Case, before: State, path: Path) -> None:
+    model: Any = sharded(case, before, world_size)
+    model.over = nn.parallel.DistributedDataParallel(model.over)
+    recfx.export(model, path, sample_of(case))
+    assert type(model.over) is nn.parallel.DistributedDataParallel
+
+
+def test_replicas_of_parts_of_the_model(tmp_path: Path) -> None:
+    case = case_of("tables", LRU)
+    ranks(2).run(replicas_inside, case, trained_alone(case).state_dict(), tmp_path / "model.pt")
+    recfx.export(trained_alone(case), tmp_path / "whole.pt", sample_of(case))
+    found, wanted = (recfx.load(tmp_path / name)(sample_of(case)) for name in ("model.pt", "whole.pt"))
+    assert all(torch.equal(output, answer) for output, answer in zip(found, wanted, strict=True))
+
+
+# Errors
+
+
+def fails(rank: int, world_size: int, case: Case, before: State, path: Path, what: str) -> tuple[str, str]:
+    """What export raises on this rank, after which it works."""
+    model = sharded(case, before, world_size)
+    sample: Any = sample_of(case)
+    options: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        if what == "quantize":
+            options = {"quantize": "int3"}
+        elif what == "other quantize" and rank == 1:
+            options = {"quantize": "int8"}
+        elif what == "sample" and rank == 1:
+            sample = torch.zeros(2)
+        elif what == "directory":
+            path = path / "nowhere" / "model.pt"
+        elif what == "disk":
+            patch.setattr(write_file, "overwrite", _full)
+        elif what == "index" and rank == 1:
+            next(iter(model.sparse.hash_indexes.values())).row_state.fill_(7)  # type: ignore[union-attr, operator]
+        elif what in ("piece", "interrupted piece") and rank == 1:
+            error = ValueError("bad memory") if what == "piece" else KeyboardInterrupt()
+            patch.setattr(exporter_ranks, "_part", lambda *_: _raise(error))
+        elif what == "interrupted first" and rank == 0:
+            patch.setattr(Ranks, "rows", lambda *_: _raise(KeyboardInterrupt()))
+        elif what == "interrupted wait" and rank == 1:
+            patch.setattr(Ranks, "_broadcast", _Interrupted(Ranks._broadcast))
+        with pytest.raises(BaseException) as raised:
+            recfx.export(model, path, sample, **options)
+    if what != "index":
+        recfx.export(
+            model, path.parent / "other.pt" if what != "directory" else path.parents[1] / "other.pt", sample_of(case)
+        )
+    return type(raised.value).__name__, getattr(raised.value, "reason", "")
+
+
+class _Interrupted:
+    """Ctrl-C in the third wait for rank 0."""
+
+    def __init__(self, broadcast: Any) -> None:
+        self.broadcast, self.calls = broadcast, 0
+
+    def __get__(self, ranks: Ranks, kind: type) -> Any:
+        def call(command: torch.Tensor) -> None:
+            self.broadcast(ranks, command)
+            self.calls += 1
+            if self.calls == 3:
+                raise KeyboardInterrupt
+
+        return call
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+def _full(*_: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("what", "first", "second"),
+    [
+        ("quantize", "invalid_argument", "invalid_argument"),
+        ("other quantize", "ranks_differ", "ranks_differ"),
+        ("sample", "sample_failed", "sample_failed"),
+        ("directory", "cannot_write", "cannot_write"),
+        ("disk", "cannot_write", "cannot_write"),
+        ("index", "torn_state", "torn_state"),
+        ("piece", "other_rank_failed", "ValueError"),
+        ("interrupted piece", "other_rank_failed", "KeyboardInterrupt"),
+        ("interrupted first", "KeyboardInterrupt", "other_rank_failed"),
+        ("interrupted wait", "other_rank_failed", "KeyboardInterrupt"),
+    ],
+)
+def test_an_error_on_one_rank_is_one_on_all_and_the_old_file_stays(
+    what: str, first: str, second: str, tmp_path: Path
+) -> None:
+    (tmp_path / "model.pt").write_text("old")
+    path = tmp_path if what == "directory" else tmp_path / "model.pt"
+    case = case_of("rows", LRU)
+    found = ranks(2).run(fails, case, trained_alone(case).state_dict(), path, what)
+    assert [reason or name for name, reason in found] == [first, second]
+    assert (tmp_path / "model.pt").read_text() == "old"
+    assert {file.name for file in tmp_path.iterdir()} <= {"model.pt", "other.pt"}
+
+
+def refused(rank: int, world_size: int, path: Path) -> list[str]:
+    case, reasons = case_of("tables", None), []
+    standard, width = build(case)
+    by_torchrec = DistributedModelParallel(Model(standard, width))
+    model: Any = nn.ModuleList([make(case, world_size)])
+    group = dist.new_group([0, 1])
+    model.append(make(case, world_size, group=group))
+    for wrong in (by_torchrec, model):
+        with pytest.raises(recfx.ExportError) as raised:
+            recfx.export(wrong, path, sample_of(case))
+        reasons.append(raised.value.reason)
+    return reasons
+
+
+def test_what_cannot_be_exported_from_all_ranks(tmp_path: Path) -> None:
+    found = ranks(2).run(refused, tmp_path / "model.pt")
+    assert found == [["model_is_sharded", "several_process_groups"]] * 2
+    assert list(tmp_path.iterdir()) == []

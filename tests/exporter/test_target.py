@@ -1,0 +1,109 @@
+"""Where an exported file cannot be written, or is not: one clear error, and nothing is left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import recfx
+from recfx.exporter import export, write_file
+from tests.exporter.hashed_models import call, trained
+from tests.support.interrupts import interrupt, places
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return trained()
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (".", "it is a directory"),
+        ("nowhere/model.pt", "nowhere does not exist"),
+        ("file/model.pt", "file is not a directory"),
+        (f"{'x' * 300}.pt", "File name too long"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_refused_before_anything_is_computed(
+    path: str, message: str, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setattr(export, "_converted", lambda *_: pytest.fail("computed"))
+    with pytest.raises(recfx.ExportError, match=message) as raised:
+        recfx.export(model, tmp_path / path, call(6))
+    assert raised.value.reason == "cannot_write"
+    assert str(tmp_path) in raised.value.message
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_directory_that_may_not_be_written(model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "open", refuse)  # root may write everywhere
+    with pytest.raises(recfx.ExportError, match="Permission denied") as raised:
+        recfx.export(model, tmp_path / "model.pt", call(6))
+    assert raised.value.reason == "cannot_write"
+
+
+@pytest.mark.parametrize("path", [None, 3, "", "a\0b", b"model.pt"])
+def test_what_is_no_path(path: Any, model: nn.Module) -> None:
+    with pytest.raises(recfx.ExportError, match="path is") as raised:
+        recfx.export(model, path, call(6))
+    assert raised.value.reason == "invalid_argument"
+
+
+def _torch_fails(*_: Any, **__: Any) -> Any:
+    raise RuntimeError(
+        "[enforce fail at inline_container.cc:920] . PytorchStreamWriter failed writing file data/2\nmore"
+    )
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "failure", "message"),
+    [
+        (torch.jit, "save", _torch_fails, "failed writing file data/2"),
+        (write_file, "overwrite", fail, "No space left on device"),
+        (os, "fsync", fail, "No space left on device"),
+        (os, "replace", fail, "No space left on device"),
+    ],
+    ids=["torch saves", "big buffers", "flush", "rename"],
+)
+def test_a_disk_that_is_full_leaves_the_old_file(
+    where: Any, name: str, failure: Any, message: str, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.pt").write_text("old")
+    monkeypatch.setattr(write_file, "SMALL", 16)
+    monkeypatch.setattr(where, name, failure)
+    with pytest.raises(recfx.ExportError, match=rf"{message} \(\d+ bytes are free there\)") as raised:
+        recfx.export(model, tmp_path / "model.pt", call(6))
+    assert raised.value.reason == "cannot_write"
+    assert (tmp_path / "model.pt").read_text() == "old"
+    assert [each.name for each in tmp_path.iterdir()] == ["model.pt"]
+
+
+def test_an_interrupt_anywhere_leaves_the_old_file_or_the_new_one(model: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_text("old")
+    run = lambda: recfx.export(model, path, call(6))  # noqa: E731
+    count = places(run)
+    new = 0
+    for at in range(1, count + 1, max(1, count // 12)):
+        path.write_text("old")
+        assert interrupt(run, at)
+        assert [each.name for each in tmp_path.iterdir()] == ["model.pt"], at
+        if path.read_bytes() != b"old":
+            recfx.load(path)
+            new += 1
+    assert new <= 2
