@@ -43,6 +43,19 @@ class ServedCollection:
     errors: dict[str, float]
 
 
+def serve_collection(
+    path: str, collection: HashEmbeddingBagCollection, dtypes: Mapping[str, torch.dtype]
+) -> ServedCollection:
+    """Run the export passes on a collection that this process holds as a whole.
+
+    Args:
+        path: its fully qualified name.
+        collection: the collection, which does not change.
+        dtypes: the dtype of stored rows of each table.
+    """
+    return serve_tables(path, local_tables(collection), collection.is_weighted(), dtypes)
+
+
 def local_tables(collection: HashEmbeddingBagCollection) -> dict[str, TableSource]:
     """The tables of a collection that this process holds as a whole, by name."""
     indexes = collection.hash_indexes
