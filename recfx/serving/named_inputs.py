@@ -40,7 +40,10 @@ class NamedJagged(nn.Module):
         """The jagged tensor."""
         values, lengths = self.named(inputs, "values"), self.named(inputs, "lengths")
         check_lengths(self.name, values, lengths)
-        weights = self.named(inputs, "weights") if self.is_weighted else None
+        weights: torch.Tensor | None = None
+        if self.is_weighted:
+            weights = self.named(inputs, "weights")
+            check_weights(self.name, values, weights)
         return JaggedTensor(values, weights, lengths)
 
     def named(self, inputs: dict[str, torch.Tensor], part: str) -> torch.Tensor:
@@ -88,14 +91,14 @@ class NamedFeatures(nn.Module):
             counts.append(ids.numel())
             if self.is_weighted:
                 given = self.named(inputs, feature, "weights")
-                if given.numel() != ids.numel():
-                    raise RuntimeError(
-                        f"{self.name}.{feature}.weights has {given.numel()} numbers for {ids.numel()} ids [bad_weights]"
-                    )
+                check_weights(f"{self.name}.{feature}", ids, given)
                 weights.append(given)
         all_lengths = torch.stack(lengths)
-        has_negative = all_lengths.numel() > 0 and int(all_lengths.min()) < 0
-        if has_negative or not torch.equal(all_lengths.sum(1), torch.tensor(counts)):
+        is_wrong = False
+        if all_lengths.numel() > 0:
+            least, most = torch.aminmax(all_lengths)
+            is_wrong = int(least) < 0 or int(most) > max(counts)
+        if is_wrong or not torch.equal(all_lengths.sum(1), torch.tensor(counts)):
             for number, feature in enumerate(self.features):  # says which feature it is
                 check_lengths(f"{self.name}.{feature}", values[number], lengths[number])
         return KeyedJaggedTensor(
@@ -130,6 +133,16 @@ def check_lengths(name: str, values: torch.Tensor, lengths: torch.Tensor) -> Non
     check_types(name, values, lengths)
     if lengths.numel() > 0 and int(lengths.min()) < 0:
         raise RuntimeError(f"{name}.lengths has a negative length [bad_lengths]")
+    if lengths.numel() > 0 and int(lengths.max()) > values.numel():  # the sum of such lengths may overflow
+        raise RuntimeError(
+            f"{name}.lengths has a length of {int(lengths.max())}, but there are {values.numel()} ids [bad_lengths]"
+        )
     total = int(lengths.sum())
     if total != values.numel():
         raise RuntimeError(f"{name}.lengths add up to {total}, but there are {values.numel()} ids [bad_lengths]")
+
+
+def check_weights(name: str, values: torch.Tensor, weights: torch.Tensor) -> None:
+    """Refuse weights that are not one number per id. Scriptable."""
+    if weights.dim() != 1 or weights.numel() != values.numel():
+        raise RuntimeError(f"{name}.weights is of shape {weights.shape} for {values.numel()} ids [bad_weights]")

@@ -48,8 +48,10 @@ class SelectBags(ServedNode):
         Raises:
             RuntimeError: the batch is malformed. TorchScript knows no other error.
         """
+        if features.variable_stride_per_key():
+            raise RuntimeError(f"{self.collection}: features of different batch sizes are not served [bad_lengths]")
         keys = features.keys()
-        values, lengths = features.values(), features.lengths()
+        values, lengths = features.values().contiguous(), features.lengths().reshape(-1)
         batch_size = self.batch_size(keys, values, lengths)
         weights = self.weights_of(features, values)
         if keys != self.feature_names:
@@ -76,8 +78,14 @@ class SelectBags(ServedNode):
             raise RuntimeError(
                 f"{self.collection}: {lengths.numel()} lengths do not fit {len(keys)} features [bad_lengths]"
             )
-        if lengths.numel() > 0 and int(lengths.min()) < 0:
-            raise RuntimeError(f"{self.collection}: a length is negative [bad_lengths]")
+        if lengths.numel() > 0:
+            least, most = torch.aminmax(lengths)
+            if int(least) < 0:
+                raise RuntimeError(f"{self.collection}: a length is negative [bad_lengths]")
+            if int(most) > values.numel():  # the sum of such lengths may overflow
+                raise RuntimeError(
+                    f"{self.collection}: a length is {int(most)}, but there are {values.numel()} ids [bad_lengths]"
+                )
         ids = int(lengths.sum())
         if ids != values.numel():
             raise RuntimeError(
@@ -100,13 +108,16 @@ class SelectBags(ServedNode):
 
     def positions_in(self, keys: list[str]) -> torch.Tensor:
         """Where the collection's features are among a batch's keys, int32 ``[F]``."""
+        place: dict[str, int] = {}
+        for number, key in enumerate(keys):  # of two that are equal, the later one counts, as in TorchRec's dicts
+            place[key] = number
         positions: list[int] = []
         for name in self.feature_names:
-            if name not in keys:
+            if name not in place:
                 raise RuntimeError(
                     f"{self.collection}: the batch lacks feature {name}; it has {keys} [missing_feature]"
                 )
-            positions.append(keys.index(name))
+            positions.append(place[name])
         return torch.tensor(positions, dtype=torch.int32)
 
     def check_range(self, stretch: int, values: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:

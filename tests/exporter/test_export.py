@@ -17,6 +17,7 @@ from torchrec import KeyedJaggedTensor
 import recfx
 from recfx.exporter import write_file
 from recfx.kernels.quantized_rows import dequantize_rows, quantize_rows
+from recfx.serving.named_inputs import NamedJagged
 from tests.exporter.hashed_models import HashedModel, call, trained
 
 EXTREME = [-(2**63), 2**63 - 1, -1, 0, 1]
@@ -150,6 +151,7 @@ def test_a_server_gives_plain_tensors_by_name(model: nn.Module, file: Path) -> N
         ({"features.a.lengths": inputs["features.a.lengths"][:-1]}, "bad_lengths"),
         ({"features.a.lengths": inputs["features.a.lengths"] + 1}, "bad_lengths"),
         ({"features.a.lengths": inputs["features.a.lengths"].double()}, "bad_lengths"),
+        ({"features.a.lengths": torch.tensor([2**62] * 4 + [inputs["features.a.values"].numel()])}, "bad_lengths"),
         ({"features.d.values": inputs["features.d.values"] + 20}, "id_out_of_range"),
     ):
         with pytest.raises(recfx.InputError, match=next(iter(wrong)).split(".")[1]) as raised:
@@ -180,6 +182,7 @@ def _features(keys: list[str], values: Any, lengths: list[int]) -> recfx.Sample:
         (_features(["a", "b", "c", "d"], [1.0], [1, 0, 0, 0]), "wrong_id_dtype"),
         (_features(["a", "b", "c", "d"], [1], [2, -1, 0, 0]), "bad_lengths"),
         (_features(["a", "b", "c", "d"], [1], [2, 0, 0, 0]), "bad_lengths"),
+        (_features(["a", "b", "c", "d"], [1], [2**62, 2**62, 2**62, 2**62, 1, 0, 0, 0]), "bad_lengths"),
         (_features(["a", "b", "c", "d"], [20], [0, 0, 0, 1]), "id_out_of_range"),
         (_features(["a", "b", "c", "d"], [-1], [0, 0, 0, 1]), "id_out_of_range"),
         (recfx.Sample(torch.zeros(1, 1)), "wrong_argument"),
@@ -191,6 +194,31 @@ def test_a_wrong_batch_is_one_clear_error(model: nn.Module, file: Path, wrong: r
     with pytest.raises(recfx.InputError) as raised:
         recfx.load(file)(*wrong.args)
     assert raised.value.reason == reason
+
+
+def test_of_two_features_of_one_name_the_later_one_counts(model: nn.Module, file: Path) -> None:
+    sample = _features(["a", "b", "c", "d", "a"], [1, 2, 3, 4, 5], [1, 1, 1, 1, 1])
+    assert torch.allclose(recfx.load(file)(*sample.args), model(*sample.args), rtol=1e-5)
+
+
+def test_features_of_different_batch_sizes_are_refused(file: Path) -> None:
+    features = KeyedJaggedTensor(
+        ["a", "b", "c", "d"],
+        torch.tensor([1, 2]),
+        lengths=torch.tensor([1, 1, 0, 0, 0, 0, 0, 0]),
+        stride_per_key_per_rank=[[2], [2], [3], [1]],
+    )
+    with pytest.raises(recfx.InputError, match="different batch sizes"):
+        recfx.load(file)(torch.zeros(2, 1), features)
+
+
+def test_weights_of_jagged_tensors_are_checked() -> None:
+    check = torch.jit.script(NamedJagged("x", is_weighted=True))
+    inputs = {"x.values": torch.tensor([1, 2]), "x.lengths": torch.tensor([2]), "x.weights": torch.ones(2)}
+    assert check(inputs).weights().tolist() == [1.0, 1.0]
+    for wrong in (torch.ones(1), torch.ones(1, 2)):
+        with pytest.raises(torch.jit.Error, match=r"x\.weights is of shape .* \[bad_weights\]"):
+            check({**inputs, "x.weights": wrong})
 
 
 def test_a_fresh_process_loads_it_without_the_model(model: nn.Module, file: Path, tmp_path: Path) -> None:
