@@ -220,6 +220,23 @@ def test_torchrec_tour(processes: int) -> None:
         assert f"rank 0 {stage}: ['" in finished.stdout
 
 
+def test_inference() -> None:
+    finished = run_example("inference", "--smoke")
+    assert_ended_well(finished)  # 1 if an answer was too different
+    for told in (
+        "recfx.export, quantize=None: largest difference",
+        "recfx.export, quantize='int8': largest difference",
+        "recfx.trace, torch.jit.script, save, load: largest difference",
+        "shard_quant_model: [26] tables on the devices: largest difference",
+        "shard_quant_model: [13, 13] tables on the devices: largest difference",
+        "torch.jit.script, save, load: largest difference",
+        "nothing ran on an NPU",
+    ):
+        assert told in finished.stdout
+    assert finished.stdout.count("\nok  ") == 13
+    assert "Warning" not in finished.stderr
+
+
 @pytest.mark.parametrize("device", ["npu:0", "moon"])
 def test_a_device_that_is_not_there_is_named(device: str) -> None:
     finished = run_script(EXAMPLES / "rec_sdk_quickstart.py", "--device", device)

@@ -20,12 +20,14 @@ def results(script: str, device: str) -> tuple[list[str], str]:
     finished = run_script(EXAMPLES / f"{script}.py", "--device", device, "--smoke")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "Traceback" not in finished.stderr
-    found = re.findall(r".*\bloss\b.*\d|.*\bAUC\b.*\d|.*at most .* from the unsharded.*", finished.stdout)
+    found = re.findall(
+        r".*\bloss\b.*\d|.*\bAUC\b.*\d|.*at most .* from the unsharded.*|.*largest difference \d.*", finished.stdout
+    )
     return [line for line in found if "samples/s" not in line], finished.stdout
 
 
 def test_every_example_is_run() -> None:
-    assert SCRIPTS == ["explore_sharding", "rec_sdk_quickstart", "torchrec_tour", "train_dlrm"]
+    assert SCRIPTS == ["explore_sharding", "inference", "rec_sdk_quickstart", "torchrec_tour", "train_dlrm"]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -1,0 +1,159 @@
+"""TorchRec's inference flow on a converted model: train, quantize, shard, trace, script, save, load.
+
+    python examples/inference.py                     # about a minute
+    python examples/inference.py --smoke             # smaller
+    python examples/inference.py --device npu:0      # or cuda:0: trained there, served on the CPU
+
+Two ways lead from the trained model to a file that a server loads without Python. ``recfx.export`` takes raw ids to the
+server. TorchRec's own flow stays open to teams that have a server for it: it quantizes, shards and scripts the
+unconverted model, which takes rows instead of ids.
+"""
+
+import argparse
+import copy
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchrec.fx
+from criteo import Rows, generate
+from processes import find_device, quiet
+from torch import fx, nn
+from torchrec.distributed.global_settings import set_propogate_device
+from torchrec.inference.modules import (
+    assign_weights_to_tbe,
+    get_table_to_weights_from_tbe,
+    quantize_inference_model,
+    shard_quant_model,
+)
+from train_dlrm import build_dlrm, check, sample_of, section, to_rows, train
+
+import recfx
+
+# The tables of TorchRec's quantized collections; its tracer must not enter them.
+LEAVES = ["IntNBitTableBatchedEmbeddingBagsCodegen"]
+QUANTIZED = 0.01
+"""How far a click's logit may move because rows are stored in 8 bits."""
+
+
+def main() -> int:
+    options = parse_arguments()
+    quiet()
+    warnings.simplefilter("ignore", DeprecationWarning)  # torch says at each call that TorchScript is deprecated
+    warnings.filterwarnings("ignore", "The TorchScript type system")  # about TorchRec's own modules
+    torch.manual_seed(options.seed)
+    with tempfile.TemporaryDirectory() as directory:
+        passed = run(options, Path(directory))
+    section("Checks")
+    results = [check(f"{what}: largest difference {error:.1e}", error <= most) for what, error, most in passed]
+    if options.device.type == "cpu":
+        print("\nAll of this ran on the CPU of this machine; nothing ran on an NPU.")
+    else:
+        print(f"\nThe model was trained on {options.device}. All files were run on the CPU: the operators in them that")
+        print("read rows (FBGEMM's quantized lookups, in TorchRec's flow as in recfx's files) have no kernel for NPUs.")
+    return 0 if all(results) else 1
+
+
+def run(options: argparse.Namespace, directory: Path) -> list[tuple[str, float, float]]:
+    """Every step; what was compared, the largest difference, and how large it may be."""
+    section("1. Train", "a DLRM on raw ids; converted before training, so that ids get rows when they are first seen")
+    rows = generate(options.steps * options.batch_size + 64, options.most_ids, options.seed)
+    training, batch = rows[:-64], rows[-64:]
+    model = recfx.convert(build_dlrm(options), sample_of(training, options), hashing=recfx.HashConfig(dense_rows=0))
+    train(model, training, options)
+    model.eval()
+    on_device = answer(model, batch, options.device)
+    model = model.to("cpu")
+    trained = answer(model, batch)
+    passed = [("moved to the CPU", difference(trained, on_device), 1e-5)]
+    print(f"{options.steps} steps of {options.batch_size} samples on {options.device}, then moved to the CPU;")
+    print(f"below, answers to {len(batch)} other samples are compared with those of this model")
+    sample = training[:64].model_input(torch.device("cpu"))
+
+    section("2. recfx.export and recfx.load", "raw ids go to the server: the file has the indexes, and needs no Python")
+    for quantize, most in ((None, 1e-5), ("int8", QUANTIZED)):
+        report = recfx.export(model, directory / "model.pt", sample, quantize=quantize)
+        loaded = recfx.load(directory / "model.pt")
+        passed.append(step(f"recfx.export, quantize={quantize!r}", answer(loaded, batch), trained, most))
+        print(f"   {report.bytes:,} bytes")
+
+    section("3. torch.jit.script of a trace", "the way that users know, of the converted model itself")
+    graph = recfx.trace(model, sample)
+    loaded = save_and_load(graph, directory)
+    passed.append(step("recfx.trace, torch.jit.script, save, load", answer(loaded, batch), trained, 1e-5))
+
+    section("4. TorchRec's flow", "recfx.unconvert gives the standard model, and the rows of all ids")
+    plain, mapping = recfx.unconvert(model, with_mapping=True)
+    by_rows = to_rows(batch, mapping)
+    passed.append(step("recfx.unconvert", answer(plain, by_rows), trained, 1e-5))
+    set_propogate_device(True)  # otherwise TorchRec takes the CPU for a GPU when it shards for inference
+    for world_size in (1, 2):
+        passed += torchrec_flow(plain, world_size, by_rows, trained, directory)
+    set_propogate_device(False)
+    return passed
+
+
+def torchrec_flow(
+    plain: nn.Module, world_size: int, batch: Rows, trained: torch.Tensor, directory: Path
+) -> list[tuple[str, float, float]]:
+    """Quantize, shard, trace, script, save, load and run in one process."""
+    print(f"\n-- sharded to {world_size} device{'s' * (world_size > 1)}")
+    quantized = quantize_inference_model(copy.deepcopy(plain))
+    in_8_bits = answer(quantized, batch)
+    passed = [step("quantize_inference_model", in_8_bits, trained, QUANTIZED)]
+    weights = get_table_to_weights_from_tbe(quantized)
+    sharded, plan = shard_quant_model(quantized, world_size=world_size, compute_device="cpu", sharding_device="cpu")
+    assign_weights_to_tbe(sharded, weights)  # until then, all rows are zero
+    (tables,) = plan.plan.values()
+    counts = [sum(rank in (each.ranks or []) for each in tables.values()) for rank in range(world_size)]
+    passed.append(step(f"shard_quant_model: {counts} tables on the devices", answer(sharded, batch), in_8_bits, 1e-5))
+    graph = fx.GraphModule(sharded, torchrec.fx.Tracer(leaf_modules=LEAVES).trace(sharded))
+    passed.append(step(f"torchrec.fx: {len(graph.graph.nodes)} nodes", answer(graph, batch), in_8_bits, 1e-5))
+    loaded = save_and_load(graph, directory)
+    passed.append(step("torch.jit.script, save, load", answer(loaded, batch), in_8_bits, 1e-5))
+    return passed
+
+
+def save_and_load(model: nn.Module, directory: Path) -> Any:
+    path = directory / "script.pt"
+    torch.jit.save(torch.jit.script(model), path)
+    return torch.jit.load(path)
+
+
+@torch.no_grad()
+def answer(model: Any, batch: Rows, device: torch.device | None = None) -> torch.Tensor:
+    """The logits of a batch ``[n]``, on the CPU."""
+    output: torch.Tensor = model(*batch.model_input(device or torch.device("cpu")))
+    return output.squeeze(-1).cpu()
+
+
+def step(what: str, found: torch.Tensor, wanted: torch.Tensor, most: float) -> tuple[str, float, float]:
+    error = difference(found, wanted)
+    print(f"{what}: largest difference {error:.1e}", flush=True)
+    return what, error, most
+
+
+def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).abs().max())
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cpu", help="where the model is trained: cpu, cuda:0, npu:0")
+    parser.add_argument("--smoke", action="store_true", help="a few small steps, only to see that everything runs")
+    parser.add_argument("--steps", type=int, default=100, help="training steps (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    options.device = find_device(options.device)
+    options.batch_size, options.rows, options.dim, options.table_lr, options.dense_lr = 512, 20_000, 16, 0.05, 1e-3
+    if options.smoke:
+        options.steps, options.batch_size, options.rows, options.dim = 8, 64, 2000, 8
+    options.most_ids = options.rows * 3 // 5
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())
