@@ -62,7 +62,7 @@ def export(
     Args:
         model: a converted model; one that is not converted is exported as ``convert`` with a sample would convert it.
             If its collections are sharded, every rank calls this, and rank 0 writes the file. Each rank then holds no
-            more than its shards and a piece of 16 MiB; but rank 0 makes the index of a table whose rows are cut, one
+            more than its shards and a piece of 4 MiB; but rank 0 makes the index of a table whose rows are cut, one
             table at a time. The sample of every rank is run once, and the file is compared on rank 0's.
         path: the file. One that exists is replaced in one step, so that a server may be reading it.
         sample: one call of the model, as for ``convert``. Batch size and numbers of ids are not fixed by it.
@@ -225,7 +225,7 @@ def _set(script: Any, name: str, buffer: torch.Tensor) -> None:
 def _check_loading(script: torch.jit.ScriptModule, fillings: list[Filling]) -> Diagnostic | None:
     """Load the program without its big buffers. TorchScript saves names that it cannot read again."""
     for filling in fillings:
-        _set(script.program, filling.name, filling.buffer[:0])
+        _set(script.program, filling.name, filling.buffer[:0].clone())  # a view would be saved with all its storage
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated

@@ -64,7 +64,7 @@ def export_from_ranks(
     ranks.agree(lambda: check() if ranks.rank == 0 else None)
     small = with_stand_ins(model, sharded_collections(model))
     # Without communication first, because the other ranks would wait for one whose own code raises.
-    ranks.agree(lambda: _run(small, sample) and None)
+    ranks.agree(lambda: _try(small, sample))
     sources = gathered_tables(ranks)  # before the model runs, because an invalid index stops its rank alone
     with uncounted(model):
         outputs = _answer(model, sample, ranks)
@@ -100,6 +100,10 @@ def _without_replicas(model: nn.Module) -> nn.Module:
 def _run(model: nn.Module, sample: Sample) -> Any:
     with sample_failed():
         return _waited(run_model(fresh_copy(model)[0], sample))
+
+
+def _try(model: nn.Module, sample: Sample) -> None:
+    _run(model, sample)
 
 
 def _answer(model: nn.Module, sample: Sample, ranks: Ranks) -> Any:

@@ -12,8 +12,8 @@ from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
 from recfx.serving import FrozenIndex
 
-PIECE_BYTES = 2**24
-"""The size of a piece, in bytes of the source; what is made of it is about as big."""
+PIECE_BYTES = 2**22
+"""The size of a piece, in bytes of the source; quantizing it takes several times as much."""
 
 
 class TableSource(Protocol):
