@@ -1,0 +1,99 @@
+"""Exported files rank as well as the trained models, with rows as they are and with quantized rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.models.dlrm import DLRM
+
+import recfx
+from tests.builders.movielens import TwoTowers, auc, ids_of, read_ratings
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+BOUNDS = {None: 1e-6, "fp16": 1e-4, "int8": 1e-3, "int4": 5e-3}
+"""By how much the AUC of an exported file may differ from that of the trained model."""
+
+Predict = Callable[[Any], torch.Tensor]
+
+
+def assert_ranks_as_well(
+    model: nn.Module, sample: tuple[Any, ...], predict: Predict, labels: torch.Tensor, at_least: float, path: Path
+) -> None:
+    trained = auc(predict(model), labels)
+    assert trained > at_least  # or there would be nothing to lose
+    found = {}
+    for quantize in BOUNDS:
+        report = recfx.export(model, path, sample, quantize=quantize)
+        found[quantize] = auc(predict(recfx.load(path)), labels)
+        assert (report.output_error > 1e-6) == (quantize is not None)
+        print(f"quantize={quantize}: AUC {found[quantize]:.6f}, trained {trained:.6f}, {report.bytes:,} bytes")
+    for quantize, most in BOUNDS.items():
+        assert abs(found[quantize] - trained) <= most, quantize
+
+
+def test_movielens(data_directory: Path, tmp_path: Path) -> None:
+    ratings = read_ratings(data_directory / "ml-100k" / "ml-100k.inter")
+    torch.manual_seed(11)
+    model: Any = TwoTowers()
+    _apply_optimizer_in_backward(torch.optim.Adagrad, model.ebc.parameters(), {"lr": 0.05})
+    model = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0))
+    dense = [parameter for name, parameter in model.named_parameters() if not name.startswith("ebc.")]
+    optimizer = torch.optim.Adagrad(dense, lr=0.05)
+    for features, liked in ratings.batches(0, 90_000):
+        optimizer.zero_grad()
+        binary_cross_entropy_with_logits(model(ids_of(features, raw=True)), liked).backward()
+        optimizer.step()
+    model.eval()
+    held_back = [(ids_of(features, raw=True), liked) for features, liked in ratings.batches(90_000, 100_000)]
+
+    @torch.no_grad()
+    def predict(run: Any) -> torch.Tensor:
+        return torch.cat([run(features) for features, _ in held_back])
+
+    labels = torch.cat([liked for _, liked in held_back])
+    assert_ranks_as_well(model, (held_back[0][0],), predict, labels, 0.75, tmp_path / "model.pt")
+
+
+@pytest.fixture
+def criteo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import criteo
+
+    return criteo
+
+
+def test_criteo(criteo: ModuleType, data_directory: Path, tmp_path: Path) -> None:
+    """The sample has 200 rows, so this is the AUC on rows that the model has seen."""
+    rows = criteo.read(data_directory / "criteo_sample.csv", 200)
+    torch.manual_seed(0)
+    tables = [
+        EmbeddingBagConfig(name=f"table_{feature}", embedding_dim=16, num_embeddings=512, feature_names=[feature])
+        for feature in criteo.CATEGORICAL
+    ]
+    collection = EmbeddingBagCollection(tables=tables)
+    _apply_optimizer_in_backward(torch.optim.Adagrad, collection.parameters(), {"lr": 0.02})
+    plain = DLRM(collection, len(criteo.DENSE), [32, 16], [32, 1])
+    model: Any = recfx.convert(plain, hashing=recfx.HashConfig(dense_rows=0))
+    optimizer = torch.optim.Adam([*model.dense_arch.parameters(), *model.over_arch.parameters()], lr=1e-3)
+    for batch in rows.shuffled_batches(50, 8):
+        dense, features = batch.model_input(torch.device("cpu"))
+        optimizer.zero_grad()
+        binary_cross_entropy_with_logits(model(dense, features).squeeze(-1), batch.labels).backward()
+        optimizer.step()
+    model.eval()
+    call: tuple[torch.Tensor, KeyedJaggedTensor] = rows.model_input(torch.device("cpu"))
+
+    @torch.no_grad()
+    def predict(run: Any) -> torch.Tensor:
+        return run(*call).squeeze(-1)
+
+    assert_ranks_as_well(model, call, predict, rows.labels, 0.75, tmp_path / "model.pt")
