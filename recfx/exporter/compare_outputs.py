@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
+from recfx.exporter.model_copies import fresh_copy
 from recfx.tracing.randomness import fixed_randomness
 from recfx.tracing.sample import Sample
 from recfx.verification.compare_tensors import Difference, compare_tensors, largest_difference
@@ -19,6 +21,17 @@ def run_model(run: Callable[..., Any], sample: Sample) -> Any:
     call = sample.clone()
     with torch.no_grad(), fixed_randomness(_SEED):
         return run(*call.args, **call.kwargs)
+
+
+def resized(model: nn.Module, sample: Sample) -> Sample | None:
+    """The sample with a bigger batch; None if its batch size is not known, or the model does not take it."""
+    bigger = sample.resized()
+    try:
+        if bigger is not None:
+            run_model(fresh_copy(model)[0], bigger)
+    except Exception:  # whatever the user's code raises
+        return None
+    return bigger
 
 
 def first_difference(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,25 +16,24 @@ from recfx.conversion.convert import convert
 from recfx.diagnostics import Diagnostic
 from recfx.errors import ExportError
 from recfx.exporter.arguments import Pattern, Signature, signature_of
+from recfx.exporter.artifacts import FILE_FORMATS, Artifact, FileFormat
 from recfx.exporter.buffers import Filling
 from recfx.exporter.compare_outputs import (
     first_difference,
     largest_output_difference,
+    resized,
     run_model,
 )
 from recfx.exporter.manifest import make_manifest
 from recfx.exporter.model_copies import fresh_copy, sample_failed, uncounted
-from recfx.exporter.program import Program, compile_served, programs
 from recfx.exporter.quantization import stored_dtypes
 from recfx.exporter.ranks import group_of
 from recfx.exporter.report import ExportReport, TableSize
-from recfx.exporter.returns import expressions, return_pattern, take_apart, tensor_names
+from recfx.exporter.returns import return_pattern, take_apart
 from recfx.exporter.served_collection import ServedCollection, local_tables, serve_tables
-from recfx.exporter.served_model import make_served_model
 from recfx.exporter.sharded_export import Sources, export_from_ranks
 from recfx.exporter.target import as_path, check_target, disk_errors, temporary_name
 from recfx.exporter.write_file import read_in_place, write_file
-from recfx.ir.printer import format_graph
 from recfx.modules.collection import unsharded_collections
 from recfx.modules.whole_graph import WholeGraph
 from recfx.record.wrappers import unwrap
@@ -68,15 +65,16 @@ def export(
         sample: one call of the model, as for ``convert``. Batch size and numbers of ids are not fixed by it.
         quantize: how rows are stored: ``None`` (as they are), ``"fp16"``, ``"int8"`` or ``"int4"``; or one of these for
             each table by name.
-        format: ``"torchscript"``.
+        format: ``"torchscript"``, or ``"pt2"`` for a program of ``torch.export``, which Python serves. Making it takes memory
+            for a second copy of the biggest collection.
         portable: use only operators of torch and of FBGEMM.
 
     Returns:
         the report: sizes and errors per table, graph, passes.
 
     Raises:
-        ExportError: ``invalid_argument``, ``unsupported_argument``, ``not_scriptable``, ``sample_failed``,
-            ``cannot_write``; of a sharded model, on all ranks, also ``ranks_differ``, ``other_rank_failed``,
+        ExportError: ``invalid_argument``, ``unsupported_argument``, ``not_scriptable``,
+            ``not_exportable``, ``sample_failed``, ``cannot_write``; of a sharded model, on all ranks, also ``ranks_differ``, ``other_rank_failed``,
             ``several_process_groups``, ``model_is_sharded`` (by TorchRec alone).
         ConversionError: the model is not converted, and cannot be.
     """
@@ -88,10 +86,10 @@ def export(
         check_target(target)
         converted = _converted(root, call)
         with uncounted(converted):
-            return _export(target, converted, call, _run(converted, call), {}, quantize)
+            return _export(target, converted, call, _run(converted, call), {}, quantize, format)
 
     def from_rank_0(small: nn.Module, outputs: Any, sources: Sources) -> ExportReport:
-        return _export(target, _converted(small, call), call, outputs, sources, quantize)
+        return _export(target, _converted(small, call), call, outputs, sources, quantize, format)
 
     alike = {"path": target, "quantize": quantize, "format": format, "portable": portable}
     return export_from_ranks(root, group, call, alike, partial(check_target, target), from_rank_0)
@@ -104,6 +102,7 @@ def _export(
     outputs: Any,
     sources: Sources,
     quantize: str | Mapping[str, str | None] | None,
+    format: str,
 ) -> ExportReport:
     """Export a converted model.
 
@@ -114,7 +113,9 @@ def _export(
         outputs: what the model answers.
         sources: tables that come from elsewhere.
         quantize: as for ``export``.
+        format: as for ``export``.
     """
+    file_format = FILE_FORMATS[format]
     with uncounted(converted):
         signature, returns = signature_of(converted, call), return_pattern(outputs)
         collections = unsharded_collections(converted)
@@ -122,24 +123,28 @@ def _export(
         specs = {name: tuple(source.spec for source in each.values()) for name, each in tables.items()}
         dtypes = stored_dtypes(specs, quantize)
         served = {
-            id(each): serve_tables(name, tables[name], each.is_weighted(), dtypes[name])
+            id(each): serve_tables(name, tables[name], each.is_weighted(), dtypes[name], file_format.target)
             for name, each in collections.items()
         }
         failures: list[Diagnostic] = []
         graphs: dict[int, nn.Module] = {key: each.graph_module for key, each in served.items()}
-        for program in programs(converted, graphs, signature, returns, call, failures):
-            report = _write(target, program, signature, call, list(served.values()), outputs, returns, failures)
+        calls = [(call, outputs)]
+        if file_format.compares_resized and not sources:
+            bigger = resized(converted, call)
+            calls += [] if bigger is None else [(bigger, _run(converted, bigger))]
+        for artifact in file_format.make(converted, graphs, signature, returns, call, failures):
+            report = _write(target, format, artifact, signature, calls, list(served.values()), returns, failures)
             if report is not None:
                 return report
-    raise _not_exported(failures)
+    raise _not_exported(failures, file_format)
 
 
 def _check_arguments(format: str, portable: bool) -> None:
-    if format != "torchscript":
+    if format not in FILE_FORMATS:
         raise ExportError(
             f"format={format!r} is not a format.",
             reason="invalid_argument",
-            what_to_do="pass format='torchscript'.",
+            what_to_do=f"pass one of: {', '.join(FILE_FORMATS)}.",
         )
 
 
@@ -156,35 +161,28 @@ def _run(model: nn.Module, call: Sample) -> Any:
 
 def _write(
     target: Path,
-    program: Program,
+    format: str,
+    artifact: Artifact,
     signature: Signature,
-    call: Sample,
+    calls: list[tuple[Sample, Any]],
     served: list[ServedCollection],
-    outputs: Any,
     returns: Pattern,
     failures: list[Diagnostic],
 ) -> ExportReport | None:
     """Write the file, and put it in its place if it answers as the model does; else say why not in ``failures``."""
-    returned = (
-        expressions(returns) if program.returns_typed else {name: f"output[{name!r}]" for name in tensor_names(returns)}
-    )
-    fillings = _named(program.script, [filling for each in served for filling in each.fillings])
-    script = compile_served(make_served_model(program.script, signature, returned).eval())
-    if isinstance(script, Diagnostic):
-        failures.append(script)
-        return None
-    unreadable = _check_loading(script, fillings)
+    fillings = _named(artifact, [filling for each in served for filling in each.fillings])
+    unreadable = artifact.check_loading(fillings)
     if unreadable is not None:
         failures.append(unreadable)
         return None
     temporary = temporary_name(target)
     try:
-        manifest = partial(make_manifest, signature, returns, served, portable=True)
+        manifest = partial(make_manifest, signature, returns, served, portable=True, format=format)
         with disk_errors(target):
-            records = write_file(script, fillings, manifest, temporary, show_progress=_is_big(fillings))
+            records = write_file(artifact.save, fillings, manifest, temporary, show_progress=_is_big(fillings))
         for name, content in read_in_place(temporary, records, fillings).items():
-            _set(script.program, name, content)
-        error = _difference(script, signature, call, outputs, returns, served, failures)
+            artifact.set_buffer(name, content)
+        error = _difference(artifact, signature, calls, returns, served, failures)
         if error is None:
             return None
         size = temporary.stat().st_size
@@ -192,22 +190,21 @@ def _write(
             os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
-    graph = "" if program.graph_module is None else format_graph(program.graph_module)
     return ExportReport(
         path=target,
-        format="torchscript",
+        format=format,
         bytes=size,
         tables=tuple(size for each in served for size in _sizes(each)),
-        graph=graph,
+        graph=artifact.graph,
         passes={each.path: each.records for each in served},
         output_error=error,
         notes=tuple(failures),
     )
 
 
-def _named(script: torch.jit.ScriptModule, fillings: list[Filling]) -> list[Filling]:
+def _named(artifact: Artifact, fillings: list[Filling]) -> list[Filling]:
     """The buffers that the program has, under the names that they have there; a collection may never be called."""
-    names = {buffer.data_ptr(): name for name, buffer in script.named_buffers() if buffer.numel()}
+    names = {buffer.data_ptr(): name for name, buffer in artifact.buffers().items() if buffer.numel()}
     return [
         replace(filling, name=names[filling.buffer.data_ptr()])
         for filling in fillings
@@ -215,53 +212,31 @@ def _named(script: torch.jit.ScriptModule, fillings: list[Filling]) -> list[Fill
     ]
 
 
-def _set(script: Any, name: str, buffer: torch.Tensor) -> None:
-    *path, last = name.split(".")
-    for part in path:
-        script = getattr(script, part)
-    setattr(script, last, buffer)
-
-
-def _check_loading(script: torch.jit.ScriptModule, fillings: list[Filling]) -> Diagnostic | None:
-    """Load the program without its big buffers. TorchScript saves names that it cannot read again."""
-    for filling in fillings:
-        _set(script.program, filling.name, filling.buffer[:0].clone())  # a view would be saved with all its storage
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
-            torch.jit.load(io.BytesIO(script.save_to_buffer()))
-    except RuntimeError as error:
-        message = f"TorchScript cannot read what it saves: {str(error).strip().splitlines()[0]}"
-        return Diagnostic("not_scriptable", "", message)
-    finally:
-        for filling in fillings:
-            _set(script.program, filling.name, filling.buffer)
-    return None
-
-
 def _difference(
-    script: torch.jit.ScriptModule,
+    artifact: Artifact,
     signature: Signature,
-    call: Sample,
-    outputs: Any,
+    calls: list[tuple[Sample, Any]],
     returns: Pattern,
     served: list[ServedCollection],
     failures: list[Diagnostic],
 ) -> float | None:
     """The largest difference between an output of the file and of the model; None if it is not the same program."""
-    wanted = list(take_apart(returns, outputs).items())
-    try:
-        found = list(run_model(script.named, Sample(*signature.flatten(call.args, call.kwargs))).items())
-    except Exception as error:  # TorchScript raises errors of many types
-        failures.append(Diagnostic("export_differs", "", f"the file raises {type(error).__name__}: {error}"))
-        return None
     is_exact = not any(error for each in served for error in each.errors.values())
     rtol, atol = (1e-5, 1e-6) if is_exact else (0.0, float("inf"))
-    difference = first_difference(wanted, found, rtol, atol)
-    if difference is not None:
-        failures.append(Diagnostic("export_differs", "", f"the file answers differently: {difference}"))
-        return None
-    return largest_output_difference(wanted, found)
+    largest = 0.0
+    for call, outputs in calls:
+        wanted = list(take_apart(returns, outputs).items())
+        try:
+            found = list(run_model(artifact.named, Sample(*signature.flatten(call.args, call.kwargs))).items())
+        except Exception as error:  # programs raise errors of many types
+            failures.append(Diagnostic("export_differs", "", f"the file raises {type(error).__name__}: {error}"))
+            return None
+        difference = first_difference(wanted, found, rtol, atol)
+        if difference is not None:
+            failures.append(Diagnostic("export_differs", "", f"the file answers differently: {difference}"))
+            return None
+        largest = max(largest, largest_output_difference(wanted, found))
+    return largest
 
 
 def _sizes(served: ServedCollection) -> Iterator[TableSize]:
@@ -285,12 +260,12 @@ def _is_big(fillings: list[Filling]) -> bool:
     return sum(filling.buffer.nbytes for filling in fillings) >= _SHOW_PROGRESS_FROM
 
 
-def _not_exported(failures: list[Diagnostic]) -> ExportError:
+def _not_exported(failures: list[Diagnostic], file_format: FileFormat) -> ExportError:
     ways = list(dict.fromkeys(str(each) for each in failures))
     return ExportError(
-        "TorchScript cannot express the model. "
+        f"{file_format.compiler} cannot express the model. "
         + " ".join(f"({number}) {each}" for number, each in enumerate(ways, 1)),
-        reason="not_scriptable",
+        reason=file_format.reason,
         module_path=failures[-1].path if failures else "",
         what_to_do="change the code that the message names, or keep it out of the model that is exported.",
     )

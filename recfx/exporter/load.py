@@ -16,6 +16,7 @@ from torch import nn
 
 from recfx.errors import ExportError, InputError
 from recfx.exporter.manifest import read_manifest, returns_from, signature_from
+from recfx.exporter.loaded_program import load_traced
 from recfx.exporter.returns import put_together
 from recfx.exporter.write_file import MANIFEST
 
@@ -23,7 +24,9 @@ from recfx.exporter.write_file import MANIFEST
 def load(path: str | os.PathLike[str], device: torch.device | str | None = None) -> LoadedModel:
     """Load a file that ``export`` has written, check that it is whole, and return the model.
 
-    Nothing runs but TorchScript's own code in the file: the manifest is JSON text, and nothing is unpickled by Python.
+    Of a TorchScript file, nothing runs but TorchScript's own code in it: the manifest is JSON text, and nothing is
+    unpickled by Python. A pt2 file is read by ``torch.export.load``, which evaluates expressions for sizes that are in
+    the file; load only pt2 files whose origin is known.
 
     Args:
         path: the file.
@@ -37,12 +40,13 @@ def load(path: str | os.PathLike[str], device: torch.device | str | None = None)
         raise ExportError(f"{found} is not a file.", reason="no_file", what_to_do="export a model to it first.")
     manifest = read_manifest(_checked_manifest(found), found)
     try:
+        if manifest.get("format") == "pt2":
+            return LoadedModel(load_traced(found, signature_from(manifest), device), manifest)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
-            script = torch.jit.load(str(found), map_location=device)
+            return LoadedModel(torch.jit.load(str(found), map_location=device), manifest)
     except RuntimeError as error:
         raise _damaged(found, str(error).strip().splitlines()[0]) from error
-    return LoadedModel(script, manifest)
 
 
 def _checked_manifest(path: Path) -> str | None:
@@ -66,13 +70,13 @@ class LoadedModel(nn.Module):
         manifest: its manifest.
 
     Attributes:
-        script: the TorchScript module, whose ``serve`` takes plain tensors by name.
+        script: the TorchScript module, or a ``LoadedProgram``; its ``serve`` takes plain tensors by name.
         manifest: what is in the file.
     """
 
-    def __init__(self, script: torch.jit.ScriptModule, manifest: dict[str, Any]) -> None:
+    def __init__(self, script: nn.Module, manifest: dict[str, Any]) -> None:
         super().__init__()
-        self.script = script
+        self.script: Any = script
         self.manifest = manifest
         self._signature = signature_from(manifest)
         self._returns = returns_from(manifest)
@@ -118,10 +122,10 @@ class LoadedModel(nn.Module):
 
 @contextmanager
 def _input_errors() -> Iterator[None]:
-    """Raise errors of the file's own checks as recfx's."""
+    """Raise errors of the file's own checks as recfx's: those whose message ends with a reason code."""
     try:
         yield
-    except torch.jit.Error as error:
+    except (torch.jit.Error, RuntimeError) as error:
         message = _last_line(error)
         if not message.endswith("]") or "[" not in message:
             raise

@@ -28,6 +28,7 @@ def make_manifest(
     collections: Iterable[ServedCollection],
     crcs: Mapping[str, int],
     portable: bool,
+    format: str = "torchscript",
 ) -> str:
     """The JSON text.
 
@@ -37,6 +38,7 @@ def make_manifest(
         collections: the exported collections.
         crcs: the CRC-32 of each big buffer, by name.
         portable: whether the file needs only the operators of torch and FBGEMM.
+        format: as for ``export``.
     """
     found = {
         "format_version": FORMAT_VERSION,
@@ -44,6 +46,7 @@ def make_manifest(
         "torch_version": torch.__version__.split("+")[0],
         "hash_version": HASH_VERSION,
         "portable": portable,
+        "format": format,
         "parameters": list(signature.parameters),
         "positional": signature.positional,
         "arguments": [_of_pattern(pattern) for pattern in signature.patterns],

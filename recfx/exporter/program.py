@@ -71,10 +71,7 @@ def programs(
         sample: one call of the model.
         failures: takes up why ways were left.
     """
-    warm, copies = fresh_copy(model)
-    run_model(warm, sample)  # some modules prepare themselves in their first forward
-    restore_buffers(warm, model)
-    served = {id(copies[collection]): module for collection, module in served.items()}
+    warm, served = warm_copy(model, served, sample)
     ways = _Ways()
     while not ways.exhausted:
         try:
@@ -88,6 +85,45 @@ def programs(
         yield Program(_script(_plain_root(warm, served, signature)), None, True)
     except _Failed as failed:
         failures.append(failed.diagnostic)
+
+
+def warm_copy(
+    model: nn.Module, served: Mapping[int, nn.Module], sample: Sample
+) -> tuple[nn.Module, dict[int, nn.Module]]:
+    """A copy that has run once, because some modules prepare themselves then, and ``served`` by the ``id`` in it."""
+    warm, copies = fresh_copy(model)
+    run_model(warm, sample)
+    restore_buffers(warm, model)
+    return warm, {id(copies[collection]): module for collection, module in served.items()}
+
+
+def traced_graphs(
+    model: nn.Module,
+    served: Mapping[int, nn.Module],
+    signature: Signature,
+    returns: Pattern,
+    sample: Sample,
+    failures: list[Diagnostic],
+) -> Iterator[fx.GraphModule]:
+    """The traced program before TorchScript compiles it, in one way after the other.
+
+    Args:
+        model: as ``warm_copy`` returns it, with ``served``.
+        served: what takes the place of each collection, by ``id``.
+        signature: as for ``programs``, like what follows.
+        returns: what the program returns; if ``is_typed`` is False for it, the graphs return tensors by name.
+        sample: one call of the model.
+        failures: takes up why ways were left.
+    """
+    ways = _Ways()
+    while not ways.exhausted:
+        try:
+            yield _trace(model, served, signature, returns, sample, ways)
+        except _Failed as failed:
+            failures.append(failed.diagnostic)
+            ways.learn(failed)
+        else:
+            ways.learn(_Failed(Diagnostic("export_differs", "", ""), "compile"))
 
 
 class _Failed(Exception):
@@ -174,6 +210,18 @@ def _trace_and_compile(
     sample: Sample,
     ways: _Ways,
 ) -> Program:
+    graph_module = _trace(model, served, signature, returns, sample, ways)
+    return Program(_script(graph_module), graph_module, is_typed(returns))
+
+
+def _trace(
+    model: nn.Module,
+    served: Mapping[int, nn.Module],
+    signature: Signature,
+    returns: Pattern,
+    sample: Sample,
+    ways: _Ways,
+) -> fx.GraphModule:
     live, copies = fresh_copy(model)
     tracer = _Tracer({id(copies[collection]) for collection in served}, ways)
     entry = _with_leaves(live, signature, returns)
@@ -187,8 +235,7 @@ def _trace_and_compile(
     if difference is not None:
         differs = Diagnostic("graph_differs", "", f"the traced graph differs: {difference}")
         raise _Failed(differs, "differs", frozenset(tracer.entered))
-    graph_module = _around_served(model, served, signature, entry, graph)
-    return Program(_script(graph_module), graph_module, is_typed(returns))
+    return _around_served(model, served, signature, entry, graph)
 
 
 def _around_served(

@@ -16,7 +16,7 @@ from recfx.modules.unexpanded_graph import make_unexpanded_graph
 from recfx.nodes import TableStore
 from recfx.nodes.resources import Resources
 from recfx.passes import PassRecord, export_passes, run_passes
-from recfx.serving import PoolRows
+from recfx.serving import SCRIPT, PoolRows, ServingTarget
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,10 @@ class ServedCollection:
 
 
 def serve_collection(
-    path: str, collection: HashEmbeddingBagCollection, dtypes: Mapping[str, torch.dtype]
+    path: str,
+    collection: HashEmbeddingBagCollection,
+    dtypes: Mapping[str, torch.dtype],
+    target: ServingTarget = SCRIPT,
 ) -> ServedCollection:
     """Run the export passes on a collection that this process holds as a whole.
 
@@ -52,8 +55,9 @@ def serve_collection(
         path: its fully qualified name.
         collection: the collection, which does not change.
         dtypes: the dtype of stored rows of each table.
+        target: which modules serve the nodes.
     """
-    return serve_tables(path, local_tables(collection), collection.is_weighted(), dtypes)
+    return serve_tables(path, local_tables(collection), collection.is_weighted(), dtypes, target)
 
 
 def local_tables(collection: HashEmbeddingBagCollection) -> dict[str, TableSource]:
@@ -70,7 +74,11 @@ def local_tables(collection: HashEmbeddingBagCollection) -> dict[str, TableSourc
 
 
 def serve_tables(
-    path: str, tables: Mapping[str, TableSource], is_weighted: bool, dtypes: Mapping[str, torch.dtype]
+    path: str,
+    tables: Mapping[str, TableSource],
+    is_weighted: bool,
+    dtypes: Mapping[str, torch.dtype],
+    target: ServingTarget = SCRIPT,
 ) -> ServedCollection:
     """Run the export passes on the graph of a collection that has these tables.
 
@@ -79,12 +87,13 @@ def serve_tables(
         tables: where each table comes from, in the collection's order.
         is_weighted: whether batches carry weights for ids.
         dtypes: the dtype of stored rows of each table.
+        target: which modules serve the nodes.
     """
     specs = tuple(source.spec for source in tables.values())
     graph_module = make_unexpanded_graph(path, specs, is_weighted, Resources(_empty_store(specs)), None)
     frozen = {name: source.index for name, source in tables.items()}
     indexes = {path: {name: index for name, index in frozen.items() if index is not None}}
-    records = run_passes(graph_module, export_passes(indexes, {path: dtypes}))
+    records = run_passes(graph_module, export_passes(indexes, {path: dtypes}, target))
     lookups = [module for module in graph_module.modules() if isinstance(module, PoolRows)]
     stored = tuple(spec for lookup in lookups for spec in lookup.specs)
     errors: dict[str, float] = {}

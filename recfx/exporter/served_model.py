@@ -44,7 +44,7 @@ def make_served_model(program: torch.jit.ScriptModule, signature: Signature, out
     served: nn.Module = scope["ServedModel"]()
     served.program = program
     for leaf in signature.leaves():
-        served.add_module(f"input_{leaf.name}", _input(leaf))
+        served.add_module(f"input_{leaf.name}", named_input(leaf))
     names = {name: True for leaf in signature.leaves() for name in names_of(leaf)}
     served.input_names = names  # type: ignore[assignment]
     return served
@@ -60,7 +60,8 @@ def names_of(leaf: Pattern) -> list[str]:
     return [f"{leaf.name}.{key}.{part}" for key in leaf.keys for part in parts]
 
 
-def _input(leaf: Pattern) -> nn.Module:
+def named_input(leaf: Pattern) -> nn.Module:
+    """Takes an argument out of the tensors that ``serve`` is given."""
     if leaf.kind == "tensor":
         return NamedTensor(leaf.name)
     if leaf.kind == "jagged":

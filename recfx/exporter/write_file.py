@@ -1,9 +1,8 @@
-"""Writes a served model into a file: what is small with TorchScript, what is big piece by piece afterwards."""
+"""Writes a program into a file: what is small with torch, what is big piece by piece afterwards."""
 
 from __future__ import annotations
 
 import os
-import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,20 +20,20 @@ SMALL = 2**16
 
 
 MANIFEST = "recfx.json"
-"""The name of the manifest among the extra files of TorchScript's archive."""
+"""The name of the manifest among the extra files of the archive."""
 
 
 def write_file(
-    script: torch.jit.ScriptModule,
+    save: Callable[[Path, str], None],
     fillings: list[Filling],
     make_manifest: Callable[[dict[str, int]], str],
     path: Path,
     show_progress: bool,
 ) -> dict[str, Record]:
-    """Save a compiled served model with all its content.
+    """Save a program with all its content.
 
     Args:
-        script: the served model.
+        save: saves the program as it is, with the text of the manifest.
         fillings: its big buffers.
         make_manifest: makes the manifest, given the CRC-32 of each big buffer by name; always of the same length.
         path: the file to write.
@@ -53,12 +52,7 @@ def write_file(
             filling.fill()
             crcs[filling.name] = zlib.crc32(_memory(filling.buffer.view(-1).view(torch.uint8)))
     marks = [mark(filling.buffer.view(-1).view(torch.uint8)) for filling in late]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
-        try:
-            torch.jit.save(script, str(path), _extra_files={MANIFEST: make_manifest(crcs)})
-        except RuntimeError as error:  # what torch makes of an error of the disk
-            raise OSError(f"torch cannot save it: {str(error).strip().splitlines()[0]}") from error
+    save(path, make_manifest(crcs))
     *records, of_manifest = find_records(path, marks, f"/extra/{MANIFEST}")
     changed: dict[str, int] = {}
     total = sum(filling.buffer.nbytes for filling in late)

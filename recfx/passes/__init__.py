@@ -21,7 +21,7 @@ from recfx.passes.insert_transfers import InsertTransfers
 from recfx.passes.lower import Lower
 from recfx.passes.lower_to_script import LowerToScript
 from recfx.passes.quantize_rows import QuantizeRows
-from recfx.serving import FrozenIndex
+from recfx.serving import SCRIPT, FrozenIndex, ServingTarget
 
 
 def passes(backend: str = "auto", sharding: CollectionSharding | None = None) -> tuple[Pass, ...]:
@@ -46,21 +46,23 @@ def passes(backend: str = "auto", sharding: CollectionSharding | None = None) ->
 def export_passes(
     indexes: Mapping[str, Mapping[str, FrozenIndex]] = MappingProxyType({}),
     dtypes: Mapping[str, Mapping[str, torch.dtype]] = MappingProxyType({}),
+    target: ServingTarget = SCRIPT,
 ) -> tuple[Pass, ...]:
     """All passes that make the graph of an exported collection, in the order in which they run.
 
     Args:
         indexes: the frozen index of each table that has one, by collection and table.
         dtypes: the dtype of stored rows, by collection and table; others keep theirs.
+        target: which modules serve the nodes.
     """
     return (
         ExpandCollection(),
         InsertHash(),
         ElideHash(),
         BatchLookups(),
-        FreezeIndexes(indexes),
-        QuantizeRows(dtypes),
-        LowerToScript(),
+        FreezeIndexes(indexes, target),
+        QuantizeRows(dtypes, target),
+        LowerToScript(target),
     )
 
 

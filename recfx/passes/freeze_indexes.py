@@ -15,7 +15,7 @@ from recfx.ir.typed_access import find_module, meta_of, node_module
 from recfx.nodes import HashIds, Lookup, MeanDivide
 from recfx.passes._nodes import add_node, nodes_of_kind, remove_node, replace_inputs
 from recfx.passes.base import PassResult
-from recfx.serving import FindFrozenRows, FrozenIndex
+from recfx.serving import SCRIPT, FrozenIndex, ServingTarget
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,11 @@ class FreezeIndexes:
 
     Args:
         indexes: the frozen index of each table that has one, by collection and table.
+        target: says which module finds rows.
     """
 
     indexes: Mapping[str, Mapping[str, FrozenIndex]] = field(default_factory=dict)
+    target: ServingTarget = SCRIPT
     name: str = "freeze_indexes"
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
@@ -39,7 +41,7 @@ class FreezeIndexes:
 
     def _freeze(self, graph_module: fx.GraphModule, hash_ids: fx.Node) -> None:
         module, meta = node_module(graph_module, hash_ids, HashIds), meta_of(hash_ids)
-        find = FindFrozenRows(module.tables, dict(self.indexes[meta.collection]))
+        find = self.target.find(module.tables, dict(self.indexes[meta.collection]))
         with graph_module.graph.inserting_before(hash_ids):
             ids = hash_ids.all_input_nodes[0]
             rows = add_node(graph_module, "find_rows", find, (ids,), meta, module.tables, self.name, meta.shape)

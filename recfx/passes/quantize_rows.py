@@ -14,7 +14,7 @@ from recfx.ir.typed_access import meta_of, node_module
 from recfx.nodes import Lookup
 from recfx.passes._nodes import nodes_of_kind
 from recfx.passes.base import PassResult
-from recfx.serving import PoolRows
+from recfx.serving import SCRIPT, ServingTarget
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,11 @@ class QuantizeRows:
 
     Args:
         dtypes: the dtype of stored rows, by collection and table; others keep theirs.
+        target: says which module pools rows.
     """
 
     dtypes: Mapping[str, Mapping[str, torch.dtype]] = field(default_factory=dict)
+    target: ServingTarget = SCRIPT
     name: str = "quantize_rows"
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
@@ -34,7 +36,7 @@ class QuantizeRows:
         for node in found:
             module = node_module(graph_module, node, Lookup)
             tables = tuple(self._stored(module.collection, table) for table in module.tables)
-            pool = PoolRows(tables, module.pooling, module.features, module.is_weighted)
+            pool = self.target.pool(tables, module.pooling, module.features, module.is_weighted)
             pool.label = node.name
             graph_module.add_submodule(str(node.target), pool)
             annotate(node, replace(meta_of(node), kernel=pool.kernel))

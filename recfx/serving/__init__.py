@@ -10,8 +10,11 @@ from recfx.serving.divide_means import DivideMeans
 from recfx.serving.find_rows import FindFrozenRows, FrozenIndex
 from recfx.serving.pool_rows import PoolRows
 from recfx.serving.select_bags import SelectBags
+from recfx.serving.targets import SCRIPT, TRACED, ServingTarget
 
 __all__ = [
+    "SCRIPT",
+    "TRACED",
     "AssembleColumns",
     "Bags",
     "DivideMeans",
@@ -20,4 +23,5 @@ __all__ = [
     "PoolRows",
     "SelectBags",
     "ServedNode",
+    "ServingTarget",
 ]

@@ -1,0 +1,162 @@
+"""What an export makes before it is written: a program in one of the formats, which is filled, saved and compared."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from recfx.diagnostics import Diagnostic
+from recfx.exporter.arguments import Pattern, Signature
+from recfx.exporter.buffers import Filling
+from recfx.exporter.program import Program, compile_served, programs
+from recfx.exporter.returns import expressions, tensor_names
+from recfx.exporter.served_model import make_served_model
+from recfx.exporter.traced_artifact import traced_artifacts
+from recfx.exporter.write_file import MANIFEST
+from recfx.ir.printer import format_graph
+from recfx.serving import SCRIPT, TRACED, ServingTarget
+from recfx.tracing.sample import Sample
+
+
+class Artifact(Protocol):
+    """A program whose big buffers are not filled."""
+
+    @property
+    def graph(self) -> str:
+        """The text of its graph; "" if it has none."""
+        ...
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Its buffers by name."""
+        ...
+
+    def set_buffer(self, name: str, content: torch.Tensor) -> None:
+        """Put another tensor in the place of a buffer."""
+        ...
+
+    def check_loading(self, fillings: list[Filling]) -> Diagnostic | None:
+        """Why it could not be loaded if it were saved; None if it can."""
+        ...
+
+    def save(self, path: Path, manifest: str) -> None:
+        """Save it as it is, with the text of the manifest."""
+        ...
+
+    def named(self, *leaves: Any) -> dict[str, torch.Tensor]:
+        """Run it: the tensors and KJTs of the signature to output tensors by name."""
+        ...
+
+
+MakeArtifacts = Callable[
+    [nn.Module, Mapping[int, nn.Module], Signature, Pattern, Sample, list[Diagnostic]], Iterator[Artifact]
+]
+"""From the arguments of ``programs`` to what may become the file, in one way after the other."""
+
+
+class ScriptArtifact:
+    """A served model in TorchScript.
+
+    Args:
+        script: the served model.
+        program: the program in it.
+    """
+
+    def __init__(self, script: torch.jit.ScriptModule, program: Program) -> None:
+        self.script = script
+        self.graph = "" if program.graph_module is None else format_graph(program.graph_module)
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """See ``Artifact``."""
+        return dict(self.script.program.named_buffers())
+
+    def set_buffer(self, name: str, content: torch.Tensor) -> None:
+        """See ``Artifact``."""
+        *path, last = name.split(".")
+        module = self.script.program
+        for part in path:
+            module = getattr(module, part)
+        setattr(module, last, content)
+
+    def check_loading(self, fillings: list[Filling]) -> Diagnostic | None:
+        """Load the program without its big buffers. TorchScript saves names that it cannot read again."""
+        for filling in fillings:
+            self.set_buffer(filling.name, filling.buffer[:0].clone())  # a view would be saved with all its storage
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
+                torch.jit.load(io.BytesIO(self.script.save_to_buffer()))
+        except RuntimeError as error:
+            message = f"TorchScript cannot read what it saves: {str(error).strip().splitlines()[0]}"
+            return Diagnostic("not_scriptable", "", message)
+        finally:
+            for filling in fillings:
+                self.set_buffer(filling.name, filling.buffer)
+        return None
+
+    def save(self, path: Path, manifest: str) -> None:
+        """See ``Artifact``."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
+            try:
+                torch.jit.save(self.script, str(path), _extra_files={MANIFEST: manifest})
+            except RuntimeError as error:  # what torch makes of an error of the disk
+                raise OSError(f"torch cannot save it: {str(error).strip().splitlines()[0]}") from error
+
+    def named(self, *leaves: Any) -> dict[str, torch.Tensor]:
+        """See ``Artifact``."""
+        found: dict[str, torch.Tensor] = self.script.named(*leaves)
+        return found
+
+
+def script_artifacts(
+    model: nn.Module,
+    served: Mapping[int, nn.Module],
+    signature: Signature,
+    returns: Pattern,
+    sample: Sample,
+    failures: list[Diagnostic],
+) -> Iterator[ScriptArtifact]:
+    """The model in TorchScript; arguments as for ``programs``."""
+    for program in programs(model, served, signature, returns, sample, failures):
+        if program.returns_typed:
+            returned = expressions(returns)
+        else:
+            returned = {name: f"output[{name!r}]" for name in tensor_names(returns)}
+        script = compile_served(make_served_model(program.script, signature, returned).eval())
+        if isinstance(script, Diagnostic):
+            failures.append(script)
+        else:
+            yield ScriptArtifact(script, program)
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """A format of ``export``.
+
+    Args:
+        target: the modules of its nodes.
+        make: makes the program.
+        compiler: what makes it, for messages.
+        reason: the code of the error if that cannot.
+        compares_resized: whether the file is compared with the model on a bigger batch, too.
+    """
+
+    target: ServingTarget
+    make: MakeArtifacts
+    compiler: str
+    reason: str
+    compares_resized: bool
+
+
+FILE_FORMATS = {
+    "torchscript": FileFormat(SCRIPT, script_artifacts, "TorchScript", "not_scriptable", compares_resized=False),
+    "pt2": FileFormat(TRACED, traced_artifacts, "torch.export", "not_exportable", compares_resized=True),
+}
+"""The formats by name. What becomes TorchScript was compared on a bigger batch when it was traced."""

@@ -1,0 +1,229 @@
+"""The exported program of format ``pt2``: ``torch.export`` runs the model's code around the exported graphs.
+
+It is a tracer itself, which sees through dataclasses and other Python, so nothing needs to trace the model before it. It
+needs no values: big buffers are not read, and the arguments are zeros of the sample's shapes. Sizes that change with the
+batch are symbols, 0 and 1 included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+from recfx.diagnostics import Diagnostic
+from recfx.exporter.arguments import Pattern, Signature, rebuild
+from recfx.exporter.buffers import Filling
+from recfx.exporter.compare_outputs import resized
+from recfx.exporter.flat_tensors import flat_names, flat_tensors, join_tensors, parts_of
+from recfx.exporter.model_copies import detach_parameters, fresh_copy
+from recfx.exporter.program import traced_graphs, warm_copy
+from recfx.exporter.returns import is_typed, take_apart
+from recfx.exporter.write_file import MANIFEST
+from recfx.hooks import has_forward_hooks
+from recfx.references.find_references import own_modules
+from recfx.tracing.sample import Sample
+
+
+_LONGEST = 400  # characters of torch's messages
+
+Call = Callable[[list[Any]], dict[str, torch.Tensor]]
+"""From the tensors and KJTs of the signature to the output tensors by name."""
+
+
+Examples = tuple[list[torch.Tensor], list[dict[int, Any]]]
+"""The program's arguments, and which of their sizes are symbols."""
+
+
+class TracedArtifact:
+    """A program that ``torch.export`` has made.
+
+    Args:
+        exported: the program.
+        signature: its arguments, before they are taken apart into tensors.
+    """
+
+    def __init__(self, exported: ExportedProgram, signature: Signature) -> None:
+        self.exported = exported
+        self.signature = signature
+        self.graph = str(exported.graph)
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """See ``Artifact``."""
+        return dict(self.exported.state_dict)
+
+    def set_buffer(self, name: str, content: torch.Tensor) -> None:
+        """See ``Artifact``."""
+        self.exported.state_dict[name] = content
+
+    def check_loading(self, fillings: list[Filling]) -> Diagnostic | None:
+        """None: what ``torch.export`` saves, it can load."""
+        return None
+
+    def save(self, path: Path, manifest: str) -> None:
+        """See ``Artifact``. Takes memory for a second copy of the biggest buffer, which torch makes of it."""
+        with path.open("w+b") as file:  # of a path, torch would want to end with .pt2
+            torch.export.save(self.exported, file, extra_files={MANIFEST: manifest})
+
+    def named(self, *leaves: Any) -> dict[str, torch.Tensor]:
+        """See ``Artifact``."""
+        found: dict[str, torch.Tensor] = self.exported.module()(*flat_tensors(self.signature, list(leaves)))
+        return found
+
+
+def traced_artifacts(
+    model: nn.Module,
+    served: Mapping[int, nn.Module],
+    signature: Signature,
+    returns: Pattern,
+    sample: Sample,
+    failures: list[Diagnostic],
+) -> Iterator[TracedArtifact]:
+    """The model as ``torch.export`` traces it, or the graph that ``program.py`` has traced; arguments as for ``programs``.
+
+    That graph has the hooks of collections, no code that reads their attributes, and no names that are keywords.
+    """
+    warm, served = warm_copy(model, served, sample)
+    arguments = signature, _examples(warm, signature, sample), failures
+    if not any(has_forward_hooks(module) for module in warm.modules() if id(module) in served):
+        root = fresh_copy(warm, served)[0]
+        yield from _exported(root, _whole_call(root, signature, returns), *arguments)
+    for graph_module in traced_graphs(warm, served, signature, returns, sample, failures):
+        yield from _exported(graph_module, _flat_call(graph_module, returns), *arguments)
+
+
+def _exported(
+    root: nn.Module, call: Call, signature: Signature, examples: Examples, failures: list[Diagnostic]
+) -> Iterator[TracedArtifact]:
+    detach_parameters(own_modules(root))
+    try:
+        tensors, symbols = examples
+        with torch.no_grad(), _quiet():
+            entry = _entry(root, call, signature)
+            exported = torch.export.export(entry, tuple(tensors), dynamic_shapes=tuple(symbols))
+    except Exception as error:  # user code under a tracer can raise anything; the reason is part of the error
+        failures.append(_why_not(error, root))
+        return
+    exported.example_inputs = None  # not part of the file
+    narrow = _narrow(exported)
+    if narrow is None:
+        yield TracedArtifact(exported, signature)
+    else:
+        failures.append(Diagnostic("not_exportable", "", f"the program does not take every batch: {narrow}"))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without warnings about how torch and TorchRec use torch."""
+    logger = logging.getLogger("torch.fx._symbolic_trace")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _examples(model: nn.Module, signature: Signature, sample: Sample) -> Examples:
+    """Zeros of the sample's shapes, and which of their sizes are symbols: numbers of ids, and what changes with a batch.
+
+    A size of 0 or 1 would become a constant of the program, so the batch is made bigger, if its size is known.
+    """
+    shapes = _shapes(signature, sample)
+    bigger = resized(model, sample)
+    biggest = None if bigger is None else bigger.resized()
+    shapes, used = _shapes(signature, sample), _shapes(signature, biggest or sample)
+    changed = shapes if bigger is None else _shapes(signature, bigger)
+    symbols: list[dict[int, Any]] = []
+    for before, after in zip(shapes, changed, strict=True):
+        symbols.append({dim: Dim.AUTO if after[dim] == size else Dim.DYNAMIC for dim, size in enumerate(before)})
+    number = 0
+    for leaf in signature.leaves():
+        parts = parts_of(leaf)
+        if leaf.kind != "tensor":
+            lengths = used[number + 1]
+            used[number + 1] = (*lengths[:-1], max(2, lengths[-1]))
+            symbols[number + 1] = {len(lengths) - 1: Dim.DYNAMIC}
+            ids = 2 * math.prod(lengths) + 7  # no size that something else has
+            for part in {0, len(parts) - 1} - {1}:
+                used[number + part] = (ids, *used[number + part][1:])
+                symbols[number + part] = {0: Dim.DYNAMIC}
+        number += len(parts)
+    tensors = flat_tensors(signature, signature.flatten(sample.args, sample.kwargs))
+    return [tensor.new_zeros(shape) for tensor, shape in zip(tensors, used, strict=True)], symbols
+
+
+def _narrow(exported: ExportedProgram) -> str | None:
+    """An argument of the program that cannot have some size; torch takes 2 and more for every size."""
+    user_inputs = exported.graph_signature.user_inputs
+    for node in exported.graph.find_nodes(op="placeholder"):
+        for dim, size in enumerate(node.meta["val"].shape if node.name in user_inputs else ()):
+            found = None if isinstance(size, int) else exported.range_constraints.get(size.node.expr)
+            if found is not None and (found.lower > 2 or found.upper < sys.maxsize - 1):
+                return f"size {dim} of {node.name} would have to be from {found.lower} to {found.upper}"
+    return None
+
+
+def _shapes(signature: Signature, sample: Sample) -> list[tuple[int, ...]]:
+    return [tuple(tensor.shape) for tensor in flat_tensors(signature, signature.flatten(sample.args, sample.kwargs))]
+
+
+def _whole_call(root: nn.Module, signature: Signature, returns: Pattern) -> Call:
+    """Calls a model with the tensors and KJTs of its arguments."""
+
+    def call(leaves: list[Any]) -> dict[str, torch.Tensor]:
+        remaining = iter(leaves)
+        values = [rebuild(pattern, remaining) for pattern in signature.patterns]
+        args = values[: signature.positional]
+        keywords = dict(zip(signature.parameters[len(args) :], values[len(args) :], strict=True))
+        return take_apart(returns, root(*args, **keywords))
+
+    return call
+
+
+def _flat_call(graph_module: nn.Module, returns: Pattern) -> Call:
+    """Calls a graph, which takes the tensors and KJTs themselves."""
+
+    def call(leaves: list[Any]) -> dict[str, torch.Tensor]:
+        returned = graph_module(*leaves)
+        return take_apart(returns, returned) if is_typed(returns) else returned
+
+    return call
+
+
+def _entry(root: nn.Module, call: Call, signature: Signature) -> nn.Module:
+    """A module that takes tensors and returns tensors by name."""
+
+    def call_flat(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        return call(list(join_tensors(signature, iter(tensors))))
+
+    names = ", ".join(flat_names(signature))
+    scope: dict[str, Any] = {"call": call_flat}
+    exec(f"def forward(self, {names}):\n    return call({names})", scope)
+    entry: nn.Module = type("Exported", (nn.Module,), {"forward": scope["forward"]})()
+    entry.model = root
+    return entry
+
+
+def _why_not(error: Exception, root: nn.Module) -> Diagnostic:
+    """What the tracer says, the module that it was in, and the line of that module's code."""
+    paths = {id(module): path for path, module in root.named_modules()}
+    path, line = "", ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
+        if id(module) in paths and frame.f_code.co_filename != nn.modules.module.__file__:
+            path, line = paths[id(module)], f" ({frame.f_code.co_filename}:{number})"
+    lines = [each.strip() for each in str(error).strip().splitlines() if each.strip()]
+    return Diagnostic("not_exportable", path, f"{type(error).__name__}: {' '.join(lines[:2])[:_LONGEST]}{line}")

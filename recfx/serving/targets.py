@@ -1,0 +1,32 @@
+"""The registry of exported nodes: which module serves each node, by the kind of program that a file holds."""
+
+from dataclasses import dataclass
+
+from recfx.serving.find_rows import FindFrozenRows
+from recfx.serving.pool_rows import PoolRows
+from recfx.serving.select_bags import SelectBags
+from recfx.serving.traced import TracedFindRows, TracedSelectBags
+
+
+@dataclass(frozen=True)
+class ServingTarget:
+    """The modules of one kind of program; what is not named here is the same in all of them.
+
+    Args:
+        name: of the target.
+        select: serves ``select_features``.
+        find: serves ``find_rows``.
+        pool: serves ``lookup``.
+    """
+
+    name: str
+    select: type[SelectBags] = SelectBags
+    find: type[FindFrozenRows] = FindFrozenRows
+    pool: type[PoolRows] = PoolRows
+
+
+SCRIPT = ServingTarget("torchscript")
+"""TorchScript on the CPU, with FBGEMM's operators."""
+
+TRACED = ServingTarget("pt2", TracedSelectBags, TracedFindRows)
+"""``torch.export`` on the CPU, with FBGEMM's operators."""

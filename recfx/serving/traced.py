@@ -1,0 +1,72 @@
+"""Nodes of an exported graph that ``torch.export`` can trace: no Python in them depends on what a batch holds.
+
+What is wrong with a batch is found by assertions in the graph, which say less than the messages of TorchScript: their
+texts cannot name the id or the length that they found.
+"""
+
+import fbgemm_gpu  # noqa: F401  registers the operators
+import torch
+
+from recfx.ir.tables import TableSpec
+from recfx.serving.bags import Bags
+from recfx.serving.find_rows import FindFrozenRows
+from recfx.serving.select_bags import SelectBags
+
+_FIND = "fbgemm::pruned_hashmap_lookup"
+
+if not torch._C._dispatch_has_kernel_for_dispatch_key(_FIND, "Meta"):
+
+    @torch.library.impl(_FIND, "Meta")
+    def _rows_of(indices: torch.Tensor, offsets: torch.Tensor, table: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(indices)
+
+
+class TracedSelectBags(SelectBags):
+    """``SelectBags`` with assertions in the graph in the place of branches. Arguments: as for ``SelectBags``."""
+
+    def __init__(self, collection: str, tables: tuple[TableSpec, ...], is_weighted: bool) -> None:
+        super().__init__(collection, tables, is_weighted)
+        self.rows = [0 if table.has_index else table.num_embeddings for table in tables for _ in table.feature_names]
+
+    def batch_size(self, keys: list[str], values: torch.Tensor, lengths: torch.Tensor) -> int:
+        """The number of samples; what is wrong with the batch's values is found when the graph runs."""
+        torch._assert_async((lengths >= 0).all(), f"{self.collection}: a length is negative [bad_lengths]")
+        torch._assert_async(
+            lengths.sum() == values.numel(),
+            f"{self.collection}: the lengths do not add up to the number of ids [bad_lengths]",
+        )
+        return lengths.numel() // len(keys)
+
+    def positions_in(self, keys: list[str]) -> torch.Tensor:
+        """Where the collection's features are among a batch's keys, int32 ``[F]``."""
+        return torch.tensor([keys.index(name) for name in self.feature_names], dtype=torch.int32)
+
+    def check_range(self, ids: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:
+        """Refuse ids that are not rows of a table without an index."""
+        borders = offsets.index_select(0, torch.arange(len(self.feature_names) + 1) * batch_size)
+        feature = torch.bucketize(torch.arange(ids.numel()), borders[1:-1], right=True)
+        is_wrong = (ids < self.lowest.index_select(0, feature)) | (ids > self.highest.index_select(0, feature))
+        wrong = torch.ops.fbgemm.asynchronous_complete_cumsum(is_wrong.long()).index_select(0, borders).diff()
+        for number, (name, table) in enumerate(zip(self.feature_names, self.table_names, strict=True)):
+            if self.rows[number] > 0:
+                torch._assert_async(
+                    wrong[number] == 0,
+                    f"{self.collection}: an id of feature {name} is out of range for table {table}, whose rows are "
+                    f"0 to {self.rows[number] - 1} [id_out_of_range]",
+                )
+
+
+class TracedFindRows(FindFrozenRows):
+    """``FindFrozenRows`` that takes every id for one of every table whose answers need completion."""
+
+    def forward(self, bags: Bags) -> Bags:
+        """``bags``: ids. Returns rows in the same bags, -1 for ids without one."""
+        batch_size = (bags.offsets.numel() - 1) // self.num_features
+        borders = bags.offsets.index_select(0, self.first_feature * batch_size)
+        ids = bags.values
+        rows = torch.ops.fbgemm.pruned_hashmap_lookup(ids, borders, self.slots, self.slot_borders)
+        position = torch.arange(ids.numel())
+        for number, table in enumerate(self.completed):
+            is_inside = (position >= borders[table]) & (position < borders[table + 1])
+            rows = torch.where(is_inside, self.complete(number, ids, rows), rows)
+        return Bags(rows, bags.offsets, bags.weights)
