@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from recfx.conversion.convert import convert
@@ -65,8 +64,8 @@ def export(
         sample: one call of the model, as for ``convert``. Batch size and numbers of ids are not fixed by it.
         quantize: how rows are stored: ``None`` (as they are), ``"fp16"``, ``"int8"`` or ``"int4"``; or one of these for
             each table by name.
-        format: ``"torchscript"``, or ``"pt2"`` for a program of ``torch.export``, which Python serves. Making it takes memory
-            for a second copy of the biggest collection.
+        format: ``"torchscript"``, or ``"pt2"`` for a program of ``torch.export``. Writing that takes memory for a
+            copy of the rows of the biggest collection, because torch saves no tensor in pieces.
         portable: use only operators of torch and of FBGEMM.
 
     Returns:
@@ -74,8 +73,9 @@ def export(
 
     Raises:
         ExportError: ``invalid_argument``, ``unsupported_argument``, ``not_scriptable``,
-            ``not_exportable``, ``sample_failed``, ``cannot_write``; of a sharded model, on all ranks, also ``ranks_differ``, ``other_rank_failed``,
-            ``several_process_groups``, ``model_is_sharded`` (by TorchRec alone).
+            ``not_exportable``, ``sample_failed``, ``cannot_write``; of a sharded model, on all ranks, also
+            ``ranks_differ``, ``other_rank_failed``, ``several_process_groups``, ``model_is_sharded`` (by TorchRec
+            alone).
         ConversionError: the model is not converted, and cannot be.
     """
     _check_arguments(format, portable)

@@ -76,14 +76,13 @@ def _keyed(leaf: Pattern, value: KeyedJaggedTensor) -> list[torch.Tensor]:
             raise RuntimeError(f"{leaf.name}: the batch lacks feature {key}; it has {keys} [missing_feature]")
     lengths, weights = value.lengths(), value.weights_or_none()
     if lengths.numel() % max(1, len(keys)):
-        raise RuntimeError(
-            f"{leaf.name}: {lengths.numel()} lengths do not fit {len(keys)} features [bad_lengths]"
-        )
+        raise RuntimeError(f"{leaf.name}: {lengths.numel()} lengths do not fit {len(keys)} features [bad_lengths]")
     batch_size = lengths.numel() // max(1, len(keys))
     if tuple(keys) == leaf.keys:
         return _jagged(leaf, value.values(), lengths, weights, (len(keys), batch_size))
     _jagged(leaf, value.values(), lengths, weights, (len(keys), batch_size))  # before kernels that check nothing
-    selected = permute_features(value, [keys.index(key) for key in leaf.keys], list(leaf.keys))
+    place = {key: number for number, key in enumerate(keys)}  # of two that are equal, the later one counts
+    selected = permute_features(value, [place[key] for key in leaf.keys], list(leaf.keys))
     return _jagged(
         leaf, selected.values(), selected.lengths(), selected.weights_or_none(), (len(leaf.keys), batch_size)
     )

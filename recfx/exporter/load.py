@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from recfx.errors import ExportError, InputError
-from recfx.exporter.manifest import read_manifest, returns_from, signature_from
 from recfx.exporter.loaded_program import load_traced
+from recfx.exporter.manifest import read_manifest, returns_from, signature_from
 from recfx.exporter.returns import put_together
 from recfx.exporter.write_file import MANIFEST
 

@@ -113,6 +113,6 @@ class LoadedProgram(nn.Module):
         if not fits:
             wanted = ", ".join(str(size) if isinstance(size, int) else "any" for size in example.shape)
             raise RuntimeError(
-                f"{name} is {tensor.dtype} of sizes {list(tensor.shape)}, but the program takes {example.dtype} of sizes "
-                f"[{wanted}] [wrong_argument]"
+                f"{name} is {tensor.dtype} of sizes {list(tensor.shape)}, but the program takes {example.dtype} of "
+                f"sizes [{wanted}] [wrong_argument]"
             )

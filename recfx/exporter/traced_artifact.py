@@ -1,8 +1,8 @@
 """The exported program of format ``pt2``: ``torch.export`` runs the model's code around the exported graphs.
 
-It is a tracer itself, which sees through dataclasses and other Python, so nothing needs to trace the model before it. It
-needs no values: big buffers are not read, and the arguments are zeros of the sample's shapes. Sizes that change with the
-batch are symbols, 0 and 1 included.
+It is a tracer itself, which sees through dataclasses and other Python, so nothing needs to trace the model before it.
+It needs no values: big buffers are not read, and the arguments are zeros of the sample's shapes. Sizes that change with
+the batch are symbols, 0 and 1 included.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from recfx.exporter.write_file import MANIFEST
 from recfx.hooks import has_forward_hooks
 from recfx.references.find_references import own_modules
 from recfx.tracing.sample import Sample
-
 
 _LONGEST = 400  # characters of torch's messages
 
@@ -89,12 +88,19 @@ def traced_artifacts(
     sample: Sample,
     failures: list[Diagnostic],
 ) -> Iterator[TracedArtifact]:
-    """The model as ``torch.export`` traces it, or the graph that ``program.py`` has traced; arguments as for ``programs``.
+    """The model as ``torch.export`` traces it, or else the graph that ``program.py`` has traced.
 
     That graph has the hooks of collections, no code that reads their attributes, and no names that are keywords.
+    Arguments: as for ``programs``.
     """
     warm, served = warm_copy(model, served, sample)
-    arguments = signature, _examples(warm, signature, sample), failures
+    examples = _examples(warm, signature, sample)
+    for name, tensor in zip(flat_names(signature), examples[0], strict=True):
+        if 0 in tensor.shape:
+            message = f"size {tensor.shape.index(0)} of {name} is 0, as in every batch then; pass a bigger sample"
+            failures.append(Diagnostic("not_exportable", "", message))
+            return
+    arguments = signature, examples, failures
     if not any(has_forward_hooks(module) for module in warm.modules() if id(module) in served):
         root = fresh_copy(warm, served)[0]
         yield from _exported(root, _whole_call(root, signature, returns), *arguments)
@@ -137,7 +143,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _examples(model: nn.Module, signature: Signature, sample: Sample) -> Examples:
-    """Zeros of the sample's shapes, and which of their sizes are symbols: numbers of ids, and what changes with a batch.
+    """Zeros of the sample's shapes, and which sizes are symbols: numbers of ids, and what changes with the batch size.
 
     A size of 0 or 1 would become a constant of the program, so the batch is made bigger, if its size is known.
     """

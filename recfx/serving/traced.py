@@ -12,48 +12,55 @@ from recfx.serving.bags import Bags
 from recfx.serving.find_rows import FindFrozenRows
 from recfx.serving.select_bags import SelectBags
 
+_MOST = 2**63 - 1
 _FIND = "fbgemm::pruned_hashmap_lookup"
 
 if not torch._C._dispatch_has_kernel_for_dispatch_key(_FIND, "Meta"):
 
     @torch.library.impl(_FIND, "Meta")
-    def _rows_of(indices: torch.Tensor, offsets: torch.Tensor, table: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(indices)
+    def _rows_of(ids: torch.Tensor, offsets: torch.Tensor, table: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(ids)
 
 
 class TracedSelectBags(SelectBags):
     """``SelectBags`` with assertions in the graph in the place of branches. Arguments: as for ``SelectBags``."""
 
+    least: torch.Tensor
+    most: torch.Tensor
+
     def __init__(self, collection: str, tables: tuple[TableSpec, ...], is_weighted: bool) -> None:
         super().__init__(collection, tables, is_weighted)
-        self.rows = [0 if table.has_index else table.num_embeddings for table in tables for _ in table.feature_names]
+        limits: list[int] = self.limits.tolist()
+        self.limited = [(number, limit) for number, limit in enumerate(limits) if limit >= 0]
+        self.register_buffer("most", torch.tensor([limit - 1 if limit >= 0 else _MOST for limit in limits]))
+        self.register_buffer("least", torch.tensor([0 if limit >= 0 else -_MOST - 1 for limit in limits]))
 
     def batch_size(self, keys: list[str], values: torch.Tensor, lengths: torch.Tensor) -> int:
         """The number of samples; what is wrong with the batch's values is found when the graph runs."""
-        torch._assert_async((lengths >= 0).all(), f"{self.collection}: a length is negative [bad_lengths]")
+        torch._assert_async(
+            ((lengths >= 0) & (lengths <= values.numel())).all(),
+            f"{self.collection}: a length is negative, or greater than the number of ids [bad_lengths]",
+        )
         torch._assert_async(
             lengths.sum() == values.numel(),
             f"{self.collection}: the lengths do not add up to the number of ids [bad_lengths]",
         )
         return lengths.numel() // len(keys)
 
-    def positions_in(self, keys: list[str]) -> torch.Tensor:
-        """Where the collection's features are among a batch's keys, int32 ``[F]``."""
-        return torch.tensor([keys.index(name) for name in self.feature_names], dtype=torch.int32)
-
-    def check_range(self, ids: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:
-        """Refuse ids that are not rows of a table without an index."""
+    def check_range(self, stretch: int, values: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:
+        """Refuse ids that are not rows of a table without an index; those of all stretches with the first."""
+        if stretch > 0:
+            return
         borders = offsets.index_select(0, torch.arange(len(self.feature_names) + 1) * batch_size)
-        feature = torch.bucketize(torch.arange(ids.numel()), borders[1:-1], right=True)
-        is_wrong = (ids < self.lowest.index_select(0, feature)) | (ids > self.highest.index_select(0, feature))
+        feature = torch.bucketize(torch.arange(values.numel()), borders[1:-1], right=True)
+        is_wrong = (values < self.least.index_select(0, feature)) | (values > self.most.index_select(0, feature))
         wrong = torch.ops.fbgemm.asynchronous_complete_cumsum(is_wrong.long()).index_select(0, borders).diff()
-        for number, (name, table) in enumerate(zip(self.feature_names, self.table_names, strict=True)):
-            if self.rows[number] > 0:
-                torch._assert_async(
-                    wrong[number] == 0,
-                    f"{self.collection}: an id of feature {name} is out of range for table {table}, whose rows are "
-                    f"0 to {self.rows[number] - 1} [id_out_of_range]",
-                )
+        for number, limit in self.limited:
+            torch._assert_async(
+                wrong[number] == 0,
+                f"{self.collection}: an id of feature {self.feature_names[number]} is out of range for table "
+                f"{self.table_names[number]}, whose rows are 0 to {limit - 1} [id_out_of_range]",
+            )
 
 
 class TracedFindRows(FindFrozenRows):

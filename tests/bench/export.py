@@ -52,6 +52,7 @@ class Pooled(nn.Module):
 # TorchRec's tracer writes them into the graph's code as they are, and strings would not compile.
 Pooled.forward.__annotations__ = get_type_hints(Pooled.forward)
 
+
 def run(setup: Setup) -> Iterator[Result]:
     """A forward of each file, for big and for small batches; the sizes of the files are among the facts."""
     with tempfile.TemporaryDirectory() as directory:
