@@ -7,12 +7,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 # Options for single targets: make test PYTEST_FLAGS="-k discovery", make demo DEMO_FLAGS=--quick, make bench BENCH_FLAGS=--json,
+# make serve-soak SOAK_FLAGS="--minutes 1",
 # make mutants MUTANTS="passes recfx/nodes/lookup.py" MUTANTS_FLAGS="--sample 50 --seed 1 --minutes 20"
 PYTEST_FLAGS ?=
 DEMO_FLAGS   ?=
 BENCH_FLAGS  ?=
 MUTANTS       ?=
 MUTANTS_FLAGS ?=
+SOAK_FLAGS    ?=
 
 # Processes that run tests, each with ranks of its own: as many as there are cores, at most four; JOBS=0: one.
 JOBS  ?= auto
@@ -21,6 +23,7 @@ XDIST := -n $(JOBS) --maxprocesses=4 --dist=loadfile
 QUICK := $(addprefix tests/,test_structure.py test_reason_codes.py ir passes hashing optim tracing inspect verification) \
          $(addprefix --ignore=tests/,hashing/test_index_properties.py hashing/test_slices.py inspect/test_command_line.py)
 
+CPP_SOURCES   := kernels/csrc/*.cpp kernels/csrc/*.h examples/serve_cpp/*.cpp examples/serve_cpp/*.h tests/exporter/*.cpp
 STAND_IN      := .packaging/fbgemm-gpu
 INSTALL_cpu   := ./$(STAND_IN) -e '.[cpu,dev]'
 INSTALL_npu   := ./$(STAND_IN) -e '.[npu,dev]'
@@ -39,12 +42,12 @@ ifeq ($(INSTALL),)
 $(error HOST=$(HOST) is none of cpu, npu, cuda)
 endif
 
-.PHONY: help setup demo test check mutants tsan bench lint format ascend clean
+.PHONY: help setup demo test check mutants tsan bench serve serve-sanitized serve-soak lint format ascend clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 	@echo "Variables: PYTHON=$(PYTHON) (3.10 to 3.13), HOST=$(HOST) (cpu, npu, cuda), JOBS, PYTEST_FLAGS, DEMO_FLAGS, BENCH_FLAGS, MUTANTS"
 
 setup: $(INSTALLED) $(LIBRARY_BUILT) ## create .venv, install, compile; the other targets do it by themselves
@@ -66,12 +69,21 @@ tsan: setup ## readers and writers of one index under the thread sanitizer (part
 bench: setup ## compare with the standard collection and FBGEMM, ratios printed
 	@$(BIN)/python -m tests.bench $(BENCH_FLAGS)
 
+serve: setup ## compile the C++ server of exported models: build/serve_cpp/recfx_serve
+	@$(BIN)/python -c 'from tests.exporter.cpp_server import build; print(build())'
+
+serve-sanitized: setup ## the tests of the C++ server, compiled with the address and undefined behaviour sanitizers
+	@RECFX_SERVE_REQUIRED=1 RECFX_SERVE_SANITIZE=1 $(BIN)/python -m pytest -q tests/exporter/test_serve_cpp.py
+
+serve-soak: setup ## ten minutes of load on the C++ server, with newer files and bad requests mixed in
+	@$(BIN)/python -m tests.exporter.serve_soak $(SOAK_FLAGS)
+
 mutants: setup ## put small faults into the code, one at a time: do the tests notice nine in ten of a sample?
 	@$(BIN)/python -m tests.mutants $(MUTANTS_FLAGS) $(MUTANTS)
 
 lint: $(INSTALLED) ## ruff, mypy, and clang-format for the C++ sources
 	@$(call say,"clang-format")
-	@$(BIN)/clang-format --dry-run --Werror kernels/csrc/*.cpp kernels/csrc/*.h
+	@$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES)
 	@$(call say,"ruff check")
 	@$(BIN)/ruff check .
 	@$(call say,"ruff format")
@@ -80,7 +92,7 @@ lint: $(INSTALLED) ## ruff, mypy, and clang-format for the C++ sources
 	@$(BIN)/mypy
 
 format: $(INSTALLED) ## let ruff and clang-format format and fix what they can
-	@$(BIN)/clang-format -i kernels/csrc/*.cpp kernels/csrc/*.h
+	@$(BIN)/clang-format -i $(CPP_SOURCES)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 

@@ -34,6 +34,8 @@ MODULES = {
     *(f"recfx/{path.relative_to(ROOT)}" for folder in LINKED for path in ROOT.glob(f"{folder}/**/*.py")),
 }
 
+EXAMPLE = {str(path.relative_to(ROOT)) for path in (ROOT / "examples/serve_cpp").iterdir() if path.is_file()}
+
 BUILD = """
 import sys
 from setuptools import build_meta
@@ -83,9 +85,9 @@ def run_python(script: str, *arguments: str | Path, cwd: Path) -> str:
 def copy_sources(target: Path) -> Path:
     skip = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
     target.mkdir()
-    for name in ("recfx", *LINKED, STAND_IN):
+    for name in ("recfx", *LINKED, STAND_IN, "examples/serve_cpp"):
         shutil.copytree(ROOT / name, target / name, symlinks=True, ignore=skip)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy2(ROOT / name, target)
     return target
 
@@ -132,6 +134,11 @@ def test_holds_every_module_and_the_cpp_sources(built: Path, form: str) -> None:
     assert CSRC
     assert held >= MODULES | CSRC | {"recfx/py.typed"}
     assert not any(path.is_symlink() for path in (built / form).rglob("*"))
+
+
+def test_sdist_holds_the_sources_of_the_server(built: Path) -> None:
+    assert "examples/serve_cpp/CMakeLists.txt" in EXAMPLE
+    assert files(built / "sdist") >= EXAMPLE
 
 
 @pytest.mark.parametrize("form", ["wheel", "sdist-wheel"])

@@ -1,0 +1,20 @@
+// The errors of this program. Each message ends with a reason code in brackets, as in Python.
+#pragma once
+
+#include <stdexcept>
+
+namespace serve {
+
+// A file cannot be loaded: no_file, damaged_file, not_exported, newer_format, other_hash, or changed_file.
+class FileError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A request cannot be answered; the next one may be.
+class RequestError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace serve

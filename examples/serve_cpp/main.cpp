@@ -1,0 +1,318 @@
+// Serves an exported model without Python: reads requests, prints answers, and loads a newer file while it serves.
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <deque>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "bench.h"
+#include "errors.h"
+#include "requests.h"
+#include "served_model.h"
+
+namespace serve {
+namespace {
+
+constexpr const char* kUsage = R"(usage: recfx_serve MODEL [options]          answer requests
+       recfx_serve --check MODEL...            say of each file whether it can be loaded
+options:
+  --requests FILE   where requests are read from; default: standard input. requests.h describes them
+  --threads N       threads that answer requests; default: 1
+  --watch SECONDS   look for a newer file at MODEL this often, and load it while the old one serves
+  --bench SECONDS   print no answers, but how fast they are with 1, 2, ... N threads (default: 2), SECONDS each
+  --inputs          print the names of the inputs, and nothing else
+  --fbgemm DIR      where FBGEMM's libraries are; default: )" FBGEMM_DIR R"(
+  --library FILE    another library with operators, for a model that was exported with portable=False
+)";
+
+struct Options {
+  std::vector<std::string> models, libraries;
+  std::string requests = "-", fbgemm = FBGEMM_DIR;
+  int threads = 0;
+  double watch = 0, bench = 0;
+  bool check = false, inputs = false;
+};
+
+// Raises std::invalid_argument or std::out_of_range where an option has no number.
+Options parse(const std::vector<std::string>& arguments) {
+  Options options;
+  for (size_t at = 0; at < arguments.size(); ++at) {
+    const std::string& name = arguments[at];
+    const auto value = [&]() -> const std::string& {
+      if (++at == arguments.size()) {
+        throw std::invalid_argument(name);
+      }
+      return arguments[at];
+    };
+    if (name == "--requests") {
+      options.requests = value();
+    } else if (name == "--threads") {
+      options.threads = std::stoi(value());
+    } else if (name == "--watch") {
+      options.watch = std::stod(value());
+    } else if (name == "--bench") {
+      options.bench = std::stod(value());
+    } else if (name == "--fbgemm") {
+      options.fbgemm = value();
+    } else if (name == "--library") {
+      options.libraries.push_back(value());
+    } else if (name == "--check") {
+      options.check = true;
+    } else if (name == "--inputs") {
+      options.inputs = true;
+    } else if (name.starts_with("--")) {
+      throw std::invalid_argument(name);
+    } else {
+      options.models.push_back(name);
+    }
+  }
+  const bool has_models = options.check ? !options.models.empty() : options.models.size() == 1;
+  if (!has_models || options.threads < 0 || options.threads > 1024 || options.watch < 0 || options.bench < 0) {
+    throw std::invalid_argument("arguments");
+  }
+  return options;
+}
+
+// The model that new requests are answered by. Requests that have begun keep the one that they have.
+class CurrentModel {
+ public:
+  explicit CurrentModel(std::shared_ptr<const ServedModel> model) : model_(std::move(model)) {}
+
+  std::shared_ptr<const ServedModel> get() const {
+    const std::lock_guard lock(mutex_);
+    return model_;
+  }
+
+  void set(std::shared_ptr<const ServedModel> model) {
+    const std::lock_guard lock(mutex_);
+    model_.swap(model);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<const ServedModel> model_;
+};
+
+// Requests that wait for a thread: few, so that whoever sends them waits when the server does not keep up.
+class Queue {
+ public:
+  void push(Request request) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return waiting_.size() < kMost; });
+    waiting_.push_back(std::move(request));
+    changed_.notify_all();
+  }
+
+  void close() {
+    const std::lock_guard lock(mutex_);
+    is_closed_ = true;
+    changed_.notify_all();
+  }
+
+  // Nothing when the queue is closed and empty.
+  std::optional<Request> pop() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !waiting_.empty() || is_closed_; });
+    if (waiting_.empty()) {
+      return std::nullopt;
+    }
+    Request request = std::move(waiting_.front());
+    waiting_.pop_front();
+    changed_.notify_all();
+    return request;
+  }
+
+ private:
+  static constexpr size_t kMost = 64;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Request> waiting_;
+  bool is_closed_ = false;
+};
+
+// Loads a newer file as soon as there is one. A file that cannot be loaded changes nothing but the log.
+class Watcher {
+ public:
+  Watcher(std::string path, double seconds, CurrentModel& current)
+      : path_(std::move(path)), every_(seconds), current_(current), seen_(current.get()->stamp()) {
+    if (seconds > 0) {
+      thread_ = std::thread([this] { run(); });
+    }
+  }
+
+  ~Watcher() {
+    {
+      const std::lock_guard lock(mutex_);
+      stops_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, every_, [this] { return stops_; })) {
+      const FileStamp found = stamp_at(path_);
+      if (found == seen_ || found == FileStamp()) {
+        continue;
+      }
+      seen_ = found;
+      try {
+        auto model = std::make_shared<const ServedModel>(path_);
+        seen_ = model->stamp();
+        std::fprintf(stderr, "reloaded\t%s\n", model->version().c_str());
+        current_.set(std::move(model));
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "not reloaded\t%s\n", error.what());
+      }
+    }
+  }
+
+  const std::string path_;
+  const std::chrono::duration<double> every_;
+  CurrentModel& current_;
+  FileStamp seen_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stops_ = false;
+  std::thread thread_;
+};
+
+std::string answer(const ServedModel& model, const Request& request) {
+  if (!request.error.empty()) {
+    return format_error(request, "-", request.error);
+  }
+  try {
+    return format_answer(request, model.version(), model.serve(request.inputs));
+  } catch (const RequestError& error) {
+    return format_error(request, model.version(), error.what());
+  }
+}
+
+void serve_requests(RequestReader& reader, CurrentModel& current, int threads) {
+  Queue queue;
+  std::mutex printing;
+  std::vector<double> latencies;
+  constexpr size_t kMostLatencies = 1'000'000;  // a server that runs for days reports on its first million requests
+  const auto work = [&] {
+    while (const std::optional<Request> request = queue.pop()) {
+      const auto begin = std::chrono::steady_clock::now();
+      const std::string text = answer(*current.get(), *request);
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      const std::lock_guard lock(printing);
+      std::fwrite(text.data(), 1, text.size(), stdout);
+      std::fflush(stdout);
+      if (latencies.size() < kMostLatencies) {
+        latencies.push_back(took.count());
+      }
+    }
+  };
+  std::vector<std::thread> running;
+  for (int thread = 0; thread < threads; ++thread) {
+    running.emplace_back(work);
+  }
+  while (std::optional<Request> request = reader.next()) {
+    queue.push(std::move(*request));
+  }
+  queue.close();
+  for (std::thread& each : running) {
+    each.join();
+  }
+  std::fprintf(stderr, "served\t%zu requests, %s\n", latencies.size(), percentiles(latencies).c_str());
+}
+
+void bench_requests(RequestReader& reader, const ServedModel& model, int threads, double seconds) {
+  std::vector<Request> requests;
+  while (std::optional<Request> request = reader.next()) {
+    if (!request->error.empty()) {
+      throw RequestError("request " + request->id + ": " + request->error);
+    }
+    requests.push_back(std::move(*request));
+  }
+  if (requests.empty()) {
+    throw RequestError("there are no requests to measure [bad_request]");
+  }
+  for (int each = 1; each <= threads; ++each) {
+    std::printf("%s\n", bench(model, requests, each, seconds).c_str());
+    std::fflush(stdout);
+  }
+}
+
+int check_files(const std::vector<std::string>& paths) {
+  int damaged = 0;
+  for (const std::string& path : paths) {
+    try {
+      const ServedModel model(path);
+      std::printf("ok\t%s\t%s\n", path.c_str(), model.version().c_str());
+    } catch (const FileError& error) {
+      std::printf("error\t%s\t%s\n", path.c_str(), error.what());
+      damaged = 1;
+    }
+    std::fflush(stdout);
+  }
+  return damaged;
+}
+
+int run(const Options& options) {
+  load_fbgemm(options.fbgemm);
+  for (const std::string& library : options.libraries) {
+    load_library(library);
+  }
+  set_threads_within_requests(1);  // threads answer requests side by side instead
+  if (options.check) {
+    return check_files(options.models);
+  }
+  CurrentModel current(std::make_shared<const ServedModel>(options.models[0]));
+  if (options.inputs) {
+    for (const std::string& name : current.get()->input_names()) {
+      std::printf("%s\n", name.c_str());
+    }
+    return 0;
+  }
+  std::ifstream file;
+  if (options.requests != "-") {
+    file.open(options.requests, std::ios::binary);
+    if (!file) {
+      throw FileError(options.requests + " cannot be read [no_file]");
+    }
+  }
+  RequestReader reader(options.requests == "-" ? std::cin : file);
+  std::fprintf(stderr, "loaded\t%s\n", current.get()->version().c_str());
+  if (options.bench > 0) {
+    bench_requests(reader, *current.get(), options.threads ? options.threads : 2, options.bench);
+    return 0;
+  }
+  const Watcher watcher(options.models[0], options.watch, current);
+  serve_requests(reader, current, options.threads ? options.threads : 1);
+  return 0;
+}
+
+}  // namespace
+}  // namespace serve
+
+int main(int count, char** arguments) {
+  serve::Options options;
+  try {
+    options = serve::parse(std::vector<std::string>(arguments + 1, arguments + count));
+  } catch (const std::exception&) {
+    std::fputs(serve::kUsage, stderr);
+    return 2;
+  }
+  try {
+    return serve::run(options);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error\t%s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,126 @@
+#include "manifest.h"
+
+#include <charconv>
+#include <map>
+#include <optional>
+
+#include "errors.h"
+
+namespace serve {
+namespace {
+
+// The members of a JSON object, each as the text of its value. It looks no deeper than brackets and strings need.
+class TopLevel {
+ public:
+  explicit TopLevel(const std::string& text) : text_(text) {}
+
+  // Nothing if the text is not an object.
+  std::optional<std::map<std::string, std::string>> members() {
+    std::map<std::string, std::string> found;
+    if (!take('{')) {
+      return std::nullopt;
+    }
+    if (take('}')) {
+      return found;
+    }
+    do {
+      skip_space();
+      const size_t name = at_;
+      if (!skip_string()) {
+        return std::nullopt;
+      }
+      const std::string key = text_.substr(name + 1, at_ - name - 2);
+      if (!take(':')) {
+        return std::nullopt;
+      }
+      skip_space();
+      const size_t value = at_;
+      if (!skip_value()) {
+        return std::nullopt;
+      }
+      found[key] = text_.substr(value, at_ - value);
+    } while (take(','));
+    return take('}') ? std::optional(found) : std::nullopt;
+  }
+
+ private:
+  void skip_space() { at_ = std::min(text_.find_first_not_of(" \t\r\n", at_), text_.size()); }
+
+  bool take(char wanted) {
+    skip_space();
+    const bool is_there = at_ < text_.size() && text_[at_] == wanted;
+    at_ += is_there;
+    return is_there;
+  }
+
+  bool skip_string() {
+    if (at_ >= text_.size() || text_[at_] != '"') {
+      return false;
+    }
+    for (++at_; at_ < text_.size(); ++at_) {
+      if (text_[at_] == '\\') {
+        ++at_;
+      } else if (text_[at_] == '"') {
+        ++at_;
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // Up to the comma or bracket behind the value.
+  bool skip_value() {
+    for (int depth = 0; at_ < text_.size();) {
+      const char here = text_[at_];
+      if (here == '"') {
+        if (!skip_string()) {
+          return false;
+        }
+        continue;
+      }
+      const bool closes = here == '}' || here == ']';
+      if (depth == 0 && (closes || here == ',')) {
+        return true;
+      }
+      depth += (here == '{' || here == '[') - closes;
+      ++at_;
+    }
+    return false;
+  }
+
+  const std::string& text_;
+  size_t at_ = 0;
+};
+
+std::optional<int64_t> integer(const std::map<std::string, std::string>& members, const std::string& name) {
+  const auto member = members.find(name);
+  if (member == members.end()) {
+    return std::nullopt;
+  }
+  const std::string text = member->second.substr(0, member->second.find_last_not_of(" \t\r\n") + 1);
+  int64_t found = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), found);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(found) : std::nullopt;
+}
+
+}  // namespace
+
+void check_manifest(const std::string& path, const Archive& archive) {
+  const Record* record = archive.find("/extra/recfx.json");
+  const std::string text = record == nullptr ? "" : archive.read(*record);
+  const auto members = TopLevel(text).members();
+  const auto format = members ? integer(*members, "format_version") : std::nullopt;
+  if (!format) {
+    throw FileError(path + " has no manifest of recfx: load a file that recfx.export has written [not_exported]");
+  }
+  if (*format > kFormatVersion) {
+    throw FileError(path + " has format " + std::to_string(*format) + ", this server reads formats up to " +
+                    std::to_string(kFormatVersion) + ": build the server of that version of recfx [newer_format]");
+  }
+  if (integer(*members, "hash_version") != kHashVersion) {
+    throw FileError(path + " maps ids to rows by another hash than version " + std::to_string(kHashVersion) +
+                    ": export the model again [other_hash]");
+  }
+}
+
+}  // namespace serve

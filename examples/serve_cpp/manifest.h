@@ -1,0 +1,17 @@
+// The manifest of an exported file: JSON text, of which a server needs the versions. This file does not use torch.
+#pragma once
+
+#include <string>
+
+#include "model_file.h"
+
+namespace serve {
+
+// The versions that this program reads; see recfx/exporter/manifest.py.
+constexpr int kFormatVersion = 1;
+constexpr int kHashVersion = 1;
+
+// Throw a FileError unless the archive is one that recfx.export has written, in a format that this program knows.
+void check_manifest(const std::string& path, const Archive& archive);
+
+}  // namespace serve

@@ -1,0 +1,185 @@
+#include "served_model.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+#include <caffe2/serialize/read_adapter_interface.h>
+#include <dlfcn.h>
+#include <torch/script.h>
+
+#include <cstring>
+
+#include "errors.h"
+#include "manifest.h"
+
+namespace serve {
+namespace {
+
+// In the order in which fbgemm_gpu/__init__.py loads them, behind the two that they need. Training is left out.
+constexpr const char* kFbgemmLibraries[] = {
+    "asmjit",
+    "fbgemm",
+    "fbgemm_gpu_config",
+    "fbgemm_gpu_tbe_utils",
+    "fbgemm_gpu_tbe_index_select",
+    "fbgemm_gpu_tbe_cache",
+    "fbgemm_gpu_tbe_common",
+    "fbgemm_gpu_tbe_optimizers",
+    "fbgemm_gpu_tbe_inference",
+    "fbgemm_gpu_sparse_async_cumsum",
+    "fbgemm_gpu_py",
+};
+
+// Lets torch read the file that was checked, which may no longer be the one at its path.
+class CheckedFile : public caffe2::serialize::ReadAdapterInterface {
+ public:
+  explicit CheckedFile(const File& file) : file_(file) {}
+
+  size_t size() const override { return file_.size(); }
+
+  size_t read(uint64_t position, void* to, size_t bytes, const char*) const override {
+    try {
+      file_.read(position, to, bytes);
+      return bytes;
+    } catch (const FileError&) {  // exceptions must not pass through torch's zip reader, which is written in C
+      return 0;
+    }
+  }
+
+ private:
+  const File& file_;
+};
+
+at::ScalarType scalar_type(DType dtype) {
+  switch (dtype) {
+    case DType::kBool:
+      return at::kBool;
+    case DType::kUInt8:
+      return at::kByte;
+    case DType::kInt32:
+      return at::kInt;
+    case DType::kInt64:
+      return at::kLong;
+    case DType::kFloat32:
+      return at::kFloat;
+    case DType::kFloat64:
+      break;
+  }
+  return at::kDouble;
+}
+
+// The last line of TorchScript's message, which is that of the error in the model; the others are a stack trace.
+std::string last_line(const char* what) {
+  std::string message = what;
+  message.erase(message.find_last_not_of(" \t\r\n") + 1);
+  message.erase(0, message.rfind('\n') + 1);  // npos + 1 is 0
+  for (const char* prefix : {"builtins.", "RuntimeError: "}) {
+    if (message.starts_with(prefix)) {
+      message.erase(0, std::strlen(prefix));
+    }
+  }
+  return message.ends_with(']') ? message : message + " [request_failed]";
+}
+
+Array array_of(const std::string& name, at::Tensor tensor) {
+  Array found;
+  found.name = name;
+  if (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16) {
+    tensor = tensor.to(at::kFloat);
+  }
+  bool is_known = false;
+  for (DType dtype : {DType::kBool, DType::kUInt8, DType::kInt32, DType::kInt64, DType::kFloat32, DType::kFloat64}) {
+    if (scalar_type(dtype) == tensor.scalar_type()) {
+      found.dtype = dtype;
+      is_known = true;
+    }
+  }
+  if (!is_known) {
+    throw RequestError("output " + name + " is of type " + c10::toString(tensor.scalar_type()) +
+                       ", which this server does not print [unknown_output]");
+  }
+  tensor = tensor.to(at::kCPU).contiguous();
+  found.shape = tensor.sizes().vec();
+  found.data.resize(tensor.nbytes());
+  if (!found.data.empty()) {
+    std::memcpy(found.data.data(), tensor.const_data_ptr(), found.data.size());
+  }
+  return found;
+}
+
+}  // namespace
+
+void load_fbgemm(const std::string& directory) {
+  for (const char* name : kFbgemmLibraries) {
+    load_library(directory + "/" + name + ".so");
+  }
+}
+
+void load_library(const std::string& path) {
+  if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+    throw FileError(std::string("a library with operators cannot be loaded: ") + dlerror() + " [no_library]");
+  }
+}
+
+void set_threads_within_requests(int threads) { at::set_num_threads(threads); }
+
+struct ServedModel::Module {
+  torch::jit::Module script;
+};
+
+ServedModel::ServedModel(const std::string& path) {
+  const File file(path);
+  const Archive archive(file);
+  archive.check();
+  check_manifest(path, archive);
+  version_ = archive.fingerprint();
+  stamp_ = file.stamp();
+  const c10::InferenceMode no_gradients;
+  try {
+    module_ = std::make_unique<Module>();
+    module_->script = torch::jit::load(std::make_shared<CheckedFile>(file), at::kCPU, /*load_debug_files=*/false);
+    module_->script.eval();
+    module_->script.get_method("serve");
+  } catch (const c10::Error& error) {
+    throw FileError(path + " cannot be loaded: " + error.what_without_backtrace() + " [damaged_file]");
+  } catch (const std::exception& error) {
+    throw FileError(path + " cannot be loaded: " + error.what() + " [damaged_file]");
+  }
+  file.check_unchanged();
+}
+
+ServedModel::~ServedModel() = default;
+
+std::vector<Array> ServedModel::serve(const std::vector<Array>& inputs) const {
+  const c10::InferenceMode no_gradients;
+  try {
+    c10::Dict<std::string, at::Tensor> by_name;
+    for (const Array& input : inputs) {
+      void* data = const_cast<std::byte*>(input.data.data());  // only read
+      if (!by_name.insert(input.name, at::from_blob(data, input.shape, scalar_type(input.dtype))).second) {
+        throw RequestError("input " + input.name + " is there twice [duplicate_input]");
+      }
+    }
+    const c10::IValue answer = module_->script.get_method("serve")({by_name});
+    std::vector<Array> outputs;
+    for (const auto& output : answer.toGenericDict()) {
+      outputs.push_back(array_of(output.key().toStringRef(), output.value().toTensor()));
+    }
+    return outputs;
+  } catch (const RequestError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    throw RequestError(last_line(error.what_without_backtrace()));
+  } catch (const std::exception& error) {
+    throw RequestError(last_line(error.what()));
+  }
+}
+
+std::vector<std::string> ServedModel::input_names() const {
+  std::vector<std::string> names;
+  for (const auto& name : module_->script.attr("input_names").toGenericDict()) {
+    names.push_back(name.key().toStringRef());
+  }
+  return names;
+}
+
+}  // namespace serve

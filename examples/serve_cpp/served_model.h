@@ -1,0 +1,47 @@
+// A model that is ready to answer. Only served_model.cpp knows torch.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "array.h"
+#include "model_file.h"
+
+namespace serve {
+
+// Load the libraries that hold FBGEMM's operators, before any model. Throws a FileError that names the missing one.
+void load_fbgemm(const std::string& directory);
+
+// Load another library with operators, for files that were exported with portable=False.
+void load_library(const std::string& path);
+
+// How many threads torch uses within one request.
+void set_threads_within_requests(int threads);
+
+class ServedModel {
+ public:
+  // Checks the file, then loads it. Throws a FileError.
+  explicit ServedModel(const std::string& path);
+  ~ServedModel();
+
+  // The outputs by name. Any number of threads may call it at once. Throws a RequestError.
+  std::vector<Array> serve(const std::vector<Array>& inputs) const;
+
+  // Tells one content of a file from another.
+  const std::string& version() const { return version_; }
+
+  // The names that `serve` takes.
+  std::vector<std::string> input_names() const;
+
+  const FileStamp& stamp() const { return stamp_; }
+
+ private:
+  struct Module;
+
+  std::string version_;
+  FileStamp stamp_;
+  std::unique_ptr<Module> module_;
+};
+
+}  // namespace serve

@@ -1,0 +1,143 @@
+"""Builds ``examples/serve_cpp`` and runs it."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import shutil
+import struct
+import subprocess
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from torchrec import KeyedJaggedTensor
+
+import recfx
+from examples.serve_cpp.client import Answer, parse_answers, request_text
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "examples/serve_cpp"
+REQUIRED = "RECFX_SERVE_REQUIRED"
+"""Set where every tool has to be there (in CI): a missing one is a failure then, and not a skipped test."""
+
+SANITIZE = "RECFX_SERVE_SANITIZE"
+"""Set where the whole server is compiled with sanitizers: `make serve-sanitized`."""
+
+# What the sanitizers must not look at: torch and FBGEMM are not built with them. Containers that their code has
+# filled are unknown to the address sanitizer, and what they allocate once for the life of the process is no leak.
+SANITIZER_SETTINGS = {
+    "ASAN_OPTIONS": "detect_container_overflow=0:detect_leaks=0:abort_on_error=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+}
+
+
+def missing_tool() -> str:
+    """What the server cannot be built without; empty if everything is there."""
+    compiler = os.environ.get("CXX", "c++").split()[0]
+    for tool, package in (("cmake", "cmake"), ("make", "make"), (compiler, "g++")):
+        if shutil.which(tool) is None:
+            return f"there is no {tool}; `apt-get install {package}` installs it"
+    has_zlib = subprocess.run(
+        [compiler, "-E", "-x", "c++", "-"], input="#include <zlib.h>", capture_output=True, text=True, check=False
+    )
+    return (
+        "" if has_zlib.returncode == 0 else "there are no headers of zlib; `apt-get install zlib1g-dev` installs them"
+    )
+
+
+def build(sanitize: bool = bool(os.environ.get(SANITIZE))) -> Path:
+    """Compile what has changed, and return the program."""
+    folder = ROOT / "build" / ("serve_cpp-sanitized" if sanitize else "serve_cpp")
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        configure = ["cmake", "-S", SOURCES, "-B", folder, "-G", "Unix Makefiles", "-DCMAKE_BUILD_TYPE=Release"]
+        torch_at = f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"
+        _run([*configure, torch_at, f"-DSANITIZE={'ON' if sanitize else 'OFF'}"])
+        _run(["cmake", "--build", folder, "--parallel", "2"])
+    return folder / "recfx_serve"
+
+
+def build_formats(folder: Path) -> Path:
+    """Compile what reads files and requests, without torch but with sanitizers, and return the program."""
+    program = folder / "served_formats"
+    sources = [Path(__file__).with_name("served_formats.cpp")]
+    sources += [SOURCES / f"{name}.cpp" for name in ("manifest", "model_file", "requests")]
+    sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+    compiler = os.environ.get("CXX", "c++").split()
+    _run([*compiler, "-std=c++20", "-O1", "-g1", *sanitizers, f"-I{SOURCES}", *sources, "-lz", "-o", program])
+    return program
+
+
+def _run(command: list[str | Path]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+
+
+def require() -> None:
+    """Skip the tests where the server cannot be built, or fail them where every tool has to be there."""
+    if missing := missing_tool():
+        if os.environ.get(REQUIRED):
+            pytest.fail(missing, pytrace=False)
+        pytest.skip(missing)
+
+
+def environment() -> dict[str, str]:
+    """Of the server: nothing that could lead it to this Python."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_", "OMP_"))}
+    return {**kept, **SANITIZER_SETTINGS}
+
+
+def run(program: Path, *arguments: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the server to its end, with requests on its standard input."""
+    return subprocess.run(
+        [program, *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=environment(),
+        errors="surrogateescape",
+    )
+
+
+def answers(program: Path, model: Path, requests: list[dict[str, torch.Tensor]], *options: str) -> list[Answer]:
+    """The answers to some requests, in their order."""
+    text = "".join(request_text(str(number), inputs) for number, inputs in enumerate(requests))
+    done = run(program, model, *options, text=text)
+    assert done.returncode == 0, done.stderr
+    found = sorted(parsed(done.stdout), key=lambda answer: int(answer.id))
+    assert [answer.id for answer in found] == [str(number) for number in range(len(requests))]
+    return found
+
+
+def parsed(text: str) -> list[Answer]:
+    """The answers in what the server has printed."""
+    return list(parse_answers(io.StringIO(text, newline="\n")))
+
+
+def version_of(path: Path) -> str:
+    """The version that the server gives to a file."""
+    with zipfile.ZipFile(path) as archive:
+        return f"{zlib.crc32(b''.join(struct.pack('<I', info.CRC) for info in archive.infolist())):08x}"
+
+
+def by_name(sample: recfx.Sample) -> dict[str, torch.Tensor]:
+    """The inputs of ``serve`` for a call of a model of dense numbers and features."""
+    dense, features = sample.args
+    assert isinstance(features, KeyedJaggedTensor)
+    found = {"dense": dense}
+    lengths = features.lengths().view(len(features.keys()), -1)
+    counts = lengths.sum(1).tolist()
+    weights = features.weights_or_none()
+    for number, (key, values) in enumerate(zip(features.keys(), features.values().split(counts), strict=True)):
+        found |= {f"features.{key}.values": values, f"features.{key}.lengths": lengths[number]}
+        if weights is not None:
+            found[f"features.{key}.weights"] = weights.split(counts)[number]
+    return found

@@ -1,0 +1,379 @@
+"""The C++ server of ``examples/serve_cpp``: answers, bad requests, bad files, and newer files while it serves."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import recfx
+from examples.serve_cpp.client import parse_answers, request_text
+from recfx.exporter import write_file
+from tests.exporter import cpp_server, serve_soak
+from tests.exporter.cpp_server import answers, by_name, parsed, run, version_of
+from tests.exporter.hashed_models import FEATURES, call, trained
+
+EXTREME = torch.tensor([-(2**63), 2**63 - 1, -1, 0, 1])
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    cpp_server.require()
+    return cpp_server.build()
+
+
+@pytest.fixture(scope="module")
+def formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What reads files and requests, with sanitizers."""
+    cpp_server.require()
+    return cpp_server.build_formats(tmp_path_factory.mktemp("formats"))
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return trained()
+
+
+@pytest.fixture(scope="module")
+def file(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("served") / "model.pt"
+    recfx.export(model, path, call(6))
+    return path
+
+
+def with_extreme_ids() -> dict[str, torch.Tensor]:
+    hashed = {f"features.{name}.values": EXTREME for name in FEATURES[:3]}
+    lengths = {f"features.{name}.lengths": torch.tensor([5, 0]) for name in FEATURES}
+    return {"dense": torch.zeros(2, 1), **hashed, "features.d.values": torch.tensor([0, 19, 0, 1, 2]), **lengths}
+
+
+# Answers
+
+
+@pytest.mark.parametrize("quantize", [None, "fp16", "int8", "int4"])
+def test_answers_are_those_of_python(program: Path, model: nn.Module, quantize: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    recfx.export(model, path, call(6), quantize=quantize)
+    batches = [call(size, seed=size) for size in (0, 1, 7)] + [call(5, seed=3, low=-(2**63), high=2**63 - 1)]
+    requests = [*map(by_name, batches), with_extreme_ids()]
+    loaded = recfx.load(path)
+    for request, answer in zip(requests, answers(program, path, requests), strict=True):
+        wanted = loaded.serve(request)["output"]
+        assert answer.version == version_of(path)
+        assert answer.outputs["output"].dtype == wanted.dtype
+        torch.testing.assert_close(answer.outputs["output"], wanted, rtol=1e-6, atol=1e-7)
+    if quantize is None:
+        found = answers(program, path, [by_name(each) for each in batches[1:]])
+        for answer, batch in zip(found, batches[1:], strict=True):
+            torch.testing.assert_close(answer.outputs["output"], model(*batch.args).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_weighted_collection_and_empty_bags(program: Path, tmp_path: Path) -> None:
+    recfx.export(trained(is_weighted=True), tmp_path / "model.pt", call(6, is_weighted=True))
+    request = by_name(call(5, seed=9, is_weighted=True))
+    empty = {name: tensor[:0] if "lengths" not in name else tensor * 0 for name, tensor in request.items()}
+    empty["dense"] = request["dense"]
+    not_a_number = {**request, "features.a.weights": request["features.a.weights"] * float("nan")}
+    requests = [request, empty, not_a_number]
+    loaded = recfx.load(tmp_path / "model.pt")
+    for each, answer in zip(requests, answers(program, tmp_path / "model.pt", requests), strict=True):
+        wanted = loaded.serve(each)["output"]
+        torch.testing.assert_close(answer.outputs["output"], wanted, rtol=1e-6, atol=1e-7, equal_nan=True)
+
+
+def test_a_file_with_big_records(
+    program: Path, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Big buffers are written over the saved file; sizes beyond 4 GB are written as here, with the limit lowered."""
+    monkeypatch.setattr(write_file, "SMALL", 16)
+    recfx.export(model, tmp_path / "model.pt", call(6))
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 100)
+    with zipfile.ZipFile(tmp_path / "model.pt") as old, zipfile.ZipFile(tmp_path / "big.pt", "w") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    request = by_name(call(3))
+    wanted = recfx.load(tmp_path / "model.pt").serve(request)["output"]
+    for name in ("model.pt", "big.pt"):
+        (answer,) = answers(program, tmp_path / name, [request])
+        torch.testing.assert_close(answer.outputs["output"], wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_no_python_is_loaded(program: Path, file: Path) -> None:
+    server = subprocess.Popen(
+        [program, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=cpp_server.environment()
+    )
+    with server:
+        assert server.stdin
+        assert server.stdout
+        server.stdin.write(request_text("1", by_name(call(1))))
+        server.stdin.flush()
+        next(parse_answers(server.stdout))
+        maps = Path(f"/proc/{server.pid}/maps").read_text()
+        server.stdin.close()
+    loaded = {line.split()[-1] for line in maps.splitlines() if ".so" in line}
+    assert any(path.endswith("fbgemm_gpu_py.so") for path in loaded)
+    assert not [path for path in loaded if "python" in Path(path).name]
+
+
+def test_latency_and_throughput(program: Path, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "requests").write_text("".join(request_text(str(seed), by_name(call(4, seed))) for seed in range(3)))
+    done = run(program, file, "--requests", tmp_path / "requests", "--bench", "0.2")
+    assert done.returncode == 0, done.stderr
+    number = r"\d+\.\d+"
+    for line, threads in zip(done.stdout.splitlines(), ("1 thread", "2 threads"), strict=True):
+        found = re.fullmatch(
+            rf"{threads}: (\d+) requests in {number} s, (\d+) requests/s, 0 errors, "
+            rf"p50 ({number}) ms, p95 ({number}) ms, p99 ({number}) ms",
+            line,
+        )
+        assert found, line
+        assert int(found[1]) > 0
+        assert 0 < float(found[3]) <= float(found[4]) <= float(found[5])
+
+
+def test_it_says_its_inputs_and_how_it_is_used(program: Path, file: Path) -> None:
+    done = run(program, file, "--inputs")
+    assert done.stdout.splitlines() == list(by_name(call(1)))
+    for wrong in ([], [file, "--threads"], [file, "--threads", "x"], [file, "--no-such-option"], [file, file]):
+        assert run(program, *wrong).returncode == 2
+
+
+# Bad requests
+
+GOOD = by_name(call(3, seed=1))
+OVERFLOWING = torch.tensor([2**63 - 1, 2**63 - 1, GOOD["features.a.values"].numel() + 2])  # as the sum of int64
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"features.z.values": torch.zeros(1)}, "unknown_input"),
+        ({"features.a.values": GOOD["features.a.values"].float()}, "wrong_id_dtype"),
+        ({"features.a.values": GOOD["features.a.values"].view(1, -1)}, "bad_ids"),
+        ({"features.a.lengths": -GOOD["features.a.lengths"]}, "bad_lengths"),
+        ({"features.a.lengths": GOOD["features.a.lengths"][:-1]}, "bad_lengths"),
+        ({"features.a.lengths": GOOD["features.a.lengths"] + 1}, "bad_lengths"),
+        ({"features.a.lengths": GOOD["features.a.lengths"].double()}, "bad_lengths"),
+        ({"features.a.lengths": OVERFLOWING}, "bad_lengths"),
+        ({"features.d.values": GOOD["features.d.values"] + 20}, "id_out_of_range"),
+        ({"features.d.values": GOOD["features.d.values"] - 20}, "id_out_of_range"),
+        ({"dense": torch.zeros(2, 1)}, "request_failed"),
+        ({"dense": None}, "missing_input"),
+        ({"features.b.lengths": None}, "missing_input"),
+    ],
+)  # fmt: skip
+def test_a_bad_request_is_an_error_and_the_next_one_is_served(
+    program: Path, file: Path, wrong: dict[str, torch.Tensor | None], reason: str
+) -> None:
+    bad = {name: tensor for name, tensor in {**GOOD, **wrong}.items() if tensor is not None}
+    error, answer = answers(program, file, [bad, GOOD])
+    assert error.error.endswith(f"[{reason}]"), error
+    assert not answer.error
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x\tint64\t1\t5\nend\n", "bad_request"),
+        ("end\n", "bad_request"),
+        ("request\t1\n", "bad_request"),
+        ("request\t1\nx\tint64\t1\n", "bad_line"),
+        ("request\t1\nx\tint64\t1\t5\t6\n", "bad_line"),
+        ("request\t1\nx\tint16\t1\t5\n", "bad_dtype"),
+        ("request\t1\nx\tint64\t-1\t5\n", "bad_shape"),
+        ("request\t1\nx\tint64\t2\t5\n", "bad_shape"),
+        ("request\t1\nx\tint64\t\t\n", "bad_shape"),
+        ("request\t1\nx\tint64\t4611686018427387904,4\t\n", "bad_shape"),
+        ("request\t1\nx\tint64\t9223372036854775807,9223372036854775807,0,5\t1\n", "bad_shape"),
+        ("request\t1\nx\tint64\t1,1,1,1,1,1,1,1,1\t5\n", "bad_shape"),
+        ("request\t1\nx\tint64\t1\t9223372036854775808\n", "bad_number"),
+        ("request\t1\nx\tint32\t1\t2147483648\n", "bad_number"),
+        ("request\t1\nx\tint64\t1\t5.0\n", "bad_number"),
+        ("request\t1\nx\tint64\t2\t5  6\n", "bad_number"),
+        ("request\t1\nx\tbool\t1\t2\n", "bad_number"),
+        ("request\t1\nx\tfloat32\t1\t1e999\n", "bad_number"),
+        ("request\t1\nx\tint64\t1\t5\nx\tint64\t1\t5\n", "duplicate_input"),
+        ("request\t1\nx\tint64\t0,9223372036854775807,9223372036854775807\t\n", "request_failed"),
+    ],
+)
+def test_a_request_that_cannot_be_read_is_an_error(program: Path, file: Path, text: str, reason: str) -> None:
+    text = text if text.endswith("end\n") or text.count("\n") == 1 else text + "end\n"
+    done = run(program, file, text=text + request_text("good", GOOD))
+    assert done.returncode == 0, done.stderr
+    error, answer = parsed(done.stdout)
+    assert error.error.endswith(f"[{reason}]"), error
+    assert (answer.id, answer.error) == ("good", "")
+
+
+def damaged_requests(count: int) -> str:
+    """A request with bytes that are changed, dropped, doubled or cut off, over and over, and good ones between."""
+    rng = random.Random(0)
+    good = request_text("good", GOOD)
+    text = ""
+    for _ in range(count):
+        damaged = bytearray(good.replace("\tgood\n", "\tdamaged\n", 1).encode())
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(damaged) + 1)
+            what = rng.randrange(4)
+            if what == 0:
+                damaged[at : at + 1] = bytes([rng.randrange(256)])
+            elif what == 1:
+                del damaged[at : at + rng.randint(1, 9)]
+            elif what == 2:
+                damaged[at:at] = rng.choice([b"-", b"\t", b"\n", b"9" * 20, b"end\n", b"\0", b"nan", b","])
+            else:
+                del damaged[at:]
+        text += damaged.decode(errors="surrogateescape") + "\n" + good
+    return text
+
+
+def test_damaged_requests_never_stop_the_server(program: Path, formats: Path, file: Path) -> None:
+    count = 500
+    text = damaged_requests(count)
+    for command in ([program, file], [formats]):
+        done = run(*command, text=text)
+        assert done.returncode == 0, done.stderr
+        found = parsed(done.stdout)
+        served = [answer for answer in found if answer.id == "good" and not answer.error]
+        assert count * 0.9 < len(served) <= count  # a line that has lost its end takes the next one with it
+        assert sum(bool(answer.error) for answer in found) > count * 0.5
+    wanted = recfx.load(file).serve(GOOD)["output"]
+    answer = parsed(run(program, file, text=text).stdout)[-1]
+    torch.testing.assert_close(answer.outputs["output"], wanted, rtol=1e-6, atol=1e-7)
+
+
+# Bad files
+
+
+def check(program: Path, paths: list[Path]) -> list[tuple[str, str]]:
+    """What the server says of each file."""
+    done = run(program, *([] if program.name == "served_formats" else ["--check"]), *paths)
+    assert done.returncode in (0, 1), done.stderr
+    lines = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [line[1] for line in lines] == [str(path) for path in paths], done.stderr
+    return [(line[0], line[2]) for line in lines]
+
+
+def test_damaged_files_are_refused(program: Path, formats: Path, file: Path, tmp_path: Path) -> None:
+    """A flipped bit or a cut is an error, unless nothing reads it: then the answers are the same."""
+    rng = random.Random(0)
+    whole = file.read_bytes()
+    directory = whole.rindex(b"PK\x06\x06")
+    offsets = [rng.randrange(len(whole)) for _ in range(60)]
+    offsets += [rng.randrange(directory - 4000, len(whole)) for _ in range(60)] + list(range(directory, len(whole)))
+    offsets += [at + byte for at in (whole.index(b"PK\x03\x04", 10_000),) for byte in range(0, 30, 2)]
+    paths, readable = [], []
+    for number, at in enumerate(offsets):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << rng.randrange(8)
+        paths.append(tmp_path / f"flipped-{number}-{at}.pt")
+        paths[-1].write_bytes(damaged)
+    cuts = [0, 1, 22, len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(40))]
+    for size in cuts:
+        paths.append(tmp_path / f"cut-{size}.pt")
+        paths[-1].write_bytes(whole[:size])
+    paths.append(tmp_path / "longer.pt")
+    paths[-1].write_bytes(whole + b"\0")
+    found = check(program, paths)
+    assert {message for kind, message in check(formats, paths) if kind == "error"} <= {message for _, message in found}
+    for path, (kind, message) in zip(paths, found, strict=True):
+        if kind == "ok":
+            readable.append(path)
+        else:
+            assert message.endswith("]"), message
+    assert not [path for path in readable if not path.name.startswith("flipped")]
+    wanted = recfx.load(file).serve(GOOD)["output"]
+    for path in readable[:5]:
+        (answer,) = answers(program, path, [GOOD])
+        torch.testing.assert_close(answer.outputs["output"], wanted, rtol=1e-6, atol=1e-7)
+    assert len(readable) < len(paths) / 2
+
+
+def test_every_record_is_compared_with_its_checksum(program: Path, file: Path, tmp_path: Path) -> None:
+    whole, paths = file.read_bytes(), []
+    with zipfile.ZipFile(file) as archive:
+        for info in archive.infolist():
+            if info.compress_size:
+                begin = (
+                    info.header_offset
+                    + 30
+                    + sum(
+                        int.from_bytes(whole[info.header_offset + at : info.header_offset + at + 2], "little")
+                        for at in (26, 28)
+                    )
+                )
+                paths.append(tmp_path / f"{len(paths)}.pt")
+                at = begin + info.compress_size // 2
+                paths[-1].write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    assert len(paths) > 20
+    assert [(kind, message[-14:]) for kind, message in check(program, paths)] == [("error", "[damaged_file]")] * len(
+        paths
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"format_version": 2}, "newer_format"),
+        ({"format_version": 10**30}, "not_exported"),
+        ({"format_version": "1"}, "not_exported"),
+        ({"hash_version": 9}, "other_hash"),
+        ({"hash_version": None}, "other_hash"),
+        (None, "not_exported"),
+        ("[]", "not_exported"),
+        ('{"format_version": 1', "not_exported"),
+        ('{"x": "\\', "not_exported"),
+        ("{}", "not_exported"),
+    ],
+)
+def test_files_of_other_versions_and_strange_manifests(
+    program: Path, file: Path, change: dict[str, object] | str | None, reason: str, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(file) as old, zipfile.ZipFile(tmp_path / "other.pt", "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name.endswith("recfx.json"):
+                if change is None:
+                    continue
+                found = {**json.loads(content), **change} if isinstance(change, dict) else change
+                content = (found if isinstance(found, str) else json.dumps(found)).encode()
+            new.writestr(name, content)
+    ((kind, message),) = check(program, [tmp_path / "other.pt"])
+    assert kind == "error"
+    assert message.endswith(f"[{reason}]"), message
+
+
+def test_what_is_no_file_of_recfx(program: Path, tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "other.pt")
+    (tmp_path / "text.pt").write_text("PK\5\6" * 100)
+    with zipfile.ZipFile(tmp_path / "empty.zip", "w"):
+        pass
+    paths = [tmp_path / name for name in ("other.pt", "text.pt", "empty.zip", "nowhere.pt")] + [tmp_path]
+    reasons = ["not_exported", "damaged_file", "damaged_file", "no_file", "no_file"]
+    assert [message.rsplit("[")[-1][:-1] for _, message in check(program, paths)] == reasons
+    done = run(program, tmp_path / "nowhere.pt")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "[no_file]" in done.stderr
+    done = run(program, tmp_path / "other.pt", "--fbgemm", tmp_path)
+    assert done.returncode == 1
+    assert "[no_library]" in done.stderr
+
+
+# Newer files
+
+
+def test_a_newer_file_is_loaded_while_serving(program: Path, tmp_path: Path) -> None:
+    """Also the short form of `make serve-soak`: two threads, files that change and are damaged, bad requests."""
+    figures = serve_soak.soak(program, tmp_path, seconds=4, reload_every=0.4, may_grow=None)
+    assert figures.answers > 100
+    assert figures.errors > 10
+    assert figures.reloads >= 2
+    assert figures.refused >= 1
+    assert min(figures.by_version.values()) > 10
