@@ -1,7 +1,10 @@
-"""``python -m recfx explain module:factory``: the conversion report from a shell, for people and for CI.
+"""recfx from a shell, for people and for CI.
 
-The factory takes no argument and returns a model, or ``(model, sample)``. Exit status: 0 if the report is ok, 1 if it
-is not, 2 if the command line is wrong.
+``python -m recfx explain module:factory`` prints the conversion report, and
+``python -m recfx export module:factory FILE`` exports a model, or with ``--checkpoint`` what was saved of it.
+
+The factory takes no argument and returns a model, or ``(model, sample)``. Exit status: 0 if the report is ok or the
+file is written, 1 if not, 2 if the command line is wrong.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from typing import Any
 
 from torch import nn
 
+from recfx.errors import RecfxError
+from recfx.exporter.export import export
 from recfx.inspect.explain import explain
 
 
@@ -30,11 +35,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model, sample = _model_and_sample(given.factory)
     except UsageError as error:
         parser.error(str(error))
+    if given.command == "export":
+        if sample is None:
+            parser.error(f"{given.factory} returns no sample: export needs (model, sample)")
+        return _export(parser, given, model, sample)
+    return _explain(given, model, sample)
+
+
+def _explain(given: argparse.Namespace, model: nn.Module, sample: Any) -> int:
     report = explain(model, sample)
     if given.html is not None:
         given.html.write_text(report.to_html(), encoding="utf-8")
     print(report.to_json() if given.json else report)
     return 0 if report.ok else 1
+
+
+def _export(parser: argparse.ArgumentParser, given: argparse.Namespace, model: nn.Module, sample: Any) -> int:
+    try:
+        quantize = _quantize(given.quantize)
+    except UsageError as error:
+        parser.error(str(error))
+    try:
+        report = export(
+            model, given.file, sample, quantize=quantize, format=given.format, portable=given.portable,
+            checkpoint=given.checkpoint,
+        )  # fmt: skip
+    except RecfxError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(report)
+    return 0
+
+
+def _quantize(given: Sequence[str]) -> str | dict[str, str | None] | None:
+    """``int8`` for all tables, or ``table=int8`` for each of some."""
+    pairs = [each.rpartition("=") for each in given]
+    plain = [form for table, _, form in pairs if not table]
+    if plain and len(given) > 1:
+        raise UsageError("--quantize takes one format for all tables, or table=format for each of some")
+    return plain[0] if plain else {table: form for table, _, form in pairs} or None
 
 
 class UsageError(Exception):
@@ -50,6 +89,15 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("factory", metavar="module:factory", help="returns a model, or (model, sample)")
     command.add_argument("--json", action="store_true", help="print JSON instead of text")
     command.add_argument("--html", metavar="FILE", type=Path, help="also write an HTML page")
+    command = commands.add_parser("export", help="write a model into a file that a server loads without Python")
+    command.add_argument("factory", metavar="module:factory", help="returns (model, sample)")
+    command.add_argument("file", metavar="FILE", type=Path, help="the file to write")
+    command.add_argument("--checkpoint", metavar="DIR", type=Path, help="export what save_checkpoint saved there")
+    command.add_argument(
+        "--quantize", metavar="[TABLE=]FORMAT", action="append", default=[], help="fp16, int8 or int4; may be repeated"
+    )
+    command.add_argument("--format", default="torchscript", help="of the file (default: torchscript)")
+    command.add_argument("--not-portable", dest="portable", action="store_false", help="use recfx's own operators")
     return parser
 
 

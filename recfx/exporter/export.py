@@ -17,6 +17,7 @@ from recfx.errors import ExportError
 from recfx.exporter.arguments import Pattern, Signature, signature_of
 from recfx.exporter.artifacts import FILE_FORMATS, Artifact, FileFormat
 from recfx.exporter.buffers import Filling
+from recfx.exporter.checkpoint_export import export_from_checkpoint
 from recfx.exporter.compare_outputs import (
     first_difference,
     largest_output_difference,
@@ -50,6 +51,7 @@ def export(
     quantize: str | Mapping[str, str | None] | None = None,
     format: str = "torchscript",
     portable: bool = True,
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> ExportReport:
     """Write a model, as it answers in eval mode, into a file with the hash state inside.
 
@@ -67,6 +69,9 @@ def export(
         format: ``"torchscript"``, or ``"pt2"`` for a program of ``torch.export``. Writing that takes memory for a
             copy of the rows of the biggest collection, because torch saves no tensor in pieces.
         portable: use only operators of torch and of FBGEMM.
+        checkpoint: export what ``save_checkpoint`` saved in this directory, on any number of ranks, instead of what
+            ``model`` holds. The model is built, unsharded, and converted as when saving; it may be on meta. Tables are
+            read in pieces, and indexes one table at a time.
 
     Returns:
         the report: sizes and errors per table, graph, passes.
@@ -75,12 +80,20 @@ def export(
         ExportError: ``invalid_argument``, ``unsupported_argument``, ``not_scriptable``,
             ``not_exportable``, ``sample_failed``, ``cannot_write``; of a sharded model, on all ranks, also
             ``ranks_differ``, ``other_rank_failed``, ``several_process_groups``, ``model_is_sharded`` (by TorchRec
-            alone).
+            alone, or with ``checkpoint``).
+        CheckpointError: as ``load_checkpoint``; also ``model_on_meta``: a tensor is on meta that was not saved.
         ConversionError: the model is not converted, and cannot be.
     """
     _check_arguments(format, portable)
     target, call = as_path(path), Sample.of(sample)
     root = model.python_model if isinstance(model, WholeGraph) else unwrap(model)
+
+    def export_small(small: nn.Module, outputs: Any, sources: Sources) -> ExportReport:
+        return _export(target, _converted(small, call), call, outputs, sources, quantize, format)
+
+    if checkpoint is not None:
+        check_target(target)
+        return export_from_checkpoint(root, checkpoint, call, export_small)
     group = group_of(root)
     if group is None:
         check_target(target)
@@ -88,11 +101,8 @@ def export(
         with uncounted(converted):
             return _export(target, converted, call, _run(converted, call), {}, quantize, format)
 
-    def from_rank_0(small: nn.Module, outputs: Any, sources: Sources) -> ExportReport:
-        return _export(target, _converted(small, call), call, outputs, sources, quantize, format)
-
     alike = {"path": target, "quantize": quantize, "format": format, "portable": portable}
-    return export_from_ranks(root, group, call, alike, partial(check_target, target), from_rank_0)
+    return export_from_ranks(root, group, call, alike, partial(check_target, target), export_small)
 
 
 def _export(

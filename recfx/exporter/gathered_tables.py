@@ -10,7 +10,6 @@ import torch
 from recfx.exporter.ranks import Ranks
 from recfx.exporter.tables import PIECE_BYTES, TableSource
 from recfx.hashing import HashIndex
-from recfx.hashing.config import ResolvedHashConfig
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
 from recfx.serving import FrozenIndex
@@ -71,10 +70,9 @@ class GatheredTable:
     @property
     def index(self) -> FrozenIndex | None:
         """None if ids are rows."""
-        config = self.spec.hashing
-        if config is None or not config.has_index:
+        if not self.spec.has_index:
             return None
-        return FrozenIndex(_index(self.spec, config, "meta").slots.size(0), self.side_row)
+        return FrozenIndex(empty_index(self.spec, "meta").slots.size(0), self.side_row)
 
     def row_pieces(self) -> Iterator[torch.Tensor]:
         """Joined from the parts of all ranks that have some."""
@@ -85,26 +83,26 @@ class GatheredTable:
 
     def slot_pieces(self) -> Iterator[torch.Tensor]:
         """As they are, if one rank has the whole index; otherwise made from all ids, which takes this table's index."""
-        config = self.spec.hashing
-        if config is None or not config.has_index:
+        if not self.spec.has_index:
             return
         _, _, table = self.ranks.tables[self.number]
         if len(table.slices(table.saved)) > 1:
-            yield from self._joined(config).slot_table()[0].split(PIECE_BYTES // 16)
+            yield from self._joined().slot_table()[0].split(PIECE_BYTES // 16)
             return
-        slots, step = _index(self.spec, config, "meta").slots.size(0), PIECE_BYTES // 16
+        slots, step = empty_index(self.spec, "meta").slots.size(0), PIECE_BYTES // 16
         for begin in range(0, slots, step):
             yield self.ranks.slots(self.number, begin, min(begin + step, slots))
 
-    def _joined(self, config: ResolvedHashConfig) -> HashIndex:
-        index, rows, step = _index(self.spec, config, "cpu"), self.spec.num_embeddings, PIECE_BYTES // 16
+    def _joined(self) -> HashIndex:
+        index, rows, step = empty_index(self.spec, "cpu"), self.spec.num_embeddings, PIECE_BYTES // 16
         for begin in range(0, rows, step):
             self.ranks.ids(self.number, index.row_ids, index.row_state, begin, min(begin + step, rows))
         index.refresh()  # makes the slots
         return index
 
 
-def _index(spec: TableSpec, config: ResolvedHashConfig, device: str) -> HashIndex:
-    """An empty index with the slots of the table's, and without what only training needs."""
-    plain = replace(config, on_full="error", admit_after=1)
+def empty_index(spec: TableSpec, device: str) -> HashIndex:
+    """An empty index with as many slots as the table's, which must have one, and without what only training needs."""
+    assert spec.hashing is not None
+    plain = replace(spec.hashing, on_full="error", admit_after=1)
     return HashIndex(spec.num_embeddings, config=plain, name=spec.name, device=device)

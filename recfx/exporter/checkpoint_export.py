@@ -1,0 +1,203 @@
+"""Exports a checkpoint without the process that trained it: tables go from the checkpoint to the file in pieces.
+
+What the file has to answer for the sample comes from the same model around collections that hold only the rows that
+the sample reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+
+from recfx.checkpoint import storage
+from recfx.checkpoint.arguments import checked_directory, checked_model
+from recfx.checkpoint.directory import locked
+from recfx.checkpoint.disk_errors import told_as
+from recfx.checkpoint.index_keys import check_same_tables_have_indexes, optional_keys, table_prefixes
+from recfx.checkpoint.manifest import Manifest, missing
+from recfx.checkpoint.names import MODEL, check_names, mismatch, with_prefix
+from recfx.checkpoint.saved_folder import SavedFolder
+from recfx.checkpoint.settings import read_settings
+from recfx.conversion.convert import convert
+from recfx.errors import CheckpointError, ExportError
+from recfx.exporter.checkpoint_tables import CheckpointTable
+from recfx.exporter.compare_outputs import run_model
+from recfx.exporter.model_copies import fresh_copy, sample_failed
+from recfx.exporter.stand_ins import with_stand_ins
+from recfx.hashing import HashConfig
+from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
+from recfx.modules.copy_modules import copy_modules, copy_with_tensors
+from recfx.tracing.sample import Sample
+
+_Result = TypeVar("_Result")
+
+Tables = Mapping[str, Mapping[str, CheckpointTable]]
+
+_BUILD_AS_SAVED = "build the model, and convert it, as when saving."
+
+
+def export_from_checkpoint(
+    model: nn.Module,
+    directory: str | os.PathLike[str],
+    sample: Sample,
+    export: Callable[[nn.Module, Any, Tables], _Result],
+) -> _Result:
+    """Export what ``save_checkpoint`` has saved.
+
+    Args:
+        model: built and converted as when saving, in one process, and possibly on meta; it does not change. One that is
+            not converted stands for tables without an index.
+        directory: the checkpoint, saved by any number of ranks.
+        sample: one call of the model, on the CPU.
+        export: writes the file, given the loaded model with small collections, what the whole model answers, and where
+            the tables come from.
+
+    Raises:
+        CheckpointError: as ``load_checkpoint``; ``model_on_meta``: a buffer is on meta and was not saved.
+        InputError: ``id_out_of_range``, of the sample.
+        ExportError: ``sample_failed``, ``model_is_sharded``, or an error of ``export``.
+    """
+    root, peers = checked_model(model)
+    path = checked_directory(directory, peers)
+    if peers.group is not None:
+        raise ExportError(
+            "the model is sharded.",
+            reason="model_is_sharded",
+            what_to_do="build the unsharded model: the checkpoint may be saved by any number of ranks.",
+        )
+    converted = convert(root, verify=False, on_unsupported="keep")
+    with contextlib.ExitStack() as held:
+        with told_as("checkpoint_unreadable", path, lambda: "Nothing was written.", "make its files readable."):
+            folder = _open(path, held)
+            described = storage.describe(folder)
+            small = _load_rest(converted, folder, described)
+        tables = {
+            name: {spec.name: CheckpointTable.of(spec, folder, f"{name}." * bool(name)) for spec in each.tables}
+            for name, each in unsharded_collections(converted).items()
+        }
+        outputs = _answer(small, sample, tables)
+        return export(small, outputs, tables)
+
+
+def _open(path: Path, held: contextlib.ExitStack) -> SavedFolder:
+    if not path.is_dir():
+        raise missing(path)
+    held.enter_context(locked(path, shared=True))
+    folder = SavedFolder(path, Manifest.read(path))
+    held.callback(folder.close)
+    folder.verify()
+    return folder
+
+
+def _load_rest(converted: nn.Module, folder: SavedFolder, described: Mapping[str, torch.Tensor]) -> nn.Module:
+    """A copy of the model with small collections, and with everything loaded that is not in a collection."""
+    saved = with_prefix(described, MODEL)
+    extra = read_settings(folder, described)["extra_state"]
+    collections = unsharded_collections(converted)
+    indexes = table_prefixes(converted)
+    wanted = converted.state_dict()
+    check_same_tables_have_indexes(indexes, wanted, saved)
+    optional = optional_keys(indexes)
+    needed = [name for name in wanted if name not in optional or name in saved]
+    check_names("model", needed, [*(name for name in saved if name not in optional or name in wanted), *extra],
+                _BUILD_AS_SAVED)  # fmt: skip
+    small = copy_with_tensors(with_stand_ins(converted, collections))
+    prefixes = tuple(f"{name}." * bool(name) for name in collections)
+    loaded = {name: tensor for name, tensor in saved.items() if not name.startswith(prefixes)}
+    for name, tensor in loaded.items():
+        if isinstance(wanted[name], torch.Tensor) and wanted[name].shape != tensor.shape:
+            raise mismatch(
+                f"it was saved as {tuple(tensor.shape)}, but is {tuple(wanted[name].shape)}.",
+                module_path=name,
+                what_to_do=_BUILD_AS_SAVED,
+            )
+    _allocate(small, loaded)
+    state: dict[str, Any] = {}
+    for name in loaded:
+        state[name] = storage.read(folder, {MODEL + name: described[MODEL + name]})[MODEL + name]
+    small.load_state_dict({**state, **extra}, strict=False)
+    return small
+
+
+def _allocate(model: nn.Module, loaded: Mapping[str, torch.Tensor]) -> None:
+    """Give tensors on meta memory, if they will be loaded."""
+    made: dict[int, torch.Tensor] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for registry in (module._parameters, module._buffers):
+            for name, tensor in registry.items():
+                if tensor is None or not tensor.is_meta:
+                    continue
+                full = f"{path}." * bool(path) + name
+                if full not in loaded and id(tensor) not in made:
+                    raise CheckpointError(
+                        "the tensor is on meta, and was not saved.",
+                        reason="model_on_meta",
+                        module_path=full,
+                        what_to_do="build the model with only its tables on meta.",
+                    )
+                if id(tensor) not in made:
+                    empty = torch.empty_like(tensor, device="cpu")
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+                registry[name] = made[id(tensor)]
+
+
+def _answer(small: nn.Module, sample: Sample, tables: Tables) -> Any:
+    """What the model answers with the saved rows: its collections hold those that the sample reads."""
+    collections = unsharded_collections(small)
+    seen: dict[str, list[KeyedJaggedTensor]] = {path: [] for path in collections}
+    hooks = [
+        collection.register_forward_pre_hook(lambda _, args, path=path: seen[path].append(args[0]))
+        for path, collection in collections.items()
+    ]
+    try:
+        with sample_failed():
+            run_model(fresh_copy(small)[0], sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    read = {
+        id(collection): _with_rows(path, collection, [maybe_td_to_kjt(each, None) for each in seen[path]], tables[path])
+        for path, collection in collections.items()
+    }
+    answering, _ = copy_modules(small, dict(read))
+    with sample_failed():
+        return run_model(fresh_copy(answering)[0], sample)
+
+
+def _with_rows(
+    path: str,
+    collection: HashEmbeddingBagCollection,
+    batches: list[KeyedJaggedTensor],
+    tables: Mapping[str, CheckpointTable],
+) -> HashEmbeddingBagCollection:
+    """A collection with the saved rows of these batches' ids; other ids read zeros."""
+    specs, bags, found = [], nn.ModuleDict(), {}
+    for spec in collection.tables:
+        table = tables[spec.name]
+        features = [batch[name].values() for batch in batches for name in spec.feature_names]
+        ids = torch.cat([torch.empty(0, dtype=torch.int64), *(each.to("cpu", torch.int64) for each in features)])
+        ids = ids.unique()
+        rows = table.rows_of(ids)
+        ids, weight = ids[rows >= 0], table.read_rows(rows[rows >= 0])
+        size = max(1, ids.numel())
+        hashing = HashConfig(dense_rows=0, rows=size, buckets=1).resolve(size, False, spec.name)
+        specs.append(replace(spec, num_embeddings=size, hashing=hashing, dtype=table.spec.dtype))
+        bags[spec.name] = nn.EmbeddingBag(size, spec.embedding_dim, dtype=table.spec.dtype, device="cpu")
+        found[spec.name] = (ids, weight)
+    read: HashEmbeddingBagCollection = HashEmbeddingBagCollection.from_tables(
+        collection.embedding_bag_configs(), tuple(specs), bags, collection.is_weighted(), "cpu", path, "auto", None
+    ).eval()
+    with torch.no_grad():
+        for name, (ids, weight) in found.items():
+            read.weight(name)[read.index(name).insert(ids).rows] = weight
+    return read

@@ -1,0 +1,51 @@
+"""Factories for ``python -m recfx export``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+import recfx
+from tests.exporter.hashed_models import HASHING, HashedModel, call, trained
+
+
+def model() -> tuple[nn.Module, recfx.Sample]:
+    return trained(), call(6)
+
+
+def without_sample() -> nn.Module:
+    return trained()
+
+
+def not_converted() -> tuple[nn.Module, recfx.Sample]:
+    return HashedModel(), call(6, low=0)
+
+
+def built() -> tuple[nn.Module, recfx.Sample]:
+    """As when saving, with other weights and no ids."""
+    return recfx.convert(HashedModel(), hashing=HASHING), call(6)
+
+
+def on_meta() -> tuple[nn.Module, recfx.Sample]:
+    with torch.device("meta"):
+        model = HashedModel()
+    return recfx.convert(model, hashing=HASHING), call(6)
+
+
+class WithBuffer(nn.Module):
+    """A buffer on meta that no checkpoint has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = on_meta()[0]
+        self.register_buffer("scale", torch.ones(1, device="meta"), persistent=False)
+
+    def forward(self, *batch: Any) -> torch.Tensor:
+        result: torch.Tensor = self.model(*batch) * self.scale
+        return result
+
+
+def with_buffer_on_meta() -> tuple[nn.Module, recfx.Sample]:
+    return WithBuffer(), call(6)

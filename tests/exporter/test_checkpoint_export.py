@@ -1,0 +1,196 @@
+"""Checkpoints, exported without the process that trained: the file is that of the model that was saved."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+import recfx
+from recfx.__main__ import main
+from recfx.exporter import checkpoint_tables
+from tests.exporter import factories
+from tests.exporter.hashed_models import call, trained
+from tests.sharding.cases import Case, batches, concatenate
+from tests.sharding.ranks import ranks
+from tests.sharding.stateful import ADMIT, LRU, case_of, make, train
+
+FACTORIES = "tests.exporter.factories"
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return trained()
+
+
+@pytest.fixture(scope="module")
+def directory(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of the model."""
+    found = tmp_path_factory.mktemp("checkpoint")
+    recfx.save_checkpoint(model, found)
+    return found
+
+
+def same_file(found: Path, wanted: Path) -> None:
+    loaded, expected = recfx.load(found), recfx.load(wanted)
+    assert loaded.manifest["collections"] == expected.manifest["collections"]
+    for (name, actual), (_, value) in zip(loaded.script.named_buffers(), expected.script.named_buffers(), strict=True):
+        if name.endswith("slots"):  # which of two ids with the same home is first depends on which came first
+            actual, value = (torch.tensor(sorted(slots.tolist())) for slots in (actual, value))
+        assert torch.equal(actual, value), name
+
+
+@pytest.mark.parametrize("factory", ["built", "on_meta"])
+@pytest.mark.parametrize(
+    "quantize", [[], ["--quantize", "int8"], ["--quantize", "mean=int4", "--quantize", "ebc.adopted=fp16"]]
+)
+def test_the_file_is_that_of_the_model_that_was_saved(
+    model: nn.Module,
+    directory: Path,
+    factory: str,
+    quantize: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(checkpoint_tables, "PIECE_BYTES", 256)
+    found, wanted = tmp_path / "found.pt", tmp_path / "wanted.pt"
+    assert main(["export", f"{FACTORIES}:{factory}", str(found), "--checkpoint", str(directory), *quantize]) == 0
+    chosen: Any = dict(each.split("=") for each in quantize[1::2]) if len(quantize) > 2 else (quantize or [None])[-1]
+    report = recfx.export(model, wanted, call(6), quantize=chosen)
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{found}: torchscript, ")
+    assert rest == str(report).splitlines()[1:]
+    same_file(found, wanted)
+    assert [file.name for file in sorted(tmp_path.iterdir())] == ["found.pt", "wanted.pt"]
+
+
+def test_without_a_checkpoint(model: nn.Module, tmp_path: Path) -> None:
+    assert main(["export", f"{FACTORIES}:model", str(tmp_path / "found.pt")]) == 0
+    recfx.export(model, tmp_path / "wanted.pt", call(6))
+    same_file(tmp_path / "found.pt", tmp_path / "wanted.pt")
+
+
+def test_a_model_that_is_not_converted_stands_for_tables_without_an_index(tmp_path: Path) -> None:
+    plain, sample = factories.not_converted()
+    recfx.save_checkpoint(recfx.convert(plain), tmp_path / "checkpoint")
+    arguments = ["export", f"{FACTORIES}:not_converted", str(tmp_path / "m.pt")]
+    assert main([*arguments, "--checkpoint", str(tmp_path / "checkpoint")]) == 0
+    assert torch.allclose(recfx.load(tmp_path / "m.pt")(*sample.args), plain(*sample.args), rtol=1e-5, atol=1e-6)
+
+
+def saves(rank: int, world_size: int, case: Case, directory: Path) -> None:
+    model = make(case, world_size)
+    train(model, case, rank, world_size, 0, 3)
+    recfx.save_checkpoint(model, directory)
+
+
+@pytest.mark.parametrize(("hashing", "world_size"), [(LRU, 2), (ADMIT, 2), (None, 2), (LRU, 4)])
+def test_saved_by_several_ranks(hashing: Any, world_size: int, tmp_path: Path) -> None:
+    case = case_of("mixed", hashing, world_size=world_size)
+    ranks(world_size).run(saves, case, tmp_path / "checkpoint")
+    whole, sample = make(case, 0, seed=7), concatenate(batches(case, 3, 1)[0])
+    before = {name: value.clone() for name, value in whole.state_dict().items()}
+    recfx.export(whole, tmp_path / "found.pt", sample, checkpoint=tmp_path / "checkpoint")
+    assert all(torch.equal(value, before[name]) for name, value in whole.state_dict().items())
+    recfx.load_checkpoint(whole, tmp_path / "checkpoint")
+    recfx.export(whole, tmp_path / "wanted.pt", sample)
+    same_file(tmp_path / "found.pt", tmp_path / "wanted.pt")
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("factory", "reason", "message"),
+    [
+        ("not_converted", "checkpoint_mismatch", "has an index for table 'shared_by_two'"),
+        ("with_buffer_on_meta", "checkpoint_mismatch", "lacks model.ebc"),
+    ],
+)
+def test_a_model_that_is_not_the_saved_one(
+    factory: str, reason: str, message: str, directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.pt"
+    path.write_text("old")
+    assert main(["export", f"{FACTORIES}:{factory}", str(path), "--checkpoint", str(directory)]) == 1
+    shown = capsys.readouterr()
+    assert f"[{reason}]" in shown.err
+    assert message in shown.err
+    assert not shown.out
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]
+
+
+def test_a_tensor_on_meta_that_was_not_saved(tmp_path: Path) -> None:
+    model, sample = factories.with_buffer_on_meta()
+    saved = factories.WithBuffer().to_empty(device="cpu")
+    saved.model.load_state_dict(trained().state_dict())
+    recfx.save_checkpoint(saved, tmp_path / "checkpoint")
+    with pytest.raises(recfx.CheckpointError, match="scale") as raised:
+        recfx.export(model, tmp_path / "model.pt", sample, checkpoint=tmp_path / "checkpoint")
+    assert raised.value.reason == "model_on_meta"
+    assert not (tmp_path / "model.pt").exists()
+
+
+def test_a_damaged_checkpoint_and_none(model: nn.Module, tmp_path: Path) -> None:
+    for what, reason in (("", "checkpoint_torn"), ("nowhere", "checkpoint_missing")):
+        directory = tmp_path / "checkpoint"
+        recfx.save_checkpoint(model, directory)
+        for file in directory.glob("data-*/*.distcp"):
+            content = bytearray(file.read_bytes())
+            content[len(content) // 2] ^= 1
+            file.write_bytes(content)
+        with pytest.raises(recfx.CheckpointError) as raised:
+            recfx.export(model, tmp_path / "model.pt", call(6), checkpoint=directory / what)
+        assert raised.value.reason == reason
+        assert not (tmp_path / "model.pt").exists()
+
+
+def test_ids_beyond_a_table_and_a_table_of_another_size(tmp_path: Path) -> None:
+    def built(rows: int) -> nn.Module:
+        tables = [EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=rows, feature_names=["f"])]
+        return recfx.convert(EmbeddingBagCollection(tables=tables))
+
+    recfx.save_checkpoint(built(20), tmp_path / "checkpoint")
+    for rows, ids, reason in ((20, [3, 20], "id_out_of_range"), (30, [3], "checkpoint_mismatch")):
+        sample = KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.tensor([len(ids)]))
+        with pytest.raises(recfx.RecfxError, match="20") as raised:
+            recfx.export(built(rows), tmp_path / "m.pt", sample, checkpoint=tmp_path / "checkpoint")
+        assert raised.value.reason == reason
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["export", f"{FACTORIES}:model"], "FILE"),
+        (["export", f"{FACTORIES}:without_sample", "m.pt"], "returns no sample"),
+        (
+            ["export", f"{FACTORIES}:model", "m.pt", "--quantize", "int8", "--quantize", "mean=int4"],
+            "one format for all",
+        ),
+        (["export", "tests.exporter.absent:model", "m.pt"], "there is no module"),
+    ],
+)
+def test_usage_errors_are_status_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(arguments)
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_as_a_process(directory: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "recfx", "export", f"{FACTORIES}:on_meta", str(tmp_path / "m.pt")]
+    command += ["--checkpoint", str(directory), "--quantize", "int3"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "[invalid_argument] quantize='int3'" in done.stderr
+    assert "Traceback" not in done.stderr
