@@ -5,7 +5,8 @@
 
 namespace serve {
 
-// A file cannot be loaded: no_file, damaged_file, not_exported, newer_format, other_hash, or changed_file.
+// A file cannot be loaded: no_file, damaged_file, not_exported, newer_format, other_hash, other_format,
+// changed_file, or no_library.
 class FileError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
+#include <cstdlib>
 #include <deque>
 #include <fstream>
 #include <iostream>
@@ -197,6 +198,15 @@ std::string answer(const ServedModel& model, const Request& request) {
     return format_answer(request, model.version(), model.serve(request.inputs));
   } catch (const RequestError& error) {
     return format_error(request, model.version(), error.what());
+  } catch (const std::bad_alloc&) {
+    return format_error(request, model.version(), "there is no memory for the answer [request_failed]");
+  }
+}
+
+void print(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+    std::perror("error\tanswers cannot be written");
+    std::_Exit(1);  // rather than lose them
   }
 }
 
@@ -211,8 +221,7 @@ void serve_requests(RequestReader& reader, CurrentModel& current, int threads) {
       const std::string text = answer(*current.get(), *request);
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
       const std::lock_guard lock(printing);
-      std::fwrite(text.data(), 1, text.size(), stdout);
-      std::fflush(stdout);
+      print(text);
       if (latencies.size() < kMostLatencies) {
         latencies.push_back(took.count());
       }

@@ -1,5 +1,6 @@
 #include "manifest.h"
 
+#include <algorithm>
 #include <charconv>
 #include <map>
 #include <optional>
@@ -35,10 +36,10 @@ class TopLevel {
       }
       skip_space();
       const size_t value = at_;
-      if (!skip_value()) {
+      if (!skip_value() || at_ == value) {
         return std::nullopt;
       }
-      found[key] = text_.substr(value, at_ - value);
+      found[key] = text_.substr(value, text_.find_last_not_of(" \t\r\n", at_ - 1) + 1 - value);
     } while (take(','));
     return take('}') ? std::optional(found) : std::nullopt;
   }
@@ -97,7 +98,7 @@ std::optional<int64_t> integer(const std::map<std::string, std::string>& members
   if (member == members.end()) {
     return std::nullopt;
   }
-  const std::string text = member->second.substr(0, member->second.find_last_not_of(" \t\r\n") + 1);
+  const std::string& text = member->second;
   int64_t found = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), found);
   return error == std::errc() && end == text.data() + text.size() ? std::optional(found) : std::nullopt;
@@ -120,6 +121,11 @@ void check_manifest(const std::string& path, const Archive& archive) {
   if (integer(*members, "hash_version") != kHashVersion) {
     throw FileError(path + " maps ids to rows by another hash than version " + std::to_string(kHashVersion) +
                     ": export the model again [other_hash]");
+  }
+  const auto kind = members->find("format");
+  if (kind != members->end() && kind->second != "\"torchscript\"") {
+    throw FileError(path + " is of format " + kind->second +
+                    ": this server loads those that recfx.export writes with format=\"torchscript\" [other_format]");
   }
 }
 

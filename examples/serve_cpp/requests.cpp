@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
-#include <limits>
+#include <new>
 #include <string_view>
 
 #include "errors.h"
@@ -192,6 +192,9 @@ std::optional<Request> RequestReader::next() {
         request.inputs.push_back(parse_input(line_));
       } catch (const RequestError& error) {
         refuse(request, error.what());
+      } catch (const std::bad_alloc&) {
+        request.inputs.clear();
+        refuse(request, "there is no memory for it [bad_request]");
       }
     }
   }

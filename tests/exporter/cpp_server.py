@@ -99,10 +99,10 @@ def run(program: Path, *arguments: str | Path, text: str = "") -> subprocess.Com
         [program, *arguments],
         input=text,
         capture_output=True,
-        text=True,
         check=False,
         timeout=300,
         env=environment(),
+        encoding="utf-8",
         errors="surrogateescape",
     )
 

@@ -17,6 +17,7 @@ import recfx
 from examples.serve_cpp.client import parse_answers, request_text
 from recfx.exporter import write_file
 from tests.exporter import cpp_server, serve_soak
+from tests.exporter.committed_files import committed_file, committed_versions
 from tests.exporter.cpp_server import answers, by_name, parsed, run, version_of
 from tests.exporter.hashed_models import FEATURES, call, trained
 
@@ -151,65 +152,84 @@ GOOD = by_name(call(3, seed=1))
 OVERFLOWING = torch.tensor([2**63 - 1, 2**63 - 1, GOOD["features.a.values"].numel() + 2])  # as the sum of int64
 
 
-@pytest.mark.parametrize(
-    ("wrong", "reason"),
-    [
-        ({"features.z.values": torch.zeros(1)}, "unknown_input"),
-        ({"features.a.values": GOOD["features.a.values"].float()}, "wrong_id_dtype"),
-        ({"features.a.values": GOOD["features.a.values"].view(1, -1)}, "bad_ids"),
-        ({"features.a.lengths": -GOOD["features.a.lengths"]}, "bad_lengths"),
-        ({"features.a.lengths": GOOD["features.a.lengths"][:-1]}, "bad_lengths"),
-        ({"features.a.lengths": GOOD["features.a.lengths"] + 1}, "bad_lengths"),
-        ({"features.a.lengths": GOOD["features.a.lengths"].double()}, "bad_lengths"),
-        ({"features.a.lengths": OVERFLOWING}, "bad_lengths"),
-        ({"features.d.values": GOOD["features.d.values"] + 20}, "id_out_of_range"),
-        ({"features.d.values": GOOD["features.d.values"] - 20}, "id_out_of_range"),
-        ({"dense": torch.zeros(2, 1)}, "request_failed"),
-        ({"dense": None}, "missing_input"),
-        ({"features.b.lengths": None}, "missing_input"),
-    ],
-)  # fmt: skip
-def test_a_bad_request_is_an_error_and_the_next_one_is_served(
-    program: Path, file: Path, wrong: dict[str, torch.Tensor | None], reason: str
-) -> None:
-    bad = {name: tensor for name, tensor in {**GOOD, **wrong}.items() if tensor is not None}
-    error, answer = answers(program, file, [bad, GOOD])
-    assert error.error.endswith(f"[{reason}]"), error
-    assert not answer.error
+WRONG: list[tuple[dict[str, torch.Tensor | None], str]] = [
+    ({"features.z.values": torch.zeros(1)}, "unknown_input"),
+    ({"features.a.values": GOOD["features.a.values"].float()}, "wrong_id_dtype"),
+    ({"features.a.values": GOOD["features.a.values"].view(1, -1)}, "bad_ids"),
+    ({"features.a.lengths": -GOOD["features.a.lengths"]}, "bad_lengths"),
+    ({"features.a.lengths": GOOD["features.a.lengths"][:-1]}, "bad_lengths"),
+    ({"features.a.lengths": GOOD["features.a.lengths"] + 1}, "bad_lengths"),
+    ({"features.a.lengths": GOOD["features.a.lengths"].double()}, "bad_lengths"),
+    ({"features.a.lengths": OVERFLOWING}, "bad_lengths"),
+    ({"features.d.values": GOOD["features.d.values"] + 20}, "id_out_of_range"),
+    ({"features.d.values": GOOD["features.d.values"] - 20}, "id_out_of_range"),
+    ({"dense": torch.zeros(2, 1)}, "request_failed"),
+    ({"dense": None}, "missing_input"),
+    ({"features.b.lengths": None}, "missing_input"),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("x\tint64\t1\t5\nend\n", "bad_request"),
-        ("end\n", "bad_request"),
-        ("request\t1\n", "bad_request"),
-        ("request\t1\nx\tint64\t1\n", "bad_line"),
-        ("request\t1\nx\tint64\t1\t5\t6\n", "bad_line"),
-        ("request\t1\nx\tint16\t1\t5\n", "bad_dtype"),
-        ("request\t1\nx\tint64\t-1\t5\n", "bad_shape"),
-        ("request\t1\nx\tint64\t2\t5\n", "bad_shape"),
-        ("request\t1\nx\tint64\t\t\n", "bad_shape"),
-        ("request\t1\nx\tint64\t4611686018427387904,4\t\n", "bad_shape"),
-        ("request\t1\nx\tint64\t9223372036854775807,9223372036854775807,0,5\t1\n", "bad_shape"),
-        ("request\t1\nx\tint64\t1,1,1,1,1,1,1,1,1\t5\n", "bad_shape"),
-        ("request\t1\nx\tint64\t1\t9223372036854775808\n", "bad_number"),
-        ("request\t1\nx\tint32\t1\t2147483648\n", "bad_number"),
-        ("request\t1\nx\tint64\t1\t5.0\n", "bad_number"),
-        ("request\t1\nx\tint64\t2\t5  6\n", "bad_number"),
-        ("request\t1\nx\tbool\t1\t2\n", "bad_number"),
-        ("request\t1\nx\tfloat32\t1\t1e999\n", "bad_number"),
-        ("request\t1\nx\tint64\t1\t5\nx\tint64\t1\t5\n", "duplicate_input"),
-        ("request\t1\nx\tint64\t0,9223372036854775807,9223372036854775807\t\n", "request_failed"),
-    ],
-)
-def test_a_request_that_cannot_be_read_is_an_error(program: Path, file: Path, text: str, reason: str) -> None:
-    text = text if text.endswith("end\n") or text.count("\n") == 1 else text + "end\n"
-    done = run(program, file, text=text + request_text("good", GOOD))
+def test_a_bad_request_is_an_error_and_the_next_one_is_served(program: Path, file: Path) -> None:
+    bad = [{name: each for name, each in {**GOOD, **wrong}.items() if each is not None} for wrong, _ in WRONG]
+    found = answers(program, file, [request for each in bad for request in (each, GOOD)])
+    assert [answer.error.rpartition("[")[2] for answer in found[::2]] == [f"{reason}]" for _, reason in WRONG]
+    assert not any(answer.error for answer in found[1::2])
+    named = {1: "features.a.values", 5: "features.a.lengths", 8: "feature d", 12: "features.b.lengths"}
+    for number, name in named.items():
+        assert name in found[2 * number].error
+
+
+UNREADABLE = [
+    ("x\tint64\t1\t5\nend\n", "bad_request"),
+    ("end\n", "bad_request"),
+    ("request\t1\n", "bad_request"),
+    ("request\t1\nx\tint64\t1\n", "bad_line"),
+    ("request\t1\nx\tint64\t1\t5\t6\n", "bad_line"),
+    ("request\t1\nx\tint16\t1\t5\n", "bad_dtype"),
+    ("request\t1\nx\tint64\t-1\t5\n", "bad_shape"),
+    ("request\t1\nx\tint64\t2\t5\n", "bad_shape"),
+    ("request\t1\nx\tint64\t\t\n", "bad_shape"),
+    ("request\t1\nx\tint64\t4611686018427387904,4\t\n", "bad_shape"),
+    ("request\t1\nx\tint64\t9223372036854775807,9223372036854775807,0,5\t1\n", "bad_shape"),
+    ("request\t1\nx\tint64\t1,1,1,1,1,1,1,1,1\t5\n", "bad_shape"),
+    ("request\t1\nx\tint64\t1\t9223372036854775808\n", "bad_number"),
+    ("request\t1\nx\tint32\t1\t2147483648\n", "bad_number"),
+    ("request\t1\nx\tint64\t1\t5.0\n", "bad_number"),
+    ("request\t1\nx\tint64\t2\t5  6\n", "bad_number"),
+    ("request\t1\nx\tbool\t1\t2\n", "bad_number"),
+    ("request\t1\nx\tfloat32\t1\t1e999\n", "bad_number"),
+    ("request\t1\nx\tint64\t1\t5\nx\tint64\t1\t5\n", "duplicate_input"),
+    ("request\t1\nx\tint64\t0,9223372036854775807,9223372036854775807\t\n", "request_failed"),
+]
+
+
+def test_a_request_that_cannot_be_read_is_an_error(program: Path, file: Path) -> None:
+    texts = [text if text.endswith("end\n") or text.count("\n") == 1 else text + "end\n" for text, _ in UNREADABLE]
+    good = request_text("good", GOOD)
+    done = run(program, file, text="".join(text + good for text in texts))
     assert done.returncode == 0, done.stderr
-    error, answer = parsed(done.stdout)
-    assert error.error.endswith(f"[{reason}]"), error
-    assert (answer.id, answer.error) == ("good", "")
+    found = parsed(done.stdout)
+    assert [(answer.id, answer.error) for answer in found[1::2]] == [("good", "")] * len(UNREADABLE)
+    assert [answer.error.rpartition("[")[2] for answer in found[::2]] == [f"{reason}]" for _, reason in UNREADABLE]
+
+
+def test_arrays_are_read_and_printed_as_they_are(formats: Path) -> None:
+    largest = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float64)}
+    arrays = {
+        "scalar": torch.tensor(5),
+        "empty": torch.zeros(3, 0, 2),
+        "bool": torch.tensor([[True], [False]]),
+        "uint8": torch.tensor([0, 255], dtype=torch.uint8),
+        "int32": torch.tensor([-(2**31), 2**31 - 1], dtype=torch.int32),
+        "int64": torch.tensor([-(2**63), 2**63 - 1]),
+        "float32": torch.tensor([0.1, -0.0, 1e-45, largest[torch.float32], float("inf"), float("-inf"), float("nan")]),
+        "float64": torch.tensor([0.1, 5e-324, -largest[torch.float64], float("nan")], dtype=torch.float64),
+        "a name with spaces, and ünïcode": torch.zeros(1, 1, 1, 1, 1, 1, 1, 1),
+    }
+    (answer,) = parsed(run(formats, text=request_text("an id", arrays)).stdout)
+    assert (answer.id, answer.error, list(answer.outputs)) == ("an id", "", list(arrays))
+    for name, array in arrays.items():
+        torch.testing.assert_close(answer.outputs[name], array, rtol=0, atol=0, equal_nan=True)
 
 
 def damaged_requests(count: int) -> str:
@@ -266,8 +286,8 @@ def test_damaged_files_are_refused(program: Path, formats: Path, file: Path, tmp
     rng = random.Random(0)
     whole = file.read_bytes()
     directory = whole.rindex(b"PK\x06\x06")
-    offsets = [rng.randrange(len(whole)) for _ in range(60)]
-    offsets += [rng.randrange(directory - 4000, len(whole)) for _ in range(60)] + list(range(directory, len(whole)))
+    offsets = [rng.randrange(len(whole)) for _ in range(40)]
+    offsets += [rng.randrange(directory - 4000, len(whole)) for _ in range(40)] + list(range(directory, len(whole), 2))
     offsets += [at + byte for at in (whole.index(b"PK\x03\x04", 10_000),) for byte in range(0, 30, 2)]
     paths, readable = [], []
     for number, at in enumerate(offsets):
@@ -275,7 +295,7 @@ def test_damaged_files_are_refused(program: Path, formats: Path, file: Path, tmp
         damaged[at] ^= 1 << rng.randrange(8)
         paths.append(tmp_path / f"flipped-{number}-{at}.pt")
         paths[-1].write_bytes(damaged)
-    cuts = [0, 1, 22, len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(40))]
+    cuts = [0, 1, 22, len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(25))]
     for size in cuts:
         paths.append(tmp_path / f"cut-{size}.pt")
         paths[-1].write_bytes(whole[:size])
@@ -318,36 +338,49 @@ def test_every_record_is_compared_with_its_checksum(program: Path, file: Path, t
     )
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"format_version": 2}, "newer_format"),
-        ({"format_version": 10**30}, "not_exported"),
-        ({"format_version": "1"}, "not_exported"),
-        ({"hash_version": 9}, "other_hash"),
-        ({"hash_version": None}, "other_hash"),
-        (None, "not_exported"),
-        ("[]", "not_exported"),
-        ('{"format_version": 1', "not_exported"),
-        ('{"x": "\\', "not_exported"),
-        ("{}", "not_exported"),
-    ],
-)
-def test_files_of_other_versions_and_strange_manifests(
-    program: Path, file: Path, change: dict[str, object] | str | None, reason: str, tmp_path: Path
-) -> None:
-    with zipfile.ZipFile(file) as old, zipfile.ZipFile(tmp_path / "other.pt", "w") as new:
-        for name in old.namelist():
-            content = old.read(name)
-            if name.endswith("recfx.json"):
-                if change is None:
-                    continue
-                found = {**json.loads(content), **change} if isinstance(change, dict) else change
-                content = (found if isinstance(found, str) else json.dumps(found)).encode()
-            new.writestr(name, content)
-    ((kind, message),) = check(program, [tmp_path / "other.pt"])
-    assert kind == "error"
-    assert message.endswith(f"[{reason}]"), message
+MANIFESTS = [
+    ({}, ""),
+    ({"format_version": 2}, "newer_format"),
+    ({"format_version": 10**30}, "not_exported"),
+    ({"format_version": "1"}, "not_exported"),
+    ({"hash_version": 9}, "other_hash"),
+    ({"hash_version": None}, "other_hash"),
+    ({"format": "pt2"}, "other_format"),
+    (None, "not_exported"),
+    ("[]", "not_exported"),
+    ("{}", "not_exported"),
+    ('{"format_version": 1', "not_exported"),
+    ('{"format_version": }', "not_exported"),
+    ('{"x": "\\', "not_exported"),
+    ('{"x": {"format_version": 1}}', "not_exported"),
+    ('{"x": ["}", "\\"", {}], "format_version" : 1 , "hash_version":1}', ""),
+]
+
+
+def test_files_of_other_versions_and_strange_manifests(program: Path, file: Path, tmp_path: Path) -> None:
+    paths = []
+    for number, (change, _) in enumerate(MANIFESTS):
+        paths.append(tmp_path / f"{number}.pt")
+        with zipfile.ZipFile(file) as old, zipfile.ZipFile(paths[-1], "w") as new:
+            for name in old.namelist():
+                content = old.read(name)
+                if name.endswith("recfx.json"):
+                    if change is None:
+                        continue
+                    found = {**json.loads(content), **change} if isinstance(change, dict) else change
+                    content = (found if isinstance(found, str) else json.dumps(found)).encode()
+                new.writestr(name, content)
+    found = [(kind, message.rpartition("[")[2]) for kind, message in check(program, paths)]
+    assert [kind for kind, _ in found] == ["error" if reason else "ok" for _, reason in MANIFESTS]
+    assert [reason for kind, reason in found if kind == "error"] == [f"{reason}]" for _, reason in MANIFESTS if reason]
+
+
+@pytest.mark.parametrize("version", committed_versions())
+def test_files_that_earlier_versions_wrote_are_served(program: Path, version: int, tmp_path: Path) -> None:
+    calls = committed_file(version, tmp_path / "model.pt")
+    found = answers(program, tmp_path / "model.pt", [by_name(recfx.Sample(*arguments)) for arguments, _ in calls])
+    for answer, (_, wanted) in zip(found, calls, strict=True):
+        torch.testing.assert_close(answer.outputs["output"], wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_what_is_no_file_of_recfx(program: Path, tmp_path: Path) -> None:
