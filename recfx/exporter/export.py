@@ -276,6 +276,6 @@ def _not_exported(failures: list[Diagnostic], file_format: FileFormat) -> Export
         f"{file_format.compiler} cannot express the model. "
         + " ".join(f"({number}) {each}" for number, each in enumerate(ways, 1)),
         reason=file_format.reason,
-        module_path=failures[-1].path if failures else "",
+        module_path=next((each.path for each in reversed(failures) if each.path), ""),
         what_to_do="change the code that the message names, or keep it out of the model that is exported.",
     )

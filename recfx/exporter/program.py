@@ -23,8 +23,9 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from recfx.conversion.inline_collections import inline_graph
 from recfx.diagnostics import Diagnostic
 from recfx.exporter.arguments import Pattern, Signature, rebuild
+from recfx.exporter.batch_proxies import BatchProxy, CopiedProxy, Features, check_read_features, features_made_by
 from recfx.exporter.compare_outputs import first_difference, run_model
-from recfx.exporter.flatten_names import flat_graph_module
+from recfx.exporter.flatten_names import flat_graph_module, identifier
 from recfx.exporter.model_copies import detach_parameters, fresh_copy, restore_buffers, strip_hooks
 from recfx.exporter.returns import is_typed, take_apart
 from recfx.hooks import has_forward_hooks
@@ -36,6 +37,12 @@ from recfx.tracing.shallow_tracer import ShallowTracer, rollback_of, trace_graph
 from recfx.verification.compare_tensors import Difference
 
 _TYPES = {"tensor": torch.Tensor, "kjt": KeyedJaggedTensor, "jagged": JaggedTensor}
+
+_PATHS = "recfx_paths"
+"""In a traced graph's ``meta``: by the name of a module in the graph, its path in the model."""
+
+_ROLLBACKS = "recfx_rollbacks"
+"""In a traced graph's ``meta``: by path, why modules could not be traced."""
 
 
 @dataclass(frozen=True)
@@ -177,11 +184,19 @@ class _Tracer(ShallowTracer):
     Args:
         collections: ids of the collections.
         ways: what to enter.
+        features: what is known of the arguments that are batches.
     """
 
-    def __init__(self, collections: set[int], ways: _Ways) -> None:
+    def __init__(self, collections: set[int], ways: _Ways, features: dict[str, Features]) -> None:
         super().__init__(collections, ways.opaque)
         self.ways = ways
+        self.features = features
+        self.reads: set[fx.Node] = set()
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """A proxy that knows its features, if it is a batch and they are known."""
+        known = self.features.get(str(node.target)) if node.op == "placeholder" else features_made_by(node)
+        return CopiedProxy(node, self) if known is None else BatchProxy(node, self, known, self.reads)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """True for collections, and for modules that hold none; but hooks are part of the graph."""
@@ -211,7 +226,15 @@ def _trace_and_compile(
     ways: _Ways,
 ) -> Program:
     graph_module = _trace(model, served, signature, returns, sample, ways)
-    return Program(_script(graph_module), graph_module, is_typed(returns))
+    try:
+        return Program(_script(graph_module), graph_module, is_typed(returns))
+    except _Failed as failed:
+        found = failed.diagnostic
+        path = graph_module.meta[_PATHS].get(found.path, found.path)
+        rollback = graph_module.meta[_ROLLBACKS].get(path)
+        untraced = "" if rollback is None else f"it cannot be traced ({rollback}), nor compiled: "
+        named = dataclasses.replace(found, path=path, message=f"{untraced}{found.message}")
+        raise _Failed(named, failed.stage) from failed
 
 
 def _trace(
@@ -223,11 +246,14 @@ def _trace(
     ways: _Ways,
 ) -> fx.GraphModule:
     live, copies = fresh_copy(model)
-    tracer = _Tracer({id(copies[collection]) for collection in served}, ways)
+    batches = [leaf for leaf in signature.leaves() if leaf.kind == "kjt"]
+    features = {leaf.name: Features(leaf.keys, leaf.is_weighted) for leaf in batches}
+    tracer = _Tracer({id(copies[collection]) for collection in served}, ways, features)
     entry = _with_leaves(live, signature, returns)
     try:
         graph = trace_graph(entry, Sample(*signature.flatten(sample.args, sample.kwargs)), tracer, inference=True)
         graph._tracer_cls = None
+        check_read_features(graph, tracer.reads, features)
         traced = _runnable(model, entry, graph)
     except Exception as error:  # user code on proxies can raise anything; the reason is part of the error
         raise _Failed(rollback_of("", error), "trace") from error
@@ -235,7 +261,11 @@ def _trace(
     if difference is not None:
         differs = Diagnostic("graph_differs", "", f"the traced graph differs: {difference}")
         raise _Failed(differs, "differs", frozenset(tracer.entered))
-    return _around_served(model, served, signature, entry, graph)
+    paths = {identifier(str(node.target), ()): str(node.target) for node in graph.find_nodes(op="call_module")}
+    graph_module = _around_served(model, served, signature, entry, graph)
+    graph_module.meta[_PATHS] = paths
+    graph_module.meta[_ROLLBACKS] = {rollback.path: rollback.message for rollback in tracer.rollbacks}
+    return graph_module
 
 
 def _around_served(

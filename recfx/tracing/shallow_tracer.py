@@ -11,6 +11,7 @@ import inspect
 import os
 import re
 import threading
+import traceback
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -102,7 +103,17 @@ def rollback_of(path: str, error: Exception) -> Diagnostic:
     """What to report about an exception that was raised while tracing."""
     reason = "lost_by_tracing" if isinstance(error, LostByTracing) else "untraceable"
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    return Diagnostic(reason, path, f"{type(error).__name__}: {lines[0] if lines else ''}")
+    where = _raised_at(error)
+    at = f" (at {where})" if where else ""
+    return Diagnostic(reason, path, f"{type(error).__name__}: {lines[0] if lines else ''}{at}")
+
+
+def _raised_at(error: Exception) -> SourceLocation | None:
+    """The last line of the user's code that an exception came through."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((*_NOT_THE_USERS, "<")) and frame.lineno is not None:
+            return SourceLocation(frame.filename, frame.lineno)
+    return None
 
 
 def _touch(value: Any) -> Any:
@@ -228,7 +239,7 @@ def _run_in_yield(function: Callable[..., Any], *settings: Any, **keywords: Any)
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_NOT_THE_USERS = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
+_NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 
 
 def source_of(node: fx.Node) -> SourceLocation | None:

@@ -22,16 +22,12 @@ REFUSED = {
     "autocast_below_the_root": "forward",
     "branches_on_data": "no attribute or method 'forward'",
     "branches_on_data_below_the_root": "no attribute or method 'forward'",
-    "builds_from_jagged": "dict",
-    "hooks": "export_differs",
+    "builds_from_jagged": "inner: it cannot be traced",
     "random_numbers": "differs",
     "random_numbers_below_the_root": "differs",
-    # They pass a dataclass to a module that cannot be traced.
-    "preprocessing_collections": "dataclass",
-    "preprocessing_module": "dataclass",
-    "sparse_nn_negatives": "dataclass",
-    "sparse_nn_negatives_with_parameters": "dataclass",
-    "sparse_nn_position_weighted": "dataclass",
+    # They choose a module by the size of the batch.
+    "sparse_nn_negatives": "postproc_module: it cannot be traced (KeyError: 'Proxy(size)' (at ",
+    "sparse_nn_negatives_with_parameters": "postproc_module: it cannot be traced (KeyError: 'Proxy(size)' (at ",
 }
 
 
