@@ -47,6 +47,7 @@ _SEAL = b"recfx-sealed:"
 
 _loaded: bool | None = None  # None: not tried so far
 _reason = ""
+_path: Path | None = None
 _when_loaded: list[Callable[[], None]] = []
 _loading = threading.RLock()
 
@@ -88,7 +89,13 @@ def _load_once() -> None:
     _loaded = True
 
 
+def loaded_path() -> Path | None:
+    """The file that was loaded; None if none was. It is temporary if it could not be kept, see above."""
+    return _path
+
+
 def _open_library() -> None:
+    global _path
     try:
         path = build()
     except OSError as error:  # not LibraryBuildError: code that does not compile here does not compile elsewhere
@@ -97,7 +104,9 @@ def _open_library() -> None:
         torch.ops.load_library(str(path))
     except OSError as error:
         _logger.warning("%s cannot be loaded and is rebuilt: %s", path, error)
-        torch.ops.load_library(str(build(anew=True)))
+        path = build(anew=True)
+        torch.ops.load_library(str(path))
+    _path = path
 
 
 def why_not() -> str:

@@ -21,7 +21,7 @@ from recfx.exporter.served_model import make_served_model
 from recfx.exporter.traced_artifact import traced_artifacts
 from recfx.exporter.write_file import MANIFEST
 from recfx.ir.printer import format_graph
-from recfx.serving import SCRIPT, TRACED, ServingTarget
+from recfx.serving import NATIVE, SCRIPT, TRACED, ServingTarget
 from recfx.tracing.sample import Sample
 
 
@@ -146,6 +146,7 @@ class FileFormat:
         compiler: what makes it, for messages.
         reason: the code of the error if that cannot.
         compares_resized: whether the file is compared with the model on a bigger batch, too.
+        native: the modules of its nodes if the file may use recfx's operators; None if it may not.
     """
 
     target: ServingTarget
@@ -153,10 +154,11 @@ class FileFormat:
     compiler: str
     reason: str
     compares_resized: bool
+    native: ServingTarget | None = None
 
 
 FILE_FORMATS = {
-    "torchscript": FileFormat(SCRIPT, script_artifacts, "TorchScript", "not_scriptable", compares_resized=False),
-    "pt2": FileFormat(TRACED, traced_artifacts, "torch.export", "not_exportable", compares_resized=True),
+    "torchscript": FileFormat(SCRIPT, script_artifacts, "TorchScript", "not_scriptable", False, NATIVE),
+    "pt2": FileFormat(TRACED, traced_artifacts, "torch.export", "not_exportable", True),
 }
 """The formats by name. What becomes TorchScript was compared on a bigger batch when it was traced."""

@@ -12,7 +12,7 @@ from torch import fx
 from recfx.exporter.tables import TableSource
 from recfx.ir.tables import TableSpec
 from recfx.kernels.quantized_rows import dequantize_rows, quantize_rows
-from recfx.serving import FindFrozenRows, PoolRows
+from recfx.serving import FindAndPool, FindFrozenRows, PoolRows
 from recfx.serving.pool_rows import FORMATS, RowFormat
 
 
@@ -62,6 +62,9 @@ def fillings_of(
         elif isinstance(module, PoolRows):
             stored = [(tables[spec.name], spec) for spec in module.specs]
             found.append(Filling(f"{name}.rows", module.rows, partial(_rows, stored, errors)))
+        if isinstance(module, FindAndPool):
+            sources = [tables[table] for table in module.hashed]
+            found.append(Filling(f"{name}.slots", module.slots, partial(_slots, sources)))
     return found
 
 

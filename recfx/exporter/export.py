@@ -34,9 +34,11 @@ from recfx.exporter.served_collection import ServedCollection, local_tables, ser
 from recfx.exporter.sharded_export import Sources, export_from_ranks
 from recfx.exporter.target import as_path, check_target, disk_errors, temporary_name
 from recfx.exporter.write_file import read_in_place, write_file
+from recfx.kernels import library
 from recfx.modules.collection import unsharded_collections
 from recfx.modules.whole_graph import WholeGraph
 from recfx.record.wrappers import unwrap
+from recfx.serving import ServingTarget
 from recfx.serving.pool_rows import FORMATS
 from recfx.tracing.sample import Sample
 
@@ -68,7 +70,8 @@ def export(
             each table by name.
         format: ``"torchscript"``, or ``"pt2"`` for a program of ``torch.export``. Writing that takes memory for a
             copy of the rows of the biggest collection, because torch saves no tensor in pieces.
-        portable: use only operators of torch and of FBGEMM.
+        portable: use only operators of torch and of FBGEMM. If not, ids are found and rows pooled by recfx's own C++
+            operator, which is faster, but the server has to load its library first; the report names it.
         checkpoint: export what ``save_checkpoint`` saved in this directory, on any number of ranks, instead of what
             ``model`` holds. The model is built, unsharded, and converted as when saving; it may be on meta. Tables are
             read in pieces, and indexes one table at a time.
@@ -84,12 +87,12 @@ def export(
         CheckpointError: as ``load_checkpoint``; also ``model_on_meta``: a tensor is on meta that was not saved.
         ConversionError: the model is not converted, and cannot be.
     """
-    _check_arguments(format, portable)
+    serving = _serving_target(format, portable)
     target, call = as_path(path), Sample.of(sample)
     root = model.python_model if isinstance(model, WholeGraph) else unwrap(model)
 
     def export_small(small: nn.Module, outputs: Any, sources: Sources) -> ExportReport:
-        return _export(target, _converted(small, call), call, outputs, sources, quantize, format)
+        return _export(target, _converted(small, call), call, outputs, sources, quantize, format, serving)
 
     if checkpoint is not None:
         check_target(target)
@@ -99,7 +102,7 @@ def export(
         check_target(target)
         converted = _converted(root, call)
         with uncounted(converted):
-            return _export(target, converted, call, _run(converted, call), {}, quantize, format)
+            return _export(target, converted, call, _run(converted, call), {}, quantize, format, serving)
 
     alike = {"path": target, "quantize": quantize, "format": format, "portable": portable}
     return export_from_ranks(root, group, call, alike, partial(check_target, target), export_small)
@@ -113,6 +116,7 @@ def _export(
     sources: Sources,
     quantize: str | Mapping[str, str | None] | None,
     format: str,
+    serving: ServingTarget,
 ) -> ExportReport:
     """Export a converted model.
 
@@ -124,6 +128,7 @@ def _export(
         sources: tables that come from elsewhere.
         quantize: as for ``export``.
         format: as for ``export``.
+        serving: which modules serve the nodes.
     """
     file_format = FILE_FORMATS[format]
     with uncounted(converted):
@@ -133,7 +138,7 @@ def _export(
         specs = {name: tuple(source.spec for source in each.values()) for name, each in tables.items()}
         dtypes = stored_dtypes(specs, quantize)
         served = {
-            id(each): serve_tables(name, tables[name], each.is_weighted(), dtypes[name], file_format.target)
+            id(each): serve_tables(name, tables[name], each.is_weighted(), dtypes[name], serving)
             for name, each in collections.items()
         }
         failures: list[Diagnostic] = []
@@ -143,19 +148,43 @@ def _export(
             bigger = resized(converted, call)
             calls += [] if bigger is None else [(bigger, _run(converted, bigger))]
         for artifact in file_format.make(converted, graphs, signature, returns, call, failures):
-            report = _write(target, format, artifact, signature, calls, list(served.values()), returns, failures)
+            report = _write(
+                target, format, serving, artifact, signature, calls, list(served.values()), returns, failures
+            )
             if report is not None:
                 return report
     raise _not_exported(failures, file_format)
 
 
-def _check_arguments(format: str, portable: bool) -> None:
+def _serving_target(format: str, portable: bool) -> ServingTarget:
+    """Which modules serve the nodes of the file; refuses arguments that are wrong."""
     if format not in FILE_FORMATS:
         raise ExportError(
             f"format={format!r} is not a format.",
             reason="invalid_argument",
             what_to_do=f"pass one of: {', '.join(FILE_FORMATS)}.",
         )
+    found = FILE_FORMATS[format]
+    if portable:
+        return found.target
+    if found.native is None:
+        raise ExportError(
+            f"files of format={format!r} are always portable.",
+            reason="invalid_argument",
+            what_to_do="leave out portable=False, or pass format='torchscript'.",
+        )
+    if not library.load():
+        raise ExportError(
+            f"recfx's C++ operators are missing: {library.why_not()}",
+            reason="no_library",
+            what_to_do="install a C++ compiler, or export with portable=True.",
+        )
+    return found.native
+
+
+def _libraries() -> tuple[Path, ...]:
+    path = library.loaded_path()
+    return () if path is None else (path,)
 
 
 def _converted(model: nn.Module, call: Sample) -> nn.Module:
@@ -172,6 +201,7 @@ def _run(model: nn.Module, call: Sample) -> Any:
 def _write(
     target: Path,
     format: str,
+    serving: ServingTarget,
     artifact: Artifact,
     signature: Signature,
     calls: list[tuple[Sample, Any]],
@@ -187,7 +217,7 @@ def _write(
         return None
     temporary = temporary_name(target)
     try:
-        manifest = partial(make_manifest, signature, returns, served, portable=True, format=format)
+        manifest = partial(make_manifest, signature, returns, served, portable=serving.is_portable, format=format)
         with disk_errors(target):
             records = write_file(artifact.save, fillings, manifest, temporary, show_progress=_is_big(fillings))
         for name, content in read_in_place(temporary, records, fillings).items():
@@ -208,6 +238,7 @@ def _write(
         graph=artifact.graph,
         passes={each.path: each.records for each in served},
         output_error=error,
+        libraries=() if serving.is_portable else _libraries(),
         notes=tuple(failures),
     )
 

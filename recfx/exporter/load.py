@@ -19,6 +19,7 @@ from recfx.exporter.loaded_program import load_traced
 from recfx.exporter.manifest import read_manifest, returns_from, signature_from
 from recfx.exporter.returns import put_together
 from recfx.exporter.write_file import MANIFEST
+from recfx.kernels import library
 
 
 def load(path: str | os.PathLike[str], device: torch.device | str | None = None) -> LoadedModel:
@@ -33,12 +34,19 @@ def load(path: str | os.PathLike[str], device: torch.device | str | None = None)
         device: where its tensors go; default: where they were exported from.
 
     Raises:
-        ExportError: ``no_file``, ``damaged_file``, ``not_exported``, ``newer_format``, ``other_hash``.
+        ExportError: ``no_file``, ``damaged_file``, ``not_exported``, ``newer_format``, ``other_hash``,
+            ``no_library``.
     """
     found = Path(path)
     if not found.is_file():
         raise ExportError(f"{found} is not a file.", reason="no_file", what_to_do="export a model to it first.")
     manifest = read_manifest(_checked_manifest(found), found)
+    if not manifest.get("portable", True) and not library.load():
+        raise ExportError(
+            f"{found} needs recfx's C++ operators, which are missing: {library.why_not()}",
+            reason="no_library",
+            what_to_do="install a C++ compiler, or export the model with portable=True.",
+        )
     try:
         if manifest.get("format") == "pt2":
             return LoadedModel(load_traced(found, signature_from(manifest), device), manifest)

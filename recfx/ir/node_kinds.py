@@ -278,7 +278,14 @@ NODE_KINDS: dict[str, NodeKind] = {
             outputs=(ValueType.POOLED,),
             size=size_of_looked_up,
             stage=Stage.LOOKUP,
-            printed=("hash_ids.hashed", "hash_ids.operators", *(f"lookup.{name}" for name in _LOOKUP), "two_steps"),
+            printed=(
+                "hash_ids.hashed",
+                "hash_ids.operators",
+                *(f"lookup.{name}" for name in _LOOKUP),
+                "two_steps",
+                "hashed",
+                *_LOOKUP,
+            ),
             once=("hash_ids", "lookup"),
         ),
         NodeKind(

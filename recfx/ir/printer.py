@@ -57,7 +57,11 @@ def _format_attributes(graph_module: fx.GraphModule, node: fx.Node) -> str:
     kind = None if meta is None else NODE_KINDS.get(meta.kind)
     if kind is None or module is None:
         return ""
-    found: dict[str, Any] = {path.split(".")[-1]: _attribute(module, path) for path in kind.printed}
+    found: dict[str, Any] = {}
+    for path in kind.printed:
+        name, value = path.split(".")[-1], _attribute(module, path)
+        if value is not None:  # the module of another target may have it elsewhere
+            found[name] = value
     shown = [name if value is True else f"{name}={_format_value(value)}" for name, value in found.items() if value]
     return f" {{{', '.join(shown)}}}" if shown else ""
 

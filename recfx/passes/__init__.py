@@ -15,6 +15,7 @@ from recfx.passes.elide_hash import ElideHash
 from recfx.passes.expand_collection import ExpandCollection
 from recfx.passes.freeze_indexes import FreezeIndexes
 from recfx.passes.fuse_hash_lookup import FuseHashLookup
+from recfx.passes.fuse_served_lookup import FuseServedLookup
 from recfx.passes.insert_dist import InsertDist
 from recfx.passes.insert_hash import InsertHash
 from recfx.passes.insert_transfers import InsertTransfers
@@ -62,6 +63,7 @@ def export_passes(
         BatchLookups(),
         FreezeIndexes(indexes, target),
         QuantizeRows(dtypes, target),
+        FuseServedLookup(target),
         LowerToScript(target),
     )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import sympy
-from torch import fx
+from torch import fx, nn
 
 from recfx.ir.meta import Collective, NodeMeta, annotate, node_meta
 from recfx.ir.node_kinds import NODE_KINDS
@@ -145,7 +146,7 @@ def renumber(graph_module: fx.GraphModule, kinds: tuple[str, ...]) -> None:
     """Renumber the nodes of these kinds from the start, because the names of replaced nodes are free now."""
     for kind in kinds:
         nodes = nodes_of_kind(graph_module, kind)
-        modules = [node_module(graph_module, node, NodeModule) for node in nodes]
+        modules: list[Any] = [node_module(graph_module, node, nn.Module) for node in nodes]
         for node in nodes:
             graph_module.delete_submodule(str(node.target))
         for number, (node, module) in enumerate(zip(nodes, modules, strict=True)):

@@ -7,17 +7,20 @@ annotated without postponed evaluation, because TorchScript reads the annotation
 from recfx.serving.assemble import AssembleColumns
 from recfx.serving.bags import Bags, ServedNode
 from recfx.serving.divide_means import DivideMeans
+from recfx.serving.find_and_pool import FindAndPool
 from recfx.serving.find_rows import FindFrozenRows, FrozenIndex
 from recfx.serving.pool_rows import PoolRows
 from recfx.serving.select_bags import SelectBags
-from recfx.serving.targets import SCRIPT, TRACED, ServingTarget
+from recfx.serving.targets import NATIVE, SCRIPT, TRACED, ServingTarget
 
 __all__ = [
+    "NATIVE",
     "SCRIPT",
     "TRACED",
     "AssembleColumns",
     "Bags",
     "DivideMeans",
+    "FindAndPool",
     "FindFrozenRows",
     "FrozenIndex",
     "PoolRows",

@@ -47,6 +47,7 @@ class FindFrozenRows(ServedNode):
     def __init__(self, tables: tuple[TableSpec, ...], indexes: dict[str, FrozenIndex]) -> None:
         super().__init__()
         hashing = {table.name: table.hashing for table in tables if table.hashing is not None and table.has_index}
+        self.frozen = dict(indexes)
         self.hashed = [table.name for table in tables if table.has_index]
         self.shared = [name for name, config in hashing.items() if config.unseen == "share"]
         self.num_features = sum(len(table.feature_names) for table in tables)

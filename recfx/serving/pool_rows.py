@@ -66,6 +66,7 @@ class PoolRows(ServedNode):
     ) -> None:
         super().__init__()
         self.specs = tables
+        self.features = features
         self.kernel = "fbgemm"
         self.pooling = pooling
         self.mode = _MEAN if pooling == "MEAN" else _SUM

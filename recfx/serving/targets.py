@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from recfx.serving.find_and_pool import FindAndPool
 from recfx.serving.find_rows import FindFrozenRows
 from recfx.serving.pool_rows import PoolRows
 from recfx.serving.select_bags import SelectBags
@@ -17,12 +18,19 @@ class ServingTarget:
         select: serves ``select_features``.
         find: serves ``find_rows``.
         pool: serves ``lookup``.
+        fused: serves ``find_rows`` and ``lookup`` together, if anything does.
     """
 
     name: str
     select: type[SelectBags] = SelectBags
     find: type[FindFrozenRows] = FindFrozenRows
     pool: type[PoolRows] = PoolRows
+    fused: type[FindAndPool] | None = None
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether it needs only the operators of torch and FBGEMM."""
+        return self.fused is None
 
 
 SCRIPT = ServingTarget("torchscript")
@@ -30,3 +38,6 @@ SCRIPT = ServingTarget("torchscript")
 
 TRACED = ServingTarget("pt2", TracedSelectBags, TracedFindRows)
 """``torch.export`` on the CPU, with FBGEMM's operators."""
+
+NATIVE = ServingTarget("torchscript with recfx's operators", fused=FindAndPool)
+"""TorchScript on the CPU, with recfx's C++ operators."""

@@ -32,7 +32,8 @@ from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
 from tests.bench.workload import fill_with_ids, standard_collection
 
-HASHED, ADOPTED, SCRIPTED = "recfx file, raw ids", "recfx file, dense ids", "TorchRec file, dense ids"
+NATIVE, HASHED = "recfx file, own operators, raw ids", "recfx file, raw ids"
+ADOPTED, SCRIPTED = "recfx file, dense ids", "TorchRec file, dense ids"
 TAKEN = 0.75
 
 
@@ -68,14 +69,15 @@ def _compare(setup: Setup, distribution: str, directory: Path) -> Iterator[Resul
     adopted = recfx.convert(copy.deepcopy(standard), verify=False).eval()
     indexed = recfx.convert(copy.deepcopy(standard), hashing=recfx.HashConfig(dense_rows=0), verify=False).eval()
     fill_with_ids(indexed.ebc, adopted.ebc, universe)
-    paths = {name: directory / f"{number}.pt" for number, name in enumerate((HASHED, ADOPTED, SCRIPTED))}
+    paths = {name: directory / f"{number}.pt" for number, name in enumerate((NATIVE, HASHED, ADOPTED, SCRIPTED))}
+    recfx.export(indexed, paths[NATIVE], raw.batches()[-1], quantize="int8", portable=False)
     recfx.export(indexed, paths[HASHED], raw.batches()[-1], quantize="int8")
     recfx.export(adopted, paths[ADOPTED], dense.batches()[-1], quantize="int8")
     _scripted_by_torchrec(standard, dense.batches()[-1], paths[SCRIPTED])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
         files = {name: torch.jit.load(str(path)) for name, path in paths.items()}
-    batches = {HASHED: raw.batches(), ADOPTED: dense.batches(), SCRIPTED: dense.batches()}
+    batches = {NATIVE: raw.batches(), HASHED: raw.batches(), ADOPTED: dense.batches(), SCRIPTED: dense.batches()}
     contestants = [Contestant(name, lambda i, name=name: files[name](batches[name][i])) for name in files]
     with torch.no_grad():
         answers = [contestant.run(-1) for contestant in contestants]
@@ -87,7 +89,7 @@ def _compare(setup: Setup, distribution: str, directory: Path) -> Iterator[Resul
         **{f"{name} bytes": path.stat().st_size for name, path in paths.items()},
         "ids_in_index": universe,
     }
-    for ours in (HASHED, ADOPTED):
+    for ours in (NATIVE, HASHED, ADOPTED):
         yield compare(f"export/{setup.case(distribution)}", times, ours, SCRIPTED, facts)
 
 

@@ -16,6 +16,7 @@ from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.exporter import write_file
+from recfx.kernels import library
 from recfx.kernels.quantized_rows import dequantize_rows, quantize_rows
 from recfx.serving.named_inputs import NamedJagged
 from tests.exporter.hashed_models import HashedModel, call, trained
@@ -55,6 +56,40 @@ def test_extreme_ids(model: nn.Module, file: Path) -> None:
     )
     dense = torch.zeros(1, 1)
     assert torch.allclose(recfx.load(file)(dense, features), model(dense, features), rtol=1e-5)
+
+
+@pytest.mark.parametrize("quantize", [None, "fp16", "int8", "int4"])
+@pytest.mark.parametrize("is_weighted", [False, True], ids=["", "weighted"])
+def test_recfx_operators_answer_as_stock_operators_do(quantize: str | None, is_weighted: bool, tmp_path: Path) -> None:
+    hashed = trained(is_weighted)
+    sample = call(6, is_weighted=is_weighted)
+    recfx.export(hashed, tmp_path / "portable.pt", sample, quantize=quantize)
+    report = recfx.export(hashed, tmp_path / "native.pt", sample, quantize=quantize, portable=False)
+    assert [path.name.startswith("librecfx") for path in report.libraries] == [True]
+    assert f"needs {report.libraries[0]}" in str(report)
+    assert "hash_lookup(ebc_select_features) {hashed=[shared_by_two, some_dense, mean]" in report.graph
+    assert "find_rows" not in report.graph
+    files = [recfx.load(tmp_path / name) for name in ("portable.pt", "native.pt")]
+    for batch_size, low, high in ((5, -20, 20), (1, -20, 20), (0, 0, 20), (7, -(2**63), 2**63 - 1)):
+        sample = call(batch_size, seed=9, low=low, high=high, is_weighted=is_weighted)
+        wanted, found = (each(*sample.args) for each in files)
+        assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_recfx_operators_are_for_torchscript(model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(recfx.ExportError) as raised:
+        recfx.export(model, tmp_path / "m.pt2", call(6), format="pt2", portable=False)
+    assert raised.value.reason == "invalid_argument"
+    recfx.export(model, tmp_path / "m.pt", call(6), portable=False)
+    monkeypatch.setattr(library, "load", lambda: False)
+    monkeypatch.setattr(library, "why_not", lambda: "there is no compiler")
+    for use in (
+        lambda: recfx.load(tmp_path / "m.pt"),
+        lambda: recfx.export(model, tmp_path / "n.pt", call(6), portable=False),
+    ):
+        with pytest.raises(recfx.ExportError, match="there is no compiler") as raised:
+            use()
+        assert raised.value.reason == "no_library"
 
 
 @pytest.mark.parametrize("hashing", [recfx.HashConfig(dense_rows=0), None, recfx.HashConfig()])
@@ -118,7 +153,7 @@ def test_the_passes_are_listed_with_their_graphs(model: nn.Module, tmp_path: Pat
     report = recfx.export(model, tmp_path / "m.pt", call(6), quantize={"mean": "int8"})
     assert [record.name for record in report.passes["ebc"]] == [
         "expand_collection", "insert_hash", "elide_hash", "batch_lookups", "freeze_indexes", "quantize_rows",
-        "lower_to_script",
+        "fuse_served_lookup", "lower_to_script",
     ]  # fmt: skip
     assert report.graph == GRAPH.strip()
 

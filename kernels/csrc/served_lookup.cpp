@@ -1,0 +1,201 @@
+// Finds ids in frozen indexes and pools their stored rows, for exported files. Contract: kernels/served_lookup.py.
+// Determinism: one thread sums each bag, in float32 and in the order of its ids.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <vector>
+
+#include "absent_answer.h"
+#include "checks.h"
+#include "find.h"
+#include "parallel.h"
+#include "slot_table.h"
+#include "stored_rows.h"
+
+namespace recfx {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+constexpr int64_t kIdsPerTask = 4096;
+constexpr int64_t kIdsPerThread = 8192;
+
+// One table of a file.
+struct Table {
+  RowFormat format;
+  const uint8_t* rows;
+  int64_t count;
+  int64_t columns;
+  int64_t bytes;
+  std::optional<SlotTable> slots;  // nullopt: the ids are rows
+  int64_t side_row;
+  DenseIds dense;
+  AbsentAnswer answer;
+};
+
+// Some adjacent bags of one feature.
+struct Task {
+  int64_t feature;
+  int64_t first;
+  int64_t last;
+};
+
+std::vector<Table> tables_of(const at::Tensor& rows, at::IntArrayRef counts, at::IntArrayRef columns,
+                             at::IntArrayRef formats, const at::Tensor& slots, at::IntArrayRef slot_counts,
+                             at::IntArrayRef side_rows, at::IntArrayRef dense_rows, at::IntArrayRef share_buckets,
+                             at::IntArrayRef seeds) {
+  const size_t tables = counts.size();
+  TORCH_CHECK(columns.size() == tables && formats.size() == tables && slot_counts.size() == tables &&
+                  side_rows.size() == tables && dense_rows.size() == tables && share_buckets.size() == tables &&
+                  seeds.size() == tables,
+              "recfx::served_lookup needs one entry per table in every list");
+  TORCH_CHECK(rows.device().is_cpu() && rows.scalar_type() == at::kByte && rows.dim() == 1 && rows.is_contiguous(),
+              "recfx::served_lookup: rows must be contiguous uint8 [bytes] on the CPU");
+  auto* slot_data = reinterpret_cast<Slot*>(int64_data(slots, "slots", 2));
+  int64_t begin = 0;
+  int64_t slot = 0;
+  std::vector<Table> found;
+  found.reserve(tables);  // slot tables point at side rows
+  for (size_t t = 0; t < tables; ++t) {
+    TORCH_CHECK(0 <= formats[t] && formats[t] <= 3 && counts[t] >= 0 && columns[t] >= 0 && slot_counts[t] >= 0 &&
+                    (slot_counts[t] & (slot_counts[t] - 1)) == 0 && (formats[t] != 3 || columns[t] % 2 == 0),
+                "recfx::served_lookup: table ", t, " is not one");
+    TORCH_CHECK(0 <= dense_rows[t] && dense_rows[t] <= counts[t] && -1 <= side_rows[t] && side_rows[t] < counts[t] &&
+                    0 <= share_buckets[t] && share_buckets[t] <= std::max<int64_t>(0, counts[t] - dense_rows[t]),
+                "recfx::served_lookup: the index of table ", t, " is not one");
+    const auto format = static_cast<RowFormat>(formats[t]);
+    const int64_t bytes = stored_bytes(format, columns[t]);
+    found.push_back({format,
+                     static_cast<const uint8_t*>(rows.const_data_ptr()) + begin,
+                     counts[t],
+                     columns[t],
+                     bytes,
+                     std::nullopt,
+                     side_rows[t],
+                     {dense_rows[t], 0},
+                     AbsentAnswer(counts[t], dense_rows[t], share_buckets[t], seeds[t], 0, counts[t])});
+    begin += counts[t] * bytes;
+    if (slot_counts[t] > 0) {
+      TORCH_CHECK(slot + slot_counts[t] <= slots.size(0), "recfx::served_lookup: there are too few slots");
+      found[t].slots.emplace(slot_data + slot, slot_counts[t], &found[t].side_row);
+      slot += slot_counts[t];
+    }
+  }
+  TORCH_CHECK(begin == rows.numel(), "recfx::served_lookup: the tables have ", begin, " bytes, but rows has ",
+              rows.numel());
+  return found;
+}
+
+std::vector<Task> tasks_of(const int64_t* offsets, int64_t features, int64_t batch_size) {
+  std::vector<Task> tasks;
+  for (int64_t feature = 0; feature < features && batch_size > 0; ++feature) {
+    const int64_t* of_feature = offsets + feature * batch_size;
+    const int64_t pieces = std::clamp<int64_t>((of_feature[batch_size] - of_feature[0]) / kIdsPerTask, 1, batch_size);
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+      tasks.push_back({feature, piece * batch_size / pieces, (piece + 1) * batch_size / pieces});
+    }
+  }
+  return tasks;
+}
+
+// Finds rows[begin, end); returns the position of an id whose row the table does not have, or `end`.
+int64_t find(const Table& table, const int64_t* ids, int64_t* rows, int64_t begin, int64_t end) {
+  if (table.slots) {
+    find_range(ids, rows, begin, end, *table.slots, table.dense);
+    answer_absent(ids, rows, begin, end, table.answer);
+  } else {
+    std::copy(ids + begin, ids + end, rows + begin);
+  }
+  const int64_t least = table.slots ? -1 : 0;
+  bool fits = true;
+  for (int64_t i = begin; i < end; ++i) {
+    fits &= (rows[i] >= least) & (rows[i] < table.count);
+  }
+  if (fits) {
+    return end;
+  }
+  return std::find_if(rows + begin, rows + end, [&](int64_t row) { return row < least || row >= table.count; }) - rows;
+}
+
+at::Tensor served_lookup(const at::Tensor& ids_given, const at::Tensor& offsets_given, const at::Tensor& stored,
+                         at::IntArrayRef counts, at::IntArrayRef columns, at::IntArrayRef formats,
+                         at::IntArrayRef table_of_feature, const at::Tensor& slots, at::IntArrayRef slot_counts,
+                         at::IntArrayRef side_rows, at::IntArrayRef dense_rows, at::IntArrayRef share_buckets,
+                         at::IntArrayRef seeds, bool mean, const OptionalTensor& per_sample_weights) {
+  const at::Tensor ids = ids_given.contiguous();
+  const at::Tensor offsets = offsets_given.contiguous();
+  const int64_t* id_data = int64_data(ids, "ids");
+  const int64_t* offset_data = int64_data(offsets, "offsets");
+  const auto features = static_cast<int64_t>(table_of_feature.size());
+  TORCH_CHECK(features > 0 && offsets.numel() > 0 && (offsets.numel() - 1) % features == 0,
+              "recfx: offsets must be [F * B + 1] for ", features, " features, got ", offsets.sizes());
+  const int64_t batch_size = (offsets.numel() - 1) / features;
+  const int64_t* last = offset_data + features * batch_size;
+  TORCH_CHECK(*offset_data >= 0 && *last <= ids.numel() && std::is_sorted(offset_data, last + 1),
+              "recfx: offsets must ascend within the ", ids.numel(), " ids");
+  const std::vector<Table> tables =
+      tables_of(stored, counts, columns, formats, slots, slot_counts, side_rows, dense_rows, share_buckets, seeds);
+  at::Tensor scale;
+  if (per_sample_weights.has_value()) {
+    TORCH_CHECK(per_sample_weights->device().is_cpu() && per_sample_weights->scalar_type() == at::kFloat &&
+                    per_sample_weights->dim() == 1 && per_sample_weights->numel() == ids.numel() && !mean,
+                "recfx: per_sample_weights must be float32 [", ids.numel(), "] on the CPU, for sums");
+    scale = per_sample_weights->contiguous();
+  }
+  std::vector<int64_t> first_column;
+  int64_t total = 0;
+  for (const int64_t table : table_of_feature) {
+    TORCH_CHECK(0 <= table && table < static_cast<int64_t>(tables.size()), "recfx: there is no table ", table);
+    first_column.push_back(total);
+    total += tables[table].columns;
+  }
+  at::Tensor pooled = at::empty({batch_size, total}, at::TensorOptions().dtype(at::kFloat));
+  at::Tensor rows = at::empty({ids.numel()}, at::TensorOptions().dtype(at::kLong));
+  float* sums = pooled.data_ptr<float>();
+  auto* row_data = rows.data_ptr<int64_t>();
+  const std::vector<Task> tasks = tasks_of(offset_data, features, batch_size);
+  std::atomic<int64_t> wrong{-1};
+  std::atomic<int64_t> next{0};
+  const auto count = static_cast<int64_t>(tasks.size());
+  const int64_t threads =
+      std::min({static_cast<int64_t>(at::get_num_threads()), count, ids.numel() / kIdsPerThread + 1});
+  parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    for (int64_t k = next++; k < count; k = next++) {
+      const Task& task = tasks[k];
+      const Table& table = tables[table_of_feature[task.feature]];
+      const int64_t* bags = offset_data + task.feature * batch_size;
+      const int64_t begin = bags[task.first];
+      const int64_t end = bags[task.last];
+      const int64_t found = find(table, id_data, row_data, begin, end);
+      if (found < end) {
+        wrong = found;
+        continue;
+      }
+      pool_stored(table.format,
+                  {table.rows, table.bytes, table.columns, row_data,
+                   per_sample_weights.has_value() ? scale.const_data_ptr<float>() : nullptr, bags, mean,
+                   sums + first_column[task.feature], total},
+                  task.first, task.last);
+    }
+  });
+  TORCH_CHECK_INDEX(wrong < 0, "recfx::served_lookup: id ", id_data[std::max<int64_t>(wrong, 0)], " at position ",
+                    wrong.load(), " has no row in its table [id_out_of_range]");
+  return pooled;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(recfx, library) {
+  library.def(
+      "served_lookup(Tensor ids, Tensor offsets, Tensor rows, int[] counts, int[] columns, int[] formats, "
+      "int[] table_of_feature, Tensor slots, int[] slot_counts, int[] side_rows, int[] dense_rows, "
+      "int[] share_buckets, int[] seeds, bool mean, Tensor? per_sample_weights) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(recfx, CPU, library) { library.impl("served_lookup", served_lookup); }
+
+}  // namespace recfx

@@ -1,0 +1,290 @@
+// Pools rows as exported files store them: float32, float16, and codes of 8 or 4 bits behind a scale and a bias, see
+// kernels/quantized_rows.py. This file does not use torch.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "clones.h"
+#include "float_of.h"
+
+namespace recfx {
+
+// FBGEMM's SparseType, as far as files use it.
+enum class RowFormat : int64_t { kFloat = 0, kHalf = 1, kByte = 2, kNibble = 3 };
+
+constexpr bool is_quantized(RowFormat format) { return format == RowFormat::kByte || format == RowFormat::kNibble; }
+
+// Of a stored row. Rows of nibbles have an even number of columns.
+constexpr int64_t stored_bytes(RowFormat format, int64_t columns) {
+  switch (format) {
+    case RowFormat::kFloat:
+      return 4 * columns;
+    case RowFormat::kHalf:
+      return 2 * columns;
+    case RowFormat::kByte:
+      return 4 + columns;
+    case RowFormat::kNibble:
+      return 4 + columns / 2;
+  }
+  return 0;
+}
+
+// One feature's bags, and where their sums go.
+struct StoredBags {
+  const uint8_t* table;
+  int64_t bytes;           // of a row
+  int64_t columns;         // of a row
+  const int64_t* rows;     // of all ids; -1 adds nothing
+  const float* scale;      // of all ids, or null
+  const int64_t* offsets;  // [bags + 1]
+  bool mean;
+  float* sums;  // of bag 0
+  int64_t sum_stride;
+};
+
+#define RECFX_INLINE_LAMBDA __attribute__((always_inline))
+
+constexpr int64_t kStoredAhead = 24;  // how many ids ahead a row is prefetched
+
+RECFX_INLINE void fetch_stored(const uint8_t* row, int64_t bytes) {
+  const uintptr_t end = reinterpret_cast<uintptr_t>(row + bytes);
+  for (uintptr_t line = reinterpret_cast<uintptr_t>(row) & ~uintptr_t{63}; line < end; line += 64) {
+    __builtin_prefetch(reinterpret_cast<const void*>(line));
+  }
+}
+
+template <int width>
+struct Codes {
+  typedef uint8_t Bytes __attribute__((vector_size(width)));
+  typedef int32_t Integers __attribute__((vector_size(width * 4)));
+};
+
+template <int width>
+RECFX_INLINE void load_bytes(const uint8_t* from, typename Vectors<width>::Floats& result) {
+  typename Codes<width>::Bytes bytes;
+  std::memcpy(&bytes, from, sizeof(bytes));
+#ifdef RECFX_X86_TARGETS
+  if constexpr (width >= 8) {
+    __asm__("" : "+x"(bytes));  // GCC would otherwise load and convert byte by byte
+  }
+#endif
+  const auto codes = __builtin_convertvector(bytes, typename Codes<width>::Integers);
+  result = __builtin_convertvector(codes, typename Vectors<width>::Floats);
+}
+
+// Codes of 4 bits: the even columns of 2 * width, or the odd ones.
+template <int width>
+RECFX_INLINE void load_nibbles(const uint8_t* from, int shift, typename Vectors<width>::Floats& result) {
+  typename Codes<width>::Bytes bytes;
+  std::memcpy(&bytes, from, sizeof(bytes));
+  const auto codes = __builtin_convertvector((bytes >> shift) & 15, typename Codes<width>::Integers);
+  result = __builtin_convertvector(codes, typename Vectors<width>::Floats);
+}
+
+// The values of `width` columns from `column` on: for nibbles, of every second column.
+template <RowFormat format, int width>
+RECFX_INLINE void load_stored(const uint8_t* row, int64_t column, int part, typename Vectors<width>::Floats& result) {
+  if constexpr (format == RowFormat::kFloat) {
+    load<width>(reinterpret_cast<const float*>(row) + column, result);
+  } else if constexpr (format == RowFormat::kHalf) {
+    load<width>(reinterpret_cast<const uint16_t*>(row) + column, result);
+  } else if constexpr (format == RowFormat::kByte) {
+    load_bytes<width>(row + 4 + column, result);
+  } else {
+    load_nibbles<width>(row + 4 + column / 2, part % 2 * 4, result);
+  }
+}
+
+// Some rows of a bag: where they are, and what their values are multiplied by.
+struct Burst {
+  static constexpr int64_t kMost = 32;
+  const uint8_t* from[kMost];
+  float scale[kMost];
+  uint16_t halves[2][kMost];  // the scale and the bias of each row
+  int64_t count;
+};
+
+// Takes up the rows of ids [begin, end) that are there, and prefetches those of later ids. Returns the sum of their
+// biases, which all columns have in common.
+template <RowFormat format, int native>
+RECFX_INLINE float take_up(const StoredBags& bags, int64_t begin, int64_t end, int64_t last, Burst& burst) {
+  burst.count = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t coming = bags.rows[std::min(i + kStoredAhead, last)];
+    fetch_stored(bags.table + (coming < 0 ? 0 : coming) * bags.bytes, bags.bytes);
+    const int64_t row = bags.rows[i];
+    if (row < 0) {
+      continue;
+    }
+    const uint8_t* from = bags.table + row * bags.bytes;
+    burst.from[burst.count] = from;
+    burst.scale[burst.count] = bags.scale == nullptr ? 1.0F : bags.scale[i];
+    if constexpr (is_quantized(format)) {
+      std::memcpy(&burst.halves[0][burst.count], from, 2);
+      std::memcpy(&burst.halves[1][burst.count], from + 2, 2);
+    }
+    ++burst.count;
+  }
+  float bias = 0.0F;
+  if constexpr (is_quantized(format)) {
+    for (int64_t i = burst.count; i % native != 0; ++i) {
+      burst.scale[i] = 0.0F;
+      burst.halves[0][i] = burst.halves[1][i] = 0;
+    }
+    using Floats = typename Vectors<native>::Floats;
+    Floats biases{};
+    for (int64_t i = 0; i < burst.count; i += native) {
+      Floats given;
+      Floats scales;
+      Floats found;
+      std::memcpy(&given, burst.scale + i, sizeof(given));
+      load<native>(burst.halves[0] + i, scales);
+      load<native>(burst.halves[1] + i, found);
+      scales *= given;
+      std::memcpy(burst.scale + i, &scales, sizeof(scales));
+      biases += found * given;
+    }
+    for (int k = 0; k < native; ++k) {
+      bias += biases[k];
+    }
+  }
+  return bias;
+}
+
+// Adds `parts` times `width` columns of the rows. For nibbles, each pair of parts holds the even and the odd columns of
+// the same 2 * width columns, and `sum` gets them in this order until unzip().
+template <RowFormat format, int parts, int width>
+RECFX_INLINE void add_stored(const Burst& burst, int64_t column, bool is_first, float* sum) {
+  using Floats = typename Vectors<width>::Floats;
+  constexpr int step = format == RowFormat::kNibble ? 2 : 1;
+  Floats totals[parts];  // in registers: every loop over it is unrolled
+#pragma GCC unroll 8
+  for (int part = 0; part < parts; ++part) {
+    totals[part] = Floats{};
+    if (!is_first) {
+      std::memcpy(&totals[part], sum + column + part * width, sizeof(Floats));
+    }
+  }
+  for (int64_t i = 0; i < burst.count; ++i) {
+#pragma GCC unroll 8
+    for (int part = 0; part < parts; ++part) {
+      Floats values;
+      load_stored<format, width>(burst.from[i], column + part / step * step * width, part, values);
+      totals[part] += values * burst.scale[i];
+    }
+  }
+#pragma GCC unroll 8
+  for (int part = 0; part < parts; ++part) {
+    std::memcpy(sum + column + part * width, &totals[part], sizeof(Floats));
+  }
+}
+
+// Calls run(parts, width, column) for the pieces of a row's columns, the widest first.
+template <int native, int smallest, typename Run>
+RECFX_INLINE void for_columns(int64_t columns, const Run& run) {
+  int64_t column = 0;
+  for (; column + 8 * native <= columns; column += 8 * native) {
+    run(std::integral_constant<int, 8>(), std::integral_constant<int, native>(), column);
+  }
+  for (; column + 4 * native <= columns; column += 4 * native) {
+    run(std::integral_constant<int, 4>(), std::integral_constant<int, native>(), column);
+  }
+  for (; column + 2 * native <= columns; column += 2 * native) {
+    run(std::integral_constant<int, 2>(), std::integral_constant<int, native>(), column);
+  }
+  for (; column + smallest * 4 <= columns; column += smallest * 4) {
+    run(std::integral_constant<int, smallest>(), std::integral_constant<int, 4>(), column);
+  }
+  for (; column < columns; column += smallest) {
+    run(std::integral_constant<int, smallest>(), std::integral_constant<int, 1>(), column);
+  }
+}
+
+// Puts even and odd columns, which follow each other in runs of `width`, next to each other.
+template <int parts, int width>
+RECFX_INLINE void unzip(float* sum) {
+  float zipped[parts * width];
+  std::memcpy(zipped, sum, sizeof(zipped));
+  for (int pair = 0; pair < parts / 2; ++pair) {
+    for (int k = 0; k < width; ++k) {
+      sum[2 * (pair * width + k)] = zipped[2 * pair * width + k];
+      sum[2 * (pair * width + k) + 1] = zipped[(2 * pair + 1) * width + k];
+    }
+  }
+}
+
+// native: how many float32 fit into one of the machine's vectors.
+template <RowFormat format, int native>
+RECFX_INLINE void pool_stored_bags(const StoredBags& bags, int64_t first, int64_t last) {
+  constexpr int smallest = format == RowFormat::kNibble ? 2 : 1;  // parts: nibbles come in pairs
+  const int64_t last_id = bags.offsets[last] - 1;
+  Burst burst;
+  for (int64_t bag = first; bag < last; ++bag) {
+    const int64_t begin = bags.offsets[bag];
+    const int64_t end = bags.offsets[bag + 1];
+    float* sum = bags.sums + bag * bags.sum_stride;
+    float bias = 0.0F;
+    for (int64_t piece = begin; piece == begin || piece < end; piece += Burst::kMost) {
+      bias += take_up<format, native>(bags, piece, std::min(piece + Burst::kMost, end), last_id, burst);
+      for_columns<native, smallest>(bags.columns, [&](auto parts, auto width, int64_t column) RECFX_INLINE_LAMBDA {
+        add_stored<format, parts.value, width.value>(burst, column, piece == begin, sum);
+      });
+    }
+    if constexpr (format == RowFormat::kNibble) {
+      for_columns<native, smallest>(bags.columns, [&](auto parts, auto width, int64_t column) RECFX_INLINE_LAMBDA {
+        unzip<parts.value, width.value>(sum + column);
+      });
+    }
+    const float divisor = bags.mean && end - begin > 1 ? static_cast<float>(end - begin) : 1.0F;
+    if (is_quantized(format) || divisor != 1.0F) {
+      for (int64_t column = 0; column < bags.columns; ++column) {
+        sum[column] = (sum[column] + bias) / divisor;
+      }
+    }
+  }
+}
+
+template <int native>
+RECFX_INLINE void pool_stored_format(RowFormat format, const StoredBags& bags, int64_t first, int64_t last) {
+  switch (format) {
+    case RowFormat::kFloat:
+      return pool_stored_bags<RowFormat::kFloat, native>(bags, first, last);
+    case RowFormat::kHalf:
+      return pool_stored_bags<RowFormat::kHalf, native>(bags, first, last);
+    case RowFormat::kByte:
+      return pool_stored_bags<RowFormat::kByte, native>(bags, first, last);
+    case RowFormat::kNibble:
+      return pool_stored_bags<RowFormat::kNibble, native>(bags, first, last);
+  }
+}
+
+static void pool_stored4(RowFormat format, const StoredBags& bags, int64_t first, int64_t last) {
+  pool_stored_format<4>(format, bags, first, last);
+}
+#ifdef RECFX_X86_TARGETS
+__attribute__((target("avx2"))) static void pool_stored8(RowFormat format, const StoredBags& bags, int64_t first,
+                                                         int64_t last) {
+  pool_stored_format<8>(format, bags, first, last);
+}
+__attribute__((target("avx512f"))) static void pool_stored16(RowFormat format, const StoredBags& bags, int64_t first,
+                                                             int64_t last) {
+  pool_stored_format<16>(format, bags, first, last);
+}
+#endif
+
+// Pools bags [first, last). All their rows must be known, and be rows of the table or -1.
+static void pool_stored(RowFormat format, const StoredBags& bags, int64_t first, int64_t last) {
+#ifdef RECFX_X86_TARGETS
+  static const auto best = __builtin_cpu_supports("avx512f") ? &pool_stored16
+                           : __builtin_cpu_supports("avx2")  ? &pool_stored8
+                                                             : &pool_stored4;
+  best(format, bags, first, last);
+#else
+  pool_stored4(format, bags, first, last);
+#endif
+}
+
+}  // namespace recfx

@@ -1,0 +1,162 @@
+"""The C++ operator against its reference, on tables of every format, with and without an index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recfx.hashing import HashConfig, HashIndex
+from recfx.kernels import library, served_lookup_reference
+from recfx.kernels.quantized_rows import quantize_rows
+from recfx.kernels.served_lookup import ServedTable, served_lookup
+from recfx.kernels.slot_table import insert_into_slots
+
+assert library.load(), library.why_not()
+COLUMNS = st.sampled_from([1, 2, 3, 4, 7, 16, 20, 33, 64, 100, 128, 200, 260])
+LENGTHS = st.sampled_from([0, 0, 1, 2, 5, 31, 32, 33, 64, 70, 200])
+
+
+@dataclass
+class Case:
+    """A lookup: two features read table 0, every other table has one."""
+
+    rows: torch.Tensor
+    tables: list[ServedTable]
+    slots: torch.Tensor
+    ids: torch.Tensor
+    offsets: torch.Tensor
+    mean: bool
+    weights: torch.Tensor | None
+
+    @property
+    def table_of_feature(self) -> list[int]:
+        return [0, *range(len(self.tables))]
+
+    def arguments(self) -> tuple[object, ...]:
+        return (
+            self.ids, self.offsets, self.rows, self.tables, self.table_of_feature, self.slots, self.mean, self.weights
+        )  # fmt: skip
+
+
+def _stored(values: torch.Tensor, row_format: int) -> torch.Tensor:
+    if row_format >= 2:
+        return quantize_rows(values, 8 if row_format == 2 else 4)
+    return values.to((torch.float32, torch.float16)[row_format]).view(torch.uint8)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Ids that are dense, held, absent, -1; empty bags, batches and tables without ids."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    tables, stored, slots, pools = [], [], [torch.empty(0, 2, dtype=torch.int64)], []
+    for _ in range(draw(st.integers(1, 3))):
+        count, row_format = draw(st.integers(8, 60)), draw(st.integers(0, 3))
+        columns = draw(COLUMNS)
+        columns += columns % 2 if row_format == 3 else 0
+        stored.append(_stored(torch.randn(count, columns, generator=generator), row_format).reshape(-1))
+        if draw(st.booleans()):
+            tables.append(ServedTable(count, columns, row_format))
+            pools.append(torch.arange(count))
+            continue
+        dense_rows, buckets, seed = draw(st.integers(0, 4)), draw(st.integers(1, 3)), draw(st.sampled_from([0, 7]))
+        index = HashIndex(count, config=HashConfig(dense_rows=dense_rows, buckets=buckets, seed=seed, on_full="share"))
+        taken = torch.tensor([-1, 10**12, -5, *range(100, 100 + count // 2)])
+        index.find_or_insert(taken)
+        slots.append(index.slots)
+        shared = buckets if draw(st.booleans()) else 0
+        side_row = int(index.side_row)
+        tables.append(ServedTable(count, columns, row_format, len(index.slots), side_row, dense_rows, shared, seed))
+        pools.append(torch.cat([taken, torch.tensor([0, 1, -(2**63), 2**63 - 1, 77777])]))
+    batch_size = draw(st.integers(0, 4))
+    features = len(tables) + 1
+    lengths = torch.tensor([draw(LENGTHS) for _ in range(features * batch_size)], dtype=torch.int64)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    ids = [
+        pool[
+            torch.randint(
+                0, pool.numel(), (int(lengths[f * batch_size : (f + 1) * batch_size].sum()),), generator=generator
+            )
+        ]
+        for f, pool in enumerate([pools[0], *pools])
+    ]
+    kind = draw(st.sampled_from(["sum", "mean", "weighted"]))
+    weights = torch.randn(int(offsets[-1]), generator=generator) if kind == "weighted" else None
+    return Case(torch.cat(stored), tables, torch.cat(slots), torch.cat(ids), offsets, kind == "mean", weights)
+
+
+@settings(max_examples=120, deadline=None)
+@given(cases())
+def test_agrees_with_its_reference(case: Case) -> None:
+    found = served_lookup(*case.arguments())  # type: ignore[arg-type]
+    wanted = served_lookup_reference.served_lookup(*case.arguments())  # type: ignore[arg-type]
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-4)  # sums of up to 200 numbers, in another order
+
+
+@settings(max_examples=15, deadline=None)
+@given(cases())
+def test_threads_do_not_matter(case: Case) -> None:
+    big = Case(case.rows, case.tables, case.slots, case.ids, case.offsets, case.mean, case.weights)
+    wanted = served_lookup(*big.arguments())  # type: ignore[arg-type]
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(served_lookup(*big.arguments()), wanted)  # type: ignore[arg-type]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_opcheck() -> None:
+    rows = _stored(torch.randn(10, 6), 2).reshape(-1)
+    empty = torch.empty(0, 2, dtype=torch.int64)
+    arguments = ([10], [6], [2], [0], empty, [0], [-1], [0], [0], [0], False, None)
+    ids, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3])
+    torch.library.opcheck(torch.ops.recfx.served_lookup, (ids, offsets, rows, *arguments))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ids": torch.tensor([10])}, "id_out_of_range"),
+        ({"ids": torch.tensor([-1])}, "id_out_of_range"),
+        ({"ids": torch.tensor([1], dtype=torch.int32)}, "int64"),
+        ({"offsets": torch.tensor([0, 2])}, "ascend within"),
+        ({"offsets": torch.tensor([0])}, ""),
+        ({"rows": torch.zeros(99, dtype=torch.uint8)}, "bytes"),
+        ({"rows": torch.zeros(100)}, "uint8"),
+        ({"tables": [ServedTable(10, 6, 4)]}, "is not one"),
+        ({"tables": [ServedTable(10, 5, 3)]}, "is not one"),
+        ({"tables": [ServedTable(10, 6, 2, slots=3)]}, "is not one"),
+        ({"tables": [ServedTable(10, 6, 2, slots=4)]}, "too few slots"),
+        ({"tables": [ServedTable(10, 6, 2, side_row=10)]}, "is not one"),
+        ({"table_of_feature": [1]}, "no table"),
+        ({"per_sample_weights": torch.zeros(2)}, "per_sample_weights"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, object], message: str) -> None:
+    arguments: dict[str, object] = {
+        "ids": torch.tensor([1]),
+        "offsets": torch.tensor([0, 1]),
+        "rows": torch.zeros(100, dtype=torch.uint8),
+        "tables": [ServedTable(10, 6, 2)],
+        "table_of_feature": [0],
+        "slots": torch.empty(0, 2, dtype=torch.int64),
+    }
+    if message == "":
+        assert served_lookup(**(arguments | change)).shape == (0, 6)  # type: ignore[arg-type]
+        return
+    with pytest.raises((RuntimeError, IndexError), match=message):
+        served_lookup(**(arguments | change))  # type: ignore[arg-type]
+
+
+def test_a_slot_that_names_a_row_beyond_the_table_is_refused() -> None:
+    slots = torch.full((4, 2), -1)
+    insert_into_slots(torch.tensor([5]), torch.tensor([10]), slots, torch.tensor([-1]))
+    with pytest.raises(IndexError, match="id_out_of_range"):
+        served_lookup(
+            torch.tensor([5]), torch.tensor([0, 1]), torch.zeros(100, dtype=torch.uint8),
+            [ServedTable(10, 6, 2, slots=4)], [0], slots,
+        )  # fmt: skip
