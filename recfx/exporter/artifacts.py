@@ -19,7 +19,7 @@ from recfx.exporter.program import Program, compile_served, programs
 from recfx.exporter.returns import expressions, tensor_names
 from recfx.exporter.served_model import make_served_model
 from recfx.exporter.traced_artifact import traced_artifacts
-from recfx.exporter.write_file import MANIFEST
+from recfx.exporter.write_file import ARCHIVE_BYTES, MANIFEST, reserve
 from recfx.ir.printer import format_graph
 from recfx.serving import NATIVE, SCRIPT, TRACED, ServingTarget
 from recfx.tracing.sample import Sample
@@ -71,6 +71,7 @@ class ScriptArtifact:
     def __init__(self, script: torch.jit.ScriptModule, program: Program) -> None:
         self.script = script
         self.graph = "" if program.graph_module is None else format_graph(program.graph_module)
+        self._size = 0
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """See ``Artifact``."""
@@ -91,7 +92,9 @@ class ScriptArtifact:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
-                torch.jit.load(io.BytesIO(self.script.save_to_buffer()))
+                saved = self.script.save_to_buffer()
+                torch.jit.load(io.BytesIO(saved))
+                self._size = len(saved) + sum(filling.buffer.nbytes for filling in fillings)
         except RuntimeError as error:
             message = f"TorchScript cannot read what it saves: {str(error).strip().splitlines()[0]}"
             return Diagnostic("not_scriptable", "", message)
@@ -102,6 +105,7 @@ class ScriptArtifact:
 
     def save(self, path: Path, manifest: str) -> None:
         """See ``Artifact``."""
+        reserve(path, self._size + len(manifest) + ARCHIVE_BYTES)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
             try:

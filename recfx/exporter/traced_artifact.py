@@ -29,7 +29,7 @@ from recfx.exporter.flat_tensors import flat_names, flat_tensors, join_tensors, 
 from recfx.exporter.model_copies import detach_parameters, fresh_copy
 from recfx.exporter.program import traced_graphs, warm_copy
 from recfx.exporter.returns import is_typed, take_apart
-from recfx.exporter.write_file import MANIFEST
+from recfx.exporter.write_file import ARCHIVE_BYTES, MANIFEST, reserve
 from recfx.hooks import has_forward_hooks
 from recfx.references.find_references import own_modules
 from recfx.tracing.sample import Sample
@@ -71,6 +71,9 @@ class TracedArtifact:
 
     def save(self, path: Path, manifest: str) -> None:
         """See ``Artifact``. Takes memory for a second copy of the biggest buffer, which torch makes of it."""
+        constants = [value for value in self.exported.constants.values() if isinstance(value, torch.Tensor)]
+        tensors = [*self.exported.state_dict.values(), *constants]
+        reserve(path, sum(tensor.nbytes for tensor in tensors) + len(manifest) + 4 * ARCHIVE_BYTES)
         with path.open("w+b") as file:  # of a path, torch would want to end with .pt2
             torch.export.save(self.exported, file, extra_files={MANIFEST: manifest})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,6 +22,26 @@ SMALL = 2**16
 
 MANIFEST = "recfx.json"
 """The name of the manifest among the extra files of the archive."""
+
+
+ARCHIVE_BYTES = 2**20
+"""More than an archive takes beyond what is in it: names, and the space up to the next multiple of 64 bytes."""
+
+
+def reserve(path: Path, size: int) -> None:
+    """Make a file of this size and no content, so that a disk without room for it is noticed here.
+
+    torch ends the whole process if the disk is full while it writes an archive.
+
+    Raises:
+        OSError: there is no room.
+    """
+    with path.open("wb") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # file systems that do not support this
+                raise
 
 
 def write_file(

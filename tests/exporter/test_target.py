@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,30 @@ def test_a_disk_that_is_full_leaves_the_old_file(
     with pytest.raises(recfx.ExportError, match=rf"{message} \(\d+ bytes are free there\)") as raised:
         recfx.export(model, tmp_path / "model.pt", call(6))
     assert raised.value.reason == "cannot_write"
+    assert (tmp_path / "model.pt").read_text() == "old"
+    assert [each.name for each in tmp_path.iterdir()] == ["model.pt"]
+
+
+@pytest.mark.parametrize("format", ["torchscript", "pt2"])
+def test_no_room_for_the_file_is_an_error_and_does_not_end_the_process(format: str, tmp_path: Path) -> None:
+    """torch itself would end it: nothing is simulated here but the size of the disk."""
+    (tmp_path / "model.pt").write_text("old")
+    code = """if True:
+        import resource, sys, torch, recfx
+        from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+        table = EmbeddingBagConfig(name="t", embedding_dim=64, num_embeddings=20_000, feature_names=["f"])
+        model = recfx.convert(EmbeddingBagCollection(tables=[table]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+        sample = KeyedJaggedTensor(["f"], torch.arange(4), lengths=torch.tensor([2, 2]))
+        try:
+            recfx.export(model, "model.pt", sample, format=sys.argv[1])
+        except recfx.ExportError as error:
+            print(error)
+    """
+    command = [sys.executable, "-c", code, format]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "[cannot_write] model.pt cannot be written: File too large" in done.stdout
     assert (tmp_path / "model.pt").read_text() == "old"
     assert [each.name for each in tmp_path.iterdir()] == ["model.pt"]
 
