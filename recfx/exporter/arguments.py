@@ -34,7 +34,8 @@ class Pattern:
         name: of a tensor or KJT: the name of the exported program's argument.
         keys: of a dict or dataclass: the keys or fields; of a KJT: the sample's keys.
         items: of a dict, list, tuple or dataclass: the pattern of each item.
-        value: of a constant: the value, which the exported program has built in.
+        value: of a constant: the value, which the exported program has built in; of a tensor: the sample's number of
+            dimensions, and whether it is of floats.
         is_weighted: of a KJT or a jagged tensor: whether it has weights.
         type_name: of a dataclass: its name, for messages.
         make: of a dataclass: makes one; None after loading.
@@ -123,7 +124,8 @@ def _parameter_names(model: nn.Module, sample: Sample) -> list[str]:
 
 def _pattern(value: Any, name: str, taken: set[str]) -> Pattern:
     if isinstance(value, torch.Tensor):
-        return Pattern("tensor", _free(name, taken))
+        described = {"dimensions": value.dim(), "floats": value.is_floating_point()}
+        return Pattern("tensor", _free(name, taken), value=described)
     if isinstance(value, KeyedJaggedTensor):
         weighted = value.weights_or_none() is not None
         return Pattern("kjt", _free(name, taken), tuple(value.keys()), is_weighted=weighted)

@@ -63,7 +63,7 @@ def names_of(leaf: Pattern) -> list[str]:
 def named_input(leaf: Pattern) -> nn.Module:
     """Takes an argument out of the tensors that ``serve`` is given."""
     if leaf.kind == "tensor":
-        return NamedTensor(leaf.name)
+        return NamedTensor(leaf.name, **(leaf.value or {}))  # a loaded manifest may lack it
     if leaf.kind == "jagged":
         return NamedJagged(leaf.name, leaf.is_weighted)
     return NamedFeatures(leaf.name, leaf.keys, leaf.is_weighted)

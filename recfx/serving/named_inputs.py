@@ -10,17 +10,30 @@ class NamedTensor(nn.Module):
 
     Args:
         name: the name.
+        dimensions: how many the sample had; -1 if that is not known.
+        floats: whether the sample was of floats.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, dimensions: int = -1, floats: bool = False) -> None:
         super().__init__()
         self.name = name
+        self.dimensions = dimensions
+        self.floats = floats
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The tensor."""
+        """The tensor. One of another rank might be broadcast into an answer to something else."""
         if self.name not in inputs:
             raise RuntimeError(f"input {self.name} is missing [missing_input]")
-        return inputs[self.name]
+        found = inputs[self.name]
+        if self.dimensions >= 0:
+            if found.dim() != self.dimensions:
+                raise RuntimeError(
+                    f"input {self.name} must have {self.dimensions} dimensions, but is {found.shape} [wrong_rank]"
+                )
+            if found.is_floating_point() != self.floats:
+                wanted = "floats" if self.floats else "integers or bools"
+                raise RuntimeError(f"input {self.name} must be of {wanted} [wrong_dtype]")
+        return found
 
 
 class NamedJagged(nn.Module):

@@ -164,6 +164,8 @@ WRONG: list[tuple[dict[str, torch.Tensor | None], str]] = [
     ({"features.d.values": GOOD["features.d.values"] + 20}, "id_out_of_range"),
     ({"features.d.values": GOOD["features.d.values"] - 20}, "id_out_of_range"),
     ({"dense": torch.zeros(2, 1)}, "request_failed"),
+    ({"dense": torch.zeros(3)}, "wrong_rank"),
+    ({"dense": torch.zeros(3, 1).long()}, "wrong_dtype"),
     ({"dense": None}, "missing_input"),
     ({"features.b.lengths": None}, "missing_input"),
 ]
@@ -174,7 +176,7 @@ def test_a_bad_request_is_an_error_and_the_next_one_is_served(program: Path, fil
     found = answers(program, file, [request for each in bad for request in (each, GOOD)])
     assert [answer.error.rpartition("[")[2] for answer in found[::2]] == [f"{reason}]" for _, reason in WRONG]
     assert not any(answer.error for answer in found[1::2])
-    named = {1: "features.a.values", 5: "features.a.lengths", 8: "feature d", 12: "features.b.lengths"}
+    named = {1: "features.a.values", 5: "features.a.lengths", 8: "feature d", 11: "dense", 14: "features.b.lengths"}
     for number, name in named.items():
         assert name in found[2 * number].error
 
