@@ -28,7 +28,7 @@ from recfx.checkpoint.names import MODEL, check_names, mismatch, with_prefix
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.settings import read_settings
 from recfx.conversion.convert import convert
-from recfx.errors import CheckpointError, ExportError
+from recfx.errors import CheckpointError
 from recfx.exporter.checkpoint_tables import CheckpointTable
 from recfx.exporter.compare_outputs import run_model
 from recfx.exporter.model_copies import fresh_copy, sample_failed
@@ -64,16 +64,10 @@ def export_from_checkpoint(
     Raises:
         CheckpointError: as ``load_checkpoint``; ``model_on_meta``: a buffer is on meta and was not saved.
         InputError: ``id_out_of_range``, of the sample.
-        ExportError: ``sample_failed``, ``model_is_sharded``, or an error of ``export``.
+        ExportError: ``sample_failed``, or an error of ``export``.
     """
     root, peers = checked_model(model)
     path = checked_directory(directory, peers)
-    if peers.group is not None:
-        raise ExportError(
-            "the model is sharded.",
-            reason="model_is_sharded",
-            what_to_do="build the unsharded model: the checkpoint may be saved by any number of ranks.",
-        )
     converted = convert(root, verify=False, on_unsupported="keep")
     with contextlib.ExitStack() as held:
         with told_as("checkpoint_unreadable", path, lambda: "Nothing was written.", "make its files readable."):

@@ -27,7 +27,7 @@ from recfx.exporter.compare_outputs import (
 from recfx.exporter.manifest import make_manifest
 from recfx.exporter.model_copies import fresh_copy, sample_failed, uncounted
 from recfx.exporter.quantization import stored_dtypes
-from recfx.exporter.ranks import group_of
+from recfx.exporter.ranks import agree, group_of
 from recfx.exporter.report import ExportReport, TableSize
 from recfx.exporter.returns import return_pattern, take_apart
 from recfx.exporter.served_collection import ServedCollection, local_tables, serve_tables
@@ -87,9 +87,10 @@ def export(
         CheckpointError: as ``load_checkpoint``; also ``model_on_meta``: a tensor is on meta that was not saved.
         ConversionError: the model is not converted, and cannot be.
     """
-    serving = _serving_target(format, portable)
-    target, call = as_path(path), Sample.of(sample)
     root = model.python_model if isinstance(model, WholeGraph) else unwrap(model)
+    group = group_of(root)
+    agree(group, partial(_check_arguments, path, format, portable, checkpoint, is_sharded=group is not None))
+    serving, target, call = _serving_target(format, portable), as_path(path), Sample.of(sample)
 
     def export_small(small: nn.Module, outputs: Any, sources: Sources) -> ExportReport:
         return _export(target, _converted(small, call), call, outputs, sources, quantize, format, serving)
@@ -97,7 +98,6 @@ def export(
     if checkpoint is not None:
         check_target(target)
         return export_from_checkpoint(root, checkpoint, call, export_small)
-    group = group_of(root)
     if group is None:
         check_target(target)
         converted = _converted(root, call)
@@ -154,6 +154,17 @@ def _export(
             if report is not None:
                 return report
     raise _not_exported(failures, file_format)
+
+
+def _check_arguments(path: object, format: str, portable: bool, checkpoint: object, is_sharded: bool) -> None:
+    _serving_target(format, portable)
+    as_path(path)
+    if checkpoint is not None and is_sharded:
+        raise ExportError(
+            "the model is sharded.",
+            reason="model_is_sharded",
+            what_to_do="with checkpoint=, pass the unsharded model: any number of ranks may have saved the checkpoint.",
+        )
 
 
 def _serving_target(format: str, portable: bool) -> ServingTarget:

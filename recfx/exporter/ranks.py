@@ -53,6 +53,31 @@ def group_of(model: nn.Module) -> dist.ProcessGroup | None:
     return group
 
 
+def agree(group: dist.ProcessGroup | None, function: Callable[[], _Result]) -> list[_Result]:
+    """Call ``function``, which must not communicate, on all ranks, and return what each returned. Collective.
+
+    Args:
+        group: the ranks; None for this process alone.
+        function: what is called.
+
+    Raises:
+        Exception: the error of this rank, otherwise that of the first rank where it failed (``other_rank_failed`` if
+            that is not an error of recfx).
+    """
+    rank = 0 if group is None else group.rank()
+    return on_all_ranks(group, function, lambda error: _as_sent(error, rank))
+
+
+def _as_sent(error: BaseException, rank: int) -> Exception:
+    if isinstance(error, RecfxError):
+        return error
+    return ExportError(
+        f"rank {rank} failed: {type(error).__name__}: {error}",
+        reason="other_rank_failed",
+        what_to_do="see the error on that rank; nothing was written.",
+    )
+
+
 class Ranks:
     """The ranks of a sharded model, and its tables in an order that all of them know.
 
@@ -72,26 +97,12 @@ class Ranks:
         self._ended = False
 
     def agree(self, function: Callable[[], _Result]) -> list[_Result]:
-        """Call ``function``, which must not communicate, on all ranks, and return what each returned. Collective.
-
-        Raises:
-            Exception: the error of this rank, otherwise that of the first rank where it failed
-                (``other_rank_failed`` if that is not an error of recfx).
-        """
+        """``agree`` on these ranks, after whose error none of them asks for anything more."""
         try:
-            return on_all_ranks(self.group, function, self._as_sent)
+            return agree(self.group, function)
         except BaseException:
             self._ended = True
             raise
-
-    def _as_sent(self, error: BaseException) -> Exception:
-        if isinstance(error, RecfxError):
-            return error
-        return ExportError(
-            f"rank {self.rank} failed: {type(error).__name__}: {error}",
-            reason="other_rank_failed",
-            what_to_do="see the error on that rank; nothing was written.",
-        )
 
     # Rank 0
 
@@ -101,7 +112,7 @@ class Ranks:
             result = export()
         except BaseException as error:  # including Ctrl-C, because the other ranks wait for this one
             if not self._ended:
-                self._end((self._as_sent(error), None))
+                self._end((_as_sent(error, 0), None))
             raise
         self._end((None, result))
         return result

@@ -105,6 +105,13 @@ def test_saved_by_several_ranks(hashing: Any, world_size: int, tmp_path: Path) -
     same_file(tmp_path / "found.pt", tmp_path / "wanted.pt")
 
 
+@pytest.mark.parametrize("options", [["--format", "pt2"], ["--not-portable"]])
+def test_other_files(options: list[str], model: nn.Module, directory: Path, tmp_path: Path) -> None:
+    path, sample = tmp_path / "m.pt", call(5, seed=9)
+    assert main(["export", f"{FACTORIES}:on_meta", str(path), "--checkpoint", str(directory), *options]) == 0
+    assert torch.allclose(recfx.load(path)(*sample.args), model(*sample.args), rtol=1e-5, atol=1e-6)
+
+
 # Errors
 
 

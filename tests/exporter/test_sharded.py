@@ -113,6 +113,18 @@ def test_the_file_is_that_of_the_unsharded_model(
             assert output.abs().sum() > 0
 
 
+@pytest.mark.parametrize("options", [{"format": "pt2", "quantize": "int8"}, {"portable": False}])
+def test_other_files_answer_as_those_of_the_unsharded_model(options: dict[str, Any], tmp_path: Path) -> None:
+    case = case_of("mixed", ADMIT)
+    found = ranks(2).run(exported, case, trained_alone(case).state_dict(), tmp_path / "sharded.pt", options)
+    wanted = recfx.export(trained_alone(case), tmp_path / "whole.pt", sample_of(case), **options)
+    assert found[0] == found[1]
+    assert (found[0].format, found[0].tables) == (wanted.format, wanted.tables)
+    loaded, expected = (recfx.load(tmp_path / name) for name in ("sharded.pt", "whole.pt"))
+    for output, answer in zip(loaded(sample_of(case, 1)), expected(sample_of(case, 1)), strict=True):
+        assert torch.equal(output, answer)
+
+
 def in_model_parallel(rank: int, world_size: int, case: Case, path: Path) -> ExportReport:
     standard, width = build(case)
     model = Model(with_optimizer(case, recfx.convert(standard, hashing=case.hashing)), width)
@@ -162,6 +174,10 @@ def fails(rank: int, world_size: int, case: Case, before: State, path: Path, wha
             options = {"quantize": "int3"}
         elif what == "other quantize" and rank == 1:
             options = {"quantize": "int8"}
+        elif what == "format" and rank == 1:
+            options = {"format": "onnx"}
+        elif what == "checkpoint" and rank == 1:
+            options = {"checkpoint": path.parent}
         elif what == "sample" and rank == 1:
             sample = torch.zeros(2)
         elif what == "directory":
@@ -215,6 +231,8 @@ def _full(*_: Any) -> Any:
     [
         ("quantize", "invalid_argument", "invalid_argument"),
         ("other quantize", "ranks_differ", "ranks_differ"),
+        ("format", "invalid_argument", "invalid_argument"),
+        ("checkpoint", "model_is_sharded", "model_is_sharded"),
         ("sample", "sample_failed", "sample_failed"),
         ("directory", "cannot_write", "cannot_write"),
         ("disk", "cannot_write", "cannot_write"),
