@@ -50,8 +50,8 @@ def scripted_copy(model: nn.Module) -> nn.Module:
         model: a converted model in eval mode, or the graph of one, whichever torch.fx tracer made it.
 
     Raises:
-        ExportError: ``training_mode``; ``not_scriptable``: a collection is sharded, a graph takes a dataclass, or the
-            nodes of a collection were changed.
+        ExportError: ``training_mode``; ``not_scriptable``: a collection is sharded or not on the CPU, a graph takes a
+            dataclass, or the nodes of a collection were changed.
     """
     _check(model)
     collections = unsharded_collections(model)
@@ -76,6 +76,14 @@ def _check(model: nn.Module) -> None:
                 reason="not_scriptable",
                 module_path=path,
                 what_to_do="call recfx.export(model, path, sample) on every rank.",
+            )
+        device = collection.store.device
+        if device.type != "cpu":
+            raise ExportError(
+                f"torch.jit.script compiles exported graphs, whose tables are on the CPU, but these are on {device}.",
+                reason="not_scriptable",
+                module_path=path,
+                what_to_do="load the weights, or move the model with model.to('cpu').",
             )
     for path, module in [("", model), *collections.items()]:
         if module.training:

@@ -142,6 +142,13 @@ def test_nodes_of_a_collection_that_were_rewired(model: nn.Module) -> None:
     assert (caught.value.reason, caught.value.module_path) == ("not_scriptable", "ebc")
 
 
+def test_tables_that_are_not_on_the_cpu() -> None:
+    converted = recfx.convert(HashedModel().to("meta"), device="meta").eval()
+    with pytest.raises(recfx.ExportError, match=r"on meta.*model\.to\('cpu'\)") as caught:
+        torch.jit.script(converted)
+    assert (caught.value.reason, caught.value.module_path) == ("not_scriptable", "ebc")
+
+
 def test_other_models_are_compiled_as_ever() -> None:
     scripted = torch.jit.script(HashedModel())
     sample = call(3, low=0)
