@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <torch/script.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "errors.h"
@@ -65,6 +66,17 @@ at::ScalarType scalar_type(DType dtype) {
       break;
   }
   return at::kDouble;
+}
+
+// Why torch does not load a file, in one line.
+std::string why_not_loaded(const std::string& path, const std::string& what) {
+  const size_t begin = std::min(what.find_first_not_of(" \t\r\n"), what.size());
+  const std::string line = what.substr(begin, what.find('\n', begin) - begin);
+  if (line.starts_with("Unknown builtin op")) {
+    return path + " needs operators that are not loaded (" + line +
+           "): pass the libraries that the export's report names with --library [no_library]";
+  }
+  return path + " cannot be loaded: " + line + " [damaged_file]";
 }
 
 // The last line of TorchScript's message, which is that of the error in the model; the others are a stack trace.
@@ -140,9 +152,9 @@ ServedModel::ServedModel(const std::string& path) {
     module_->script.eval();
     module_->script.get_method("serve");
   } catch (const c10::Error& error) {
-    throw FileError(path + " cannot be loaded: " + error.what_without_backtrace() + " [damaged_file]");
+    throw FileError(why_not_loaded(path, error.what_without_backtrace()));
   } catch (const std::exception& error) {
-    throw FileError(path + " cannot be loaded: " + error.what() + " [damaged_file]");
+    throw FileError(why_not_loaded(path, error.what()));
   }
   file.check_unchanged();
 }

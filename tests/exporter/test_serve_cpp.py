@@ -89,6 +89,20 @@ def test_a_weighted_collection_and_empty_bags(program: Path, tmp_path: Path) -> 
         torch.testing.assert_close(answer.outputs["output"], wanted, rtol=1e-6, atol=1e-7, equal_nan=True)
 
 
+def test_a_file_that_is_not_portable(program: Path, model: nn.Module, tmp_path: Path) -> None:
+    report = recfx.export(model, tmp_path / "model.pt", call(6), portable=False)
+    requests = [by_name(call(5, seed=9)), with_extreme_ids()]
+    options = [text for library in report.libraries for text in ("--library", str(library))]
+    assert len(options) == 2
+    loaded = recfx.load(tmp_path / "model.pt")
+    for request, answer in zip(requests, answers(program, tmp_path / "model.pt", requests, *options), strict=True):
+        torch.testing.assert_close(answer.outputs["output"], loaded.serve(request)["output"], rtol=1e-6, atol=1e-7)
+    ((kind, message),) = check(program, [tmp_path / "model.pt"])
+    assert kind == "error"
+    assert "--library" in message
+    assert message.endswith("[no_library]")
+
+
 def test_a_file_with_big_records(
     program: Path, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
