@@ -87,7 +87,7 @@ def dequantize_rows(table: Tensor, dim: int, bits: int) -> Tensor:
 def codes_and_range(table: Tensor, dim: int, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     """The codes ``[rows, dim]``, scale and bias (both ``[rows, 1]``) of quantized rows, all float32."""
     # A copy: scale and bias of a table may lie at odd addresses.
-    range_of = table[:, :4].clone(memory_format=torch.contiguous_format).view(torch.float16).float()
+    range_of = table[:, :4].clone(memory_format=torch.contiguous_format).view(dtype=torch.float16).float()
     codes = table[:, 4 : row_bytes(dim, bits)]
     if bits == 4:
         codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)[:, :dim]

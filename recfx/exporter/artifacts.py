@@ -21,7 +21,7 @@ from recfx.exporter.served_model import make_served_model
 from recfx.exporter.traced_artifact import traced_artifacts
 from recfx.exporter.write_file import ARCHIVE_BYTES, MANIFEST, reserve
 from recfx.ir.printer import format_graph
-from recfx.serving import NATIVE, SCRIPT, TRACED, ServingTarget
+from recfx.serving import ATEN, NATIVE, SCRIPT, TRACED, ServingTarget
 from recfx.tracing.sample import Sample
 
 
@@ -31,6 +31,10 @@ class Artifact(Protocol):
     @property
     def graph(self) -> str:
         """The text of its graph; "" if it has none."""
+        ...
+
+    def operators(self) -> list[str]:
+        """The names of the operators that it calls, such as ``aten::add.Tensor``."""
         ...
 
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -72,6 +76,11 @@ class ScriptArtifact:
         self.script = script
         self.graph = "" if program.graph_module is None else format_graph(program.graph_module)
         self._size = 0
+
+    def operators(self) -> list[str]:
+        """See ``Artifact``."""
+        found: list[str] = torch.jit.export_opnames(self.script)
+        return found
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """See ``Artifact``."""
@@ -145,7 +154,8 @@ class FileFormat:
     """A format of ``export``.
 
     Args:
-        target: the modules of its nodes.
+        target: the modules of its nodes on the CPU.
+        elsewhere: those on other devices; None if its files run on the CPU alone.
         make: makes the program.
         compiler: what makes it, for messages.
         reason: the code of the error if that cannot.
@@ -154,6 +164,7 @@ class FileFormat:
     """
 
     target: ServingTarget
+    elsewhere: ServingTarget | None
     make: MakeArtifacts
     compiler: str
     reason: str
@@ -162,7 +173,7 @@ class FileFormat:
 
 
 FILE_FORMATS = {
-    "torchscript": FileFormat(SCRIPT, script_artifacts, "TorchScript", "not_scriptable", False, NATIVE),
-    "pt2": FileFormat(TRACED, traced_artifacts, "torch.export", "not_exportable", True),
+    "torchscript": FileFormat(SCRIPT, ATEN, script_artifacts, "TorchScript", "not_scriptable", False, NATIVE),
+    "pt2": FileFormat(TRACED, None, traced_artifacts, "torch.export", "not_exportable", True),
 }
 """The formats by name. What becomes TorchScript was compared on a bigger batch when it was traced."""

@@ -60,8 +60,9 @@ def fillings_of(
             sources = [tables[table] for table in module.hashed]
             found.append(Filling(f"{name}.slots", module.slots, partial(_slots, sources)))
         elif isinstance(module, PoolRows):
-            stored = [(tables[spec.name], spec) for spec in module.specs]
-            found.append(Filling(f"{name}.rows", module.rows, partial(_rows, stored, errors)))
+            for part, buffer, specs in module.parts():
+                stored = [(tables[spec.name], spec) for spec in specs]
+                found.append(Filling(f"{name}.{part}", buffer, partial(_rows, stored, errors)))
         if isinstance(module, FindAndPool):
             sources = [tables[table] for table in module.hashed]
             found.append(Filling(f"{name}.slots", module.slots, partial(_slots, sources)))

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from recfx.conversion.convert import convert
-from recfx.diagnostics import Diagnostic
+from recfx.diagnostics import Diagnostic, Severity
 from recfx.errors import ExportError
 from recfx.exporter.arguments import Pattern, Signature, signature_of
 from recfx.exporter.artifacts import FILE_FORMATS, Artifact, FileFormat
@@ -24,6 +25,7 @@ from recfx.exporter.compare_outputs import (
     resized,
     run_model,
 )
+from recfx.exporter.device_export import device_of, on_host
 from recfx.exporter.manifest import make_manifest
 from recfx.exporter.model_copies import fresh_copy, sample_failed, uncounted
 from recfx.exporter.quantization import stored_dtypes
@@ -38,7 +40,7 @@ from recfx.kernels import library
 from recfx.modules.collection import unsharded_collections
 from recfx.modules.whole_graph import WholeGraph
 from recfx.record.wrappers import unwrap
-from recfx.serving import ServingTarget
+from recfx.serving import ATEN, ServingTarget
 from recfx.serving.pool_rows import FORMATS
 from recfx.tracing.sample import Sample
 
@@ -54,6 +56,7 @@ def export(
     format: str = "torchscript",
     portable: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
+    device: torch.device | str | None = None,
 ) -> ExportReport:
     """Write a model, as it answers in eval mode, into a file with the hash state inside.
 
@@ -75,6 +78,8 @@ def export(
         checkpoint: export what ``save_checkpoint`` saved in this directory, on any number of ranks, instead of what
             ``model`` holds. The model is built, unsharded, and converted as when saving; it may be on meta. Tables are
             read in pieces, and indexes one table at a time.
+        device: the kind of device that serves the file, such as ``"cpu"`` or ``"npu"``; default: where the tables are.
+            On the CPU, FBGEMM looks up; files for others have ATen's operators alone, and run on the CPU as well.
 
     Returns:
         the report: sizes and errors per table, graph, passes.
@@ -89,8 +94,9 @@ def export(
     """
     root = model.python_model if isinstance(model, WholeGraph) else unwrap(model)
     group = group_of(root)
-    agree(group, partial(_check_arguments, path, format, portable, checkpoint, is_sharded=group is not None))
-    serving, target, call = _serving_target(format, portable), as_path(path), Sample.of(sample)
+    place = str(device or "cpu")
+    agree(group, partial(_check_arguments, path, format, portable, place, checkpoint, is_sharded=group is not None))
+    serving, target, call = _serving_target(format, portable, place), as_path(path), Sample.of(sample)
 
     def export_small(small: nn.Module, outputs: Any, sources: Sources) -> ExportReport:
         return _export(target, _converted(small, call), call, outputs, sources, quantize, format, serving)
@@ -102,9 +108,14 @@ def export(
         check_target(target)
         converted = _converted(root, call)
         with uncounted(converted):
-            return _export(target, converted, call, _run(converted, call), {}, quantize, format, serving)
+            outputs, found = _run(converted, call), device_of(converted).type
+            if found == "cpu":
+                return _export(target, converted, call, outputs, {}, quantize, format, serving)
+            serving = _serving_target(format, portable, str(device or found))
+            small, moved, tables = on_host(converted, call)
+            return _export(target, small, moved, outputs, tables, quantize, format, serving)
 
-    alike = {"path": target, "quantize": quantize, "format": format, "portable": portable}
+    alike = {"path": target, "quantize": quantize, "format": format, "portable": portable, "device": device}
     return export_from_ranks(root, group, call, alike, partial(check_target, target), export_small)
 
 
@@ -156,8 +167,10 @@ def _export(
     raise _not_exported(failures, file_format)
 
 
-def _check_arguments(path: object, format: str, portable: bool, checkpoint: object, is_sharded: bool) -> None:
-    _serving_target(format, portable)
+def _check_arguments(
+    path: object, format: str, portable: bool, device: str, checkpoint: object, is_sharded: bool
+) -> None:
+    _serving_target(format, portable, device)
     as_path(path)
     if checkpoint is not None and is_sharded:
         raise ExportError(
@@ -167,7 +180,7 @@ def _check_arguments(path: object, format: str, portable: bool, checkpoint: obje
         )
 
 
-def _serving_target(format: str, portable: bool) -> ServingTarget:
+def _serving_target(format: str, portable: bool, device: str) -> ServingTarget:
     """Which modules serve the nodes of the file; refuses arguments that are wrong."""
     if format not in FILE_FORMATS:
         raise ExportError(
@@ -176,6 +189,14 @@ def _serving_target(format: str, portable: bool) -> ServingTarget:
             what_to_do=f"pass one of: {', '.join(FILE_FORMATS)}.",
         )
     found = FILE_FORMATS[format]
+    if device.partition(":")[0] != "cpu":
+        if found.elsewhere is None or not portable:
+            raise ExportError(
+                f"files of format={format!r} and portable={portable} do not run on {device}.",
+                reason="invalid_argument",
+                what_to_do="pass format='torchscript' and portable=True, or device='cpu'.",
+            )
+        return found.elsewhere
     if portable:
         return found.target
     if found.native is None:
@@ -221,6 +242,7 @@ def _write(
     failures: list[Diagnostic],
 ) -> ExportReport | None:
     """Write the file, and put it in its place if it answers as the model does; else say why not in ``failures``."""
+    notes = [] if serving is not ATEN else _other_operators(artifact)
     fillings = _named(artifact, [filling for each in served for filling in each.fillings])
     unreadable = artifact.check_loading(fillings)
     if unreadable is not None:
@@ -228,7 +250,15 @@ def _write(
         return None
     temporary = temporary_name(target)
     try:
-        manifest = partial(make_manifest, signature, returns, served, portable=serving.is_portable, format=format)
+        manifest = partial(
+            make_manifest,
+            signature,
+            returns,
+            served,
+            portable=serving.is_portable,
+            format=format,
+            target=serving.name,
+        )
         with disk_errors(target):
             records = write_file(artifact.save, fillings, manifest, temporary, show_progress=_is_big(fillings))
         for name, content in read_in_place(temporary, records, fillings).items():
@@ -250,8 +280,16 @@ def _write(
         passes={each.path: each.records for each in served},
         output_error=error,
         libraries=() if serving.is_portable else _libraries(),
-        notes=tuple(failures),
+        notes=(*failures, *notes),
     )
+
+
+def _other_operators(artifact: Artifact) -> list[Diagnostic]:
+    """What a file for a device has besides ATen's operators: from the model's own code."""
+    others = sorted(name for name in artifact.operators() if not name.startswith(("aten::", "prim::")))
+    message = f"outside converted collections, the model calls {', '.join(others)}, which devices may not have."
+    what_to_do = "try the file on the device, or replace what calls them, such as TorchRec's regroup."
+    return [Diagnostic("operators_of_the_model", "", message, what_to_do, Severity.WARNING)] if others else []
 
 
 def _named(artifact: Artifact, fillings: list[Filling]) -> list[Filling]:
@@ -277,7 +315,7 @@ def _difference(
     rtol, atol = (1e-5, 1e-6) if is_exact else (0.0, float("inf"))
     largest = 0.0
     for call, outputs in calls:
-        wanted = list(take_apart(returns, outputs).items())
+        wanted = [(name, output.detach().cpu()) for name, output in take_apart(returns, outputs).items()]
         try:
             found = list(run_model(artifact.named, Sample(*signature.flatten(call.args, call.kwargs))).items())
         except Exception as error:  # programs raise errors of many types

@@ -20,6 +20,7 @@ from recfx.exporter.manifest import read_manifest, returns_from, signature_from
 from recfx.exporter.returns import put_together
 from recfx.exporter.write_file import MANIFEST
 from recfx.kernels import library
+from recfx.serving import ATEN
 
 
 def load(path: str | os.PathLike[str], device: torch.device | str | None = None) -> LoadedModel:
@@ -31,16 +32,22 @@ def load(path: str | os.PathLike[str], device: torch.device | str | None = None)
 
     Args:
         path: the file.
-        device: where its tensors go; default: where they were exported from.
+        device: where its tensors go; default: the CPU. Others need a file that was exported for a device.
 
     Raises:
         ExportError: ``no_file``, ``damaged_file``, ``not_exported``, ``newer_format``, ``other_hash``,
-            ``no_library``.
+            ``no_library``, ``wrong_device``.
     """
     found = Path(path)
     if not found.is_file():
         raise ExportError(f"{found} is not a file.", reason="no_file", what_to_do="export a model to it first.")
     manifest = read_manifest(_checked_manifest(found), found)
+    if str(device or "cpu").partition(":")[0] != "cpu" and manifest.get("target") != ATEN.name:
+        raise ExportError(
+            f"{found} was exported for the CPU: its operators do not run on {device}.",
+            reason="wrong_device",
+            what_to_do=f"export the model with device={str(device)!r}, or load it without a device.",
+        )
     if not manifest.get("portable", True) and not library.load():
         raise ExportError(
             f"{found} needs recfx's C++ operators, which are missing: {library.why_not()}",
@@ -49,7 +56,7 @@ def load(path: str | os.PathLike[str], device: torch.device | str | None = None)
         )
     try:
         if manifest.get("format") == "pt2":
-            return LoadedModel(load_traced(found, signature_from(manifest), device), manifest)
+            return LoadedModel(load_traced(found, signature_from(manifest)), manifest)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
             return LoadedModel(torch.jit.load(str(found), map_location=device), manifest)

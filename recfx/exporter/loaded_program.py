@@ -10,20 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.export.passes import move_to_device_pass
 
 from recfx.exporter.arguments import Signature
 from recfx.exporter.flat_tensors import flat_tensors
 from recfx.exporter.served_model import named_input, names_of
 
 
-def load_traced(path: Path, signature: Signature, device: torch.device | str | None) -> LoadedProgram:
+def load_traced(path: Path, signature: Signature) -> LoadedProgram:
     """Load a program.
 
     Args:
         path: the file, whose checksums are right.
         signature: its arguments, from the manifest.
-        device: where its tensors go; default: where they were exported from.
 
     Raises:
         RuntimeError: it holds more than ``export`` writes, or torch cannot read it.
@@ -34,8 +32,6 @@ def load_traced(path: Path, signature: Signature, device: torch.device | str | N
             exported = torch.export.load(file)
         except (KeyError, ValueError, AssertionError) as error:  # of a program of another version of torch
             raise RuntimeError(f"torch.export.load says {type(error).__name__}: {error}") from error
-    if device is not None:
-        exported = move_to_device_pass(exported, torch.device(device))
     return LoadedProgram(exported, signature)
 
 

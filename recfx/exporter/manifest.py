@@ -29,6 +29,7 @@ def make_manifest(
     crcs: Mapping[str, int],
     portable: bool,
     format: str = "torchscript",
+    target: str = "torchscript",
 ) -> str:
     """The JSON text.
 
@@ -39,6 +40,7 @@ def make_manifest(
         crcs: the CRC-32 of each big buffer, by name.
         portable: whether the file needs only the operators of torch and FBGEMM.
         format: as for ``export``.
+        target: the name of the target of its nodes, see ``recfx/serving/targets.py``.
     """
     found = {
         "format_version": FORMAT_VERSION,
@@ -47,6 +49,7 @@ def make_manifest(
         "hash_version": HASH_VERSION,
         "portable": portable,
         "format": format,
+        "target": target,
         "parameters": list(signature.parameters),
         "positional": signature.positional,
         "arguments": [_of_pattern(pattern) for pattern in signature.patterns],

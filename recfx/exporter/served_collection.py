@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx, nn
 
 from recfx.exporter.buffers import Filling, fillings_of
-from recfx.exporter.tables import LocalTable, TableSource
+from recfx.exporter.tables import LocalTable, TableSource, longest_probe
 from recfx.ir.tables import TableSpec
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.unexpanded_graph import make_unexpanded_graph
@@ -92,6 +92,10 @@ def serve_tables(
     specs = tuple(source.spec for source in tables.values())
     graph_module = make_unexpanded_graph(path, specs, is_weighted, Resources(_empty_store(specs)), None)
     frozen = {name: source.index for name, source in tables.items()}
+    if target.counts_probes:
+        frozen = {
+            name: index and replace(index, longest_probe=longest_probe(tables[name])) for name, index in frozen.items()
+        }
     indexes = {path: {name: index for name, index in frozen.items() if index is not None}}
     records = run_passes(graph_module, export_passes(indexes, {path: dtypes}, target))
     lookups = [module for module in graph_module.modules() if isinstance(module, PoolRows)]

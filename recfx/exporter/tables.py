@@ -10,6 +10,7 @@ import torch
 
 from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
+from recfx.kernels.slot_table import home_slots
 from recfx.serving import FrozenIndex
 
 PIECE_BYTES = 2**22
@@ -41,6 +42,18 @@ class TableSource(Protocol):
     def slot_pieces(self) -> Iterator[torch.Tensor]:
         """The slots, in order: int64 ``[slots of the piece, 2]`` each."""
         ...
+
+
+def longest_probe(source: TableSource) -> int:
+    """The most slots that finding an id of a table reads."""
+    slots, begin, longest = 0 if source.index is None else source.index.slots, 0, 0
+    for piece in source.slot_pieces():
+        places = torch.nonzero(piece[:, 0] != -1).squeeze(1)
+        if places.numel():
+            distance = (begin + places - home_slots(piece[places, 0], slots)) & (slots - 1)
+            longest = max(longest, int(distance.max()) + 1)
+        begin += piece.size(0)
+    return longest
 
 
 @dataclass(frozen=True)

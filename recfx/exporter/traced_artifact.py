@@ -57,6 +57,11 @@ class TracedArtifact:
         self.signature = signature
         self.graph = str(exported.graph)
 
+    def operators(self) -> list[str]:
+        """See ``Artifact``."""
+        called = {node.target for node in self.exported.graph.find_nodes(op="call_function")}
+        return [target.name() for target in called if isinstance(target, torch._ops.OpOverload)]
+
     def buffers(self) -> dict[str, torch.Tensor]:
         """See ``Artifact``."""
         return dict(self.exported.state_dict)

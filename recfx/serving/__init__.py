@@ -11,9 +11,10 @@ from recfx.serving.find_and_pool import FindAndPool
 from recfx.serving.find_rows import FindFrozenRows, FrozenIndex
 from recfx.serving.pool_rows import PoolRows
 from recfx.serving.select_bags import SelectBags
-from recfx.serving.targets import NATIVE, SCRIPT, TRACED, ServingTarget
+from recfx.serving.targets import ATEN, NATIVE, SCRIPT, TRACED, ServingTarget
 
 __all__ = [
+    "ATEN",
     "NATIVE",
     "SCRIPT",
     "TRACED",

@@ -16,10 +16,12 @@ class FrozenIndex:
     Args:
         slots: the number of slots of its slot table, see ``recfx/kernels/slot_table.py``.
         side_row: the row of id -1, which slots cannot hold; -1 if it has none.
+        longest_probe: the most slots that finding one of its ids reads, for targets that count on it.
     """
 
     slots: int
     side_row: int
+    longest_probe: int = 0
 
 
 class FindFrozenRows(ServedNode):

@@ -104,6 +104,10 @@ class PoolRows(ServedNode):
         self.register_buffer("position", torch.tensor(self.positions, dtype=torch.int32))
         self.register_buffer("rows", torch.empty(self.table_begins[-1], dtype=torch.uint8))
 
+    def parts(self) -> list[tuple[str, torch.Tensor, tuple[TableSpec, ...]]]:
+        """The buffers that hold rows: their names, and the tables in each, one behind the other."""
+        return [("rows", self.rows, self.specs)]
+
     def forward(self, bags: Bags) -> torch.Tensor:
         """``bags``: rows of every table of the collection. Returns ``[B, sum D]``."""
         values, offsets, weights = bags.values, bags.offsets, bags.weights

@@ -68,16 +68,7 @@ class SelectBags(ServedNode):
 
     def batch_size(self, keys: list[str], values: torch.Tensor, lengths: torch.Tensor) -> int:
         """The number of samples of a batch that is well formed."""
-        if values.dim() != 1:
-            raise RuntimeError(f"{self.collection}: ids must be [n], but are of shape {values.shape} [bad_ids]")
-        if values.dtype != torch.int64 and values.dtype != torch.int32:
-            raise RuntimeError(f"{self.collection}: ids must be int64 or int32 [wrong_id_dtype]")
-        if lengths.dtype != torch.int64 and lengths.dtype != torch.int32:
-            raise RuntimeError(f"{self.collection}: lengths must be int64 or int32 [bad_lengths]")
-        if len(keys) == 0 or lengths.numel() % len(keys) != 0:
-            raise RuntimeError(
-                f"{self.collection}: {lengths.numel()} lengths do not fit {len(keys)} features [bad_lengths]"
-            )
+        self.check_shapes(keys, values, lengths)
         if lengths.numel() > 0:
             least, most = torch.aminmax(lengths)
             if int(least) < 0:
@@ -92,6 +83,19 @@ class SelectBags(ServedNode):
                 f"{self.collection}: the lengths add up to {ids}, but there are {values.numel()} ids [bad_lengths]"
             )
         return lengths.numel() // len(keys)
+
+    def check_shapes(self, keys: list[str], values: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Refuse ids and lengths of other shapes or dtypes."""
+        if values.dim() != 1:
+            raise RuntimeError(f"{self.collection}: ids must be [n], but are of shape {values.shape} [bad_ids]")
+        if values.dtype != torch.int64 and values.dtype != torch.int32:
+            raise RuntimeError(f"{self.collection}: ids must be int64 or int32 [wrong_id_dtype]")
+        if lengths.dtype != torch.int64 and lengths.dtype != torch.int32:
+            raise RuntimeError(f"{self.collection}: lengths must be int64 or int32 [bad_lengths]")
+        if len(keys) == 0 or lengths.numel() % len(keys) != 0:
+            raise RuntimeError(
+                f"{self.collection}: {lengths.numel()} lengths do not fit {len(keys)} features [bad_lengths]"
+            )
 
     def weights_of(self, features: KeyedJaggedTensor, values: torch.Tensor) -> torch.Tensor | None:
         """The weights of the ids, if the collection uses them."""
@@ -108,6 +112,10 @@ class SelectBags(ServedNode):
 
     def positions_in(self, keys: list[str]) -> torch.Tensor:
         """Where the collection's features are among a batch's keys, int32 ``[F]``."""
+        return torch.tensor(self.places(keys), dtype=torch.int32)
+
+    def places(self, keys: list[str]) -> list[int]:
+        """Where the collection's features are among a batch's keys."""
         place: dict[str, int] = {}
         for number, key in enumerate(keys):  # of two that are equal, the later one counts, as in TorchRec's dicts
             place[key] = number
@@ -118,7 +126,7 @@ class SelectBags(ServedNode):
                     f"{self.collection}: the batch lacks feature {name}; it has {keys} [missing_feature]"
                 )
             positions.append(place[name])
-        return torch.tensor(positions, dtype=torch.int32)
+        return positions
 
     def check_range(self, stretch: int, values: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:
         """Refuse ids that are not rows of a table without an index."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from recfx.serving.aten import AtenFindRows, AtenPoolRows, AtenSelectBags
 from recfx.serving.find_and_pool import FindAndPool
 from recfx.serving.find_rows import FindFrozenRows
 from recfx.serving.pool_rows import PoolRows
@@ -19,6 +20,7 @@ class ServingTarget:
         find: serves ``find_rows``.
         pool: serves ``lookup``.
         fused: serves ``find_rows`` and ``lookup`` together, if anything does.
+        counts_probes: whether it has to know the longest probe of each index.
     """
 
     name: str
@@ -26,6 +28,7 @@ class ServingTarget:
     find: type[FindFrozenRows] = FindFrozenRows
     pool: type[PoolRows] = PoolRows
     fused: type[FindAndPool] | None = None
+    counts_probes: bool = False
 
     @property
     def is_portable(self) -> bool:
@@ -41,3 +44,6 @@ TRACED = ServingTarget("pt2", TracedSelectBags, TracedFindRows)
 
 NATIVE = ServingTarget("torchscript with recfx's operators", fused=FindAndPool)
 """TorchScript on the CPU, with recfx's C++ operators."""
+
+ATEN = ServingTarget("aten", AtenSelectBags, AtenFindRows, AtenPoolRows, counts_probes=True)
+"""TorchScript on any device, without FBGEMM's operators."""

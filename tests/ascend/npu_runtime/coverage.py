@@ -28,6 +28,7 @@ from tests.ascend.tools import ROOT
 from tests.builders.batches import batch
 from tests.builders.collections import table
 from tests.builders.optimizers import OPTIMIZERS, attach
+from tests.exporter import hashed_models
 from tests.sharding.ranks import ranks
 
 RAW = recfx.HashConfig(dense_rows=0)
@@ -56,9 +57,25 @@ def measure() -> Recorder:
         with launching_nothing() if target == "npu" else nullcontext():
             for (name, optimizer), weighted in product(TABLES, (False, True)):
                 _run(recorder, target, HASHING[name], optimizer, weighted)
+    for weighted in (False, True):
+        _run_file(recorder, weighted)
     for operators, seen in ranks(2, "hccl").run(sharded_coverage.measure):
         recorder.add(operators, seen)
     return recorder
+
+
+def _run_file(recorder: Recorder, weighted: bool) -> None:
+    """An eval forward of an exported file, with quantized rows among others."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.pt"
+        sample = hashed_models.call(6, is_weighted=weighted)
+        recfx.export(hashed_models.trained(weighted), file, sample, device=DEVICE, quantize={"mean": "int8"})
+        loaded = recfx.load(file, device=DEVICE)
+    arguments = [each.to(torch.device(DEVICE)) for each in sample.args]
+    with recorder:
+        recorder.now = Moment("exported", "unsharded", "eval")
+        loaded(*arguments)
+        recorder.now = None
 
 
 def _run(recorder: Recorder, target: str, hashing: recfx.HashConfig | None, optimizer: str, weighted: bool) -> None:

@@ -1,0 +1,72 @@
+"""Models on a (simulated) NPU are exported, and their files serve there: in ATen, waiting once per batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+import recfx
+from tests.ascend.npu_runtime.recorder import Recorder
+from tests.ascend.npu_runtime.round_trips import COPY, Meeting, Moment
+from tests.ascend.npu_runtime.training import DEVICE
+from tests.exporter.hashed_models import call, trained
+
+
+def _on_device(sample: recfx.Sample) -> tuple[torch.Tensor, ...]:
+    return tuple(each.to(torch.device(DEVICE)) for each in sample.args)
+
+
+@pytest.mark.parametrize(
+    ("is_weighted", "quantize"),
+    [(False, None), (False, "int8"), (True, "int4")],
+    ids=["plain", "int8", "weighted int4"],
+)
+def test_the_file_answers_on_the_device_and_on_the_host(
+    is_weighted: bool, quantize: str | None, tmp_path: Path
+) -> None:
+    host = trained(is_weighted)
+    recfx.export(host, tmp_path / "host", call(6, is_weighted=is_weighted), quantize=quantize)
+    model = trained(is_weighted).to(DEVICE)
+    sample = recfx.Sample(*_on_device(call(6, is_weighted=is_weighted)))
+    recfx.export(model, tmp_path / "model", sample, quantize=quantize)
+    assert {parameter.device.type for parameter in model.parameters()} == {"npu"}
+    of_host, on_host, on_device = (
+        recfx.load(tmp_path / "host"),
+        recfx.load(tmp_path / "model"),
+        recfx.load(tmp_path / "model", device=DEVICE),
+    )
+    assert {buffer.device.type for buffer in on_device.script.buffers()} == {"npu"}
+    for batch_size in (0, 1, 7):
+        for low, high in ((-20, 20), (-(2**63), 2**63 - 1)):
+            sample = call(batch_size, seed=9, low=low, high=high, is_weighted=is_weighted)
+            wanted, answer = of_host(*sample.args), on_device(*_on_device(sample))
+            assert answer.device.type == "npu"
+            assert torch.allclose(on_host(*sample.args), wanted, rtol=1e-5, atol=1e-5)
+            assert torch.allclose(answer.cpu(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_batch_is_checked_once_and_nothing_else_waits(tmp_path: Path) -> None:
+    recfx.export(trained(), tmp_path / "model", call(6), device=DEVICE)
+    loaded = recfx.load(tmp_path / "model", device=DEVICE)
+    arguments = _on_device(call(5, seed=9))
+    loaded(*arguments)
+    recorder = Recorder(frozenset())
+    with recorder:
+        recorder.now = Moment("exported", "unsharded", "eval")
+        loaded(*arguments)
+        recorder.now = None
+    assert recorder.calls == Counter({Meeting("aten::_to_copy", COPY, "recfx/exporter/load.py"): 1})
+    assert not [name for name in recorder.operators if not name.startswith("aten::")]
+
+
+def test_wrong_batches_are_errors_of_the_host(tmp_path: Path) -> None:
+    recfx.export(trained(), tmp_path / "model", call(6), device=DEVICE)
+    loaded = recfx.load(tmp_path / "model", device=DEVICE)
+    dense, features = _on_device(call(5, seed=9))
+    features.values()[-1] = 20
+    with pytest.raises(recfx.InputError, match="feature d") as raised:
+        loaded(dense, features)
+    assert raised.value.reason == "id_out_of_range"

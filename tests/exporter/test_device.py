@@ -1,0 +1,149 @@
+"""Files for devices other than the CPU: operators of ATen alone, which also run on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+import recfx
+from recfx.exporter import write_file
+from recfx.exporter.compare_outputs import first_difference, run_model
+from recfx.exporter.returns import return_pattern, take_apart
+from tests.exporter.hashed_models import FEATURES, call, trained
+from tests.models import ZOO
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return trained()
+
+
+@pytest.fixture(scope="module")
+def file(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "model.pt"
+    recfx.export(model, path, call(6), device="npu")
+    return path
+
+
+def _operators(path: Path) -> set[str]:
+    script: Any = torch.jit.load(str(path))
+    return {name.split("::")[0] for name in torch.jit.export_opnames(script)}
+
+
+def test_files_have_no_operators_but_those_that_they_are_allowed(model: nn.Module, file: Path, tmp_path: Path) -> None:
+    assert _operators(file) == {"aten", "prim"}
+    recfx.export(model, tmp_path / "model.pt", call(6), portable=True)
+    assert _operators(tmp_path / "model.pt") == {"aten", "prim", "fbgemm"}
+    recfx.export(model, tmp_path / "model.pt2", call(6), format="pt2", portable=True)
+    with (tmp_path / "model.pt2").open("rb") as opened:
+        graph = torch.export.load(opened).graph
+    called = [node.target for node in graph.nodes if node.op == "call_function"]
+    operators = {target.namespace for target in called if isinstance(target, torch._ops.OpOverload)}
+    assert operators == {"aten", "fbgemm"}
+    assert {target.__module__ for target in called if not isinstance(target, torch._ops.OpOverload)} <= {"_operator"}
+
+
+@pytest.mark.parametrize("small", [2**16, 16], ids=["filled in memory", "filled in the file"])
+@pytest.mark.parametrize("quantize", [None, "fp16", "int8", "int4", {"mean": "int4", "adopted": "fp16"}])
+@pytest.mark.parametrize("is_weighted", [False, True], ids=["plain", "weighted"])
+def test_it_answers_as_the_file_for_the_cpu(
+    is_weighted: bool, quantize: Any, small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if small == 16 and not isinstance(quantize, dict):
+        pytest.skip("one quantization is enough to see that parts of the file are filled")
+    monkeypatch.setattr(write_file, "SMALL", small)
+    model = trained(is_weighted)
+    usual = recfx.export(model, tmp_path / "cpu", call(6, is_weighted=is_weighted), quantize=quantize)
+    report = recfx.export(model, tmp_path / "npu", call(6, is_weighted=is_weighted), quantize=quantize, device="npu:0")
+    assert report.tables == usual.tables
+    assert "kernel=aten" in report.graph
+    of_cpu, loaded = recfx.load(tmp_path / "cpu"), recfx.load(tmp_path / "npu")
+    for batch_size in (0, 1, 7):
+        for low, high in ((-20, 20), (-(2**63), 2**63 - 1), (10_000, 20_000)):
+            sample = call(batch_size, seed=9, low=low, high=high, is_weighted=is_weighted)
+            assert torch.allclose(loaded(*sample.args), of_cpu(*sample.args), rtol=1e-5, atol=1e-5)
+
+
+def test_every_id_of_a_full_index_is_found(tmp_path: Path) -> None:
+    """However far it is from its home slot."""
+    model = recfx.convert(_OneTable(), hashing=recfx.HashConfig(dense_rows=0, rows=5000))
+    ids = torch.randint(-(2**62), 2**62, (5000,), generator=torch.Generator().manual_seed(0))
+    model(KeyedJaggedTensor(["a"], ids, lengths=torch.ones(5000, dtype=torch.int64))).sum().backward()
+    features = KeyedJaggedTensor(["a"], ids.flip(0), lengths=torch.ones(5000, dtype=torch.int64))
+    recfx.export(model, tmp_path / "model", (features,), device="npu")
+    wanted = model.eval()(features)
+    assert wanted.abs().sum(1).gt(0).float().mean() > 0.9
+    assert torch.allclose(recfx.load(tmp_path / "model")(features), wanted)
+
+
+class _OneTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        config = EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=5000, feature_names=["a"])
+        self.ebc = EmbeddingBagCollection([config])
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.ebc(features).values()
+
+
+def test_features_come_in_any_order(model: nn.Module, file: Path) -> None:
+    dense, features = call(5, seed=9).args
+    more = KeyedJaggedTensor(["other"], torch.arange(3), lengths=torch.tensor([1, 0, 2, 0, 0]))
+    shuffled = KeyedJaggedTensor.concat([more, features.permute([2, 0, 3, 1])])
+    assert shuffled.keys() != FEATURES
+    assert torch.allclose(recfx.load(file)(dense, shuffled), model(dense, features), rtol=1e-5, atol=1e-6)
+
+
+def _features(keys: list[str], values: Any, lengths: list[int]) -> recfx.Sample:
+    return recfx.Sample(torch.zeros(1, 1), KeyedJaggedTensor(keys, torch.tensor(values), lengths=torch.tensor(lengths)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (_features(["a", "b", "c"], [1], [1, 0, 0]), "missing_feature"),
+        (_features(["a", "b", "c", "d"], [1.0], [1, 0, 0, 0]), "wrong_id_dtype"),
+        (_features(["a", "b", "c", "d"], [1], [2, -1, 0, 0]), "bad_lengths"),
+        (_features(["a", "b", "c", "d"], [1], [2, 0, 0, 0]), "bad_lengths"),
+        (_features(["a", "b", "c", "d"], [1], [0, 0, 0, 0]), "bad_lengths"),
+        (_features(["a", "b", "c", "d"], [1], []), "bad_lengths"),
+        (_features(["a", "b", "c", "d"], [20], [0, 0, 0, 1]), "id_out_of_range"),
+        (_features(["a", "b", "c", "d"], [-1], [0, 0, 0, 1]), "id_out_of_range"),
+    ],
+)
+def test_a_wrong_batch_is_one_clear_error(file: Path, wrong: recfx.Sample, reason: str) -> None:
+    with pytest.raises(recfx.InputError) as raised:
+        recfx.load(file)(*wrong.args)
+    assert raised.value.reason == reason
+
+
+@pytest.mark.parametrize("name", ["dlrm", "deep_fm", "sparse_nn", "dataclass_input", "tied_weight"])
+def test_models(name: str, tmp_path: Path) -> None:
+    (case,) = [case for case in ZOO if case.name == name]
+    with case.around():
+        model = recfx.convert(case.model(), case.sample(), verify=False)
+        report = recfx.export(model, tmp_path / "model.pt", case.sample(), device="npu")
+        codes = [note.code for note in report.notes if note.severity == "warning"]
+        assert codes == (["operators_of_the_model"] if name == "sparse_nn" else [])  # it regroups by FBGEMM
+        assert ("fbgemm" in _operators(tmp_path / "model.pt")) == (name == "sparse_nn")
+        sample = case.sample(7)
+        wanted, answer = run_model(model.eval(), sample), run_model(recfx.load(tmp_path / "model.pt"), sample)
+        expected, found = (list(take_apart(return_pattern(value), value).items()) for value in (wanted, answer))
+        assert first_difference(expected, found, case.rtol, case.atol) is None
+
+
+def test_a_file_for_the_cpu_stays_there(model: nn.Module, tmp_path: Path) -> None:
+    recfx.export(model, tmp_path / "model", call(6))
+    with pytest.raises(recfx.ExportError) as raised:
+        recfx.load(tmp_path / "model", device="npu:0")
+    assert raised.value.reason == "wrong_device"
+    assert recfx.load(tmp_path / "model", device="cpu")(*call(2).args).device.type == "cpu"
+    with pytest.raises(recfx.ExportError) as raised:
+        recfx.export(model, tmp_path / "other", call(6), format="pt2", device="npu")
+    assert raised.value.reason == "invalid_argument"
+    assert not (tmp_path / "other").exists()
