@@ -38,7 +38,7 @@ class Figures:
         reloads: newer files that were loaded.
         refused: damaged files that were refused.
         by_version: answers by the version of the file that gave them.
-        megabytes: the server's memory, once a second.
+        megabytes: the server's memory after each file.
         seconds: how long it took.
     """
 
@@ -121,6 +121,14 @@ class _Client:
         self.figures.answers += 1
         self.figures.by_version[version] += 1
 
+    def wait_for_files(self, number: int) -> None:
+        """Until the server has loaded or refused so many files."""
+        give_up = time.monotonic() + 60
+        while self.figures.reloads + self.figures.refused < number and not self.problems:
+            if time.monotonic() > give_up:
+                self.problems.append(f"the server has not noticed file {number}")
+            time.sleep(0.01)
+
     def listen(self) -> None:
         assert self.server.stderr
         for line in self.server.stderr:
@@ -152,7 +160,7 @@ def soak(
         program: the server.
         folder: where files are written.
         seconds: how long.
-        reload_every: seconds from one file to the next; every third one is damaged.
+        reload_every: seconds from one file to the next, at least; every third one is damaged.
         may_grow: how many megabytes the server may take more in the last third than in the second; None: any.
         threads: of the server.
 
@@ -176,11 +184,12 @@ def soak(
         for thread in client.threads:
             thread.start()
         begin, number = time.monotonic(), 0
-        while time.monotonic() - begin < seconds and not client.problems:
+        while (time.monotonic() - begin < seconds or number < 3) and not client.problems:
             time.sleep(reload_every)
             number += 1
             shutil.copy([damaged, files[1], files[0]][number % 3], folder / "next.pt")
             os.replace(folder / "next.pt", served)
+            client.wait_for_files(number)
             client.figures.megabytes.append(_megabytes(server.pid))
         client.stops.set()
         for thread in client.threads:

@@ -420,7 +420,7 @@ def test_what_is_no_file_of_recfx(program: Path, tmp_path: Path) -> None:
 
 def test_a_newer_file_is_loaded_while_serving(program: Path, tmp_path: Path) -> None:
     """Also the short form of `make serve-soak`: two threads, files that change and are damaged, bad requests."""
-    figures = serve_soak.soak(program, tmp_path, seconds=4, reload_every=0.4, may_grow=None)
+    figures = serve_soak.soak(program, tmp_path, seconds=3, reload_every=0.4, may_grow=None)
     assert figures.answers > 100
     assert figures.errors > 10
     assert figures.reloads >= 2
