@@ -71,8 +71,8 @@ def export(
         sample: one call of the model, as for ``convert``. Batch size and numbers of ids are not fixed by it.
         quantize: how rows are stored: ``None`` (as they are), ``"fp16"``, ``"int8"`` or ``"int4"``; or one of these for
             each table by name.
-        format: ``"torchscript"``, or ``"pt2"`` for a program of ``torch.export``. Writing that takes memory for a
-            copy of the rows of the biggest collection, because torch saves no tensor in pieces.
+        format: ``"torchscript"``, or ``"pt2"`` for a program of ``torch.export``. Writing that takes memory for
+            two copies of the rows of the biggest collection, because torch saves no tensor in pieces.
         portable: use only operators of torch and of FBGEMM. If not, ids are found and rows pooled by recfx's own C++
             operator, which is faster, but the server has to load its library first; the report names it.
         checkpoint: export what ``save_checkpoint`` saved in this directory, on any number of ranks, instead of what

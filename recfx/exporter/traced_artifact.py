@@ -75,7 +75,7 @@ class TracedArtifact:
         return None
 
     def save(self, path: Path, manifest: str) -> None:
-        """See ``Artifact``. Takes memory for a second copy of the biggest buffer, which torch makes of it."""
+        """See ``Artifact``. Takes memory for two copies of the biggest buffer, which torch makes of it."""
         constants = [value for value in self.exported.constants.values() if isinstance(value, torch.Tensor)]
         tensors = [*self.exported.state_dict.values(), *constants]
         reserve(path, sum(tensor.nbytes for tensor in tensors) + len(manifest) + 4 * ARCHIVE_BYTES)
