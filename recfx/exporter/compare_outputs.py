@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recfx.exporter.model_copies import fresh_copy
+from recfx.exporter.model_copies import fresh_copy, own_buffers
 from recfx.tracing.randomness import fixed_randomness
 from recfx.tracing.sample import Sample
 from recfx.verification.compare_tensors import Difference, compare_tensors, largest_difference
@@ -54,3 +54,12 @@ def largest_output_difference(wanted: list[tuple[str, torch.Tensor]], found: lis
     """The largest absolute difference of any output."""
     pairs = zip(wanted, found, strict=True)
     return max((largest_difference(expected, actual) for (_, expected), (_, actual) in pairs), default=0.0)
+
+
+def changed_buffer(model: nn.Module, sample: Sample) -> str | None:
+    """The name of a buffer that a forward in eval mode changes; None if it changes none."""
+    copy, _ = fresh_copy(model)
+    before = {name: buffer.clone() for name, buffer in own_buffers(copy).items()}
+    run_model(copy, sample)
+    after = own_buffers(copy)
+    return next((name for name, value in before.items() if not torch.equal(after[name], value)), None)

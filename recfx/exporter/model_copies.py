@@ -73,6 +73,12 @@ def sample_failed() -> Iterator[None]:
         ) from error
 
 
+def own_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers of a model that do not belong to its collections."""
+    shared = {id(buffer) for module in _collections(model) for buffer in module.buffers()}
+    return {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in shared}
+
+
 @contextlib.contextmanager
 def uncounted(model: nn.Module) -> Iterator[None]:
     """A context after which the indexes have counted nothing of what was looked up in it."""

@@ -24,7 +24,7 @@ from torch.export import Dim, ExportedProgram
 from recfx.diagnostics import Diagnostic
 from recfx.exporter.arguments import Pattern, Signature, rebuild
 from recfx.exporter.buffers import Filling
-from recfx.exporter.compare_outputs import resized
+from recfx.exporter.compare_outputs import changed_buffer, resized
 from recfx.exporter.flat_tensors import flat_names, flat_tensors, join_tensors, parts_of
 from recfx.exporter.model_copies import detach_parameters, fresh_copy
 from recfx.exporter.program import traced_graphs, warm_copy
@@ -102,6 +102,12 @@ def traced_artifacts(
     Arguments: as for ``programs``.
     """
     warm, served = warm_copy(model, served, sample)
+    changed = changed_buffer(warm, sample)
+    if changed is not None:
+        path, _, name = changed.rpartition(".")
+        message = f"its forward changes buffer {name!r}, which a program of torch.export would forget"
+        failures.append(Diagnostic("not_exportable", path, message))
+        return
     examples = _examples(warm, signature, sample)
     for name, tensor in zip(flat_names(signature), examples[0], strict=True):
         if 0 in tensor.shape:
