@@ -106,7 +106,7 @@ def _open_library() -> None:
         _logger.warning("%s cannot be loaded and is rebuilt: %s", path, error)
         path = build(anew=True)
         torch.ops.load_library(str(path))
-    _path = path
+    _path = _path or path  # operators are those of the first library that has them
 
 
 def why_not() -> str:

@@ -8,12 +8,17 @@ from typing import Any
 
 from torch import nn
 
-MODULE_HOOKS = (
+FORWARD_HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
+)
+"""Those for hooks that run around ``forward``."""
+
+MODULE_HOOKS = (
+    *FORWARD_HOOKS,
     "_backward_hooks",
     "_backward_pre_hooks",
     "_is_full_backward_hook",

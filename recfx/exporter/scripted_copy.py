@@ -19,19 +19,12 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from recfx.errors import ExportError
 from recfx.exporter.quantization import stored_dtypes
 from recfx.exporter.served_collection import serve_collection
+from recfx.hooks import FORWARD_HOOKS
 from recfx.modules.collection import unsharded_collections
 from recfx.modules.converted_collection import ConvertedCollection, converted_collections
 from recfx.modules.copy_modules import copy_modules
 from recfx.modules.whole_graph import WholeGraph
 from recfx.nodes.fx_leaf import FxLeaf
-
-_FORWARD_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-)
 
 _TYPES: dict[str, type] = {
     kind.__name__: kind for kind in (torch.Tensor, KeyedJaggedTensor, JaggedTensor, KeyedTensor, int, float, bool, str)
@@ -61,7 +54,7 @@ def scripted_copy(model: nn.Module) -> nn.Module:
         served = serve_collection(path, collection, dtypes[path])
         for filling in served.fillings:
             filling.fill()
-        for name in _FORWARD_HOOKS:  # TorchScript compiles them too
+        for name in FORWARD_HOOKS:  # TorchScript compiles them too
             served.graph_module.__dict__[name] = collection.__dict__[name].copy()
         replacements[id(collection)] = served.graph_module.eval()
     return _lowered(model, replacements)

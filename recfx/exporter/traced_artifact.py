@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import re
 import sys
 import traceback
 import warnings
@@ -193,6 +194,9 @@ def _narrow(exported: ExportedProgram) -> str | None:
             found = None if isinstance(size, int) else exported.range_constraints.get(size.node.expr)
             if found is not None and (found.lower > 2 or found.upper < sys.maxsize - 1):
                 return f"size {dim} of {node.name} would have to be from {found.lower} to {found.upper}"
+    for node in exported.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
+        if re.search(r"Ne\(.*, 0\)", str(node.args[1])):  # a sum of numbers of ids that must not be 0
+            return f"a batch without ids would fail: {node.args[1]}"
     return None
 
 

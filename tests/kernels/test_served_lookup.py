@@ -93,7 +93,9 @@ def cases(draw: st.DrawFn) -> Case:
 def test_agrees_with_its_reference(case: Case) -> None:
     found = served_lookup(*case.arguments())  # type: ignore[arg-type]
     wanted = served_lookup_reference.served_lookup(*case.arguments())  # type: ignore[arg-type]
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-4)  # sums of up to 200 numbers, in another order
+    torch.testing.assert_close(
+        found, wanted, rtol=1e-5, atol=1e-3
+    )  # sums of up to 200 numbers of up to 15, in another order
 
 
 @settings(max_examples=15, deadline=None)
