@@ -15,7 +15,7 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.exporter import write_file
+from recfx.exporter import buffers, write_file
 from recfx.kernels import library
 from recfx.kernels.quantized_rows import dequantize_rows, quantize_rows
 from recfx.serving.named_inputs import NamedJagged
@@ -308,6 +308,16 @@ def test_a_file_of_a_later_version_is_refused(file: Path, field: str, value: int
     with pytest.raises(recfx.ExportError) as raised:
         recfx.load(tmp_path / "later.pt")
     assert raised.value.reason == reason
+
+
+def test_a_file_that_answers_differently_is_not_kept(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pooled_rows = buffers.stored_rows
+    monkeypatch.setattr(buffers, "stored_rows", lambda rows, form: pooled_rows(rows + 1, form))
+    with pytest.raises(recfx.ExportError, match="export_differs"):
+        recfx.export(model, tmp_path / "model.pt", call(6))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_export_leaves_the_old_file(model: nn.Module, tmp_path: Path) -> None:
