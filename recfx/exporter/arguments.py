@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +96,13 @@ class Signature:
                 raise _wrong(f"argument {name or number} is missing.")
             _flatten(given[name] if name in given else given[f"*{number}"], pattern, name or str(number), values)
         return values
+
+    def call_of(self, leaves: Iterable[Any]) -> Sample:
+        """The call of the model that these tensors and KJTs make; the inverse of ``flatten``."""
+        remaining = iter(leaves)
+        values = [rebuild(pattern, remaining) for pattern in self.patterns]
+        keywords = zip(self.parameters[self.positional :], values[self.positional :], strict=True)
+        return Sample(*values[: self.positional], **dict(keywords))
 
 
 def signature_of(model: nn.Module, sample: Sample) -> Signature:

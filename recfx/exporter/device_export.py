@@ -6,12 +6,10 @@ pieces, like those of sharded models; everything else is small.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
-from recfx.exporter.arguments import rebuild, signature_of
+from recfx.exporter.arguments import signature_of
 from recfx.exporter.model_copies import detach_parameters
 from recfx.exporter.served_collection import local_tables
 from recfx.exporter.sharded_export import Sources
@@ -44,9 +42,4 @@ def on_host(model: nn.Module, call: Sample) -> tuple[nn.Module, Sample, Sources]
 
 def _moved(model: nn.Module, call: Sample) -> Sample:
     signature = signature_of(model, call)
-    host = torch.device("cpu")
-    leaves: list[Any] = [leaf.to(host) for leaf in signature.flatten(call.args, call.kwargs)]
-    remaining = iter(leaves)
-    values = [rebuild(pattern, remaining) for pattern in signature.patterns]
-    args = values[: signature.positional]
-    return Sample(*args, **dict(zip(signature.parameters[len(args) :], values[len(args) :], strict=True)))
+    return signature.call_of(leaf.to(torch.device("cpu")) for leaf in signature.flatten(call.args, call.kwargs))

@@ -1,48 +1,30 @@
 """The exported program: the model's code in eval mode, around the exported graphs of its collections, in TorchScript.
 
-Two ways lead to it. A trace takes the model's own Python away as far as it reaches: dataclasses, dictionaries and other
-arguments that TorchScript does not know are gone then. It is shallow at first; it enters what TorchScript cannot
-compile, and leaves alone what computes something else when traced. Where no trace leads to a program, TorchScript
-compiles the model's own code, which keeps branches that depend on data.
+Two ways lead to it: a trace of the model, and, where no trace leads to a program, the model's own code, which keeps
+branches that depend on data.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import fx, nn
 from torch.jit._recursive import create_script_module, infer_methods_to_compile
 from torch.jit._script import call_prepare_scriptable_func
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recfx.conversion.inline_collections import inline_graph
 from recfx.diagnostics import Diagnostic
-from recfx.exporter.arguments import Pattern, Signature, rebuild
-from recfx.exporter.batch_proxies import BatchProxy, CopiedProxy, Features, check_read_features, features_made_by
-from recfx.exporter.compare_outputs import first_difference, run_model
-from recfx.exporter.flatten_names import flat_graph_module, identifier
-from recfx.exporter.model_copies import detach_parameters, fresh_copy, restore_buffers, strip_hooks
-from recfx.exporter.returns import is_typed, take_apart
-from recfx.hooks import has_forward_hooks
-from recfx.modules.converted_collection import ConvertedCollection
+from recfx.exporter.arguments import Pattern, Signature
+from recfx.exporter.model_copies import detach_parameters, fresh_copy, strip_hooks
+from recfx.exporter.returns import is_typed
+from recfx.exporter.trace_model import PATHS, ROLLBACKS, WayFailed, Ways, each_way, trace_model, warm_copy
 from recfx.references.find_references import own_modules
 from recfx.serving import ServedNode
 from recfx.tracing.sample import Sample
-from recfx.tracing.shallow_tracer import ShallowTracer, rollback_of, trace_graph
-from recfx.verification.compare_tensors import Difference
-
-_TYPES = {"tensor": torch.Tensor, "kjt": KeyedJaggedTensor, "jagged": JaggedTensor}
-
-_PATHS = "recfx_paths"
-"""In a traced graph's ``meta``: by the name of a module in the graph, its path in the model."""
-
-_ROLLBACKS = "recfx_rollbacks"
-"""In a traced graph's ``meta``: by path, why modules could not be traced."""
 
 
 @dataclass(frozen=True)
@@ -79,142 +61,11 @@ def programs(
         failures: takes up why ways were left.
     """
     warm, served = warm_copy(model, served, sample)
-    ways = _Ways()
-    while not ways.exhausted:
-        try:
-            yield _trace_and_compile(warm, served, signature, returns, sample, ways)
-        except _Failed as failed:
-            failures.append(failed.diagnostic)
-            ways.learn(failed)
-        else:
-            ways.learn(_Failed(Diagnostic("export_differs", "", ""), "compile"))
+    yield from each_way(partial(_trace_and_compile, warm, served, signature, returns, sample), failures)
     try:
         yield Program(_script(_plain_root(warm, served, signature)), None, True)
-    except _Failed as failed:
+    except WayFailed as failed:
         failures.append(failed.diagnostic)
-
-
-def warm_copy(
-    model: nn.Module, served: Mapping[int, nn.Module], sample: Sample
-) -> tuple[nn.Module, dict[int, nn.Module]]:
-    """A copy that has run once, because some modules prepare themselves then, and ``served`` by the ``id`` in it."""
-    warm, copies = fresh_copy(model)
-    run_model(warm, sample)
-    restore_buffers(warm, model)
-    return warm, {id(copies[collection]): module for collection, module in served.items()}
-
-
-def traced_graphs(
-    model: nn.Module,
-    served: Mapping[int, nn.Module],
-    signature: Signature,
-    returns: Pattern,
-    sample: Sample,
-    failures: list[Diagnostic],
-) -> Iterator[fx.GraphModule]:
-    """The traced program before TorchScript compiles it, in one way after the other.
-
-    Args:
-        model: as ``warm_copy`` returns it, with ``served``.
-        served: what takes the place of each collection, by ``id``.
-        signature: as for ``programs``, like what follows.
-        returns: what the program returns; if ``is_typed`` is False for it, the graphs return tensors by name.
-        sample: one call of the model.
-        failures: takes up why ways were left.
-    """
-    ways = _Ways()
-    while not ways.exhausted:
-        try:
-            yield _trace(model, served, signature, returns, sample, ways)
-        except _Failed as failed:
-            failures.append(failed.diagnostic)
-            ways.learn(failed)
-        else:
-            ways.learn(_Failed(Diagnostic("export_differs", "", ""), "compile"))
-
-
-class _Failed(Exception):
-    """A way does not lead to a program.
-
-    Args:
-        diagnostic: why.
-        stage: what failed: ``"trace"``, ``"differs"``, ``"leaf"`` or ``"compile"``.
-        entered: paths of the modules that the trace has entered.
-    """
-
-    def __init__(self, diagnostic: Diagnostic, stage: str, entered: frozenset[str] = frozenset()) -> None:
-        super().__init__(str(diagnostic))
-        self.diagnostic = diagnostic
-        self.stage = stage
-        self.entered = entered
-
-
-@dataclass
-class _Ways:
-    """What the next trace does differently.
-
-    Args:
-        opaque: paths of modules that it leaves alone.
-        inside: paths of modules without collections that it enters.
-        deep: whether it enters every module that is not torch's own.
-        exhausted: whether there is nothing left to try.
-    """
-
-    opaque: frozenset[str] = frozenset()
-    inside: frozenset[str] = frozenset()
-    deep: bool = False
-    exhausted: bool = False
-
-    def learn(self, failed: _Failed) -> None:
-        """Change one thing because of a failure."""
-        path = failed.diagnostic.path
-        if failed.stage == "leaf" and path not in self.inside and path not in self.opaque:
-            self.inside |= {path}
-        elif failed.stage == "differs" and failed.entered - self.opaque:
-            self.opaque |= failed.entered
-        elif not self.deep:
-            self.opaque, self.inside, self.deep = frozenset(), frozenset(), True
-        else:
-            self.exhausted = True
-
-
-class _Tracer(ShallowTracer):
-    """A shallow tracer that records forward hooks, and enters more than modules that hold collections.
-
-    Args:
-        collections: ids of the collections.
-        ways: what to enter.
-        features: what is known of the arguments that are batches.
-    """
-
-    def __init__(self, collections: set[int], ways: _Ways, features: dict[str, Features]) -> None:
-        super().__init__(collections, ways.opaque)
-        self.ways = ways
-        self.features = features
-        self.reads: set[fx.Node] = set()
-
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        """A proxy that knows its features, if it is a batch and they are known."""
-        known = self.features.get(str(node.target)) if node.op == "placeholder" else features_made_by(node)
-        return CopiedProxy(node, self) if known is None else BatchProxy(node, self, known, self.reads)
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """True for collections, and for modules that hold none; but hooks are part of the graph."""
-        if module_qualified_name in self.ways.opaque:
-            return True
-        if has_forward_hooks(m) or module_qualified_name in self.ways.inside:
-            return False
-        if self.ways.deep and not isinstance(m, ConvertedCollection):
-            return super(ShallowTracer, self).is_leaf_module(m, module_qualified_name)
-        return super().is_leaf_module(m, module_qualified_name)
-
-    def call_module(
-        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Enter modules that take a dataclass, which TorchScript could not pass to them."""
-        if any(dataclasses.is_dataclass(value) for value in (*args, *kwargs.values())):
-            self.ways.inside |= {self.path_of_module(m)}
-        return super().call_module(m, forward, args, kwargs)
 
 
 def _trace_and_compile(
@@ -223,146 +74,18 @@ def _trace_and_compile(
     signature: Signature,
     returns: Pattern,
     sample: Sample,
-    ways: _Ways,
+    ways: Ways,
 ) -> Program:
-    graph_module = _trace(model, served, signature, returns, sample, ways)
+    graph_module = trace_model(model, served, signature, returns, sample, ways)
     try:
         return Program(_script(graph_module), graph_module, is_typed(returns))
-    except _Failed as failed:
+    except WayFailed as failed:
         found = failed.diagnostic
-        path = graph_module.meta[_PATHS].get(found.path, found.path)
-        rollback = graph_module.meta[_ROLLBACKS].get(path)
+        path = graph_module.meta[PATHS].get(found.path, found.path)
+        rollback = graph_module.meta[ROLLBACKS].get(path)
         untraced = "" if rollback is None else f"it cannot be traced ({rollback}), nor compiled: "
         named = dataclasses.replace(found, path=path, message=f"{untraced}{found.message}")
-        raise _Failed(named, failed.stage) from failed
-
-
-def _trace(
-    model: nn.Module,
-    served: Mapping[int, nn.Module],
-    signature: Signature,
-    returns: Pattern,
-    sample: Sample,
-    ways: _Ways,
-) -> fx.GraphModule:
-    live, copies = fresh_copy(model)
-    batches = [leaf for leaf in signature.leaves() if leaf.kind == "kjt"]
-    features = {leaf.name: Features(leaf.keys, leaf.is_weighted) for leaf in batches}
-    tracer = _Tracer({id(copies[collection]) for collection in served}, ways, features)
-    entry = _with_leaves(live, signature, returns)
-    try:
-        graph = trace_graph(entry, Sample(*signature.flatten(sample.args, sample.kwargs)), tracer, inference=True)
-        graph._tracer_cls = None
-        check_read_features(graph, tracer.reads, features)
-        traced = _runnable(model, entry, graph)
-    except Exception as error:  # user code on proxies can raise anything; the reason is part of the error
-        raise _Failed(rollback_of("", error), "trace") from error
-    difference = _difference(model, traced, signature, returns, sample)
-    if difference is not None:
-        differs = Diagnostic("graph_differs", "", f"the traced graph differs: {difference}")
-        raise _Failed(differs, "differs", frozenset(tracer.entered))
-    paths = {identifier(str(node.target), ()): str(node.target) for node in graph.find_nodes(op="call_module")}
-    graph_module = _around_served(model, served, signature, entry, graph)
-    graph_module.meta[_PATHS] = paths
-    graph_module.meta[_ROLLBACKS] = {rollback.path: rollback.message for rollback in tracer.rollbacks}
-    return graph_module
-
-
-def _around_served(
-    model: nn.Module, served: Mapping[int, nn.Module], signature: Signature, entry: nn.Module, graph: fx.Graph
-) -> fx.GraphModule:
-    """The traced graph with exported graphs in the place of the collections."""
-    root, _ = fresh_copy(model, served)
-    _keep_constants(root, entry, graph)
-    for node, leaf in zip(graph.find_nodes(op="placeholder"), signature.leaves(), strict=True):
-        node.type = _TYPES[leaf.kind]
-    graph_module = flat_graph_module(root, graph)
-    _inline(graph_module, served)
-    _drop_identities(graph_module)
-    _type_empty_lists(graph_module)
-    return flat_graph_module(graph_module, graph_module.graph)
-
-
-def _runnable(model: nn.Module, entry: nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """A copy of the graph that runs on what ``model`` has; buffers that the trace has seen change are proxies now."""
-    copied = fx.Graph()
-    copied.output(copied.graph_copy(graph, {}))
-    root, _ = fresh_copy(model)
-    _keep_constants(root, entry, copied)
-    return flat_graph_module(root, copied)
-
-
-def _keep_constants(root: nn.Module, entry: nn.Module, graph: fx.Graph) -> None:
-    """Attributes that the graph reads but ``root`` does not have: constants of the trace, weights of tables."""
-    for node in graph.find_nodes(op="get_attr"):
-        value: Any = entry
-        found: Any = root
-        for name in str(node.target).split("."):
-            value, found = getattr(value, name), getattr(found, name, None)
-        if found is None and isinstance(value, torch.Tensor):
-            name = str(node.target).replace(".", "_")
-            root.register_buffer(name, value.detach())
-            node.target = name
-
-
-def _drop_identities(graph_module: fx.GraphModule) -> None:
-    """TorchScript takes the argument of ``nn.Identity`` for a tensor, which it need not be."""
-    for node in list(graph_module.graph.find_nodes(op="call_module")):
-        if type(graph_module.get_submodule(str(node.target))) is nn.Identity:
-            node.replace_all_uses_with(node.all_input_nodes[0])
-            graph_module.graph.erase_node(node)
-
-
-def _no_names() -> list[str]:
-    return torch.jit.annotate(list[str], [])
-
-
-def _type_empty_lists(graph_module: fx.GraphModule) -> None:
-    """TorchScript takes ``[]`` for a list of tensors, but in a list of lists it is one of names."""
-    graph = graph_module.graph
-
-    def typed(value: Any, is_inside: bool, node: fx.Node) -> Any:
-        if isinstance(value, (list, tuple)) and not value and is_inside:
-            with graph.inserting_before(node):
-                return graph.call_function(_no_names)
-        if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-            named = any(isinstance(name, str) for item in value if isinstance(item, (list, tuple)) for name in item)
-            return type(value)([typed(item, named, node) for item in value])
-        return value
-
-    for node in list(graph.nodes):
-        if node.op.startswith("call"):
-            node.args = tuple(typed(argument, False, node) for argument in node.args)
-
-
-def _inline(graph_module: fx.GraphModule, served: Mapping[int, nn.Module]) -> None:
-    """Replace calls of exported collections with their nodes; those inside opaque modules stay calls."""
-    exported = {id(module) for module in served.values()}
-    inlined: dict[str, nn.Module] = {}
-    for node in list(graph_module.graph.nodes):
-        path = _called(node)
-        if path is None:
-            continue
-        collection = inlined.get(path) or graph_module.get_submodule(path)
-        if id(collection) in exported:
-            assert isinstance(collection, fx.GraphModule)
-            inline_graph(node, collection.graph, path)
-            inlined[path] = collection
-    for path, collection in inlined.items():
-        holder = nn.Module()
-        holder._modules.update(collection._modules)
-        graph_module.add_submodule(path, holder)
-    graph_module.recompile()
-
-
-def _called(node: fx.Node) -> str | None:
-    """The path of the module that a node calls; a collection that has hooks is called by its ``forward``."""
-    if node.op == "call_method" and node.target == "forward":
-        module, *args = node.args
-        assert isinstance(module, fx.Node)
-        node.args = tuple(args)
-        return str(module.target)
-    return str(node.target) if node.op == "call_module" else None
+        raise WayFailed(named, failed.stage) from failed
 
 
 def _plain_root(model: nn.Module, served: Mapping[int, nn.Module], signature: Signature) -> nn.Module:
@@ -370,7 +93,7 @@ def _plain_root(model: nn.Module, served: Mapping[int, nn.Module], signature: Si
     exploded = [pattern for pattern in signature.patterns if not pattern.name]
     if any(pattern.kind != "constant" for pattern in exploded):
         message = f"TorchScript has no type for an argument that is a {exploded[0].kind}"
-        raise _Failed(Diagnostic("not_scriptable", "", message), "compile")
+        raise WayFailed(Diagnostic("not_scriptable", "", message), "compile")
     return fresh_copy(model, served)[0]
 
 
@@ -395,14 +118,14 @@ def _compile(module: nn.Module, path: str, stage: str) -> torch.jit.ScriptModule
     try:
         return compile_module(module)
     except Exception as error:  # the compiler raises errors of many types, about the user's code
-        raise _Failed(Diagnostic("not_scriptable", path, _summary(error)), stage) from error
+        raise WayFailed(Diagnostic("not_scriptable", path, _summary(error)), stage) from error
 
 
 def compile_served(module: nn.Module) -> torch.jit.ScriptModule | Diagnostic:
     """The compiled served model, or why it does not compile."""
     try:
         return _compile(module, "", "compile")
-    except _Failed as failed:
+    except WayFailed as failed:
         return failed.diagnostic
 
 
@@ -424,56 +147,3 @@ def _summary(error: Exception) -> str:
     first = next((line for line in lines if not line.startswith('File "') and "~" not in line), "")
     where = next((line for line in lines if line.startswith('File "')), "")
     return f"{type(error).__name__}: {first} {where}".strip()
-
-
-def _with_leaves(root: nn.Module, signature: Signature, returns: Pattern) -> nn.Module:
-    """``root`` with a ``forward`` that takes the tensors and KJTs of its arguments, one after the other.
-
-    If TorchScript has no type for what it returns, it returns the tensors in it by name.
-    """
-    names = ", ".join(leaf.name for leaf in signature.leaves())
-    forward = root.__dict__.get("forward") or type(root).forward.__get__(root)
-    original = root._call_impl if has_forward_hooks(root) else forward
-
-    def call(*leaves: Any) -> Any:
-        remaining = iter(leaves)
-        values = [rebuild(pattern, remaining) for pattern in signature.patterns]
-        args = values[: signature.positional]
-        keywords = dict(zip(signature.parameters[len(args) :], values[len(args) :], strict=True))
-        returned = original(*args, **keywords)
-        return returned if is_typed(returns) else take_apart(returns, returned)
-
-    scope: dict[str, Any] = {"call": call}
-    exec(f"def forward(self, {names}):\n    return call({names})", scope)
-    explicit = type(type(root).__name__, (type(root),), {"forward": scope["forward"]})
-    duplicate: nn.Module = object.__new__(explicit)
-    duplicate.__dict__ = {key: value for key, value in root.__dict__.items() if key != "forward"}
-    return duplicate
-
-
-def _difference(
-    model: nn.Module, traced: nn.Module, signature: Signature, returns: Pattern, sample: Sample
-) -> Difference | str | None:
-    for call in (sample, sample.resized()):
-        if call is None:
-            continue
-        try:
-            wanted = _named_outputs(model, returns, call)
-        except Exception:  # the model itself fails, for example on another batch size
-            if call is sample:
-                raise
-            continue
-        leaves = Sample(*signature.flatten(call.args, call.kwargs))
-        try:
-            answer = run_model(fresh_copy(traced)[0], leaves)
-            found = list(take_apart(returns, answer).items() if is_typed(returns) else answer.items())
-        except Exception as error:  # anything that the user's code can raise
-            return f"it raises {type(error).__name__}: {error}"
-        difference = first_difference(wanted, found)
-        if difference is not None and first_difference(wanted, _named_outputs(model, returns, call)) is None:
-            return difference
-    return None
-
-
-def _named_outputs(model: nn.Module, returns: Pattern, call: Sample) -> list[tuple[str, torch.Tensor]]:
-    return list(take_apart(returns, run_model(fresh_copy(model)[0], call)).items())

@@ -23,13 +23,13 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from recfx.diagnostics import Diagnostic
-from recfx.exporter.arguments import Pattern, Signature, rebuild
+from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.buffers import Filling
 from recfx.exporter.compare_outputs import changed_buffer, resized
 from recfx.exporter.flat_tensors import flat_names, flat_tensors, join_tensors, parts_of
 from recfx.exporter.model_copies import detach_parameters, fresh_copy
-from recfx.exporter.program import traced_graphs, warm_copy
 from recfx.exporter.returns import is_typed, take_apart
+from recfx.exporter.trace_model import traced_graphs, warm_copy
 from recfx.exporter.write_file import ARCHIVE_BYTES, MANIFEST, reserve
 from recfx.hooks import has_forward_hooks
 from recfx.references.find_references import own_modules
@@ -208,11 +208,8 @@ def _whole_call(root: nn.Module, signature: Signature, returns: Pattern) -> Call
     """Calls a model with the tensors and KJTs of its arguments."""
 
     def call(leaves: list[Any]) -> dict[str, torch.Tensor]:
-        remaining = iter(leaves)
-        values = [rebuild(pattern, remaining) for pattern in signature.patterns]
-        args = values[: signature.positional]
-        keywords = dict(zip(signature.parameters[len(args) :], values[len(args) :], strict=True))
-        return take_apart(returns, root(*args, **keywords))
+        made = signature.call_of(leaves)
+        return take_apart(returns, root(*made.args, **made.kwargs))
 
     return call
 
