@@ -159,7 +159,6 @@ class FileFormat:
         make: makes the program.
         compiler: what makes it, for messages.
         reason: the code of the error if that cannot.
-        compares_resized: whether the file is compared with the model on a bigger batch, too.
         native: the modules of its nodes if the file may use recfx's operators; None if it may not.
     """
 
@@ -168,12 +167,11 @@ class FileFormat:
     make: MakeArtifacts
     compiler: str
     reason: str
-    compares_resized: bool
     native: ServingTarget | None = None
 
 
 FILE_FORMATS = {
-    "torchscript": FileFormat(SCRIPT, ATEN, script_artifacts, "TorchScript", "not_scriptable", False, NATIVE),
-    "pt2": FileFormat(TRACED, None, traced_artifacts, "torch.export", "not_exportable", True),
+    "torchscript": FileFormat(SCRIPT, ATEN, script_artifacts, "TorchScript", "not_scriptable", NATIVE),
+    "pt2": FileFormat(TRACED, None, traced_artifacts, "torch.export", "not_exportable"),
 }
-"""The formats by name. What becomes TorchScript was compared on a bigger batch when it was traced."""
+"""The formats by name."""

@@ -19,19 +19,15 @@ from recfx.exporter.arguments import Pattern, Signature, signature_of
 from recfx.exporter.artifacts import FILE_FORMATS, Artifact, FileFormat
 from recfx.exporter.buffers import Filling
 from recfx.exporter.checkpoint_export import export_from_checkpoint
-from recfx.exporter.compare_outputs import (
-    first_difference,
-    largest_output_difference,
-    resized,
-    run_model,
-)
+from recfx.exporter.compare_file import Comparison
+from recfx.exporter.compare_outputs import run_model
 from recfx.exporter.device_export import device_of, on_host
 from recfx.exporter.manifest import make_manifest
 from recfx.exporter.model_copies import fresh_copy, sample_failed, uncounted
 from recfx.exporter.quantization import stored_dtypes
 from recfx.exporter.ranks import agree, group_of
 from recfx.exporter.report import ExportReport, TableSize
-from recfx.exporter.returns import return_pattern, take_apart
+from recfx.exporter.returns import return_pattern
 from recfx.exporter.served_collection import ServedCollection, local_tables, serve_tables
 from recfx.exporter.sharded_export import Sources, export_from_ranks
 from recfx.exporter.target import as_path, check_target, disk_errors, temporary_name
@@ -154,13 +150,10 @@ def _export(
         }
         failures: list[Diagnostic] = []
         graphs: dict[int, nn.Module] = {key: each.graph_module for key, each in served.items()}
-        calls = [(call, outputs)]
-        if file_format.compares_resized and not sources:
-            bigger = resized(converted, call)
-            calls += [] if bigger is None else [(bigger, _run(converted, bigger))]
+        comparison = Comparison(converted, call, outputs, not sources, served, signature, returns)
         for artifact in file_format.make(converted, graphs, signature, returns, call, failures):
             report = _write(
-                target, format, serving, artifact, signature, calls, list(served.values()), returns, failures
+                target, format, serving, artifact, signature, returns, list(served.values()), comparison, failures
             )
             if report is not None:
                 return report
@@ -236,9 +229,9 @@ def _write(
     serving: ServingTarget,
     artifact: Artifact,
     signature: Signature,
-    calls: list[tuple[Sample, Any]],
-    served: list[ServedCollection],
     returns: Pattern,
+    served: list[ServedCollection],
+    comparison: Comparison,
     failures: list[Diagnostic],
 ) -> ExportReport | None:
     """Write the file, and put it in its place if it answers as the model does; else say why not in ``failures``."""
@@ -261,10 +254,12 @@ def _write(
         )
         with disk_errors(target):
             records = write_file(artifact.save, fillings, manifest, temporary, show_progress=_is_big(fillings))
-        for name, content in read_in_place(temporary, records, fillings).items():
-            artifact.set_buffer(name, content)
-        error = _difference(artifact, signature, calls, returns, served, failures)
-        if error is None:
+        content = read_in_place(temporary, records, fillings)
+        for name, stored in content.items():
+            artifact.set_buffer(name, stored)
+        error = comparison.largest_difference(artifact, fillings, content)
+        if isinstance(error, Diagnostic):
+            failures.append(error)
             return None
         size = temporary.stat().st_size
         with disk_errors(target):
@@ -300,33 +295,6 @@ def _named(artifact: Artifact, fillings: list[Filling]) -> list[Filling]:
         for filling in fillings
         if filling.buffer.numel() and filling.buffer.data_ptr() in names
     ]
-
-
-def _difference(
-    artifact: Artifact,
-    signature: Signature,
-    calls: list[tuple[Sample, Any]],
-    returns: Pattern,
-    served: list[ServedCollection],
-    failures: list[Diagnostic],
-) -> float | None:
-    """The largest difference between an output of the file and of the model; None if it is not the same program."""
-    is_exact = not any(error for each in served for error in each.errors.values())
-    rtol, atol = (1e-5, 1e-6) if is_exact else (0.0, float("inf"))
-    largest = 0.0
-    for call, outputs in calls:
-        wanted = [(name, output.detach().cpu()) for name, output in take_apart(returns, outputs).items()]
-        try:
-            found = list(run_model(artifact.named, Sample(*signature.flatten(call.args, call.kwargs))).items())
-        except Exception as error:  # programs raise errors of many types
-            failures.append(Diagnostic("export_differs", "", f"the file raises {type(error).__name__}: {error}"))
-            return None
-        difference = first_difference(wanted, found, rtol, atol)
-        if difference is not None:
-            failures.append(Diagnostic("export_differs", "", f"the file answers differently: {difference}"))
-            return None
-        largest = max(largest, largest_output_difference(wanted, found))
-    return largest
 
 
 def _sizes(served: ServedCollection) -> Iterator[TableSize]:

@@ -17,11 +17,12 @@ from torch import fx, nn
 from torch.jit._recursive import create_script_module, infer_methods_to_compile
 from torch.jit._script import call_prepare_scriptable_func
 
-from recfx.diagnostics import Diagnostic
+from recfx.diagnostics import Diagnostic, Severity
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.model_copies import detach_parameters, fresh_copy, strip_hooks
 from recfx.exporter.returns import is_typed
 from recfx.exporter.trace_model import PATHS, ROLLBACKS, WayFailed, Ways, each_way, trace_model, warm_copy
+from recfx.hooks import has_forward_hooks
 from recfx.references.find_references import own_modules
 from recfx.serving import ServedNode
 from recfx.tracing.sample import Sample
@@ -61,11 +62,14 @@ def programs(
         failures: takes up why ways were left.
     """
     warm, served = warm_copy(model, served, sample)
-    yield from each_way(partial(_trace_and_compile, warm, served, signature, returns, sample), failures)
+    yield from each_way(partial(_trace_and_compile, warm, served, signature, returns, sample, failures), failures)
     try:
-        yield Program(_script(_plain_root(warm, served, signature)), None, True)
+        program = Program(_script(_plain_root(warm, served, signature)), None, True)
     except WayFailed as failed:
         failures.append(failed.diagnostic)
+    else:
+        failures += _hooks_left_out(warm, {})
+        yield program
 
 
 def _trace_and_compile(
@@ -74,11 +78,13 @@ def _trace_and_compile(
     signature: Signature,
     returns: Pattern,
     sample: Sample,
+    failures: list[Diagnostic],
     ways: Ways,
 ) -> Program:
     graph_module = trace_model(model, served, signature, returns, sample, ways)
+    left_out = _hooks_left_out(graph_module, graph_module.meta[PATHS])
     try:
-        return Program(_script(graph_module), graph_module, is_typed(returns))
+        program = Program(_script(graph_module), graph_module, is_typed(returns))
     except WayFailed as failed:
         found = failed.diagnostic
         path = graph_module.meta[PATHS].get(found.path, found.path)
@@ -86,6 +92,24 @@ def _trace_and_compile(
         untraced = "" if rollback is None else f"it cannot be traced ({rollback}), nor compiled: "
         named = dataclasses.replace(found, path=path, message=f"{untraced}{found.message}")
         raise WayFailed(named, failed.stage) from failed
+    failures += left_out
+    return program
+
+
+def _hooks_left_out(root: nn.Module, paths: Mapping[str, str]) -> list[Diagnostic]:
+    """The forward hooks of modules whose code TorchScript compiles; those of modules in a trace are in its graph.
+
+    Args:
+        root: holds the modules.
+        paths: their paths in the user's model, by name in ``root``; those that are not named have the same.
+    """
+    what_to_do = "if the answer needs them, call what they do in `forward`."
+    message = "TorchScript compiles the module's own code, so its forward hooks are not in the file."
+    return [
+        Diagnostic("hooks_left_out", paths.get(path, path), message, what_to_do, Severity.WARNING)
+        for path, module in root.named_modules()
+        if has_forward_hooks(module)
+    ]
 
 
 def _plain_root(model: nn.Module, served: Mapping[int, nn.Module], signature: Signature) -> nn.Module:

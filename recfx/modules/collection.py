@@ -200,6 +200,10 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
         pooled: KeyedTensor = self.graph_module(features)
         return pooled
 
+    def answer_with(self, lookup: nn.Module) -> None:
+        """Let ``lookup`` answer from now on, in the place of the collection's own graph; hooks stay."""
+        self.__dict__["_run"] = lookup  # an attribute and no child, like the method
+
     def begin_forward(self) -> None:
         """Do what comes before the graph runs, which may be another graph afterwards.
 
