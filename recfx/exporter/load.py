@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -21,6 +22,9 @@ from recfx.exporter.returns import put_together
 from recfx.exporter.write_file import MANIFEST
 from recfx.kernels import library
 from recfx.serving import ATEN
+
+_TOLD = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reason>[a-z_]+)\]")
+"""The last line of an error that a file's own check raises."""
 
 
 def load(path: str | os.PathLike[str], device: torch.device | str | None = None) -> LoadedModel:
@@ -141,13 +145,12 @@ def _input_errors() -> Iterator[None]:
     try:
         yield
     except (torch.jit.Error, RuntimeError) as error:
-        message = _last_line(error)
-        if not message.endswith("]") or "[" not in message:
+        told = _TOLD.fullmatch(_last_line(error))
+        if told is None:
             raise
-        text, _, reason = message[:-1].rpartition("[")
         raise InputError(
-            text.removeprefix("builtins.").removeprefix("RuntimeError: ").strip() + ".",
-            reason=reason,
+            f"{told['message']}.",
+            reason=told["reason"],
             what_to_do="pass a batch as the model takes it.",
         ) from error
 

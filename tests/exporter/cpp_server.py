@@ -14,9 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchrec import KeyedJaggedTensor
 
-import recfx
 from examples.serve_cpp.client import Answer, parse_answers, request_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,18 +120,3 @@ def version_of(path: Path) -> str:
     """The version that the server gives to a file."""
     with zipfile.ZipFile(path) as archive:
         return f"{zlib.crc32(b''.join(struct.pack('<I', info.CRC) for info in archive.infolist())):08x}"
-
-
-def by_name(sample: recfx.Sample) -> dict[str, torch.Tensor]:
-    """The inputs of ``serve`` for a call of a model of dense numbers and features."""
-    dense, features = sample.args
-    assert isinstance(features, KeyedJaggedTensor)
-    found = {"dense": dense}
-    lengths = features.lengths().view(len(features.keys()), -1)
-    counts = lengths.sum(1).tolist()
-    weights = features.weights_or_none()
-    for number, (key, values) in enumerate(zip(features.keys(), features.values().split(counts), strict=True)):
-        found |= {f"features.{key}.values": values, f"features.{key}.lengths": lengths[number]}
-        if weights is not None:
-            found[f"features.{key}.weights"] = weights.split(counts)[number]
-    return found

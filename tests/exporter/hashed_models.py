@@ -68,3 +68,15 @@ def trained(is_weighted: bool = False) -> nn.Module:
         sample = call(6, seed=step, is_weighted=is_weighted)
         converted(*sample.args).sum().backward()
     return converted.eval()
+
+
+def by_name(sample: recfx.Sample) -> dict[str, torch.Tensor]:
+    """The inputs of ``serve`` for a call."""
+    dense, features = sample.args
+    assert isinstance(features, KeyedJaggedTensor)
+    found = {"dense": dense}
+    for key, jagged in features.to_dict().items():
+        found |= {f"features.{key}.values": jagged.values(), f"features.{key}.lengths": jagged.lengths()}
+        if jagged.weights_or_none() is not None:
+            found[f"features.{key}.weights"] = jagged.weights()
+    return found

@@ -14,7 +14,7 @@ import recfx
 from recfx.exporter import write_file
 from recfx.exporter.compare_outputs import first_difference, run_model
 from recfx.exporter.returns import return_pattern, take_apart
-from tests.exporter.hashed_models import FEATURES, call, trained
+from tests.exporter.hashed_models import call, trained
 from tests.models import ZOO
 
 
@@ -89,37 +89,6 @@ class _OneTable(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         return self.ebc(features).values()
-
-
-def test_features_come_in_any_order(model: nn.Module, file: Path) -> None:
-    dense, features = call(5, seed=9).args
-    more = KeyedJaggedTensor(["other"], torch.arange(3), lengths=torch.tensor([1, 0, 2, 0, 0]))
-    shuffled = KeyedJaggedTensor.concat([more, features.permute([2, 0, 3, 1])])
-    assert shuffled.keys() != FEATURES
-    assert torch.allclose(recfx.load(file)(dense, shuffled), model(dense, features), rtol=1e-5, atol=1e-6)
-
-
-def _features(keys: list[str], values: Any, lengths: list[int]) -> recfx.Sample:
-    return recfx.Sample(torch.zeros(1, 1), KeyedJaggedTensor(keys, torch.tensor(values), lengths=torch.tensor(lengths)))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "reason"),
-    [
-        (_features(["a", "b", "c"], [1], [1, 0, 0]), "missing_feature"),
-        (_features(["a", "b", "c", "d"], [1.0], [1, 0, 0, 0]), "wrong_id_dtype"),
-        (_features(["a", "b", "c", "d"], [1], [2, -1, 0, 0]), "bad_lengths"),
-        (_features(["a", "b", "c", "d"], [1], [2, 0, 0, 0]), "bad_lengths"),
-        (_features(["a", "b", "c", "d"], [1], [0, 0, 0, 0]), "bad_lengths"),
-        (_features(["a", "b", "c", "d"], [1], []), "bad_lengths"),
-        (_features(["a", "b", "c", "d"], [20], [0, 0, 0, 1]), "id_out_of_range"),
-        (_features(["a", "b", "c", "d"], [-1], [0, 0, 0, 1]), "id_out_of_range"),
-    ],
-)
-def test_a_wrong_batch_is_one_clear_error(file: Path, wrong: recfx.Sample, reason: str) -> None:
-    with pytest.raises(recfx.InputError) as raised:
-        recfx.load(file)(*wrong.args)
-    assert raised.value.reason == reason
 
 
 @pytest.mark.parametrize("name", ["dlrm", "deep_fm", "sparse_nn", "dataclass_input", "tied_weight"])

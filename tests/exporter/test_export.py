@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchrec import KeyedJaggedTensor
+from torchrec import KeyedJaggedTensor, KeyedTensor
 
 import recfx
 from recfx.exporter import buffers, write_file
 from recfx.kernels import library
 from recfx.kernels.quantized_rows import dequantize_rows, quantize_rows
 from recfx.serving.named_inputs import NamedJagged
-from tests.exporter.hashed_models import HashedModel, call, trained
+from tests.exporter.hashed_models import HASHING, HashedModel, by_name, call, trained
 
 EXTREME = [-(2**63), 2**63 - 1, -1, 0, 1]
 
@@ -174,9 +174,9 @@ return add
 """
 
 
-def test_a_server_gives_plain_tensors_by_name(model: nn.Module, file: Path) -> None:
+def test_a_server_gives_plain_tensorsby_name(model: nn.Module, file: Path) -> None:
     loaded, sample = recfx.load(file), call(5, seed=9)
-    inputs = _by_name(sample)
+    inputs = by_name(sample)
     assert torch.allclose(loaded.serve(inputs)["output"], model(*sample.args), rtol=1e-5, atol=1e-6)
     for wrong, reason in (
         ({"dense": inputs["dense"].view(-1)}, "wrong_rank"),
@@ -200,53 +200,10 @@ def test_a_server_gives_plain_tensors_by_name(model: nn.Module, file: Path) -> N
     assert raised.value.reason == "missing_input"
 
 
-def _by_name(sample: recfx.Sample) -> dict[str, torch.Tensor]:
-    dense, features = sample.args
-    found = {"dense": dense}
-    for key, jagged in features.to_dict().items():
-        found |= {f"features.{key}.values": jagged.values(), f"features.{key}.lengths": jagged.lengths()}
-    return found
-
-
-def _features(keys: list[str], values: Any, lengths: list[int]) -> recfx.Sample:
-    return recfx.Sample(torch.zeros(1, 1), KeyedJaggedTensor(keys, torch.tensor(values), lengths=torch.tensor(lengths)))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "reason"),
-    [
-        (_features(["a", "b", "c"], [1], [1, 0, 0]), "missing_feature"),
-        (_features(["a", "b", "c", "d"], [1.0], [1, 0, 0, 0]), "wrong_id_dtype"),
-        (_features(["a", "b", "c", "d"], [1], [2, -1, 0, 0]), "bad_lengths"),
-        (_features(["a", "b", "c", "d"], [1], [2, 0, 0, 0]), "bad_lengths"),
-        (_features(["a", "b", "c", "d"], [1], [2**62, 2**62, 2**62, 2**62, 1, 0, 0, 0]), "bad_lengths"),
-        (_features(["a", "b", "c", "d"], [20], [0, 0, 0, 1]), "id_out_of_range"),
-        (_features(["a", "b", "c", "d"], [-1], [0, 0, 0, 1]), "id_out_of_range"),
-        (recfx.Sample(torch.zeros(1, 1)), "wrong_argument"),
-        (recfx.Sample(torch.zeros(1, 1), torch.zeros(1)), "wrong_argument"),
-        (recfx.Sample(torch.zeros(1, 1), None, 1), "wrong_argument"),
-    ],
-)
-def test_a_wrong_batch_is_one_clear_error(model: nn.Module, file: Path, wrong: recfx.Sample, reason: str) -> None:
-    with pytest.raises(recfx.InputError) as raised:
-        recfx.load(file)(*wrong.args)
-    assert raised.value.reason == reason
-
-
 def test_of_two_features_of_one_name_the_later_one_counts(model: nn.Module, file: Path) -> None:
-    sample = _features(["a", "b", "c", "d", "a"], [1, 2, 3, 4, 5], [1, 1, 1, 1, 1])
-    assert torch.allclose(recfx.load(file)(*sample.args), model(*sample.args), rtol=1e-5)
-
-
-def test_features_of_different_batch_sizes_are_refused(file: Path) -> None:
-    features = KeyedJaggedTensor(
-        ["a", "b", "c", "d"],
-        torch.tensor([1, 2]),
-        lengths=torch.tensor([1, 1, 0, 0, 0, 0, 0, 0]),
-        stride_per_key_per_rank=[[2], [2], [3], [1]],
-    )
-    with pytest.raises(recfx.InputError, match="different batch sizes"):
-        recfx.load(file)(torch.zeros(2, 1), features)
+    features = KeyedJaggedTensor(["a", "b", "c", "d", "a"], torch.arange(1, 6), lengths=torch.ones(5).long())
+    dense = torch.zeros(1, 1)
+    assert torch.allclose(recfx.load(file)(dense, features), model(dense, features), rtol=1e-5)
 
 
 def test_weights_of_jagged_tensors_are_checked() -> None:
@@ -260,7 +217,7 @@ def test_weights_of_jagged_tensors_are_checked() -> None:
 
 def test_a_fresh_process_loads_it_without_the_model(model: nn.Module, file: Path, tmp_path: Path) -> None:
     sample = call(5, seed=9)
-    torch.save({**_by_name(sample), "wanted": model(*sample.args).detach()}, tmp_path / "batch.pt")
+    torch.save({**by_name(sample), "wanted": model(*sample.args).detach()}, tmp_path / "batch.pt")
     code = """if True:
         import sys, torch, recfx
         batch = torch.load("batch.pt")
@@ -318,6 +275,48 @@ def test_a_file_that_answers_differently_is_not_kept(
     with pytest.raises(recfx.ExportError, match="export_differs"):
         recfx.export(model, tmp_path / "model.pt", call(6))
     assert list(tmp_path.iterdir()) == []
+
+
+class _Branching(HashedModel):
+    """Branches on data, so that TorchScript has to compile its own code, without its hooks."""
+
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        output = self.linear(self.ebc(features).values()) + dense
+        if bool(output.sum() > 0):
+            return output
+        return output * 2
+
+
+@pytest.mark.parametrize("quantize", [None, "int8", "int4", "fp16"])
+def test_a_hook_that_would_be_lost_is_seen_also_when_rows_are_quantized(quantize: str | None, tmp_path: Path) -> None:
+    model = _Branching()
+    plain = recfx.convert(model, hashing=HASHING)
+    called: list[int] = []
+    plain.ebc.register_forward_hook(lambda *_: called.append(1))
+    report = recfx.export(plain.eval(), tmp_path / "plain.pt", call(6), quantize=quantize)
+    assert [(note.code, note.path) for note in report.notes][-1:] == [("hooks_left_out", "ebc")]
+    assert report.output_error < 0.05
+    model.ebc.register_forward_hook(
+        lambda _, inputs, output: KeyedTensor(output.keys(), output.length_per_key(), output.values() + 1)
+    )
+    with pytest.raises(recfx.ExportError, match="TorchScript compiles the module's own code") as raised:
+        recfx.export(recfx.convert(model, hashing=HASHING).eval(), tmp_path / "m.pt", call(6), quantize=quantize)
+    assert (raised.value.reason, raised.value.module_path) == ("not_scriptable", "ebc")
+    assert "the file answers differently" in str(raised.value)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["plain.pt"]
+
+
+def test_errors_of_users_that_end_in_brackets_are_theirs(model: nn.Module, file: Path) -> None:
+    loaded = recfx.load(file)
+    loaded.script = _Raises()
+    with pytest.raises(RuntimeError, match=r"sizes \[2, 3\]") as raised:
+        loaded.serve({})
+    assert not isinstance(raised.value, recfx.InputError)
+
+
+class _Raises(nn.Module):
+    def serve(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        raise RuntimeError("shapes do not fit: sizes [2, 3]")
 
 
 def test_a_failed_export_leaves_the_old_file(model: nn.Module, tmp_path: Path) -> None:

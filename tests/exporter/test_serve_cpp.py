@@ -18,8 +18,8 @@ from examples.serve_cpp.client import parse_answers, request_text
 from recfx.exporter import write_file
 from tests.exporter import cpp_server, serve_soak
 from tests.exporter.committed_files import committed_file, committed_versions
-from tests.exporter.cpp_server import answers, by_name, parsed, run, version_of
-from tests.exporter.hashed_models import FEATURES, call, trained
+from tests.exporter.cpp_server import answers, parsed, run, version_of
+from tests.exporter.hashed_models import FEATURES, by_name, call, trained
 
 EXTREME = torch.tensor([-(2**63), 2**63 - 1, -1, 0, 1])
 
