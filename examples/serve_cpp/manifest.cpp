@@ -10,6 +10,8 @@
 namespace serve {
 namespace {
 
+const std::string kManifest = "/extra/recfx.json";
+
 // The members of a JSON object, each as the text of its value. It looks no deeper than brackets and strings need.
 class TopLevel {
  public:
@@ -104,10 +106,22 @@ std::optional<int64_t> integer(const std::map<std::string, std::string>& members
   return error == std::errc() && end == text.data() + text.size() ? std::optional(found) : std::nullopt;
 }
 
+// Whether the checksum of the content is right, which was computed when the digits in its place were zeros.
+bool has_its_records(std::string text, const Archive& archive) {
+  const std::string name = "\"content_crc32\": \"", zeros = hexadecimal(0);
+  const size_t at = text.find(name);
+  if (at == std::string::npos || text.size() - at < name.size() + zeros.size()) {
+    return false;
+  }
+  const std::string wanted = text.substr(at + name.size(), zeros.size());
+  text.replace(at + name.size(), zeros.size(), zeros);
+  return hexadecimal(archive.content_checksum(kManifest, text)) == wanted;
+}
+
 }  // namespace
 
 void check_manifest(const std::string& path, const Archive& archive) {
-  const Record* record = archive.find("/extra/recfx.json");
+  const Record* record = archive.find(kManifest);
   const std::string text = record == nullptr ? "" : archive.read(*record);
   const auto members = TopLevel(text).members();
   const auto format = members ? integer(*members, "format_version") : std::nullopt;
@@ -126,6 +140,10 @@ void check_manifest(const std::string& path, const Archive& archive) {
   if (kind != members->end() && kind->second != "\"torchscript\"") {
     throw FileError(path + " is of format " + kind->second +
                     ": this server loads those that recfx.export writes with format=\"torchscript\" [other_format]");
+  }
+  if (*format > 1 && !has_its_records(text, archive)) {
+    throw FileError(path +
+                    " cannot be loaded: its records are not those that its manifest was written for [damaged_file]");
   }
 }
 

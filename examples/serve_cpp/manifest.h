@@ -8,10 +8,11 @@
 namespace serve {
 
 // The versions that this program reads; see recfx/exporter/manifest.py.
-constexpr int kFormatVersion = 1;
+constexpr int kFormatVersion = 2;
 constexpr int kHashVersion = 1;
 
-// Throw a FileError unless the archive is one that recfx.export has written, in a format that this program knows.
+// Throw a FileError unless the archive is one that recfx.export has written, in a format that this program knows, with
+// the records that it was written with.
 void check_manifest(const std::string& path, const Archive& archive);
 
 }  // namespace serve

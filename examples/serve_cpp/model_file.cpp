@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <unordered_set>
 
@@ -68,6 +69,12 @@ bool read_zip64(Record& record, const unsigned char* extra, size_t bytes) {
 }
 
 }  // namespace
+
+std::string hexadecimal(uint32_t number) {
+  char text[9];
+  std::snprintf(text, sizeof(text), "%08x", number);
+  return text;
+}
 
 FileStamp::FileStamp(const struct stat& found)
     : device(found.st_dev),
@@ -317,6 +324,23 @@ std::string Archive::read(const Record& record) const {
   return found;
 }
 
+uint32_t Archive::content_checksum(const std::string& manifest, const std::string& text) const {
+  std::map<std::string, uint32_t> sorted;
+  for (const Record& record : records_) {
+    if (!record.name.ends_with(manifest) && !record.name.ends_with(".debug_pkl")) {
+      sorted[record.name] = record.crc;
+    }
+  }
+  const auto add = [](uLong crc, const std::string& bytes) {
+    return crc32_z(crc, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+  };
+  uLong crc = add(crc32(0, nullptr, 0), text);
+  for (const auto& [name, of_record] : sorted) {
+    crc = add(crc, name + "\n" + hexadecimal(of_record) + "\n");
+  }
+  return static_cast<uint32_t>(crc);
+}
+
 std::string Archive::fingerprint() const {
   uLong crc = crc32(0, nullptr, 0);
   for (const Record& record : records_) {
@@ -326,9 +350,7 @@ std::string Archive::fingerprint() const {
     }
     crc = crc32(crc, little_endian, sizeof(little_endian));
   }
-  char text[9];
-  std::snprintf(text, sizeof(text), "%08lx", crc);
-  return text;
+  return hexadecimal(static_cast<uint32_t>(crc));
 }
 
 }  // namespace serve

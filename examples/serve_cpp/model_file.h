@@ -11,6 +11,9 @@
 
 namespace serve {
 
+// Eight hexadecimal digits.
+std::string hexadecimal(uint32_t number);
+
 // What tells one file at a path from a later one at the same path.
 struct FileStamp {
   uint64_t device = 0, inode = 0, size = 0;
@@ -74,6 +77,10 @@ class Archive {
 
   // The content of one small record.
   std::string read(const Record& record) const;
+
+  // The CRC-32 of the names and checksums of all records but the one whose name ends with `manifest`, and of `text`,
+  // which stands for that one; without TorchScript's debug records. See content_checksum in recfx/exporter/archive.py.
+  uint32_t content_checksum(const std::string& manifest, const std::string& text) const;
 
   // Eight hexadecimal digits that tell one content from another: the CRC-32 of all records' CRC-32s.
   std::string fingerprint() const;

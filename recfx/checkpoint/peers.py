@@ -8,11 +8,10 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torchrec.distributed.types import ShardedModule
 
 from recfx.checkpoint.disk_errors import cause_of
 from recfx.errors import CheckpointError, RecfxError
-from recfx.modules.converted_collection import ConvertedCollection
+from recfx.sharding.model_group import group_of_model
 from recfx.sharding.ranks_agree import on_all_ranks
 
 _Result = TypeVar("_Result")
@@ -36,24 +35,12 @@ class Peers:
         Raises:
             CheckpointError: ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``.
         """
-        group: dist.ProcessGroup | None = None
-        for path, module in model.named_modules():
-            if isinstance(module, ConvertedCollection) and module.is_sharded:
-                if group is not None and group is not module.process_group:
-                    raise CheckpointError(
-                        "the collection is in a different process group than the previous one.",
-                        reason="several_process_groups",
-                        module_path=path,
-                        what_to_do="save and load the collections one by one, each in its own directory.",
-                    )
-                group = module.process_group
-            elif isinstance(module, ShardedModule):
-                raise CheckpointError(
-                    f"a {type(module).__name__} is sharded by TorchRec alone.",
-                    reason="model_is_sharded",
-                    module_path=path,
-                    what_to_do="convert the model before it is sharded, or use torch.distributed.checkpoint.",
-                )
+        group = group_of_model(
+            model,
+            CheckpointError,
+            if_several="save and load the collections one by one, each in its own directory.",
+            if_sharded_alone="convert the model before it is sharded, or use torch.distributed.checkpoint.",
+        )
         return cls(group)
 
     def agree(self, function: Callable[[], _Result]) -> list[_Result]:

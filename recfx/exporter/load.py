@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from recfx.errors import ExportError, InputError
+from recfx.exporter.archive import content_checksum
 from recfx.exporter.loaded_program import load_traced
-from recfx.exporter.manifest import read_manifest, returns_from, signature_from
+from recfx.exporter.manifest import read_manifest, returns_from, signature_from, without_checksum
 from recfx.exporter.returns import put_together
-from recfx.exporter.write_file import MANIFEST
+from recfx.exporter.write_file import MANIFEST_RECORD
 from recfx.kernels import library
 from recfx.serving import ATEN
 
@@ -45,7 +46,12 @@ def load(path: str | os.PathLike[str], device: torch.device | str | None = None)
     found = Path(path)
     if not found.is_file():
         raise ExportError(f"{found} is not a file.", reason="no_file", what_to_do="export a model to it first.")
-    manifest = read_manifest(_checked_manifest(found), found)
+    text = _checked_manifest(found)
+    manifest = read_manifest(text, found)
+    if manifest["format_version"] > 1:
+        content = content_checksum(found, MANIFEST_RECORD, without_checksum(str(text)))
+        if manifest.get("content_crc32") != f"{content:08x}":
+            raise _damaged(found, "its records are not those that its manifest was written for")
     if str(device or "cpu").partition(":")[0] != "cpu" and manifest.get("target") != ATEN.name:
         raise ExportError(
             f"{found} was exported for the CPU: its operators do not run on {device}.",
@@ -75,7 +81,7 @@ def _checked_manifest(path: Path) -> str | None:
             broken = archive.testzip()
             if broken is not None:
                 raise _damaged(path, f"its record {broken} is damaged")
-            names = [name for name in archive.namelist() if name.endswith(f"/extra/{MANIFEST}")]
+            names = [name for name in archive.namelist() if name.endswith(MANIFEST_RECORD)]
             return archive.read(names[0]).decode() if len(names) == 1 else None
     except (zipfile.BadZipFile, EOFError, UnicodeDecodeError) as error:
         raise _damaged(path, f"it is cut off, or was not written by recfx.export ({error})") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,8 +16,8 @@ from recfx.exporter.served_collection import ServedCollection
 from recfx.serving.pool_rows import FORMATS
 from recfx.version import __version__
 
-FORMAT_VERSION = 1
-"""Of the file. A reader refuses files of a later version."""
+FORMAT_VERSION = 2
+"""Of the file. A reader refuses files of a later version. Those of version 1 have no ``content_crc32``."""
 
 HASH_VERSION = 1
 """Of how ids become rows: murmur3's finalizer for slots, splitmix64's for buckets; see ``recfx/kernels``."""
@@ -27,6 +28,7 @@ def make_manifest(
     returns: Pattern,
     collections: Iterable[ServedCollection],
     crcs: Mapping[str, int],
+    content: int,
     portable: bool,
     format: str = "torchscript",
     target: str = "torchscript",
@@ -38,12 +40,14 @@ def make_manifest(
         returns: what it returns.
         collections: the exported collections.
         crcs: the CRC-32 of each big buffer, by name.
+        content: the CRC-32 of everything in the file, see ``content_checksum``.
         portable: whether the file needs only the operators of torch and FBGEMM.
         format: as for ``export``.
         target: the name of the target of its nodes, see ``recfx/serving/targets.py``.
     """
     found = {
         "format_version": FORMAT_VERSION,
+        "content_crc32": f"{content:08x}",
         "recfx_version": __version__,
         "torch_version": torch.__version__.split("+")[0],
         "hash_version": HASH_VERSION,
@@ -95,6 +99,11 @@ def read_manifest(text: object, path: object) -> dict[str, Any]:
             what_to_do="export the model again with this version.",
         )
     return found
+
+
+def without_checksum(text: str) -> str:
+    """The text of a manifest, with 0 in the place of the checksum of the content."""
+    return re.sub(r'"content_crc32": "[0-9a-f]{8}"', f'"content_crc32": "{0:08x}"', text, count=1)
 
 
 def signature_from(found: dict[str, Any]) -> Signature:

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec.distributed.types import ShardedModule
 
 from recfx.errors import ExportError, RecfxError
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
 from recfx.nodes.dist_groups import sent_on
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
+from recfx.sharding.model_group import group_of_model
 from recfx.sharding.ranks_agree import on_all_ranks
 
 _Result = TypeVar("_Result")
@@ -32,25 +32,12 @@ def group_of(model: nn.Module) -> dist.ProcessGroup | None:
     Raises:
         ExportError: ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``.
     """
-    group: dist.ProcessGroup | None = None
-    for path, module in model.named_modules():
-        if isinstance(module, ShardedHashEmbeddingBagCollection):
-            if group is not None and group is not module.process_group:
-                raise ExportError(
-                    "the collection is in a different process group than the previous one.",
-                    reason="several_process_groups",
-                    module_path=path,
-                    what_to_do="shard all collections in one process group, or save a checkpoint and export that.",
-                )
-            group = module.process_group
-        elif isinstance(module, ShardedModule):
-            raise ExportError(
-                f"a {type(module).__name__} is sharded by TorchRec alone.",
-                reason="model_is_sharded",
-                module_path=path,
-                what_to_do="convert the model before it is sharded.",
-            )
-    return group
+    return group_of_model(
+        model,
+        ExportError,
+        if_several="shard all collections in one process group, or save a checkpoint and export that.",
+        if_sharded_alone="convert the model before it is sharded.",
+    )
 
 
 def agree(group: dist.ProcessGroup | None, function: Callable[[], _Result]) -> list[_Result]:

@@ -13,7 +13,7 @@ import numpy
 import torch
 from tqdm import tqdm
 
-from recfx.exporter.archive import Record, correct_checksums, find_records, mark, overwrite
+from recfx.exporter.archive import Record, content_checksum, correct_checksums, find_records, mark, overwrite
 from recfx.exporter.buffers import Filling
 
 SMALL = 2**16
@@ -22,6 +22,9 @@ SMALL = 2**16
 
 MANIFEST = "recfx.json"
 """The name of the manifest among the extra files of the archive."""
+
+MANIFEST_RECORD = f"/extra/{MANIFEST}"
+"""The end of the name of its record."""
 
 
 ARCHIVE_BYTES = 2**20
@@ -47,7 +50,7 @@ def reserve(path: Path, size: int) -> None:
 def write_file(
     save: Callable[[Path, str], None],
     fillings: list[Filling],
-    make_manifest: Callable[[dict[str, int]], str],
+    make_manifest: Callable[[dict[str, int], int], str],
     path: Path,
     show_progress: bool,
 ) -> dict[str, Record]:
@@ -56,7 +59,8 @@ def write_file(
     Args:
         save: saves the program as it is, with the text of the manifest.
         fillings: its big buffers.
-        make_manifest: makes the manifest, given the CRC-32 of each big buffer by name; always of the same length.
+        make_manifest: makes the manifest, given the CRC-32 of each big buffer by name, and that of the content as
+            ``content_checksum`` computes it, from the manifest with 0 in its place; always of the same length.
         path: the file to write.
         show_progress: whether to show a bar.
 
@@ -73,8 +77,8 @@ def write_file(
             filling.fill()
             crcs[filling.name] = zlib.crc32(_memory(filling.buffer.view(-1).view(torch.uint8)))
     marks = [mark(filling.buffer.view(-1).view(torch.uint8)) for filling in late]
-    save(path, make_manifest(crcs))
-    *records, of_manifest = find_records(path, marks, f"/extra/{MANIFEST}")
+    save(path, make_manifest(crcs, 0))
+    *records, of_manifest = find_records(path, marks, MANIFEST_RECORD)
     changed: dict[str, int] = {}
     total = sum(filling.buffer.nbytes for filling in late)
     with (
@@ -83,9 +87,11 @@ def write_file(
     ):
         for filling, record in zip(late, records, strict=True):
             crcs[filling.name] = changed[record.name] = overwrite(file, record, _pieces(filling, bar))
-        manifest = memoryview(make_manifest(crcs).encode())
-        changed[of_manifest.name] = overwrite(file, of_manifest, iter([manifest]))
     correct_checksums(path, changed)
+    manifest = make_manifest(crcs, content_checksum(path, MANIFEST_RECORD, make_manifest(crcs, 0))).encode()
+    with path.open("r+b") as file:
+        crc = overwrite(file, of_manifest, iter([memoryview(manifest)]))
+    correct_checksums(path, {of_manifest.name: crc})
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return {filling.name: record for filling, record in zip(late, records, strict=True)}

@@ -75,8 +75,11 @@ def by_name(sample: recfx.Sample) -> dict[str, torch.Tensor]:
     dense, features = sample.args
     assert isinstance(features, KeyedJaggedTensor)
     found = {"dense": dense}
-    for key, jagged in features.to_dict().items():
-        found |= {f"features.{key}.values": jagged.values(), f"features.{key}.lengths": jagged.lengths()}
-        if jagged.weights_or_none() is not None:
-            found[f"features.{key}.weights"] = jagged.weights()
+    lengths = features.lengths().view(len(features.keys()), -1)  # `to_dict` fails for a batch size of 0
+    counts = lengths.sum(1).tolist()
+    weights = features.weights_or_none()
+    for number, (key, ids) in enumerate(zip(features.keys(), features.values().split(counts), strict=True)):
+        found |= {f"features.{key}.values": ids, f"features.{key}.lengths": lengths[number]}
+        if weights is not None:
+            found[f"features.{key}.weights"] = weights.split(counts)[number]
     return found

@@ -22,8 +22,8 @@ import torch
 import recfx
 from examples.serve_cpp.client import parse_answers, request_text
 from tests.exporter import cpp_server
-from tests.exporter.cpp_server import by_name, version_of
-from tests.exporter.hashed_models import call, trained
+from tests.exporter.cpp_server import version_of
+from tests.exporter.hashed_models import by_name, call, trained
 
 _OUTSTANDING = 100
 

@@ -11,6 +11,7 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 import recfx
+from tests.exporter.changed_records import ChangeRecords, Records, rewrite, swapped, with_another, without_one
 from tests.exporter.hashed_models import FEATURES, call, trained
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -27,12 +28,15 @@ def model() -> nn.Module:
 
 
 @pytest.fixture(scope="module", params=FORMATS)
-def loaded(
-    model: nn.Module, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> recfx.LoadedModel:
-    path: Path = tmp_path_factory.mktemp("exported") / "model"
+def file(model: nn.Module, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "model"
     recfx.export(model, path, call(6), **FORMATS[request.param])
-    return recfx.load(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def loaded(file: Path) -> recfx.LoadedModel:
+    return recfx.load(file)
 
 
 def test_features_come_in_any_order(model: nn.Module, loaded: recfx.LoadedModel) -> None:
@@ -83,3 +87,24 @@ def test_features_of_different_batch_sizes_are_refused(loaded: recfx.LoadedModel
     with pytest.raises(recfx.InputError, match=r"different batch sizes|same number of samples") as raised:
         loaded(torch.zeros(2, 1), features)
     assert raised.value.reason == "bad_lengths"
+
+
+@pytest.mark.parametrize("change", [swapped, with_another, without_one])
+def test_records_that_belong_to_another_file_are_refused(change: ChangeRecords, file: Path, tmp_path: Path) -> None:
+    rewrite(file, tmp_path / "changed", change)
+    with pytest.raises(
+        recfx.ExportError, match="its records are not those that its manifest was written for"
+    ) as raised:
+        recfx.load(tmp_path / "changed")
+    assert raised.value.reason == "damaged_file"
+
+
+def test_a_file_may_be_packed_again(model: nn.Module, loaded: recfx.LoadedModel, file: Path, tmp_path: Path) -> None:
+    """In another order, and without the records that name the sources."""
+
+    def change(records: Records) -> Records:
+        return {name: records[name] for name in reversed(records) if not name.endswith(".debug_pkl")}
+
+    rewrite(file, tmp_path / "packed", change)
+    sample = call(5, seed=9)
+    assert torch.equal(recfx.load(tmp_path / "packed")(*sample.args), loaded(*sample.args))

@@ -253,7 +253,7 @@ def test_what_is_not_an_exported_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "reason"), [("format_version", 2, "newer_format"), ("hash_version", 9, "other_hash")]
+    ("field", "value", "reason"), [("format_version", 3, "newer_format"), ("hash_version", 9, "other_hash")]
 )
 def test_a_file_of_a_later_version_is_refused(file: Path, field: str, value: int, reason: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(file) as old, zipfile.ZipFile(tmp_path / "later.pt", "w") as new:

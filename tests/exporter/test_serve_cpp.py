@@ -17,6 +17,7 @@ import recfx
 from examples.serve_cpp.client import parse_answers, request_text
 from recfx.exporter import write_file
 from tests.exporter import cpp_server, serve_soak
+from tests.exporter.changed_records import ChangeRecords, rewrite, swapped, with_another, without_one
 from tests.exporter.committed_files import committed_file, committed_versions
 from tests.exporter.cpp_server import answers, parsed, run, version_of
 from tests.exporter.hashed_models import FEATURES, by_name, call, trained
@@ -356,12 +357,15 @@ def test_every_record_is_compared_with_its_checksum(program: Path, file: Path, t
 
 MANIFESTS = [
     ({}, ""),
-    ({"format_version": 2}, "newer_format"),
+    ({"format_version": 3}, "newer_format"),
     ({"format_version": 10**30}, "not_exported"),
     ({"format_version": "1"}, "not_exported"),
     ({"hash_version": 9}, "other_hash"),
     ({"hash_version": None}, "other_hash"),
     ({"format": "pt2"}, "other_format"),
+    ({"portable": 1}, "damaged_file"),
+    ({"content_crc32": "00000000"}, "damaged_file"),
+    ({"content_crc32": None}, "damaged_file"),
     (None, "not_exported"),
     ("[]", "not_exported"),
     ("{}", "not_exported"),
@@ -384,11 +388,20 @@ def test_files_of_other_versions_and_strange_manifests(program: Path, file: Path
                     if change is None:
                         continue
                     found = {**json.loads(content), **change} if isinstance(change, dict) else change
-                    content = (found if isinstance(found, str) else json.dumps(found)).encode()
+                    content = (found if isinstance(found, str) else json.dumps(found, indent=1)).encode()
                 new.writestr(name, content)
     found = [(kind, message.rpartition("[")[2]) for kind, message in check(program, paths)]
     assert [kind for kind, _ in found] == ["error" if reason else "ok" for _, reason in MANIFESTS]
     assert [reason for kind, reason in found if kind == "error"] == [f"{reason}]" for _, reason in MANIFESTS if reason]
+
+
+def test_records_that_belong_to_another_file_are_refused(program: Path, file: Path, tmp_path: Path) -> None:
+    changes: list[ChangeRecords] = [dict, swapped, with_another, without_one]
+    for number, change in enumerate(changes):
+        rewrite(file, tmp_path / f"{number}.pt", change)
+    found = [message.rpartition("[")[2] for _, message in check(program, sorted(tmp_path.iterdir()))]
+    assert found[1:] == ["damaged_file]"] * 3
+    assert "damaged_file" not in found[0]
 
 
 @pytest.mark.parametrize("version", committed_versions())
