@@ -9,11 +9,13 @@ from functools import partial
 import torch
 from torch import fx
 
+from recfx.errors import ExportError
 from recfx.exporter.tables import TableSource
 from recfx.ir.tables import TableSpec
 from recfx.kernels.quantized_rows import dequantize_rows, quantize_rows
 from recfx.serving import FindAndPool, FindFrozenRows, PoolRows
 from recfx.serving.pool_rows import FORMATS, RowFormat
+from recfx.verification.compare_tensors import largest_difference
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,12 @@ class Filling:
 
 
 def fillings_of(
-    graph_module: fx.GraphModule, tables: Mapping[str, TableSource], errors: dict[str, float]
+    path: str, graph_module: fx.GraphModule, tables: Mapping[str, TableSource], errors: dict[str, float]
 ) -> list[Filling]:
     """The buffers of one collection's exported graph that hold slots and rows.
 
     Args:
+        path: fully qualified name of the collection.
         graph_module: the graph after all export passes.
         tables: where each table comes from, by name.
         errors: takes up the largest absolute difference between stored rows and the model's, by table, once the buffers
@@ -62,7 +65,7 @@ def fillings_of(
         elif isinstance(module, PoolRows):
             for part, buffer, specs in module.parts():
                 stored = [(tables[spec.name], spec) for spec in specs]
-                found.append(Filling(f"{name}.{part}", buffer, partial(_rows, stored, errors)))
+                found.append(Filling(f"{name}.{part}", buffer, partial(_rows, path, stored, errors)))
         if isinstance(module, FindAndPool):
             sources = [tables[table] for table in module.hashed]
             found.append(Filling(f"{name}.slots", module.slots, partial(_slots, sources)))
@@ -74,16 +77,30 @@ def _slots(sources: list[TableSource]) -> Iterator[torch.Tensor]:
         yield from source.slot_pieces()
 
 
-def _rows(stored: list[tuple[TableSource, TableSpec]], errors: dict[str, float]) -> Iterator[torch.Tensor]:
+def _rows(path: str, stored: list[tuple[TableSource, TableSpec]], errors: dict[str, float]) -> Iterator[torch.Tensor]:
     for source, spec in stored:
         form, dim = FORMATS[spec.dtype], spec.embedding_dim
         errors[spec.name] = 0.0
         for piece in source.row_pieces():
             found = stored_rows(piece, form)
             if piece.dtype != spec.dtype and piece.numel():
-                difference = (values_of(found, form, dim) - piece.float()).abs().max()
-                errors[spec.name] = max(errors[spec.name], float(difference))
+                values = values_of(found, form, dim)
+                _check_range(path, spec.name, form, piece, values)
+                errors[spec.name] = max(errors[spec.name], largest_difference(piece.float(), values))
             yield found
+
+
+def _check_range(path: str, table: str, form: RowFormat, rows: torch.Tensor, values: torch.Tensor) -> None:
+    """Refuse rows of finite numbers that would be stored as others: FP16, and scales and biases, end at 65504."""
+    is_lost = rows.isfinite().all(1) & ~values.isfinite().all(1)
+    if is_lost.any():
+        raise ExportError(
+            f"rows of table {table!r}, one of which has a value of {float(rows[is_lost].abs().max()):.3g}, have no "
+            f"finite value as {form.name}.",
+            reason="rows_out_of_range",
+            module_path=path,
+            what_to_do=f"export with quantize={{{table!r}: None}}, or find out why the row has grown so much.",
+        )
 
 
 def stored_rows(rows: torch.Tensor, form: RowFormat) -> torch.Tensor:

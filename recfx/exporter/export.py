@@ -30,7 +30,7 @@ from recfx.exporter.report import ExportReport, TableSize
 from recfx.exporter.returns import return_pattern
 from recfx.exporter.served_collection import ServedCollection, local_tables, serve_tables
 from recfx.exporter.sharded_export import Sources, export_from_ranks
-from recfx.exporter.target import as_path, check_target, disk_errors, temporary_name
+from recfx.exporter.target import as_path, check_target, destination, disk_errors, temporary_name
 from recfx.exporter.write_file import read_in_place, write_file
 from recfx.kernels import library
 from recfx.modules.collection import unsharded_collections
@@ -63,7 +63,8 @@ def export(
             If its collections are sharded, every rank calls this, and rank 0 writes the file. Each rank then holds no
             more than its shards and a piece of 4 MiB; but rank 0 makes the index of a table whose rows are cut, one
             table at a time. The sample of every rank is run once, and the file is compared on rank 0's.
-        path: the file. One that exists is replaced in one step, so that a server may be reading it.
+        path: the file. One that exists is replaced in one step, so that a server may be reading it; a symbolic link
+            stays, and the file that it names is replaced.
         sample: one call of the model, as for ``convert``. Batch size and numbers of ids are not fixed by it.
         quantize: how rows are stored: ``None`` (as they are), ``"fp16"``, ``"int8"`` or ``"int4"``; or one of these for
             each table by name.
@@ -82,9 +83,9 @@ def export(
 
     Raises:
         ExportError: ``invalid_argument``, ``unsupported_argument``, ``not_scriptable``,
-            ``not_exportable``, ``sample_failed``, ``cannot_write``; of a sharded model, on all ranks, also
-            ``ranks_differ``, ``other_rank_failed``, ``several_process_groups``, ``model_is_sharded`` (by TorchRec
-            alone, or with ``checkpoint``).
+            ``not_exportable``, ``sample_failed``, ``cannot_write``, ``rows_out_of_range``; of a sharded model, on all
+            ranks, also ``ranks_differ``, ``other_rank_failed``, ``several_process_groups``, ``model_is_sharded`` (by
+            TorchRec alone, or with ``checkpoint``).
         CheckpointError: as ``load_checkpoint``; also ``model_on_meta``: a tensor is on meta that was not saved.
         ConversionError: the model is not converted, and cannot be.
     """
@@ -241,7 +242,8 @@ def _write(
     if unreadable is not None:
         failures.append(unreadable)
         return None
-    temporary = temporary_name(target)
+    place = destination(target)
+    temporary = temporary_name(place)
     try:
         manifest = partial(
             make_manifest,
@@ -263,7 +265,7 @@ def _write(
             return None
         size = temporary.stat().st_size
         with disk_errors(target):
-            os.replace(temporary, target)
+            os.replace(temporary, place)
     finally:
         temporary.unlink(missing_ok=True)
     return ExportReport(

@@ -22,7 +22,8 @@ class TableSize:
         row_bytes: the bytes of all its rows in the file.
         slot_bytes: the bytes of its index.
         bytes_before: the bytes of its rows in the model.
-        error: the largest absolute difference between a value of a stored row and the model's; 0 if none was changed.
+        error: the largest absolute difference between a value of a stored row and the model's; 0 if none was changed,
+            inf if a NaN or an infinite value has taken the other values of its row with it.
     """
 
     collection: str

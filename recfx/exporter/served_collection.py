@@ -101,7 +101,7 @@ def serve_tables(
     lookups = [module for module in graph_module.modules() if isinstance(module, PoolRows)]
     stored = tuple(spec for lookup in lookups for spec in lookup.specs)
     errors: dict[str, float] = {}
-    fillings = fillings_of(graph_module, tables, errors)
+    fillings = fillings_of(path, graph_module, tables, errors)
     return ServedCollection(path, graph_module, records, fillings, tables, stored, errors)
 
 

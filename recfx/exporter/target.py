@@ -28,6 +28,11 @@ def as_path(path: object) -> Path:
     return Path(found)
 
 
+def destination(target: Path) -> Path:
+    """The file that is written for a path: for a symbolic link, the file that it names, as ``open`` would."""
+    return Path(os.path.realpath(target))
+
+
 def temporary_name(target: Path) -> Path:
     """A new name beside a file, so that renaming replaces the file in one step."""
     return target.with_name(f".{target.name}.{secrets.token_hex(8)}")
@@ -37,15 +42,19 @@ def check_target(target: Path) -> None:
     """Check that a file can be written, before anything is computed for it.
 
     Raises:
-        ExportError: ``cannot_write``: it is a directory, or no file can be made where it is.
+        ExportError: ``cannot_write``: it is a directory or a device, or no file can be made where it is.
     """
     with disk_errors(target):
-        if target.is_dir() or not target.name:
+        place = destination(target)
+        if place.is_dir() or not target.name:
             raise _cannot_write(target, "it is a directory", "pass the path of a file.")
-        if not target.parent.is_dir():
-            there = "is not a directory" if target.parent.exists() else "does not exist"
-            raise _cannot_write(target, f"{target.parent} {there}", "create the directory, or pass another path.")
-        probe = temporary_name(target)
+        if place.exists() and not place.is_file():  # renaming a file to it would remove a device such as /dev/null
+            raise _cannot_write(target, "it is not a regular file", "pass the path of a file.")
+        if not place.parent.is_dir():
+            there = "is not a directory" if place.parent.exists() else "does not exist"
+            parent = target.parent if not target.is_symlink() else place.parent
+            raise _cannot_write(target, f"{parent} {there}", "create the directory, or pass another path.")
+        probe = temporary_name(place)
         try:
             with probe.open("xb"):
                 pass

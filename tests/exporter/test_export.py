@@ -149,6 +149,32 @@ def test_each_table_has_its_own_format(model: nn.Module, tmp_path: Path) -> None
     assert "mean: 64 rows as fp16, 896 bytes instead of 1.8 kB" in str(report)
 
 
+@pytest.mark.parametrize(("quantize", "value"), [("fp16", 7e4), ("int8", [-7e4, 0]), ("int8", 2e7), ("int4", 1e6)])
+def test_rows_that_a_format_cannot_hold_are_refused(quantize: str, value: Any, tmp_path: Path) -> None:
+    hashed = trained()
+    weight = hashed.ebc.embedding_bags["shared_by_two"].weight  # type: ignore[union-attr, index]
+    with torch.no_grad():
+        weight[3, :2] = torch.tensor(value)
+    (tmp_path / "m.pt").write_text("old")
+    with pytest.raises(recfx.ExportError, match=r"rows of table 'shared_by_two'.* no finite value as") as raised:
+        recfx.export(hashed, tmp_path / "m.pt", call(6), quantize=quantize)
+    assert (raised.value.reason, raised.value.module_path) == ("rows_out_of_range", "ebc")
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["old"]
+    report = recfx.export(hashed, tmp_path / "m.pt", call(6), quantize={"mean": quantize})
+    assert report.tables[0].error == 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_the_report_says_that_a_row_was_not_finite(value: float, tmp_path: Path) -> None:
+    hashed = trained()
+    with torch.no_grad():
+        hashed.ebc.embedding_bags["shared_by_two"].weight[3, 0] = value  # type: ignore[union-attr, index]
+    report = recfx.export(hashed, tmp_path / "m.pt", call(6), quantize="int8")
+    assert [table.error == float("inf") for table in report.tables] == [True, False, False, False]
+    report = recfx.export(hashed, tmp_path / "m.pt", call(6), quantize="fp16")
+    assert max(table.error for table in report.tables) < 1e-2  # fp16 holds it, and the row's other values
+
+
 def test_the_passes_are_listed_with_their_graphs(model: nn.Module, tmp_path: Path) -> None:
     report = recfx.export(model, tmp_path / "m.pt", call(6), quantize={"mean": "int8"})
     assert [record.name for record in report.passes["ebc"]] == [

@@ -34,6 +34,8 @@ def fail(*_: Any, **__: Any) -> Any:
         (".", "it is a directory"),
         ("nowhere/model.pt", "nowhere does not exist"),
         ("file/model.pt", "file is not a directory"),
+        ("link", "nowhere does not exist"),
+        ("pipe", "it is not a regular file"),
         (f"{'x' * 300}.pt", "File name too long"),
     ],
 )
@@ -41,12 +43,25 @@ def test_a_path_that_cannot_be_written_is_refused_before_anything_is_computed(
     path: str, message: str, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to("nowhere/model.pt")
+    os.mkfifo(tmp_path / "pipe")
     monkeypatch.setattr(export, "_converted", lambda *_: pytest.fail("computed"))
     with pytest.raises(recfx.ExportError, match=message) as raised:
         recfx.export(model, tmp_path / path, call(6))
     assert raised.value.reason == "cannot_write"
     assert str(tmp_path) in raised.value.message
-    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "link", "pipe"]
+
+
+def test_a_symbolic_link_stays_and_its_file_is_replaced(model: nn.Module, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "model.pt").write_text("old")
+    (tmp_path / "latest.pt").symlink_to("files/model.pt")
+    report = recfx.export(model, tmp_path / "latest.pt", call(6))
+    assert report.path == tmp_path / "latest.pt"
+    assert (tmp_path / "latest.pt").is_symlink()
+    assert recfx.load(tmp_path / "files" / "model.pt").manifest == recfx.load(report.path).manifest
+    assert [each.name for each in (tmp_path / "files").iterdir()] == ["model.pt"]
 
 
 def test_a_directory_that_may_not_be_written(model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
