@@ -50,6 +50,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What imports have made stays, and is millions of objects: garbage collection need not look at them each time."""
+    _leave_out_of_collections()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Caches that the tests of a file have filled stay, too; in a process that runs many files, they are more still."""
+    if nextitem is None or nextitem.path != item.path:
+        _leave_out_of_collections()
+
+
+def _leave_out_of_collections() -> None:
     gc.collect()
     gc.freeze()
 

@@ -16,6 +16,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+import torch.distributed.run
 
 from tests.support.forked_script import run_script
 
@@ -29,11 +30,23 @@ def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def run_example(name: str, *arguments: str, processes: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run it with ``python``, or with ``torchrun`` if it shall be several processes."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes else []
-    command = [sys.executable, *torchrun, str(EXAMPLES / f"{name}.py"), *arguments]
+    """Run it with ``python``, or with ``torchrun``, which starts as many interpreters."""
+    script = EXAMPLES / f"{name}.py"
+    if not processes:
+        return run_script(script, *arguments)
     paths = os.pathsep.join(path for path in (str(REPOSITORY), os.environ.get("PYTHONPATH")) if path)
-    environment = {**os.environ, "PYTHONPATH": paths}  # also where recfx is not installed
+    return run_script(
+        Path(torch.distributed.run.__file__), "--standalone", f"--nproc-per-node={processes}", str(script), *arguments,
+        environment={"PYTHONPATH": paths},  # also where recfx is not installed
+        directory=REPOSITORY,
+    )  # fmt: skip
+
+
+def run_from_shell(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """``python examples/name.py``: what importing says, and how the interpreter ends, are part of it."""
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
+    paths = os.pathsep.join(path for path in (str(REPOSITORY), os.environ.get("PYTHONPATH")) if path)
+    environment = {**os.environ, "PYTHONPATH": paths}
     return subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=REPOSITORY, env=environment, timeout=300
     )
@@ -79,7 +92,7 @@ def assert_all_passed(finished: subprocess.CompletedProcess[str]) -> None:
 
 
 def test_demo_on_generated_rows() -> None:
-    finished = run_example("train_dlrm", *SMALL)
+    finished = run_from_shell("train_dlrm", *SMALL)
     assert_all_passed(finished)
     for heading in ("recfx.convert", "Training", "recfx.explain", "recfx.verify", "A checkpoint", "recfx.unconvert"):
         assert f". {heading} ===" in finished.stdout
@@ -221,7 +234,7 @@ def test_torchrec_tour(processes: int) -> None:
 
 
 def test_inference() -> None:
-    finished = run_example("inference", "--smoke")
+    finished = run_from_shell("inference", "--smoke")
     assert_ended_well(finished)  # 1 if an answer was too different
     for told in (
         "recfx.export, quantize=None: largest difference",

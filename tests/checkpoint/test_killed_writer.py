@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 from recfx.checkpoint.manifest import Manifest
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.checkpoint import killed_writer
+from tests.support.forked_script import run_script
 
 
 def test_a_killed_writer_leaves_the_old_or_the_new_checkpoint(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoint"
     (tmp_path / "bystander").write_text("untouched")
-    command = [sys.executable, "-m", "tests.checkpoint.killed_writer", str(directory)]
-    result = subprocess.run(command, cwd=ROOT, timeout=300, capture_output=True, text=True)
+    result = run_script(Path(killed_writer.__file__), str(directory))
     assert result.returncode == 0, result.stderr
     attempts = [tuple(map(int, line.split())) for line in result.stdout.splitlines()]
     current = 0

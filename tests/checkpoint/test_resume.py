@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.checkpoint import resume_worker
 from tests.checkpoint.resume_worker import STEPS
 from tests.checkpoint.training import CONFIGS, KINDS, Training, assert_same
+from tests.support.forked_script import run_script
 
-ROOT = Path(__file__).resolve().parents[2]
 CASES = [(kind, config) for kind in KINDS for config in CONFIGS]
 Run = tuple[dict[str, Any], list[float], dict[str, Any]]
 
@@ -33,8 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Run, Run]]
         assert_same(training.everything(), before)
         losses = training.steps(STEPS, 2 * STEPS)
         here[f"{kind}-{config}"] = before, losses, training.everything()
-    command = [sys.executable, "-m", "tests.checkpoint.resume_worker", str(folder), str(torch.get_num_threads())]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=300)
+    run_script(Path(resume_worker.__file__), str(folder), str(torch.get_num_threads())).check_returncode()
     return {case: (run, torch.load(folder / f"{case}.pt", weights_only=False)) for case, run in here.items()}
 
 

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import recfx
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table
+from tests.support.forkserver import forkserver
 from tests.support.ports import free_port
 
 
@@ -48,5 +49,6 @@ def check_replica(rank: int) -> None:
 
 
 def test_indexed_tables_refuse_to_train_as_replicas(tmp_path: Path) -> None:
-    mp.spawn(replica, args=(free_port(), str(tmp_path)), nprocs=2)
+    forkserver()
+    mp.start_processes(replica, args=(free_port(), str(tmp_path)), nprocs=2, start_method="forkserver")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 
 import pytest
 
 from recfx.nodes.batch_checks import BatchChecks
 from tests.sharding.ranks import ranks
 from tests.support.batch_fuzz import run_sharded, run_unsharded
+from tests.support.forked_script import run_script
 from tests.support.random_batches import make_batch
 
 # In processes of their own: what crashes one is found, and named.
@@ -32,7 +31,7 @@ def test_unsharded(is_weighted: bool) -> None:
     """Every batch on seven collections: adopted, static and hashed, by several kernels."""
     first = 10_000 if is_weighted else 0
     code = _RUN.format(first=first, last=first + 250, is_weighted=is_weighted)
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    finished = run_script(code)
     assert finished.returncode == 0, f"the process ended at seed {finished.stderr[-1000:]}"
     tried, *wrong = finished.stdout.splitlines()
     assert not wrong, "\n".join(wrong[:5])

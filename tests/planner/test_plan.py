@@ -24,6 +24,7 @@ from recfx.planner.placements import replace_placements
 from recfx.planner.topology import HBM_BYTES, NpuTopology, npu_topology
 from recfx.sharding.plan import read_plan
 from tests.sharding.models import PATHS, Model, collection
+from tests.support.forked_script import run_script
 
 RAW = recfx.HashConfig(dense_rows=0)
 GIB = 1024**3
@@ -98,8 +99,7 @@ def test_npu_placements_where_torch_knows_npus(tmp_path: Path) -> None:
     wanted = {f"p{number}": ParameterConstraints(sharding_types=["row_wise"]) for number in range(3)}
     plans = recfx.plan(Model(), npu_topology(2), wanted), recfx.plan(Model(), stock(2), wanted)
     (tmp_path / "plans").write_bytes(pickle.dumps(plans))
-    command = [sys.executable, "-c", RENAMED, str(tmp_path / "plans")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_script(RENAMED, str(tmp_path / "plans"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["rank:0/npu:0 rank:1/npu:1"] * 6
 

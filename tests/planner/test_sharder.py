@@ -29,6 +29,7 @@ from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.planner.torchrec_entry import stock_defaults
 from recfx.sharding.types import type_names
 from tests.sharding.models import PATHS, Model, Subclass, collection
+from tests.support.forkserver import forkserver
 from tests.support.ports import free_port
 
 RAW = recfx.HashConfig(dense_rows=0)
@@ -234,7 +235,8 @@ def collective(rank: int, port: int, folder: str) -> None:
 
 
 def test_collective_plan(tmp_path: Path) -> None:
-    mp.spawn(collective, args=(free_port(), str(tmp_path)), nprocs=2)
+    forkserver()
+    mp.start_processes(collective, args=(free_port(), str(tmp_path)), nprocs=2, start_method="forkserver")
     first, second = ((tmp_path / name).read_text() for name in ("0", "1"))
     assert first == second
     assert all(table in first for tables in EVERY_TABLE.values() for table in tables)

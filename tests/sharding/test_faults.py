@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
@@ -21,6 +20,7 @@ import recfx
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
+from tests.support.forkserver import forkserver
 
 TIMEOUT = 6.0  # of the groups, in seconds
 SLACK = 10.0  # for a busy machine
@@ -80,7 +80,7 @@ def step(model: Model, batch: KeyedJaggedTensor) -> float:
 def run(folder: Path, function: Callable[[int, Path], Any], expected_exits: tuple[int, ...] = (0, 0)) -> list[Any]:
     """``function(rank, folder)`` in new processes; what each gives back, None where one ended before."""
     folder.mkdir()
-    context = mp.get_context("spawn")
+    context = forkserver()
     processes = [context.Process(target=serve, args=(rank, folder, function)) for rank in range(2)]
     for process in processes:
         process.start()

@@ -1,4 +1,4 @@
-"""Run a script in a process that has imported torch and TorchRec already."""
+"""Run a script, or code, in a process that has imported torch and TorchRec already, but not recfx."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.forkserver import forkserver
@@ -13,28 +14,46 @@ from tests.support.forkserver import forkserver
 LONGEST = 300.0  # seconds
 
 
-def run_script(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """``python path *arguments``, but the process ends without the interpreter's own finalization."""
+def run_script(
+    script: Path | str, *arguments: str, environment: Mapping[str, str] | None = None, directory: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """``python script *arguments``, but the process ends without the interpreter's own finalization.
+
+    Args:
+        script: its path, or its code.
+        arguments: of its command line.
+        environment: variables to set. What reads them when torch is imported has been read.
+        directory: where it runs; default: here.
+    """
     printed = [os.memfd_create(name) for name in ("stdout", "stderr")]
     files = [f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in printed]
-    process = forkserver().Process(target=_run, args=(path, arguments, files))
+    place = str(directory or Path.cwd())
+    process = forkserver().Process(target=_run, args=(script, arguments, dict(environment or {}), place, files))
     process.start()
     process.join(LONGEST)
     if process.is_alive():
         process.kill()
         process.join()
-        raise subprocess.TimeoutExpired(str(path), LONGEST)
+        raise subprocess.TimeoutExpired(str(script), LONGEST)
     texts = []
     for descriptor in printed:
         with open(descriptor, "rb") as file:
             file.seek(0)
             texts.append(file.read().decode())
-    return subprocess.CompletedProcess([str(path), *arguments], process.exitcode or 0, *texts)
+    return subprocess.CompletedProcess([str(script), *arguments], process.exitcode or 0, *texts)
 
 
-def _run(path: Path, arguments: tuple[str, ...], files: list[str]) -> None:
+def _run(
+    script: Path | str, arguments: tuple[str, ...], environment: dict[str, str], directory: str, files: list[str]
+) -> None:
     for standard, file in zip((1, 2), files, strict=True):
         os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), standard)
-    sys.argv = [str(path), *arguments]
-    sys.path.insert(0, str(path.parent))
-    runpy.run_path(str(path), run_name="__main__")
+    os.chdir(directory)
+    os.environ.update(environment)
+    if isinstance(script, str):
+        sys.argv = ["-c", *arguments]
+        exec(compile(script, "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = [str(script), *arguments]
+        sys.path.insert(0, str(script.parent))
+        runpy.run_path(str(script), run_name="__main__")
