@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from recfx.errors import ExportError, InputError
 from recfx.exporter.flatten_names import identifier
 from recfx.tracing.sample import Sample
+
+_RESERVED = ("self", "torch", "NoneType", "__call")
+"""Names that the code of an exported program needs itself."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +66,18 @@ class Signature:
     """The arguments of a model, as one sample gives them.
 
     Args:
-        parameters: the names of ``forward``'s parameters, or ``""`` for one that only has a position.
+        parameters: the names of the arguments that the sample gives.
         patterns: the pattern of each.
         positional: how many of them the sample gives by position.
+        order: the names of what can be given by position, in order; () if they are those of the sample.
+        defaults: the defaults of parameters, as far as they are constants.
     """
 
     parameters: tuple[str, ...]
     patterns: tuple[Pattern, ...]
     positional: int
+    order: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def leaves(self) -> list[Pattern]:
         """The arguments of the exported program."""
@@ -83,19 +90,35 @@ class Signature:
             InputError: ``wrong_argument``: the call does not look like the sample.
         """
         values: list[Any] = []
-        given = dict(zip(self.parameters, args, strict=False))
-        given |= {f"*{number}": value for number, value in enumerate(args)} | kwargs
-        unknown = set(kwargs) - set(self.parameters)
-        if unknown or len(args) > len(self.parameters):
-            what = f"it has no argument {sorted(unknown)[0]!r}" if unknown else f"{len(args)} arguments were passed"
-            raise _wrong(f"{what}; the sample had {len(self.parameters)}: {', '.join(self.parameters)}.")
-        for number, (name, pattern) in enumerate(zip(self.parameters, self.patterns, strict=True)):
-            if name not in given and f"*{number}" not in given:
-                if pattern.kind == "constant":
-                    continue
-                raise _wrong(f"argument {name or number} is missing.")
-            _flatten(given[name] if name in given else given[f"*{number}"], pattern, name or str(number), values)
+        given = self._by_name(args, kwargs)
+        for name, pattern in zip(self.parameters, self.patterns, strict=True):
+            if name in given:
+                _flatten(given[name], pattern, name, values)
+            elif pattern.kind != "constant" or (
+                self.order and not _is_constant(self.defaults.get(name), pattern.value)
+            ):
+                built_in = f"; {pattern.value!r} is built in" if pattern.kind == "constant" else ""
+                raise _wrong(f"argument {name} is missing{built_in}.")
         return values
+
+    def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call; those that the sample did not give must have their defaults."""
+        order = self.order or self.parameters
+        if len(args) > len(order):
+            raise _wrong(f"{len(args)} arguments were passed; by position, it takes {len(order)}: {', '.join(order)}.")
+        given = dict(zip(order, args, strict=False))
+        twice = sorted(set(given) & set(kwargs))
+        if twice:
+            raise _wrong(f"argument {twice[0]!r} was passed by position and by name.")
+        for name, value in (given | kwargs).items():
+            if name in self.parameters:
+                continue
+            if name not in order and name not in self.defaults:
+                sample = ", ".join(self.parameters)
+                raise _wrong(f"it has no argument {name!r}; the sample had {len(self.parameters)}: {sample}.")
+            if name not in self.defaults or not _is_constant(value, self.defaults[name]):
+                raise _wrong(f"argument {name!r} was not in the sample that the model was exported with.")
+        return given | kwargs
 
     def call_of(self, leaves: Iterable[Any]) -> Sample:
         """The call of the model that these tensors and KJTs make; the inverse of ``flatten``."""
@@ -111,22 +134,32 @@ def signature_of(model: nn.Module, sample: Sample) -> Signature:
     Raises:
         ExportError: ``unsupported_argument``: an argument holds something that a file cannot take.
     """
-    parameters = _parameter_names(model, sample)
+    names, defaults = _parameters(model, sample)
+    parameters = (*names[: len(sample.args)], *sample.kwargs)
     taken: set[str] = set()
     values = [*sample.args, *sample.kwargs.values()]
     patterns = tuple(_pattern(value, name, taken) for name, value in zip(parameters, values, strict=True))
-    return Signature(tuple(parameters), patterns, len(sample.args))
+    return Signature(parameters, patterns, len(sample.args), names, defaults)
 
 
-def _parameter_names(model: nn.Module, sample: Sample) -> list[str]:
+def _parameters(model: nn.Module, sample: Sample) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The names of what a model takes by position, and all defaults that are constants."""
     forward = model.__dict__.get("forward") or type(model).forward.__get__(model)
-    names = []
-    for parameter in inspect.signature(forward).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY):
-            break
-        names.append(parameter.name)
-    names += [f"argument_{number}" for number in range(len(names), len(sample.args))]
-    return names[: len(sample.args)] + list(sample.kwargs)
+    parameters = inspect.signature(forward).parameters.values()
+    defaults = {each.name: each.default for each in parameters if _is_plain(each.default)}
+    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    for number in range(len(names), len(sample.args)):
+        names.append(identifier(f"argument_{number}", {*names, *defaults, *sample.kwargs}))
+    return tuple(names), defaults
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _is_constant(value: Any, wanted: Any) -> bool:
+    """Whether a value is this constant; NaN is itself."""
+    return type(value) is type(wanted) and (value == wanted or (value != value and wanted != wanted))
 
 
 def _pattern(value: Any, name: str, taken: set[str]) -> Pattern:
@@ -141,7 +174,7 @@ def _pattern(value: Any, name: str, taken: set[str]) -> Pattern:
     if isinstance(value, JaggedTensor):
         weighted = value.weights_or_none() is not None
         return Pattern("jagged", _free(name, taken), is_weighted=weighted)
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if _is_plain(value):
         return Pattern("constant", value=value)
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         items = tuple(_pattern(item, f"{name}_{key}", taken) for key, item in value.items())
@@ -176,7 +209,7 @@ def _maker(value: Any) -> Any:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    found = identifier(name, taken)
+    found = identifier(name, {*taken, *_RESERVED})
     taken.add(found)
     return found
 
@@ -207,7 +240,7 @@ def _flatten(value: Any, pattern: Pattern, where: str, values: list[Any]) -> Non
             raise _wrong(f"{where} is a {type(value).__name__}, not a JaggedTensor.")
         values.append(value)
     elif pattern.kind == "constant":
-        if type(value) is not type(pattern.value) or value != pattern.value:
+        if not _is_constant(value, pattern.value):
             raise _wrong(f"{where} is {value!r}, but the model was exported with {pattern.value!r}, which is built in.")
     else:
         for key, item, each in _items(value, pattern, where):

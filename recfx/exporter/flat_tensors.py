@@ -17,6 +17,9 @@ from recfx.exporter.flatten_names import identifier
 from recfx.nodes.bags import permute_features
 from recfx.serving.named_inputs import check_lengths
 
+_RESERVED = ("device", "pytree", "fx_pytree")
+"""Names that the code of a program of ``torch.export`` needs itself."""
+
 
 def parts_of(leaf: Pattern) -> list[str]:
     """The tensors of an argument: ``""`` for a tensor, else ``"values"``, ``"lengths"`` and perhaps ``"weights"``."""
@@ -28,7 +31,7 @@ def flat_names(signature: Signature) -> list[str]:
     names: list[str] = []
     for leaf in signature.leaves():
         for part in parts_of(leaf):
-            names.append(identifier(f"{leaf.name}_{part}" if part else leaf.name, names))
+            names.append(identifier(f"{leaf.name}_{part}" if part else leaf.name, [*names, *_RESERVED]))
     return names
 
 

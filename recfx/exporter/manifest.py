@@ -56,6 +56,8 @@ def make_manifest(
         "target": target,
         "parameters": list(signature.parameters),
         "positional": signature.positional,
+        "order": list(signature.order),
+        "defaults": dict(signature.defaults),
         "arguments": [_of_pattern(pattern) for pattern in signature.patterns],
         "outputs": tensor_names(returns),
         "returns": _of_pattern(returns),
@@ -109,7 +111,8 @@ def without_checksum(text: str) -> str:
 def signature_from(found: dict[str, Any]) -> Signature:
     """The signature that a manifest describes."""
     patterns = tuple(_pattern_from(each) for each in found["arguments"])
-    return Signature(tuple(found["parameters"]), patterns, int(found["positional"]))
+    order, defaults = tuple(found.get("order", ())), found.get("defaults", {})  # which older files lack
+    return Signature(tuple(found["parameters"]), patterns, int(found["positional"]), order, defaults)
 
 
 def returns_from(found: dict[str, Any]) -> Pattern:

@@ -44,7 +44,7 @@ def make_served_model(program: torch.jit.ScriptModule, signature: Signature, out
     served: nn.Module = scope["ServedModel"]()
     served.program = program
     for leaf in signature.leaves():
-        served.add_module(f"input_{leaf.name}", named_input(leaf))
+        served.add_module(f"take_{leaf.name}", named_input(leaf))
     names = {name: True for leaf in signature.leaves() for name in names_of(leaf)}
     served.input_names = names  # type: ignore[assignment]
     return served
@@ -72,7 +72,7 @@ def named_input(leaf: Pattern) -> nn.Module:
 def _source(leaves: list[Pattern], outputs: dict[str, str]) -> str:
     arguments = "".join(f", {leaf.name}: {_TYPES[leaf.kind]}" for leaf in leaves)
     passed = ", ".join(leaf.name for leaf in leaves)
-    named = ", ".join(f"self.input_{leaf.name}(inputs)" for leaf in leaves)
+    named = ", ".join(f"self.take_{leaf.name}(inputs)" for leaf in leaves)
     returned = ", ".join(f"{name!r}: {expression}" for name, expression in outputs.items())
     return f"""class ServedModel(nn.Module):
     input_names: dict[str, bool]

@@ -322,8 +322,8 @@ def _with_leaves(root: nn.Module, signature: Signature, returns: Pattern) -> nn.
         returned = original(*made.args, **made.kwargs)
         return returned if is_typed(returns) else take_apart(returns, returned)
 
-    scope: dict[str, Any] = {"call": call}
-    exec(f"def forward(self, {names}):\n    return call({names})", scope)
+    scope: dict[str, Any] = {"__call": call}
+    exec(f"def forward(self, {names}):\n    return __call({names})", scope)
     explicit = type(type(root).__name__, (type(root),), {"forward": scope["forward"]})
     duplicate: nn.Module = object.__new__(explicit)
     duplicate.__dict__ = {key: value for key, value in root.__dict__.items() if key != "forward"}

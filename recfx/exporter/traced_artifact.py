@@ -231,8 +231,8 @@ def _entry(root: nn.Module, call: Call, signature: Signature) -> nn.Module:
         return call(list(join_tensors(signature, iter(tensors))))
 
     names = ", ".join(flat_names(signature))
-    scope: dict[str, Any] = {"call": call_flat}
-    exec(f"def forward(self, {names}):\n    return call({names})", scope)
+    scope: dict[str, Any] = {"__call": call_flat}
+    exec(f"def forward(self, {names}):\n    return __call({names})", scope)
     entry: nn.Module = type("Exported", (nn.Module,), {"forward": scope["forward"]})()
     entry.model = root
     return entry

@@ -1,0 +1,114 @@
+"""How an exported file takes the arguments of the model: by position and by name, whatever they are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+import recfx
+
+FORMATS = ["torchscript", "pt2"]
+
+
+class TwoTensors(nn.Module):
+    """Takes two tensors that look alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = EmbeddingBagConfig(name="t", embedding_dim=2, num_embeddings=10, feature_names=["f"])
+        self.ebc = EmbeddingBagCollection(tables=[table])
+
+    def forward(
+        self,
+        features: KeyedJaggedTensor,
+        added: torch.Tensor | None = None,
+        taken: torch.Tensor | None = None,
+        scale: float = 2.0,
+    ) -> torch.Tensor:
+        pooled = self.ebc(features).values() * scale
+        pooled = pooled if added is None else pooled + added
+        return pooled if taken is None else pooled - taken
+
+
+def features(batch_size: int = 3) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["f"], torch.arange(batch_size), lengths=torch.ones(batch_size, dtype=torch.int64))
+
+
+def exported(model: nn.Module, sample: recfx.Sample, path: Path, format: str) -> tuple[nn.Module, recfx.LoadedModel]:
+    converted = recfx.convert(model, sample).eval()
+    recfx.export(converted, path / "model", sample, format=format)
+    return converted, recfx.load(path / "model")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_arguments_by_position_are_those_of_the_model_whatever_the_order_in_the_sample(
+    format: str, tmp_path: Path
+) -> None:
+    one, two = torch.rand(2, 3, 2)
+    sample = recfx.Sample(taken=two, added=one, features=features())
+    model, loaded = exported(TwoTensors(), sample, tmp_path, format)
+    wanted = model(features(), one, two)
+    assert torch.allclose(loaded(features(), one, two), wanted)
+    assert torch.allclose(loaded(features(), one, two, 2.0), wanted)
+    assert torch.allclose(loaded(features(), taken=two, added=one), wanted)
+
+
+def test_what_the_sample_left_out_may_be_passed_as_it_is_by_default(tmp_path: Path) -> None:
+    taken = torch.rand(3, 2)
+    model, loaded = exported(TwoTensors(), recfx.Sample(features(), taken=taken), tmp_path, "torchscript")
+    assert torch.allclose(loaded(features(), None, taken), model(features(), None, taken))
+    for wrong, message in (
+        (recfx.Sample(features(), taken, taken), "'added' was not in the sample"),
+        (recfx.Sample(features(), taken=taken, scale=3.0), "'scale' was not in the sample"),
+        (recfx.Sample(features(), None, taken, taken=taken), "'taken' was passed by position and by name"),
+        (recfx.Sample(features(), None, taken, 2.0, 1), "5 arguments were passed; by position, it takes 4"),
+        (recfx.Sample(features(), taken=taken, other=1), "no argument 'other'"),
+        (recfx.Sample(features()), "taken is missing"),
+    ):
+        with pytest.raises(recfx.InputError, match=message) as raised:
+            loaded(*wrong.args, **wrong.kwargs)
+        assert raised.value.reason == "wrong_argument"
+
+
+def test_a_constant_of_the_sample_that_is_left_out_is_not_replaced_by_the_one_built_in(tmp_path: Path) -> None:
+    model, loaded = exported(TwoTensors(), recfx.Sample(features(), scale=3.0), tmp_path, "torchscript")
+    assert torch.allclose(loaded(features(), scale=3.0), model(features(), scale=3.0))
+    with pytest.raises(recfx.InputError, match=r"scale is missing; 3\.0 is built in"):
+        loaded(features())
+
+
+def test_a_nan_is_a_constant_like_any_other(tmp_path: Path) -> None:
+    _, loaded = exported(TwoTensors(), recfx.Sample(features(), scale=float("nan")), tmp_path, "pt2")
+    assert loaded(features(1), scale=float("nan")).isnan().all()
+
+
+class AnyNames(nn.Module):
+    """Takes arguments of any names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.two_tensors = TwoTensors()
+
+    def forward(this, features: KeyedJaggedTensor, self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        for number, value in enumerate([*args, *kwargs.values()], 2):
+            self = self + number * value
+        return this.two_tensors(features, self)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    "names",
+    [["names", "input"], ["torch", "NoneType"], ["call", "__call"], ["device", "pytree"], ["argument_2", "x"]],
+)
+def test_names_that_mean_something_in_the_program(names: list[str], format: str, tmp_path: Path) -> None:
+    tensors = torch.rand(2, 3, 2)
+    sample = recfx.Sample(features(), *tensors, **{name: torch.rand(3, 2) for name in names})
+    model, loaded = exported(AnyNames(), sample, tmp_path, format)
+    turned = dict(reversed(sample.kwargs.items()))
+    assert torch.allclose(loaded(*sample.args, **sample.kwargs), model(*sample.args, **sample.kwargs))
+    assert torch.allclose(loaded(*sample.args, **turned), model(*sample.args, **sample.kwargs))
