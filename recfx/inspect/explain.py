@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
@@ -82,7 +83,7 @@ def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
         version=REPORT_VERSION,
         recfx_version=__version__,
         torch_version=torch.__version__,
-        torchrec_version=version("torchrec"),
+        torchrec_version=_torchrec_version(),
         ok=all(reason.severity != Severity.ERROR for reason in reasons),
         collections=tuple(collections),
         reasons=tuple(reasons),
@@ -90,6 +91,11 @@ def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
         verification=verification,
         notes=tuple(notes),
     )
+
+
+@functools.cache
+def _torchrec_version() -> str:
+    return version("torchrec")  # reads files
 
 
 def _holder(model: nn.Module) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import tempfile
 import time
@@ -121,11 +122,16 @@ def _serve(rank: int, world_size: int, backend: str, store: str, pipe: Connectio
     dist.init_process_group(
         backend, init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
     )
+    module = ""
     while True:
         try:
             function, arguments = pipe.recv()
         except EOFError:
             return
+        if function.__module__ != module:  # what imports and earlier files have left stays
+            module = function.__module__
+            gc.collect()
+            gc.freeze()
         out_of_step._failed.clear()  # of an error that an earlier test wanted, on all ranks alike
         try:
             pipe.send((False, function(rank, world_size, *arguments)))
