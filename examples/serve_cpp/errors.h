@@ -5,7 +5,7 @@
 
 namespace serve {
 
-// A file cannot be loaded: no_file, damaged_file, not_exported, newer_format, other_hash, other_format,
+// A file cannot be read: no_file, damaged_file, not_exported, newer_format, other_hash, other_format,
 // changed_file, or no_library.
 class FileError : public std::runtime_error {
  public:

@@ -1,20 +1,26 @@
 // Serves an exported model without Python: reads requests, prints answers, and loads a newer file while it serves.
 
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
-#include <fstream>
-#include <iostream>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "bench.h"
 #include "errors.h"
+#include "input.h"
 #include "requests.h"
 #include "served_model.h"
 
@@ -38,28 +44,41 @@ struct Options {
   std::string requests = "-", fbgemm = FBGEMM_DIR;
   int threads = 0;
   double watch = 0, bench = 0;
-  bool check = false, inputs = false;
+  bool check = false, inputs = false, help = false;
 };
 
-// Raises std::invalid_argument or std::out_of_range where an option has no number.
+// The value of an option; the whole text is a number from `least` to `most`. Throws std::invalid_argument.
+template <typename Number>
+Number number(const std::string& option, const std::string& text, Number least, Number most) {
+  Number found{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), found);
+  if (error != std::errc() || end != text.data() + text.size() || !(least <= found && found <= most)) {
+    throw std::invalid_argument(option + " takes a number from " + std::to_string(static_cast<int64_t>(least)) +
+                                " to " + std::to_string(static_cast<int64_t>(most)) + ", not '" + text + "'");
+  }
+  return found;
+}
+
+// Throws std::invalid_argument, which says what is wrong.
 Options parse(const std::vector<std::string>& arguments) {
+  constexpr double kLongest = 1e6;  // seconds
   Options options;
   for (size_t at = 0; at < arguments.size(); ++at) {
     const std::string& name = arguments[at];
     const auto value = [&]() -> const std::string& {
       if (++at == arguments.size()) {
-        throw std::invalid_argument(name);
+        throw std::invalid_argument(name + " needs a value");
       }
       return arguments[at];
     };
     if (name == "--requests") {
       options.requests = value();
     } else if (name == "--threads") {
-      options.threads = std::stoi(value());
+      options.threads = number(name, value(), 1, 1024);
     } else if (name == "--watch") {
-      options.watch = std::stod(value());
+      options.watch = number(name, value(), 0.0, kLongest);
     } else if (name == "--bench") {
-      options.bench = std::stod(value());
+      options.bench = number(name, value(), 0.0, kLongest);
     } else if (name == "--fbgemm") {
       options.fbgemm = value();
     } else if (name == "--library") {
@@ -68,15 +87,17 @@ Options parse(const std::vector<std::string>& arguments) {
       options.check = true;
     } else if (name == "--inputs") {
       options.inputs = true;
+    } else if (name == "--help" || name == "-h") {
+      options.help = true;
     } else if (name.starts_with("--")) {
-      throw std::invalid_argument(name);
+      throw std::invalid_argument("there is no option " + name);
     } else {
       options.models.push_back(name);
     }
   }
   const bool has_models = options.check ? !options.models.empty() : options.models.size() == 1;
-  if (!has_models || options.threads < 0 || options.threads > 1024 || options.watch < 0 || options.bench < 0) {
-    throw std::invalid_argument("arguments");
+  if (!has_models && !options.help) {
+    throw std::invalid_argument(options.check ? "--check needs files" : "it takes one file");
   }
   return options;
 }
@@ -106,7 +127,9 @@ class Queue {
  public:
   void push(Request request) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return waiting_.size() < kMost; });
+    changed_.wait(
+        lock, [&] { return waiting_.empty() || (waiting_.size() < kMost && bytes_ + request.bytes <= kMostBytes); });
+    bytes_ += request.bytes;
     waiting_.push_back(std::move(request));
     changed_.notify_all();
   }
@@ -126,16 +149,18 @@ class Queue {
     }
     Request request = std::move(waiting_.front());
     waiting_.pop_front();
+    bytes_ -= request.bytes;
     changed_.notify_all();
     return request;
   }
 
  private:
-  static constexpr size_t kMost = 64;
+  static constexpr size_t kMost = 64, kMostBytes = size_t{1} << 28;
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Request> waiting_;
+  size_t bytes_ = 0;
   bool is_closed_ = false;
 };
 
@@ -172,10 +197,19 @@ class Watcher {
       try {
         auto model = std::make_shared<const ServedModel>(path_);
         seen_ = model->stamp();
-        std::fprintf(stderr, "reloaded\t%s\n", model->version().c_str());
+        const std::string version = model->version();
         current_.set(std::move(model));
+        std::fprintf(stderr, "reloaded\t%s\n", version.c_str());
       } catch (const std::exception& error) {
-        std::fprintf(stderr, "not reloaded\t%s\n", error.what());
+        const std::string why = error.what();
+        if (found != failed_ || why != why_failed_) {
+          std::fprintf(stderr, "not reloaded\t%s\n", why.c_str());
+        }
+        failed_ = found;
+        why_failed_ = why;
+        if (why.ends_with("[no_file]")) {
+          seen_ = FileStamp();  // it may be readable soon, without becoming another file
+        }
       }
     }
   }
@@ -184,13 +218,16 @@ class Watcher {
   const std::chrono::duration<double> every_;
   CurrentModel& current_;
   FileStamp seen_;
+  FileStamp failed_;  // and why: said once
+  std::string why_failed_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool stops_ = false;
   std::thread thread_;
 };
 
-std::string answer(const ServedModel& model, const Request& request) {
+std::string answer(const ServedModel& model, Request& request) {
+  parse_inputs(request);
   if (!request.error.empty()) {
     return format_error(request, "-", request.error);
   }
@@ -205,45 +242,79 @@ std::string answer(const ServedModel& model, const Request& request) {
 
 void print(const std::string& text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
-    std::perror("error\tanswers cannot be written");
+    std::fprintf(stderr, "error\tanswers cannot be written: %s [no_output]\n", std::strerror(errno));
     std::_Exit(1);  // rather than lose them
   }
 }
 
-void serve_requests(RequestReader& reader, CurrentModel& current, int threads) {
-  Queue queue;
-  std::mutex printing;
-  std::vector<double> latencies;
-  constexpr size_t kMostLatencies = 1'000'000;  // a server that runs for days reports on its first million requests
-  const auto work = [&] {
-    while (const std::optional<Request> request = queue.pop()) {
-      const auto begin = std::chrono::steady_clock::now();
-      const std::string text = answer(*current.get(), *request);
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-      const std::lock_guard lock(printing);
-      print(text);
-      if (latencies.size() < kMostLatencies) {
-        latencies.push_back(took.count());
+// Threads that answer what is in a queue, until it is closed.
+class Workers {
+ public:
+  Workers(Queue& queue, const CurrentModel& current, int threads) : queue_(queue), current_(current) {
+    try {
+      for (int thread = 0; thread < threads; ++thread) {
+        running_.emplace_back([this] { work(); });
+      }
+    } catch (const std::system_error& error) {
+      end();
+      throw std::runtime_error("thread " + std::to_string(running_.size() + 1) + " of " + std::to_string(threads) +
+                               " cannot be started: " + error.what() + " [no_threads]");
+    }
+  }
+
+  ~Workers() { end(); }
+
+  // Wait until everything in the queue is answered.
+  void end() {
+    queue_.close();
+    for (std::thread& each : running_) {
+      if (each.joinable()) {
+        each.join();
       }
     }
-  };
-  std::vector<std::thread> running;
-  for (int thread = 0; thread < threads; ++thread) {
-    running.emplace_back(work);
   }
+
+  std::vector<double>& latencies() { return latencies_; }
+
+ private:
+  static constexpr size_t kMostLatencies = 1'000'000;  // a server that runs for days reports on its first requests
+
+  void work() {
+    while (std::optional<Request> request = queue_.pop()) {
+      const auto begin = std::chrono::steady_clock::now();
+      const std::string text = answer(*current_.get(), *request);
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      const std::lock_guard lock(printing_);
+      print(text);
+      if (latencies_.size() < kMostLatencies) {
+        latencies_.push_back(took.count());
+      }
+    }
+  }
+
+  Queue& queue_;
+  const CurrentModel& current_;
+  std::mutex printing_;
+  std::vector<double> latencies_;
+  std::vector<std::thread> running_;
+};
+
+// If reading fails, what was read before is still answered.
+void serve_requests(RequestReader& reader, const CurrentModel& current, int threads) {
+  Queue queue;
+  Workers workers(queue, current, threads);
   while (std::optional<Request> request = reader.next()) {
     queue.push(std::move(*request));
   }
-  queue.close();
-  for (std::thread& each : running) {
-    each.join();
-  }
+  workers.end();
+  std::vector<double>& latencies = workers.latencies();
   std::fprintf(stderr, "served\t%zu requests, %s\n", latencies.size(), percentiles(latencies).c_str());
 }
 
 void bench_requests(RequestReader& reader, const ServedModel& model, int threads, double seconds) {
   std::vector<Request> requests;
   while (std::optional<Request> request = reader.next()) {
+    parse_inputs(*request);
     if (!request->error.empty()) {
       throw RequestError("request " + request->id + ": " + request->error);
     }
@@ -289,14 +360,11 @@ int run(const Options& options) {
     }
     return 0;
   }
-  std::ifstream file;
-  if (options.requests != "-") {
-    file.open(options.requests, std::ios::binary);
-    if (!file) {
-      throw FileError(options.requests + " cannot be read [no_file]");
-    }
+  Input input(options.requests);
+  RequestReader reader(input);
+  if (options.bench == 0) {
+    stop_reading_at_signals();
   }
-  RequestReader reader(options.requests == "-" ? std::cin : file);
   std::fprintf(stderr, "loaded\t%s\n", current.get()->version().c_str());
   if (options.bench > 0) {
     bench_requests(reader, *current.get(), options.threads ? options.threads : 2, options.bench);
@@ -314,10 +382,16 @@ int main(int count, char** arguments) {
   serve::Options options;
   try {
     options = serve::parse(std::vector<std::string>(arguments + 1, arguments + count));
-  } catch (const std::exception&) {
-    std::fputs(serve::kUsage, stderr);
+  } catch (const std::invalid_argument& error) {
+    std::fprintf(stderr, "error\t%s\n%s", error.what(), serve::kUsage);
     return 2;
   }
+  if (options.help) {
+    std::fputs(serve::kUsage, stdout);
+    return 0;
+  }
+  std::signal(SIGPIPE, SIG_IGN);  // whoever reads the answers is gone: `print` says so
+  serve::check_standard_streams();
   try {
     return serve::run(options);
   } catch (const std::exception& error) {

@@ -89,7 +89,7 @@ FileStamp stamp_at(const std::string& path) {
 }
 
 File::File(const std::string& path) : path_(path) {
-  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not wait
   struct stat found{};
   if (descriptor_ < 0 || ::fstat(descriptor_, &found) != 0 || !S_ISREG(found.st_mode)) {
     const std::string why = descriptor_ < 0 ? std::strerror(errno) : "it is not a regular file";

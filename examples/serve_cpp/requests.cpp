@@ -5,13 +5,14 @@
 #include <cstring>
 #include <new>
 #include <string_view>
+#include <utility>
 
 #include "errors.h"
 
 namespace serve {
 namespace {
 
-constexpr size_t kLongestLine = size_t{1} << 28;
+constexpr size_t kLongestRequest = size_t{1} << 28;  // bytes, which is also as long as a line can be
 constexpr size_t kMostDimensions = 8;
 constexpr size_t kMostInputs = 100'000;
 
@@ -57,7 +58,7 @@ int64_t count_of(const std::vector<int64_t>& shape) {
   }
   int64_t count = 1;
   for (const int64_t size : shape) {
-    if (count > static_cast<int64_t>(kLongestLine) / size) {
+    if (count > static_cast<int64_t>(kLongestRequest) / size) {
       return -1;
     }
     count *= size;
@@ -95,11 +96,13 @@ Array parse_input(std::string_view line) {
   }
   array.dtype = known->second;
   array.shape = parse_shape(take(line, '\t'), array.name);
+  const int64_t wanted = count_of(array.shape);
   const size_t size = with_type(array.dtype, [&](auto number) {
+    array.data.reserve(sizeof(number) * std::min<size_t>(std::max<int64_t>(wanted, 0), line.size() / 2 + 1));
     parse_numbers<decltype(number)>(line, array);
     return sizeof(number);
   });
-  const int64_t given = static_cast<int64_t>(array.data.size() / size), wanted = count_of(array.shape);
+  const int64_t given = static_cast<int64_t>(array.data.size() / size);
   if (given != wanted) {
     throw RequestError("input " + array.name + " has " + std::to_string(given) +
                        " numbers, which its shape does not hold [bad_shape]");
@@ -141,18 +144,20 @@ bool RequestReader::next_line() {
   }
   line_.clear();
   is_too_long_ = false;
-  std::streambuf& from = *stream_.rdbuf();
   bool has_any = false;
-  for (int here = from.sbumpc(); here != EOF; here = from.sbumpc()) {
+  for (int here = stream_.sbumpc(); here != EOF; here = stream_.sbumpc()) {
     has_any = true;
     if (here == '\n') {
       break;
     }
-    if (line_.size() < kLongestLine) {
+    if (line_.size() < kLongestRequest) {
       line_.push_back(static_cast<char>(here));
     } else {
       is_too_long_ = true;
     }
+  }
+  if (line_.ends_with('\r')) {
+    line_.pop_back();
   }
   return has_any;
 }
@@ -185,17 +190,12 @@ std::optional<Request> RequestReader::next() {
     } else if (!is_inside) {
       is_inside = true;
       refuse(request, "it does not begin with a line request, a tab and its id [bad_request]");
-    } else if (is_too_long_ || request.inputs.size() == kMostInputs) {
+    } else if (is_too_long_ || request.lines.size() == kMostInputs || request.bytes + line_.size() > kLongestRequest) {
       refuse(request, "it is too long [bad_request]");
+      request.lines = {};
     } else if (request.error.empty()) {
-      try {
-        request.inputs.push_back(parse_input(line_));
-      } catch (const RequestError& error) {
-        refuse(request, error.what());
-      } catch (const std::bad_alloc&) {
-        request.inputs.clear();
-        refuse(request, "there is no memory for it [bad_request]");
-      }
+      request.lines.push_back(line_);
+      request.bytes += line_.size();
     }
   }
   if (!is_inside) {
@@ -203,6 +203,22 @@ std::optional<Request> RequestReader::next() {
   }
   refuse(request, "it has no end [bad_request]");
   return request;
+}
+
+void parse_inputs(Request& request) {
+  try {
+    for (std::string& line : request.lines) {
+      request.inputs.push_back(parse_input(std::exchange(line, {})));
+    }
+  } catch (const RequestError& error) {
+    request.error = error.what();  // also if the request has no end: the first mistake explains the others
+  } catch (const std::bad_alloc&) {
+    request.error = "there is no memory for it [bad_request]";
+  }
+  request.lines = {};
+  if (!request.error.empty()) {
+    request.inputs = {};
+  }
 }
 
 std::string format_answer(const Request& request, const std::string& version, const std::vector<Array>& outputs) {

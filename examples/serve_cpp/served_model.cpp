@@ -127,7 +127,8 @@ void load_fbgemm(const std::string& directory) {
 }
 
 void load_library(const std::string& path) {
-  if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+  const std::string at = path.find('/') == std::string::npos ? "./" + path : path;  // or it is not looked for here
+  if (dlopen(at.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
     throw FileError(std::string("a library with operators cannot be loaded: ") + dlerror() + " [no_library]");
   }
 }

@@ -60,7 +60,7 @@ def build_formats(folder: Path) -> Path:
     """Compile what reads files and requests, without torch but with sanitizers, and return the program."""
     program = folder / "served_formats"
     sources = [Path(__file__).with_name("served_formats.cpp")]
-    sources += [SOURCES / f"{name}.cpp" for name in ("manifest", "model_file", "requests")]
+    sources += [SOURCES / f"{name}.cpp" for name in ("input", "manifest", "model_file", "requests")]
     sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     compiler = os.environ.get("CXX", "c++").split()
     _run([*compiler, "-std=c++20", "-O1", "-g1", *sanitizers, f"-I{SOURCES}", *sources, "-lz", "-o", program])

@@ -3,9 +3,9 @@
 // standard input.
 
 #include <cstdio>
-#include <iostream>
 
 #include "errors.h"
+#include "input.h"
 #include "manifest.h"
 #include "model_file.h"
 #include "requests.h"
@@ -22,8 +22,10 @@ int main(int count, char** arguments) {
       std::printf("error\t%s\t%s\n", arguments[each], error.what());
     }
   }
-  serve::RequestReader reader(std::cin);
-  while (const auto request = reader.next()) {
+  serve::Input input("-");
+  serve::RequestReader reader(input);
+  while (auto request = reader.next()) {
+    serve::parse_inputs(*request);
     const std::string text = request->error.empty() ? serve::format_answer(*request, "-", request->inputs)
                                                     : serve::format_error(*request, "-", request->error);
     std::fwrite(text.data(), 1, text.size(), stdout);
