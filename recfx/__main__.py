@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -73,6 +74,8 @@ def _quantize(given: Sequence[str]) -> str | dict[str, str | None] | None:
     plain = [form for table, _, form in pairs if not table]
     if plain and len(given) > 1:
         raise UsageError("--quantize takes one format for all tables, or table=format for each of some")
+    if twice := sorted({table for table, _, _ in pairs if sum(table == other for other, _, _ in pairs) > 1}):
+        raise UsageError(f"--quantize names {', '.join(twice)} more than once")
     return plain[0] if plain else {table: form for table, _, form in pairs} or None
 
 
@@ -114,6 +117,8 @@ def _factory(name: str) -> Callable[[], object]:
     module_name, colon, attribute = name.partition(":")
     if not (module_name and colon and attribute):
         raise UsageError(f"{name!r} is not module:factory")
+    if module_name.startswith(".") or "/" in module_name:
+        raise UsageError(f"name the module {module_name!r} as it is imported: package.module, not the path of a file")
     try:
         found: object = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -126,7 +131,19 @@ def _factory(name: str) -> Callable[[], object]:
         found = getattr(found, part)
     if isinstance(found, nn.Module) or not callable(found):
         raise UsageError(f"{name} is a {type(found).__name__}, not a function that returns a model")
+    if needed := _needed_arguments(found):
+        raise UsageError(f"{name} needs arguments ({', '.join(needed)}): name a function that takes none")
     return found
+
+
+def _needed_arguments(function: Callable[..., object]) -> list[str]:
+    """Names of the arguments without a default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # built-in functions may have none
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in optional]
 
 
 if __name__ == "__main__":

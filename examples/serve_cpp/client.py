@@ -41,15 +41,23 @@ def request_text(id: str, inputs: Mapping[str, torch.Tensor]) -> str:
 
 
 def parse_answers(lines: Iterable[str]) -> Iterator[Answer]:
-    """The answers in what the server prints, as soon as they are there."""
+    """The answers in what the server prints, as soon as they are there.
+
+    Raises:
+        EOFError: the server has ended within an answer.
+    """
     lines = iter(lines)
     for line in lines:
+        if not line.endswith("\n"):
+            raise EOFError(f"the server has ended within the line {line[:80]!r}")
         kind, id, version, *message = line.rstrip("\n").split("\t")
         if kind == "error":
             yield Answer(id, version, error=message[0])
             continue
         outputs = {}
-        while (line := next(lines)) != "end\n":
+        while (line := next(lines, "")) != "end\n":
+            if not line.endswith("\n"):
+                raise EOFError(f"the server has ended within its answer to request {id}")
             name, dtype, shape, numbers = line.rstrip("\n").split("\t")
             parse = float if dtype.startswith("float") else int
             values = torch.tensor([parse(number) for number in numbers.split()], dtype=getattr(torch, dtype))

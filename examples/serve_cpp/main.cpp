@@ -350,6 +350,7 @@ int run(const Options& options) {
     load_library(library);
   }
   set_threads_within_requests(1);  // threads answer requests side by side instead
+  optimize_once();
   if (options.check) {
     return check_files(options.models);
   }

@@ -4,6 +4,7 @@
 #include <c10/core/InferenceMode.h>
 #include <caffe2/serialize/read_adapter_interface.h>
 #include <dlfcn.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/script.h>
 
 #include <algorithm>
@@ -134,6 +135,8 @@ void load_library(const std::string& path) {
 }
 
 void set_threads_within_requests(int threads) { at::set_num_threads(threads); }
+
+void optimize_once() { torch::jit::getProfilingMode() = false; }
 
 struct ServedModel::Module {
   torch::jit::Module script;

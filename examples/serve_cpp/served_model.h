@@ -19,6 +19,10 @@ void load_library(const std::string& path);
 // How many threads torch uses within one request.
 void set_threads_within_requests(int threads);
 
+// Let TorchScript optimize a model in its first request alone. Otherwise it watches that one and optimizes in the next,
+// which makes both slower, and later ones no faster.
+void optimize_once();
+
 class ServedModel {
  public:
   // Checks the file, then loads it. Throws a FileError.

@@ -59,7 +59,7 @@ def export_from_ranks(
     """
     ranks = Ranks(model, group)
     model = _without_replicas(model)
-    given = ranks.agree(lambda: {key: str(value) for key, value in arguments.items()})
+    given = ranks.agree(lambda: {key: _text(value) for key, value in arguments.items()})
     ranks.agree(lambda: _check_alike(given))
     ranks.agree(lambda: check() if ranks.rank == 0 else None)
     small = with_stand_ins(model, sharded_collections(model))
@@ -72,6 +72,11 @@ def export_from_ranks(
         result: _Result = ranks.follow()
         return result
     return ranks.lead(lambda: export(small, outputs, sources))
+
+
+def _text(argument: Any) -> str:
+    """The same for equal arguments, whatever the order of a dict."""
+    return str(dict(sorted(argument.items(), key=str)) if isinstance(argument, Mapping) else argument)
 
 
 def _check_alike(given: list[dict[str, str]]) -> None:

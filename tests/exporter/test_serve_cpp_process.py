@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import resource
@@ -200,6 +201,17 @@ def test_answers_that_nobody_reads_end_the_server_with_an_error(
     server.input.flush()
     assert "Broken pipe [no_output]" in server.said("error\tanswers cannot be written")
     assert server.process.wait(60) == 1
+
+
+def test_output_that_is_cut_off(program: Path, files: list[Path]) -> None:
+    """Of a server that was killed: what is there is read, and the rest is an error."""
+    output = run(program, files[0], text="".join(request_text(id, GOOD) for id in "12")).stdout
+    second = output.index("answer\t2")
+    for end in (second + 4, second + 10, len(output) - 20, len(output) - 4, len(output) - 1):
+        answers = parse_answers(io.StringIO(output[:end]))
+        assert next(answers).id == "1"
+        with pytest.raises(EOFError):
+            next(answers)
 
 
 def test_requests_that_cannot_be_read(program: Path, files: list[Path], tmp_path: Path) -> None:

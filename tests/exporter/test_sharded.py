@@ -161,6 +161,12 @@ def test_replicas_of_parts_of_the_model(tmp_path: Path) -> None:
     assert all(torch.equal(output, answer) for output, answer in zip(found, wanted, strict=True))
 
 
+def test_arguments_are_compared_whatever_the_order_of_a_dict(tmp_path: Path) -> None:
+    case = case_of("tables", LRU)
+    ranks(2).run(in_another_order, case, trained_alone(case).state_dict(), tmp_path / "model.pt")
+    assert (tmp_path / "model.pt").exists()
+
+
 # Errors
 
 
@@ -216,6 +222,12 @@ class _Interrupted:
                 raise KeyboardInterrupt
 
         return call
+
+
+def in_another_order(rank: int, world_size: int, case: Case, before: State, path: Path) -> None:
+    formats = {"a": "int8", "b": "fp16"}
+    options = formats if rank else dict(reversed(formats.items()))
+    recfx.export(sharded(case, before, world_size), path, sample_of(case), quantize=options)
 
 
 def _raise(error: BaseException) -> Any:
