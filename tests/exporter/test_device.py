@@ -48,14 +48,18 @@ def test_files_have_no_operators_but_those_that_they_are_allowed(model: nn.Modul
     assert {target.__module__ for target in called if not isinstance(target, torch._ops.OpOverload)} <= {"_operator"}
 
 
-@pytest.mark.parametrize("small", [2**16, 16], ids=["filled in memory", "filled in the file"])
-@pytest.mark.parametrize("quantize", [None, "fp16", "int8", "int4", {"mean": "int4", "adopted": "fp16"}])
+MIXED = {"mean": "int4", "adopted": "fp16"}
+
+
+@pytest.mark.parametrize(
+    ("quantize", "small"),
+    [(None, 2**16), ("fp16", 2**16), ("int8", 2**16), ("int4", 2**16), (MIXED, 2**16), (MIXED, 16)],
+    ids=["none", "fp16", "int8", "int4", "mixed", "mixed, filled in the file"],
+)
 @pytest.mark.parametrize("is_weighted", [False, True], ids=["plain", "weighted"])
 def test_it_answers_as_the_file_for_the_cpu(
     is_weighted: bool, quantize: Any, small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if small == 16 and not isinstance(quantize, dict):
-        pytest.skip("one quantization is enough to see that parts of the file are filled")
     monkeypatch.setattr(write_file, "SMALL", small)
     model = trained(is_weighted)
     usual = recfx.export(model, tmp_path / "cpu", call(6, is_weighted=is_weighted), quantize=quantize)

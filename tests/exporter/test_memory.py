@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from tests.exporter import memory_worker
+from tests.support.forked_script import run_script
 
 MEGABYTES = 300
 MOST = 0.3
 """Of the model's size, beyond the model itself; a copy of one of its two tables would be 0.5."""
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.exporter.memory_worker", *map(str, arguments)]
-    pipe = subprocess.PIPE
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
-
-
-def share(process: subprocess.Popen[str]) -> tuple[float, str]:
+def share(*arguments: object) -> tuple[float, str]:
     """Which part of the model's size an export took more, and what it showed."""
-    out, shown = process.communicate(timeout=120)
-    assert process.returncode == 0, shown
-    return float(out.splitlines()[-1]), shown
+    done = run_script(Path(memory_worker.__file__), *map(str, arguments))
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout.splitlines()[-1]), done.stderr
 
 
 @pytest.mark.parametrize(("kind", "quantize"), [("adopted", "none"), ("hashed", "none"), ("hashed", "int8")])
 def test_no_table_is_copied(kind: str, quantize: str, tmp_path: Path) -> None:
-    taken, shown = share(start(tmp_path / "model.pt", MEGABYTES, kind, quantize))
+    taken, shown = share(tmp_path / "model.pt", MEGABYTES, kind, quantize)
     assert taken < MOST
     assert ("export: 100%" in shown) == (quantize == "none")  # the bar is for files of 256 MB and more
     assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]
@@ -38,6 +32,7 @@ def test_no_table_is_copied(kind: str, quantize: str, tmp_path: Path) -> None:
 
 def test_no_rank_holds_more_than_its_shards_and_an_index(tmp_path: Path) -> None:
     path, store = tmp_path / "model.pt", tmp_path / "store"
-    ranks = [start(path, MEGABYTES, "hashed", "none", rank, 2, store) for rank in range(2)]
-    assert all(taken < MOST for taken, _ in map(share, ranks))
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda rank: share(path, MEGABYTES, "hashed", "none", rank, 2, store), range(2)))
+    assert all(taken < MOST for taken, _ in answers)
     assert path.stat().st_size > MEGABYTES * 2**20

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from torch import nn
 import recfx
 from recfx.exporter import export, write_file
 from tests.exporter.hashed_models import call, trained
+from tests.support.forked_script import run_script
 from tests.support.interrupts import interrupt, places
 
 
@@ -126,8 +125,7 @@ def test_no_room_for_the_file_is_an_error_and_does_not_end_the_process(format: s
         except recfx.ExportError as error:
             print(error)
     """
-    command = [sys.executable, "-c", code, format]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = run_script(code, format, directory=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "[cannot_write] model.pt cannot be written: File too large" in done.stdout
     assert (tmp_path / "model.pt").read_text() == "old"

@@ -41,7 +41,7 @@ def test_the_file_answers_as_the_model_does(case: Case, tmp_path: Path) -> None:
         assert [module.training for module in model.modules()] == was_training
         assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
         model.eval()
-        compared = 0
+        loaded, compared = load(tmp_path / "model.pt"), 0
         for batch_size in (7, 1, 0):
             try:
                 call = case.sample(batch_size)
@@ -50,9 +50,8 @@ def test_the_file_answers_as_the_model_does(case: Case, tmp_path: Path) -> None:
                 assert batch_size == 0
                 continue
             pattern = return_pattern(wanted)
-            found = list(
-                take_apart(return_pattern(answer := run_model(load(tmp_path / "model.pt"), call)), answer).items()
-            )
+            answer = run_model(loaded, call)
+            found = list(take_apart(return_pattern(answer), answer).items())
             expected = list(take_apart(pattern, wanted).items())
             assert first_difference(expected, found, case.rtol, case.atol) is None, batch_size
             compared += len(expected)

@@ -5,7 +5,6 @@ import logging
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 from recfx.kernels import library
 from recfx.kernels.private_files import UnsafeError
+from tests.support.forked_script import run_script
 
 FALLBACK_SCRIPT = """
 import logging, sys, torch
@@ -106,11 +106,7 @@ def test_without_compiler(tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, c
 
 
 def test_index_works_on_the_references_without_library(tmp_path: Path) -> None:
-    environment = {**os.environ, "CXX": "/no/such/compiler", "RECFX_BUILD_DIR": str(tmp_path)}
-    root = Path(__file__).resolve().parents[2]
-    finished = subprocess.run(
-        [sys.executable, "-c", FALLBACK_SCRIPT], capture_output=True, text=True, cwd=root, env=environment, check=False
-    )
+    finished = run_script(FALLBACK_SCRIPT, environment={"CXX": "/no/such/compiler", "RECFX_BUILD_DIR": str(tmp_path)})
     assert finished.returncode == 0, finished.stderr
     assert "/no/such/compiler" in finished.stdout
     assert finished.stderr.count("C++ operators are not available") == 1
@@ -309,15 +305,11 @@ def test_processes_that_build_at_once(tiny_sources: Path) -> None:
         "import pathlib, sys; from recfx.kernels import library;"
         "library._SOURCES = pathlib.Path(sys.argv[1]); print(library.build())"
     )
-    root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-c", script, str(tiny_sources)]
-    processes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root) for _ in range(2)
-    ]
-    finished = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], finished
-    assert len({out for out, _ in finished}) == 1
-    assert sum(error.count("compiling the C++ operators") for _, error in finished) == 1
+    with ThreadPoolExecutor(2) as pool:
+        finished = list(pool.map(lambda _: run_script(script, str(tiny_sources), environment=os.environ), range(2)))
+    assert [done.returncode for done in finished] == [0, 0], finished
+    assert len({done.stdout for done in finished}) == 1
+    assert sum(done.stderr.count("compiling the C++ operators") for done in finished) == 1
     library.build()
 
 
