@@ -94,9 +94,7 @@ class Signature:
         for name, pattern in zip(self.parameters, self.patterns, strict=True):
             if name in given:
                 _flatten(given[name], pattern, name, values)
-            elif pattern.kind != "constant" or (
-                self.order and not _is_constant(self.defaults.get(name), pattern.value)
-            ):
+            elif pattern.kind != "constant" or (self.order and not is_constant(self.defaults.get(name), pattern.value)):
                 built_in = f"; {pattern.value!r} is built in" if pattern.kind == "constant" else ""
                 raise _wrong(f"argument {name} is missing{built_in}.")
         return values
@@ -116,7 +114,7 @@ class Signature:
             if name not in order and name not in self.defaults:
                 sample = ", ".join(self.parameters)
                 raise _wrong(f"it has no argument {name!r}; the sample had {len(self.parameters)}: {sample}.")
-            if name not in self.defaults or not _is_constant(value, self.defaults[name]):
+            if name not in self.defaults or not is_constant(value, self.defaults[name]):
                 raise _wrong(f"argument {name!r} was not in the sample that the model was exported with.")
         return given | kwargs
 
@@ -157,7 +155,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _is_constant(value: Any, wanted: Any) -> bool:
+def is_constant(value: Any, wanted: Any) -> bool:
     """Whether a value is this constant; NaN is itself."""
     return type(value) is type(wanted) and (value == wanted or (value != value and wanted != wanted))
 
@@ -240,7 +238,7 @@ def _flatten(value: Any, pattern: Pattern, where: str, values: list[Any]) -> Non
             raise _wrong(f"{where} is a {type(value).__name__}, not a JaggedTensor.")
         values.append(value)
     elif pattern.kind == "constant":
-        if not _is_constant(value, pattern.value):
+        if not is_constant(value, pattern.value):
             raise _wrong(f"{where} is {value!r}, but the model was exported with {pattern.value!r}, which is built in.")
     else:
         for key, item, each in _items(value, pattern, where):

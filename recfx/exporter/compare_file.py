@@ -2,7 +2,7 @@
 
 A file with the model's own rows is compared with the model. Quantized rows change what the model answers by more than
 any error of the program would, so the program is compared with the model's own code around collections that hold the
-file's rows. So are bigger batches of a model whose tables are elsewhere.
+file's rows. So are other batches of a model whose tables are elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from recfx.diagnostics import Diagnostic
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.artifacts import Artifact
 from recfx.exporter.buffers import Filling
-from recfx.exporter.compare_outputs import first_difference, largest_output_difference, resized, run_model
+from recfx.exporter.compare_outputs import first_difference, largest_output_difference, run_model
 from recfx.exporter.model_copies import fresh_copy
 from recfx.exporter.returns import take_apart
 from recfx.exporter.served_collection import ServedCollection
@@ -33,6 +33,7 @@ class Comparison:
     Args:
         model: converted; it does not change.
         sample: one call of it.
+        others: calls with other batches, by name.
         outputs: what the model with its tables answers.
         has_tables: whether ``model`` itself has its tables.
         served: the exported graph of each collection, by ``id`` of the collection.
@@ -44,6 +45,7 @@ class Comparison:
         self,
         model: nn.Module,
         sample: Sample,
+        others: Mapping[str, Sample],
         outputs: Any,
         has_tables: bool,
         served: Mapping[int, ServedCollection],
@@ -57,7 +59,7 @@ class Comparison:
         self._has_tables = has_tables
         self._sample = sample
         self._outputs = self._by_name(outputs)
-        self._bigger = resized(model, sample)
+        self._others = others
 
     def largest_difference(
         self, artifact: Artifact, fillings: list[Filling], content: Mapping[str, torch.Tensor]
@@ -75,9 +77,8 @@ class Comparison:
             filled = {each.buffer.data_ptr(): content[each.name] for each in fillings if each.name in content}
             reference = self._around_stored_rows(filled)
         largest = 0.0
-        for call in (self._sample, self._bigger):
-            if call is None:
-                continue
+        for name, call in {"": self._sample, **self._others}.items():
+            batch = f"for {name}, " if name else ""
             leaves = self._signature.flatten(call.args, call.kwargs)
             wanted = self._outputs
             if call is not self._sample or not is_exact:
@@ -85,10 +86,10 @@ class Comparison:
             try:
                 found = list(run_model(artifact.named, Sample(*leaves)).items())
             except Exception as error:  # programs raise errors of many types
-                return Diagnostic("export_differs", "", f"the file raises {type(error).__name__}: {error}")
+                return Diagnostic("export_differs", "", f"{batch}the file raises {type(error).__name__}: {error}")
             difference = first_difference(wanted, found)
             if difference is not None:
-                return Diagnostic("export_differs", "", f"the file answers differently: {difference}")
+                return Diagnostic("export_differs", "", f"{batch}the file answers differently: {difference}")
             if call is self._sample:
                 largest = largest_output_difference(self._outputs, found)
         return largest

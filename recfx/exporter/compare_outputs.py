@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from recfx.tracing.sample import Sample
 from recfx.verification.compare_tensors import Difference, compare_tensors, largest_difference
 
 _SEED = 20_261_122
+_BIGGER, _ONE = "a bigger batch", "a batch of one"
 
 
 def run_model(run: Callable[..., Any], sample: Sample) -> Any:
@@ -25,13 +26,22 @@ def run_model(run: Callable[..., Any], sample: Sample) -> Any:
 
 def resized(model: nn.Module, sample: Sample) -> Sample | None:
     """The sample with a bigger batch; None if its batch size is not known, or the model does not take it."""
-    bigger = sample.resized()
-    try:
-        if bigger is not None:
-            run_model(fresh_copy(model)[0], bigger)
-    except Exception:  # whatever the user's code raises
-        return None
-    return bigger
+    return next((call for name, call, _ in other_batches(model, sample) if name == _BIGGER), None)
+
+
+def other_batches(model: nn.Module, sample: Sample) -> Iterator[tuple[str, Sample, Any]]:
+    """Calls with other batches than the sample's, as far as the model takes them: their names, and its answers."""
+    calls = {_BIGGER: sample.resized(), _ONE: sample.first(), "a batch without ids": sample.without_ids()}
+    refused: set[str] = set()
+    for name, call in calls.items():
+        if call is None or (name == _ONE and _BIGGER in refused):  # what is not of the batch could be broadcast
+            continue
+        try:
+            answer = run_model(fresh_copy(model)[0], call)
+        except Exception:  # whatever the user's code raises
+            refused.add(name)
+            continue
+        yield name, call, answer
 
 
 def first_difference(

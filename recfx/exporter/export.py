@@ -20,14 +20,14 @@ from recfx.exporter.artifacts import FILE_FORMATS, Artifact, FileFormat
 from recfx.exporter.buffers import Filling
 from recfx.exporter.checkpoint_export import export_from_checkpoint
 from recfx.exporter.compare_file import Comparison
-from recfx.exporter.compare_outputs import run_model
+from recfx.exporter.compare_outputs import other_batches, run_model
 from recfx.exporter.device_export import device_of, on_host
 from recfx.exporter.manifest import make_manifest
 from recfx.exporter.model_copies import fresh_copy, sample_failed, uncounted
 from recfx.exporter.quantization import stored_dtypes
 from recfx.exporter.ranks import agree, group_of
 from recfx.exporter.report import ExportReport, TableSize
-from recfx.exporter.returns import return_pattern
+from recfx.exporter.returns import check_alike, return_pattern
 from recfx.exporter.served_collection import ServedCollection, local_tables, serve_tables
 from recfx.exporter.sharded_export import Sources, export_from_ranks
 from recfx.exporter.target import as_path, check_target, destination, disk_errors, temporary_name
@@ -82,7 +82,7 @@ def export(
         the report: sizes and errors per table, graph, passes.
 
     Raises:
-        ExportError: ``invalid_argument``, ``unsupported_argument``, ``not_scriptable``,
+        ExportError: ``invalid_argument``, ``unsupported_argument``, ``unsupported_output``, ``not_scriptable``,
             ``not_exportable``, ``sample_failed``, ``cannot_write``, ``rows_out_of_range``; of a sharded model, on all
             ranks, also ``ranks_differ``, ``other_rank_failed``, ``several_process_groups``, ``model_is_sharded`` (by
             TorchRec alone, or with ``checkpoint``).
@@ -141,6 +141,10 @@ def _export(
     file_format = FILE_FORMATS[format]
     with uncounted(converted):
         signature, returns = signature_of(converted, call), return_pattern(outputs)
+        others: dict[str, Sample] = {}
+        for name, other, answer in other_batches(converted, call):
+            check_alike(returns, return_pattern(answer), name)
+            others[name] = other
         collections = unsharded_collections(converted)
         tables = {name: sources.get(name) or local_tables(each) for name, each in collections.items()}
         specs = {name: tuple(source.spec for source in each.values()) for name, each in tables.items()}
@@ -151,7 +155,7 @@ def _export(
         }
         failures: list[Diagnostic] = []
         graphs: dict[int, nn.Module] = {key: each.graph_module for key, each in served.items()}
-        comparison = Comparison(converted, call, outputs, not sources, served, signature, returns)
+        comparison = Comparison(converted, call, others, outputs, not sources, served, signature, returns)
         for artifact in file_format.make(converted, graphs, signature, returns, call, failures):
             report = _write(
                 target, format, serving, artifact, signature, returns, list(served.values()), comparison, failures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,21 +11,65 @@ from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recfx.errors import ExportError
-from recfx.exporter.arguments import Pattern
+from recfx.exporter.arguments import Pattern, is_constant
 
-_PARTS = {"tensor": ("",), "keyed_tensor": ("values",), "kjt": ("values", "lengths"), "jagged": ("values", "lengths")}
+_WHAT_TO_DO = "return tensors, KeyedTensors, or dicts, lists, tuples and dataclasses of these."
 
 
-def return_pattern(value: Any, name: str = "output") -> Pattern:
-    """The pattern of what a model returned.
+def return_pattern(value: Any) -> Pattern:
+    """The pattern of what a model returned: its first tensor is ``output``, and items add ``.<key>`` to a name.
 
     Args:
         value: what it returned for the sample.
-        name: the name of its first tensor; items add ``.<key>`` to it.
+
+    Raises:
+        ExportError: ``unsupported_output``: something in it has no type in a file, two tensors would have one name, or
+            there is no tensor in it.
+    """
+    found = _pattern(value, "output")
+    names = tensor_names(found)
+    if not names:
+        raise _unsupported("the model returns no tensor.")
+    for name in names:
+        if names.count(name) > 1:
+            raise _unsupported(f"two tensors that the model returns would be {name!r} in the file.", "rename a key.")
+    return found
+
+
+def _unsupported(message: str, what_to_do: str = _WHAT_TO_DO) -> ExportError:
+    return ExportError(message, reason="unsupported_output", what_to_do=what_to_do)
+
+
+def check_alike(wanted: Pattern, found: Pattern, batch: str, where: str = "output") -> None:
+    """Refuse a model that returns something else for another batch, but for the content of tensors.
+
+    A file would return what the sample's answer had.
+
+    Args:
+        wanted: the pattern of what it returns for the sample.
+        found: the pattern of what it returns for the other batch.
+        batch: what that is, for messages.
+        where: the name of this part of the answer.
 
     Raises:
         ExportError: ``unsupported_output``.
     """
+    if wanted.kind == found.kind == "constant" and not is_constant(wanted.value, found.value):
+        values = f"{wanted.value!r} for the sample, and {found.value!r} for {batch}"
+        raise _unsupported(
+            f"{where} of the model is {values}: what is not a tensor would be built in.", "return a tensor there."
+        )
+    if _alone(wanted) != _alone(found):
+        raise _unsupported(f"the model returns something else in {where} for {batch} than for the sample.")
+    for key, one, other in zip(wanted.keys, wanted.items, found.items, strict=False):  # the keys of a KJT have no items
+        check_alike(one, other, batch, f"{where}.{key}")
+
+
+def _alone(pattern: Pattern) -> Pattern:
+    return replace(pattern, items=(), value=None if pattern.kind == "constant" else pattern.value)
+
+
+def _pattern(value: Any, name: str) -> Pattern:
     if isinstance(value, LazyAwaitable):
         value = value.wait()
     if isinstance(value, torch.Tensor):
@@ -32,20 +77,16 @@ def return_pattern(value: Any, name: str = "output") -> Pattern:
     if isinstance(value, KeyedTensor):
         return Pattern("keyed_tensor", name, tuple(value.keys()), value=list(value.length_per_key()))
     if isinstance(value, KeyedJaggedTensor):
-        return Pattern("kjt", name, tuple(value.keys()))
+        return Pattern("kjt", name, tuple(value.keys()), is_weighted=value.weights_or_none() is not None)
     if isinstance(value, JaggedTensor):
-        return Pattern("jagged", name)
+        return Pattern("jagged", name, is_weighted=value.weights_or_none() is not None)
     if value is None or isinstance(value, (bool, int, float, str)):
         return Pattern("constant", value=value)
     items = _items(value)
     if items is None:
-        raise ExportError(
-            f"the model returns a {type(value).__name__}.",
-            reason="unsupported_output",
-            what_to_do="return tensors, KeyedTensors, or dicts, lists, tuples and dataclasses of these.",
-        )
+        raise _unsupported(f"the model returns a {type(value).__name__}.")
     kind, keys = items[0], tuple(items[1])
-    parts = tuple(return_pattern(item, f"{name}.{key}") for key, item in items[1].items())
+    parts = tuple(_pattern(item, f"{name}.{key}") for key, item in items[1].items())
     return Pattern(kind, "", keys, parts, type_name=type(value).__name__)
 
 
@@ -64,16 +105,23 @@ def _items(value: Any) -> tuple[str, dict[str, Any]] | None:
 def tensor_names(pattern: Pattern) -> list[str]:
     """The names of its tensors, in order."""
     return [
-        f"{leaf.name}.{part}" if len(_PARTS[leaf.kind]) > 1 else leaf.name
+        f"{leaf.name}.{part}" if leaf.kind in ("kjt", "jagged") else leaf.name
         for leaf in pattern.leaves()
-        for part in _PARTS[leaf.kind]
+        for part in _parts(leaf)
     ]
+
+
+def _parts(leaf: Pattern) -> list[str]:
+    """The methods that give its tensors; ``""`` for a tensor itself."""
+    if leaf.kind in ("kjt", "jagged"):
+        return ["values", "lengths", *(["weights"] if leaf.is_weighted else [])]
+    return ["values"] if leaf.kind == "keyed_tensor" else [""]
 
 
 def expressions(pattern: Pattern, expression: str = "output") -> dict[str, str]:
     """By name of each tensor, the TorchScript expression that takes it out of ``expression``."""
     if pattern.name:
-        parts = _PARTS[pattern.kind]
+        parts = _parts(pattern)
         taken = [f"{expression}.{part}()" if part else expression for part in parts]
         return dict(zip(tensor_names(pattern), taken, strict=True))
     found: dict[str, str] = {}
@@ -85,7 +133,7 @@ def expressions(pattern: Pattern, expression: str = "output") -> dict[str, str]:
 def take_apart(pattern: Pattern, value: Any) -> dict[str, Any]:
     """By name, the tensors of a value; of a traced one, too, whose parts are proxies."""
     if pattern.name:
-        parts = _PARTS[pattern.kind]
+        parts = _parts(pattern)
         return dict(zip(tensor_names(pattern), [getattr(value, p)() if p else value for p in parts], strict=True))
     found: dict[str, Any] = {}
     for number, (key, item) in enumerate(zip(pattern.keys, pattern.items, strict=True)):
@@ -109,11 +157,12 @@ def put_together(pattern: Pattern, tensors: dict[str, torch.Tensor]) -> Any:
     """The value that a pattern describes; a dataclass becomes a dict of its fields."""
     if pattern.name:
         found = [tensors[name] for name in tensor_names(pattern)]
+        weights = found[-1] if pattern.is_weighted else None
         if pattern.kind == "keyed_tensor":
             return KeyedTensor(list(pattern.keys), list(pattern.value), found[0])
         if pattern.kind == "kjt":
-            return KeyedJaggedTensor(list(pattern.keys), found[0], lengths=found[1])
-        return JaggedTensor(found[0], lengths=found[1]) if pattern.kind == "jagged" else found[0]
+            return KeyedJaggedTensor(list(pattern.keys), found[0], weights, lengths=found[1])
+        return JaggedTensor(found[0], weights, found[1]) if pattern.kind == "jagged" else found[0]
     if pattern.kind == "constant":
         return pattern.value
     items = [put_together(item, tensors) for item in pattern.items]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,11 +43,25 @@ class Sample:
 
     def resized(self) -> Sample | None:
         """The same call with the first sample repeated at the end, or None if the batch size is not known."""
+        return self._with(lambda batch_size: [*range(batch_size), 0])
+
+    def first(self) -> Sample | None:
+        """The same call with the first sample alone, or None if the batch size is not known."""
+        return self._with(lambda _: [0])
+
+    def without_ids(self) -> Sample | None:
+        """The same call whose bags are empty, or None if it has no KJT."""
+        if _first_keyed_jagged((self.args, self.kwargs)) is None:
+            return None
+        args, kwargs = _changed((self.args, self.kwargs), _emptied)
+        return Sample(*args, **kwargs)
+
+    def _with(self, taken: Callable[[int], list[int]]) -> Sample | None:
         batch_size = _batch_size((self.args, self.kwargs))
         if not batch_size:
             return None
-        take = [*range(batch_size), 0]
-        args, kwargs = _take((self.args, self.kwargs), batch_size, torch.tensor(take))
+        take = torch.tensor(taken(batch_size))
+        args, kwargs = _changed((self.args, self.kwargs), lambda value: _take(value, batch_size, take))
         return Sample(*args, **kwargs)
 
 
@@ -129,7 +144,42 @@ def _first_keyed_jagged(value: Any) -> KeyedJaggedTensor | None:
     return None
 
 
-def _take(value: Any, batch_size: int, take: torch.Tensor) -> Any:
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same nest with other tensors and KJTs."""
+    if isinstance(value, (KeyedJaggedTensor, torch.Tensor)):
+        return change(value)
+    if type(value) in (list, tuple):
+        return type(value)(_changed(item, change) for item in value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_changed(item, change) for item in value))
+    if isinstance(value, dict):
+        return {key: _changed(item, change) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        duplicate = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(duplicate, field.name, _changed(getattr(value, field.name), change))
+        return duplicate
+    return value
+
+
+def _emptied(value: KeyedJaggedTensor | torch.Tensor) -> KeyedJaggedTensor | torch.Tensor:
+    """A KJT without ids."""
+    if isinstance(value, torch.Tensor) or value.variable_stride_per_key():
+        return value
+    weights = value.weights_or_none()
+    return KeyedJaggedTensor(
+        value.keys(),
+        value.values()[:0],
+        None if weights is None else weights[:0],
+        lengths=torch.zeros_like(value.lengths()),
+        stride=value.stride(),
+    )
+
+
+def _take(
+    value: KeyedJaggedTensor | torch.Tensor, batch_size: int, take: torch.Tensor
+) -> KeyedJaggedTensor | torch.Tensor:
+    """These samples of a batch."""
     if isinstance(value, KeyedJaggedTensor):
         if value.variable_stride_per_key() or value.stride() != batch_size:
             return value
@@ -142,17 +192,6 @@ def _take(value: Any, batch_size: int, take: torch.Tensor) -> Any:
         if weights is not None:
             weights.requires_grad_(requires_grad)
         return KeyedJaggedTensor(value.keys(), values, weights, lengths=lengths, stride=take.numel())
-    if isinstance(value, torch.Tensor):
-        if value.dim() == 0 or value.shape[0] != batch_size:
-            return value
-        return value.detach().index_select(0, take.to(value.device)).requires_grad_(value.requires_grad)
-    if type(value) in (list, tuple):
-        return type(value)(_take(item, batch_size, take) for item in value)
-    if isinstance(value, dict):
-        return {key: _take(item, batch_size, take) for key, item in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        duplicate = copy.copy(value)
-        for field in dataclasses.fields(value):
-            object.__setattr__(duplicate, field.name, _take(getattr(value, field.name), batch_size, take))
-        return duplicate
-    return value
+    if value.dim() == 0 or value.shape[0] != batch_size:
+        return value
+    return value.detach().index_select(0, take.to(value.device)).requires_grad_(value.requires_grad)

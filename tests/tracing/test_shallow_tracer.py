@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -207,6 +207,31 @@ def test_a_resized_sample_has_the_first_one_again() -> None:
     assert extra.features.stride() == 3
     assert resized.kwargs["flag"] is True
     assert sample.kwargs["extra"].mask.shape == (2,)
+
+
+def test_a_sample_of_one_and_a_sample_without_ids() -> None:
+    sample = full_sample()
+    first, empty = sample.first(), sample.without_ids()
+    assert first is not None
+    assert empty is not None
+    assert first.args[1][0].values().tolist() == [1, 2]
+    assert (first.args[1][0].stride(), first.args[0].shape[0]) == (1, 1)
+    assert torch.equal(empty.args[0], sample.args[0])
+    weighted = empty.args[1][0]
+    assert (weighted.values().numel(), weighted.weights().numel(), weighted.lengths().tolist()) == (0, 0, [0, 0])
+    assert recfx.Sample(torch.rand(2, 3)).without_ids() is None
+
+
+class Named(NamedTuple):
+    """A batch."""
+
+    dense: torch.Tensor
+
+
+def test_a_named_tuple_is_resized() -> None:
+    resized = recfx.Sample(Named(torch.rand(2, 3))).resized()
+    assert resized is not None
+    assert resized.args[0].dense.shape == (3, 3)
 
 
 def test_a_sample_without_a_batch_size_cannot_be_resized() -> None:

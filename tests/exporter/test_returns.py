@@ -1,0 +1,111 @@
+"""What a model returns comes out of its file as it was, or the model is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+import recfx
+
+FORMATS = ["torchscript", "pt2"]
+
+
+class Returns(nn.Module):
+    """Returns what a function makes of the pooled values and the batch."""
+
+    def __init__(self, make: Callable[[torch.Tensor, KeyedJaggedTensor], Any]) -> None:
+        super().__init__()
+        table = EmbeddingBagConfig(name="t", embedding_dim=2, num_embeddings=10, feature_names=["f"])
+        self.ebc = EmbeddingBagCollection(tables=[table])
+        self.make = make
+
+    def forward(self, features: KeyedJaggedTensor) -> Any:
+        return self.make(self.ebc(features).values(), features)
+
+
+def batch(size: int = 3, is_weighted: bool = False) -> KeyedJaggedTensor:
+    weights = torch.rand(size) if is_weighted else None
+    return KeyedJaggedTensor(["f"], torch.arange(size), weights, lengths=torch.ones(size, dtype=torch.int64))
+
+
+def export(make: Callable[..., Any], path: Path, format: str, is_weighted: bool = False) -> recfx.LoadedModel:
+    sample = batch(is_weighted=is_weighted)
+    converted = recfx.convert(Returns(make), sample, verify=False)
+    recfx.export(converted, path / "model", sample, format=format)
+    return recfx.load(path / "model")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda values, _: (values, values.shape[0]),
+            r"output\.1 of the model is 3 for the sample, and 4 for a b",
+        ),
+        (lambda values, _: {"n": {"b": values.size(0)}, "v": values}, r"output\.n\.b of the model is 3"),
+        (lambda values, _: {"a.b": values, "a": {"b": values + 1}}, r"would be 'output\.a\.b'"),
+        (
+            lambda values, batch: (values, batch.values().numel() > 0),
+            "True for the sample, and False for a batch",
+        ),
+        (lambda values, _: {"n": 3}, "no tensor"),
+        (lambda values, _: None, "no tensor"),
+        (lambda values, _: values.shape, "no tensor"),
+        (lambda values, batch: {str(number): values for number in range(batch.stride())}, "something else in output"),
+    ],
+)
+def test_answers_that_a_file_would_not_give(
+    make: Callable[..., Any], message: str, format: str, tmp_path: Path
+) -> None:
+    with pytest.raises(recfx.ExportError, match=message) as raised:
+        export(make, tmp_path, format)
+    assert raised.value.reason == "unsupported_output"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_weights_in_an_answer_are_kept(format: str, tmp_path: Path) -> None:
+    loaded = export(lambda values, batch: (values, batch, batch["f"]), tmp_path, format, is_weighted=True)
+    given = batch(5, is_weighted=True)
+    _, features, jagged = loaded(given)
+    for found in (features, jagged):
+        assert torch.equal(found.weights(), given.weights())
+        assert torch.equal(found.values(), given.values())
+        assert torch.equal(found.lengths(), given.lengths())
+
+
+class DependsOnTheBatch(Returns):
+    """Answers some batches in another way."""
+
+    def __init__(self, is_other: Callable[[KeyedJaggedTensor], bool]) -> None:
+        super().__init__(lambda values, _: values)
+        self.is_other = is_other
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        if self.is_other(features):
+            return torch.full([features.stride(), 2], 7.0)
+        return super().forward(features)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("is_other", "name"),
+    [
+        (lambda features: features.values().numel() == 0, "a batch without ids"),
+        (lambda features: features.stride() == 1, "a batch of one"),
+    ],
+)
+def test_batches_whose_sizes_torch_takes_to_be_greater_are_compared(
+    is_other: Callable[[KeyedJaggedTensor], bool], name: str, tmp_path: Path
+) -> None:
+    sample = batch()
+    converted = recfx.convert(DependsOnTheBatch(is_other), sample, verify=False)
+    with pytest.raises(recfx.ExportError, match=f"for {name}, the file answers differently"):
+        recfx.export(converted, tmp_path / "model", sample, format="pt2")
+    assert list(tmp_path.iterdir()) == []
