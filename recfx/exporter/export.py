@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from recfx.conversion.convert import convert
@@ -22,6 +24,7 @@ from recfx.exporter.checkpoint_export import export_from_checkpoint
 from recfx.exporter.compare_file import Comparison
 from recfx.exporter.compare_outputs import other_batches, run_model
 from recfx.exporter.device_export import device_of, on_host
+from recfx.exporter.held_interrupts import held_interrupts
 from recfx.exporter.manifest import make_manifest
 from recfx.exporter.model_copies import fresh_copy, sample_failed, uncounted
 from recfx.exporter.quantization import stored_dtypes
@@ -91,6 +94,22 @@ def export(
     """
     root = model.python_model if isinstance(model, WholeGraph) else unwrap(model)
     group = group_of(root)
+    with contextlib.nullcontext() if group is None else held_interrupts():
+        return _export_model(root, group, path, sample, quantize, format, portable, checkpoint, device)
+
+
+def _export_model(
+    root: nn.Module,
+    group: dist.ProcessGroup | None,
+    path: str | os.PathLike[str],
+    sample: Any,
+    quantize: str | Mapping[str, str | None] | None,
+    format: str,
+    portable: bool,
+    checkpoint: str | os.PathLike[str] | None,
+    device: torch.device | str | None,
+) -> ExportReport:
+    """``export``, with the model without wrappers and the ranks that hold it."""
     place = str(device or "cpu")
     agree(group, partial(_check_arguments, path, format, portable, place, checkpoint, is_sharded=group is not None))
     serving, target, call = _serving_target(format, portable, place), as_path(path), Sample.of(sample)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from recfx.errors import ExportError, RecfxError
+from recfx.exporter.held_interrupts import interrupts, raise_held
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
 from recfx.nodes.dist_groups import sent_on
@@ -52,7 +53,14 @@ def agree(group: dist.ProcessGroup | None, function: Callable[[], _Result]) -> l
             that is not an error of recfx).
     """
     rank = 0 if group is None else group.rank()
-    return on_all_ranks(group, function, lambda error: _as_sent(error, rank))
+
+    def interrupted_or_called() -> _Result:
+        raise_held()
+        result = function()
+        raise_held()
+        return result
+
+    return on_all_ranks(group, interrupted_or_called, lambda error: _as_sent(error, rank))
 
 
 def _as_sent(error: BaseException, rank: int) -> Exception:
@@ -96,7 +104,8 @@ class Ranks:
     def lead(self, export: Callable[[], _Result]) -> _Result:
         """Call ``export`` on rank 0, and give its result to the other ranks, which are in ``follow``."""
         try:
-            result = export()
+            with interrupts(allowed=True):
+                result = export()
         except BaseException as error:  # including Ctrl-C, because the other ranks wait for this one
             if not self._ended:
                 self._end((_as_sent(error, 0), None))
@@ -128,8 +137,9 @@ class Ranks:
         return found
 
     def _gather(self, kind: int, number: int, begin: int, end: int, target: torch.Tensor) -> None:
-        self._command(kind, number, begin, end)
-        self._send(kind, number, begin, end, target)
+        with interrupts(allowed=False):
+            self._command(kind, number, begin, end)
+            self._send(kind, number, begin, end, target)
 
     # The other ranks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,30 @@ def fails(rank: int, world_size: int, case: Case, before: State, path: Path, wha
     return type(raised.value).__name__, getattr(raised.value, "reason", "")
 
 
+def interrupted(rank: int, world_size: int, case: Case, before: State, path: Path, who: int, when: int) -> str:
+    """What export raises if one rank gets Ctrl-C during that exchange, or (0) while the model runs; then it works."""
+    model: Any = sharded(case, before, world_size)
+    exchange, calls = dist.all_gather_object, 0
+
+    def all_gather_object(*arguments: Any, **options: Any) -> None:
+        nonlocal calls
+        exchange(*arguments, **options)
+        calls += 1
+        if calls == when and rank == who:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_gather_object", all_gather_object)
+        if not when and rank == who:
+            model.over.register_forward_hook(lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(BaseException) as raised:
+            recfx.export(model, path, sample_of(case))
+    model.over._forward_hooks.clear()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    recfx.export(model, path.parent / "other.pt", sample_of(case))
+    return getattr(raised.value, "reason", "") or type(raised.value).__name__
+
+
 class _Interrupted:
     """Ctrl-C in the third wait for rank 0."""
 
@@ -265,6 +290,20 @@ def test_an_error_on_one_rank_is_one_on_all_and_the_old_file_stays(
     assert [reason or name for name, reason in found] == [first, second]
     assert (tmp_path / "model.pt").read_text() == "old"
     assert {file.name for file in tmp_path.iterdir()} <= {"model.pt", "other.pt"}
+
+
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("when", [0, 1, 2, 4, 5, 7])
+def test_ctrl_c_on_one_rank_is_told_to_the_others(who: int, when: int, tmp_path: Path) -> None:
+    """``when`` 0: while the model runs; otherwise during that exchange."""
+    (tmp_path / "model.pt").write_text("old")
+    case = case_of("rows", LRU)
+    state = trained_alone(case).state_dict()
+    found = ranks(2).run(interrupted, case, state, tmp_path / "model.pt", who, when)
+    assert found[who] == "KeyboardInterrupt"
+    assert found[1 - who] == "other_rank_failed"
+    assert (tmp_path / "model.pt").read_text() == "old"
+    assert {file.name for file in tmp_path.iterdir()} == {"model.pt", "other.pt"}
 
 
 def refused(rank: int, world_size: int, path: Path) -> list[str]:

@@ -1,0 +1,81 @@
+"""Ctrl-C while ranks work together: raised where the other ranks can be told, and not in the middle of an exchange.
+
+A rank that left an exchange would leave the others waiting, or let them take one message for another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+
+class _Held:
+    """What has become of Ctrl-C.
+
+    Args:
+        handler: what handles it otherwise.
+    """
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self.handler = handler
+        self.has_come = False
+        self.is_allowed = False
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.has_come = True
+        if self.is_allowed:
+            self.raise_now(frame)
+
+    def raise_now(self, frame: FrameType | None = None) -> None:
+        if self.has_come:
+            self.has_come = False
+            self.handler(signal.SIGINT, frame)
+
+
+_held: _Held | None = None
+
+
+@contextlib.contextmanager
+def held_interrupts() -> Iterator[None]:
+    """Keep Ctrl-C until ``raise_held``, or until the end. Does nothing in other threads than the main one."""
+    global _held
+    handler = signal.getsignal(signal.SIGINT)
+    if _held is not None or threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    held = _held = _Held(handler)
+    signal.signal(signal.SIGINT, held.on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        _held = None
+        held.raise_now()
+
+
+def raise_held() -> None:
+    """Raise the Ctrl-C that was kept, if there is one."""
+    if _held is not None:
+        _held.raise_now()
+
+
+@contextlib.contextmanager
+def interrupts(allowed: bool) -> Iterator[None]:
+    """Raise Ctrl-C as soon as it comes, or keep it again."""
+    held = _held
+    if held is None:
+        yield
+        return
+    before, held.is_allowed = held.is_allowed, allowed
+    try:
+        if allowed:
+            held.raise_now()
+        yield
+    finally:
+        held.is_allowed = before
+    if before:
+        held.raise_now()
