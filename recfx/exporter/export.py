@@ -92,6 +92,8 @@ def export(
         CheckpointError: as ``load_checkpoint``; also ``model_on_meta``: a tensor is on meta that was not saved.
         ConversionError: the model is not converted, and cannot be.
     """
+    if not isinstance(model, nn.Module):
+        raise _invalid(f"model is a {type(model).__name__}.", "pass the model, an nn.Module.")
     root = model.python_model if isinstance(model, WholeGraph) else unwrap(model)
     group = group_of(root)
     with contextlib.nullcontext() if group is None else held_interrupts():
@@ -111,7 +113,7 @@ def _export_model(
 ) -> ExportReport:
     """``export``, with the model without wrappers and the ranks that hold it."""
     place = str(device or "cpu")
-    agree(group, partial(_check_arguments, path, format, portable, place, checkpoint, is_sharded=group is not None))
+    agree(group, partial(_check_arguments, path, format, portable, device, checkpoint, is_sharded=group is not None))
     serving, target, call = _serving_target(format, portable, place), as_path(path), Sample.of(sample)
 
     def export_small(small: nn.Module, outputs: Any, sources: Sources) -> ExportReport:
@@ -185,9 +187,13 @@ def _export(
 
 
 def _check_arguments(
-    path: object, format: str, portable: bool, device: str, checkpoint: object, is_sharded: bool
+    path: object, format: str, portable: bool, device: object, checkpoint: object, is_sharded: bool
 ) -> None:
-    _serving_target(format, portable, device)
+    if not isinstance(portable, bool):
+        raise _invalid(f"portable={portable!r} is not a bool.", "pass True or False.")
+    if not isinstance(device, (str, torch.device, type(None))) or str(device).partition(":")[0] in ("", "meta"):
+        raise _invalid(f"device={device!r} cannot serve a file.", "pass a kind of device, such as 'cpu' or 'npu'.")
+    _serving_target(format, portable, str(device or "cpu"))
     as_path(path)
     if checkpoint is not None and is_sharded:
         raise ExportError(
@@ -197,30 +203,28 @@ def _check_arguments(
         )
 
 
+def _invalid(message: str, what_to_do: str) -> ExportError:
+    return ExportError(message, reason="invalid_argument", what_to_do=what_to_do)
+
+
 def _serving_target(format: str, portable: bool, device: str) -> ServingTarget:
     """Which modules serve the nodes of the file; refuses arguments that are wrong."""
-    if format not in FILE_FORMATS:
-        raise ExportError(
-            f"format={format!r} is not a format.",
-            reason="invalid_argument",
-            what_to_do=f"pass one of: {', '.join(FILE_FORMATS)}.",
-        )
+    if not isinstance(format, str) or format not in FILE_FORMATS:
+        raise _invalid(f"format={format!r} is not a format.", f"pass one of: {', '.join(FILE_FORMATS)}.")
     found = FILE_FORMATS[format]
     if device.partition(":")[0] != "cpu":
         if found.elsewhere is None or not portable:
-            raise ExportError(
+            raise _invalid(
                 f"files of format={format!r} and portable={portable} do not run on {device}.",
-                reason="invalid_argument",
-                what_to_do="pass format='torchscript' and portable=True, or device='cpu'.",
+                "pass format='torchscript' and portable=True, or device='cpu'.",
             )
         return found.elsewhere
     if portable:
         return found.target
     if found.native is None:
-        raise ExportError(
+        raise _invalid(
             f"files of format={format!r} are always portable.",
-            reason="invalid_argument",
-            what_to_do="leave out portable=False, or pass format='torchscript'.",
+            "leave out portable=False, or pass format='torchscript'.",
         )
     if not library.load():
         raise ExportError(

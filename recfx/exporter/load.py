@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import re
+import struct
 import warnings
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +23,19 @@ from recfx.exporter.archive import content_checksum
 from recfx.exporter.loaded_program import load_traced
 from recfx.exporter.manifest import read_manifest, returns_from, signature_from, without_checksum
 from recfx.exporter.returns import put_together
+from recfx.exporter.target import as_path
 from recfx.exporter.write_file import MANIFEST_RECORD
 from recfx.kernels import library
 from recfx.serving import ATEN
 
 _TOLD = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reason>[a-z_]+)\]")
 """The last line of an error that a file's own check raises."""
+
+
+_LONGEST_MANIFEST = 2**26
+"""In bytes. A file of no more than some megabytes may claim to hold gigabytes."""
+
+_CODEC_ERRORS = (zlib.error, lzma.LZMAError)
 
 
 def load(path: str | os.PathLike[str], device: torch.device | str | None = None) -> LoadedModel:
@@ -40,11 +50,11 @@ def load(path: str | os.PathLike[str], device: torch.device | str | None = None)
         device: where its tensors go; default: the CPU. Others need a file that was exported for a device.
 
     Raises:
-        ExportError: ``no_file``, ``damaged_file``, ``not_exported``, ``newer_format``, ``other_hash``,
-            ``no_library``, ``wrong_device``.
+        ExportError: ``invalid_argument``, ``no_file``, ``cannot_read``, ``damaged_file``, ``not_exported``,
+            ``newer_format``, ``other_hash``, ``no_library``, ``wrong_device``.
     """
-    found = Path(path)
-    if not found.is_file():
+    found = as_path(path)
+    if not os.path.isfile(found):  # False for a name that is too long
         raise ExportError(f"{found} is not a file.", reason="no_file", what_to_do="export a model to it first.")
     text = _checked_manifest(found)
     manifest = read_manifest(text, found)
@@ -81,9 +91,19 @@ def _checked_manifest(path: Path) -> str | None:
             broken = archive.testzip()
             if broken is not None:
                 raise _damaged(path, f"its record {broken} is damaged")
-            names = [name for name in archive.namelist() if name.endswith(MANIFEST_RECORD)]
-            return archive.read(names[0]).decode() if len(names) == 1 else None
-    except (zipfile.BadZipFile, EOFError, UnicodeDecodeError) as error:
+            found = [each for each in archive.infolist() if each.filename.endswith(MANIFEST_RECORD)]
+            if len(found) != 1 or found[0].file_size > _LONGEST_MANIFEST:
+                return None
+            return archive.read(found[0]).decode()
+    except PermissionError as error:
+        raise ExportError(
+            f"{path} cannot be read: {error.strerror}.",
+            reason="cannot_read",
+            what_to_do="run as a user who may read it.",
+        ) from error
+    except ExportError:
+        raise
+    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError, struct.error, *_CODEC_ERRORS) as error:
         raise _damaged(path, f"it is cut off, or was not written by recfx.export ({error})") from error
 
 

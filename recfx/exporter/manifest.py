@@ -75,13 +75,13 @@ def read_manifest(text: object, path: object) -> dict[str, Any]:
         path: the file, for messages.
 
     Raises:
-        ExportError: ``not_exported``, ``newer_format``, ``other_hash``.
+        ExportError: ``not_exported``, ``newer_format``, ``other_hash``, ``damaged_file``.
     """
     try:
         found = json.loads(text) if isinstance(text, str) else None
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # numbers may be too long, and lists too deep
         found = None
-    if not isinstance(found, dict) or not isinstance(found.get("format_version"), int):
+    if not isinstance(found, dict) or type(found.get("format_version")) is not int or found["format_version"] < 1:
         raise ExportError(
             f"{path} has no manifest of recfx.",
             reason="not_exported",
@@ -100,6 +100,15 @@ def read_manifest(text: object, path: object) -> dict[str, Any]:
             reason="other_hash",
             what_to_do="export the model again with this version.",
         )
+    try:
+        signature_from(found)
+        returns_from(found)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ExportError(
+            f"{path} cannot be loaded: its manifest is not one that recfx writes ({type(error).__name__}: {error}).",
+            reason="damaged_file",
+            what_to_do="export the model again, or copy the file again.",
+        ) from error
     return found
 
 
@@ -111,8 +120,11 @@ def without_checksum(text: str) -> str:
 def signature_from(found: dict[str, Any]) -> Signature:
     """The signature that a manifest describes."""
     patterns = tuple(_pattern_from(each) for each in found["arguments"])
-    order, defaults = tuple(found.get("order", ())), found.get("defaults", {})  # which older files lack
-    return Signature(tuple(found["parameters"]), patterns, int(found["positional"]), order, defaults)
+    parameters, positional = _names(found["parameters"]), found["positional"]
+    if len(parameters) != len(patterns) or type(positional) is not int:
+        raise ValueError("its arguments have no names")
+    order, defaults = _names(found.get("order", [])), found.get("defaults", {})  # which older files lack
+    return Signature(parameters, patterns, positional, order, dict(defaults))
 
 
 def returns_from(found: dict[str, Any]) -> Pattern:
@@ -120,6 +132,8 @@ def returns_from(found: dict[str, Any]) -> Pattern:
     return _pattern_from(found["returns"])
 
 
+_LEAVES = ("tensor", "kjt", "jagged", "keyed_tensor")
+_KINDS = (*_LEAVES, "constant", "dict", "list", "tuple", "dataclass")
 _PLAIN = ("kind", "name", "value", "is_weighted", "type_name")
 
 
@@ -130,7 +144,22 @@ def _of_pattern(pattern: Pattern) -> dict[str, Any]:
 
 def _pattern_from(found: dict[str, Any]) -> Pattern:
     items = tuple(_pattern_from(item) for item in found["items"])
-    return Pattern(keys=tuple(found["keys"]), items=items, **{field: found[field] for field in _PLAIN})
+    pattern = Pattern(keys=_names(found["keys"]), items=items, **{field: found[field] for field in _PLAIN})
+    if pattern.kind not in _KINDS or not isinstance(pattern.name, str):
+        raise ValueError(f"nothing is of kind {pattern.kind!r}")
+    if bool(pattern.name) != (pattern.kind in _LEAVES):
+        raise ValueError(f"{pattern.name!r} is the name of a {pattern.kind}")
+    if (pattern.name or pattern.kind == "constant") and items:
+        raise ValueError(f"a {pattern.kind} has items")
+    if (pattern.kind in ("dict", "dataclass") or (items and pattern.keys)) and len(pattern.keys) != len(items):
+        raise ValueError("its items have no keys")
+    return pattern
+
+
+def _names(found: Any) -> tuple[str, ...]:
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise TypeError("a list of names is something else")
+    return tuple(found)
 
 
 def _of_collection(served: ServedCollection) -> list[dict[str, Any]]:

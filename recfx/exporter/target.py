@@ -19,13 +19,21 @@ def as_path(path: object) -> Path:
         ExportError: ``invalid_argument``.
     """
     found = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(found, str) or not found or "\0" in found:
+    if not isinstance(found, str) or not found or not _is_utf8(found):
         raise ExportError(
             f"path is {path!r}, which cannot be the name of a file.",
             reason="invalid_argument",
             what_to_do="pass the path of the file, as a str or a pathlib.Path.",
         )
     return Path(found)
+
+
+def _is_utf8(path: str) -> bool:
+    """Whether torch can open it: file names may hold other bytes, which Python gives as surrogates."""
+    try:
+        return b"\0" not in path.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def destination(target: Path) -> Path:

@@ -92,6 +92,26 @@ def test_recfx_operators_are_for_torchscript(model: nn.Module, tmp_path: Path, m
         assert raised.value.reason == "no_library"
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"model": None}, "model is a NoneType"),
+        ({"model": HashedModel}, "model is a type"),
+        ({"format": ["pt2"]}, "is not a format"),
+        ({"format": "onnx"}, "is not a format"),
+        ({"portable": "no"}, "portable='no' is not a bool"),
+        ({"device": 3}, "device=3 cannot serve a file"),
+        ({"device": ""}, "device='' cannot serve a file"),
+        ({"device": torch.device("meta")}, "cannot serve a file"),
+    ],
+)
+def test_arguments_that_mean_nothing(wrong: dict[str, Any], message: str, model: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(recfx.ExportError, match=message) as raised:
+        recfx.export(**{"model": model, "path": tmp_path / "m.pt", "sample": call(6)} | wrong)
+    assert raised.value.reason == "invalid_argument"
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("hashing", [recfx.HashConfig(dense_rows=0), None, recfx.HashConfig()])
 def test_tables_of_one_kind_alone(hashing: recfx.HashConfig | None, tmp_path: Path) -> None:
     """Indexes without id -1, without dense rows and without shared rows leave nothing to complete."""

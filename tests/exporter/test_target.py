@@ -73,7 +73,7 @@ def test_a_directory_that_may_not_be_written(model: nn.Module, tmp_path: Path, m
     assert raised.value.reason == "cannot_write"
 
 
-@pytest.mark.parametrize("path", [None, 3, "", "a\0b", b"model.pt"])
+@pytest.mark.parametrize("path", [None, 3, "", "a\0b", b"model.pt", "a\udc80"])
 def test_what_is_no_path(path: Any, model: nn.Module) -> None:
     with pytest.raises(recfx.ExportError, match="path is") as raised:
         recfx.export(model, path, call(6))

@@ -1,0 +1,112 @@
+"""Files that were made to be wrong: each is one typed error, which names the file."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recfx
+from recfx.exporter import load
+from tests.exporter.changed_records import rewrite
+from tests.exporter.hashed_models import call, trained
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "model.pt"
+    recfx.export(trained(), path, call(6))
+    return path
+
+
+def with_manifest(file: Path, path: Path, text: str) -> Path:
+    rewrite(file, path, lambda records: {n: text.encode() if "recfx.json" in n else c for n, c in records.items()})
+    return path
+
+
+def refused(path: Any, reason: str) -> str:
+    with pytest.raises(recfx.ExportError) as raised:
+        recfx.load(path)
+    assert raised.value.reason == reason
+    return raised.value.message
+
+
+@pytest.mark.parametrize("key", ["arguments", "parameters", "positional", "returns"])
+@pytest.mark.parametrize("value", [None, -1.5, "x", {}, [[]], [None], {"a": {}}, "missing"])
+def test_a_manifest_of_other_types(key: str, value: Any, file: Path, tmp_path: Path) -> None:
+    manifest = dict(recfx.load(file).manifest)
+    manifest = {**manifest, key: value} if value != "missing" else {k: v for k, v in manifest.items() if k != key}
+    path = with_manifest(file, tmp_path / "crafted.pt", json.dumps(manifest))
+    assert "its manifest is not one that recfx writes" in refused(path, "damaged_file")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"kind": "code"}, {"name": ""}, {"name": 3}, {"keys": [1]}, {"kind": "dict", "name": ""}, {"items": 3}],
+)
+def test_a_manifest_of_wrong_patterns(changes: dict[str, Any], file: Path, tmp_path: Path) -> None:
+    manifest = dict(recfx.load(file).manifest)
+    manifest["arguments"] = [manifest["arguments"][0], {**manifest["arguments"][1], **changes}]
+    path = with_manifest(file, tmp_path / "crafted.pt", json.dumps(manifest))
+    assert "its manifest is not one that recfx writes" in refused(path, "damaged_file")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        f'{{"format_version": 1{"0" * 5000}}}',
+        '{"format_version": true}',
+        '{"format_version": 0}',
+        "null",
+    ],
+    ids=["too deep", "too long a number", "a bool", "no version", "nothing"],
+)
+def test_what_is_no_manifest(text: str, file: Path, tmp_path: Path) -> None:
+    assert "has no manifest of recfx" in refused(with_manifest(file, tmp_path / "crafted.pt", text), "not_exported")
+
+
+def test_a_manifest_that_unpacks_to_more_than_any_has(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "_LONGEST_MANIFEST", 2**16)
+    with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model/extra/recfx.json", " " * 2**17)
+    refused(tmp_path / "bomb.pt", "not_exported")
+    recfx.load(file)
+
+
+@pytest.mark.parametrize(
+    ("offset", "value"), [(8, 1), (10, 99), (10, 8), (10, 12), (10, 14), (6, 64)],
+    ids=["encrypted", "unknown method", "not deflated", "not bzip2", "not lzma", "later version"],
+)  # fmt: skip
+def test_records_that_cannot_be_unpacked(offset: int, value: int, file: Path, tmp_path: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[content.find(b"PK\x01\x02") + offset] = value
+    (tmp_path / "crafted.pt").write_bytes(content)
+    refused(tmp_path / "crafted.pt", "damaged_file")
+
+
+@pytest.mark.parametrize("path", [None, 3, b"model.pt", "", "a\0b"])
+def test_what_is_no_path(path: Any) -> None:
+    assert "path is" in refused(path, "invalid_argument")
+
+
+def test_a_path_that_is_too_long(tmp_path: Path) -> None:
+    refused(tmp_path / ("x" * 300), "no_file")
+
+
+def test_a_file_that_may_not_be_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(zipfile, "ZipFile", refuse)  # root may read everything
+    assert "cannot be read: Permission denied" in refused(file, "cannot_read")
