@@ -274,10 +274,11 @@ class Workers {
     }
   }
 
-  std::vector<double>& latencies() { return latencies_; }
+  // How many requests were answered, and how fast the last of them.
+  std::string summary() { return std::to_string(answered_) + " requests, " + percentiles(latencies_); }
 
  private:
-  static constexpr size_t kMostLatencies = 1'000'000;  // a server that runs for days reports on its first requests
+  static constexpr size_t kMostLatencies = 1 << 16;  // so that a server that runs for days needs no more memory
 
   void work() {
     while (std::optional<Request> request = queue_.pop()) {
@@ -288,13 +289,17 @@ class Workers {
       print(text);
       if (latencies_.size() < kMostLatencies) {
         latencies_.push_back(took.count());
+      } else {
+        latencies_[answered_ % kMostLatencies] = took.count();
       }
+      ++answered_;
     }
   }
 
   Queue& queue_;
   const CurrentModel& current_;
   std::mutex printing_;
+  size_t answered_ = 0;
   std::vector<double> latencies_;
   std::vector<std::thread> running_;
 };
@@ -307,8 +312,7 @@ void serve_requests(RequestReader& reader, const CurrentModel& current, int thre
     queue.push(std::move(*request));
   }
   workers.end();
-  std::vector<double>& latencies = workers.latencies();
-  std::fprintf(stderr, "served\t%zu requests, %s\n", latencies.size(), percentiles(latencies).c_str());
+  std::fprintf(stderr, "served\t%s\n", workers.summary().c_str());
 }
 
 void bench_requests(RequestReader& reader, const ServedModel& model, int threads, double seconds) {

@@ -221,7 +221,7 @@ def main() -> int:
     arguments = parser.parse_args()
     program = cpp_server.build()
     with tempfile.TemporaryDirectory() as folder:
-        figures = soak(program, Path(folder), arguments.minutes * 60, reload_every=1.0, may_grow=5.0)
+        figures = soak(program, Path(folder), arguments.minutes * 60, reload_every=1.0, may_grow=3.0)
     print(figures)
     return 0
 

@@ -192,6 +192,15 @@ def test_a_signal_ends_reading_and_what_was_read_is_answered(
     assert server.process.wait(60) == 0
 
 
+def test_every_request_is_counted(program: Path, files: list[Path]) -> None:
+    """Also when there have been more than it keeps the latencies of, which must not take ever more memory."""
+    done = subprocess.run(
+        [program, files[0]], input="end\n" * 1_000_001, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        timeout=120, env=cpp_server.environment(), check=False,
+    )  # fmt: skip
+    assert "served\t1000001 requests, p50 " in done.stderr
+
+
 def test_answers_that_nobody_reads_end_the_server_with_an_error(
     serve: Callable[..., Server], files: list[Path]
 ) -> None:
