@@ -11,6 +11,9 @@ from pathlib import Path
 import hypothesis
 import numpy as np
 import pytest
+
+# Threads of one process wait for each other without turning: others that test need the cores. OpenMP reads it once.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 
