@@ -265,6 +265,8 @@ def _write(
     """Write the file, and put it in its place if it answers as the model does; else say why not in ``failures``."""
     notes = [] if serving is not ATEN else _other_operators(artifact)
     fillings = _named(artifact, [filling for each in served for filling in each.fillings])
+    held, left_out = _held(served, fillings)
+    notes += left_out
     unreadable = artifact.check_loading(fillings)
     if unreadable is not None:
         failures.append(unreadable)
@@ -276,7 +278,7 @@ def _write(
             make_manifest,
             signature,
             returns,
-            served,
+            held,
             portable=serving.is_portable,
             format=format,
             target=serving.name,
@@ -299,9 +301,9 @@ def _write(
         path=target,
         format=format,
         bytes=size,
-        tables=tuple(size for each in served for size in _sizes(each)),
+        tables=tuple(size for each in held for size in _sizes(each)),
         graph=artifact.graph,
-        passes={each.path: each.records for each in served},
+        passes={each.path: each.records for each in held},
         output_error=error,
         libraries=() if serving.is_portable else _libraries(),
         notes=(*failures, *notes),
@@ -317,13 +319,21 @@ def _other_operators(artifact: Artifact) -> list[Diagnostic]:
 
 
 def _named(artifact: Artifact, fillings: list[Filling]) -> list[Filling]:
-    """The buffers that the program has, under the names that they have there; a collection may never be called."""
+    """The buffers that the program has, under the names that they have there."""
     names = {buffer.data_ptr(): name for name, buffer in artifact.buffers().items() if buffer.numel()}
     return [
         replace(filling, name=names[filling.buffer.data_ptr()])
         for filling in fillings
         if filling.buffer.numel() and filling.buffer.data_ptr() in names
     ]
+
+
+def _held(served: list[ServedCollection], fillings: list[Filling]) -> tuple[list[ServedCollection], list[Diagnostic]]:
+    """The collections whose tables the program has, and what is said of the others."""
+    buffers = {filling.buffer.data_ptr() for filling in fillings}
+    held = [each for each in served if any(filling.buffer.data_ptr() in buffers for filling in each.fillings)]
+    message = "the model does not call this collection in eval mode, so its tables are not in the file."
+    return held, [Diagnostic("collection_left_out", each.path, message) for each in served if each not in held]
 
 
 def _sizes(served: ServedCollection) -> Iterator[TableSize]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from recfx.discovery.discover import set_mode
 from recfx.errors import ExportError
@@ -97,6 +98,18 @@ def strip_hooks(modules: list[nn.Module]) -> None:
         for name in MODULE_HOOKS:
             if isinstance(module.__dict__.get(name), dict):
                 module.__dict__[name] = type(module.__dict__[name])()
+
+
+def fold_parametrizations(model: nn.Module) -> None:
+    """Give the modules of a copy the values that their parametrizations compute, which TorchScript cannot compile."""
+    for module in own_modules(model):
+        if parametrize.is_parametrized(module):
+            with torch.no_grad():
+                values = {name: getattr(module, name).clone() for name in module.parametrizations}  # type: ignore[union-attr]
+            del module._modules["parametrizations"]
+            module.__class__ = type(module).__bases__[0]  # from which torch made a class for this module alone
+            for name, value in values.items():
+                module.register_parameter(name, nn.Parameter(value, requires_grad=False))
 
 
 def detach_parameters(modules: list[nn.Module]) -> None:

@@ -19,7 +19,7 @@ from torch.jit._script import call_prepare_scriptable_func
 
 from recfx.diagnostics import Diagnostic, Severity
 from recfx.exporter.arguments import Pattern, Signature
-from recfx.exporter.model_copies import detach_parameters, fresh_copy, strip_hooks
+from recfx.exporter.model_copies import detach_parameters, fold_parametrizations, fresh_copy, strip_hooks
 from recfx.exporter.returns import is_typed
 from recfx.exporter.trace_model import PATHS, ROLLBACKS, WayFailed, Ways, each_way, trace_model, warm_copy
 from recfx.hooks import has_forward_hooks
@@ -62,6 +62,7 @@ def programs(
         failures: takes up why ways were left.
     """
     warm, served = warm_copy(model, served, sample)
+    fold_parametrizations(warm)
     yield from each_way(partial(_trace_and_compile, warm, served, signature, returns, sample, failures), failures)
     try:
         program = Program(_script(_plain_root(warm, served, signature)), None, True)

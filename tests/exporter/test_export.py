@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 from torchrec import KeyedJaggedTensor, KeyedTensor
 
 import recfx
@@ -193,6 +195,53 @@ def test_the_report_says_that_a_row_was_not_finite(value: float, tmp_path: Path)
     assert [table.error == float("inf") for table in report.tables] == [True, False, False, False]
     report = recfx.export(hashed, tmp_path / "m.pt", call(6), quantize="fp16")
     assert max(table.error for table in report.tables) < 1e-2  # fp16 holds it, and the row's other values
+
+
+class _Absolute(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.abs()
+
+
+@pytest.mark.parametrize("format", ["torchscript", "pt2"])
+@pytest.mark.parametrize(
+    "add",
+    [
+        parametrizations.weight_norm,
+        parametrizations.spectral_norm,
+        lambda linear: parametrize.register_parametrization(linear, "bias", _Absolute()),
+    ],
+    ids=["weight norm", "spectral norm", "one's own"],
+)
+def test_parametrizations_have_their_values_in_eval_mode(
+    add: Callable[[nn.Module], Any], format: str, tmp_path: Path
+) -> None:
+    hashed = trained()
+    add(hashed.linear)  # type: ignore[arg-type]
+    names = list(hashed.state_dict())
+    recfx.export(hashed, tmp_path / "m", call(6), format=format)
+    assert parametrize.is_parametrized(hashed.linear)  # type: ignore[arg-type]
+    assert list(hashed.state_dict()) == names
+    sample = call(5, seed=9)
+    assert torch.allclose(recfx.load(tmp_path / "m")(*sample.args), hashed(*sample.args), rtol=1e-5, atol=1e-6)
+
+
+class _OneIsNotCalled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.called, self.other = HashedModel(), HashedModel()
+
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        if self.training:
+            dense = dense + self.other(dense, features)
+        found: torch.Tensor = self.called(dense, features)
+        return found
+
+
+def test_a_collection_that_is_not_called_is_not_in_the_report_either(tmp_path: Path) -> None:
+    report = recfx.export(recfx.convert(_OneIsNotCalled(), hashing=HASHING), tmp_path / "m.pt", call(6, low=0))
+    assert {table.collection for table in report.tables} == set(report.passes) == {"called.ebc"}
+    assert [(note.code, note.path) for note in report.notes] == [("collection_left_out", "other.ebc")]
+    assert list(recfx.load(tmp_path / "m.pt").manifest["collections"]) == ["called.ebc"]
 
 
 def test_the_passes_are_listed_with_their_graphs(model: nn.Module, tmp_path: Path) -> None:
