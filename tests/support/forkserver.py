@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 from multiprocessing.context import ForkServerContext
 
+_IMPORTED = ["torch", "torchrec.distributed", "fbgemm_gpu", "torch.distributed.optim", "torchrec.inference.modules"]
+
 
 def forkserver() -> ForkServerContext:
     """The context to start processes with; ``mp.start_processes(start_method="forkserver")`` uses the same server.
@@ -12,5 +14,5 @@ def forkserver() -> ForkServerContext:
     It does not import recfx, which gives a process that was forked after its import a single thread.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torchrec.distributed", "fbgemm_gpu"])
+    context.set_forkserver_preload([*_IMPORTED, "tests.support.frozen_imports"])
     return context
