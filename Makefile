@@ -73,7 +73,7 @@ serve: setup ## compile the C++ server of exported models: build/serve_cpp/recfx
 	@$(BIN)/python -c 'from tests.exporter.cpp_server import build; print(build())'
 
 serve-sanitized: setup ## the tests of the C++ server, compiled with the address and undefined behaviour sanitizers
-	@RECFX_SERVE_REQUIRED=1 RECFX_SERVE_SANITIZE=1 $(BIN)/python -m pytest -q tests/exporter/test_serve_cpp.py
+	@RECFX_SERVE_REQUIRED=1 RECFX_SERVE_SANITIZE=1 $(BIN)/python -m pytest -q tests/exporter/test_serve_cpp.py tests/exporter/test_serve_cpp_process.py
 
 serve-soak: setup ## ten minutes of load on the C++ server, with newer files and bad requests mixed in
 	@$(BIN)/python -m tests.exporter.serve_soak $(SOAK_FLAGS)

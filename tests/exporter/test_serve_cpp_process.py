@@ -24,6 +24,10 @@ from tests.exporter.hashed_models import by_name, call, trained
 
 GOOD = by_name(call(3, seed=1))
 
+without_sanitizers = pytest.mark.skipif(
+    bool(os.environ.get(cpp_server.SANITIZE)), reason="sanitizers need files and address space of their own"
+)
+
 
 @pytest.fixture(scope="module")
 def program() -> Path:
@@ -120,6 +124,7 @@ def test_what_takes_the_place_of_the_file_is_said_once_and_the_next_file_is_load
     assert server.end() == 0
 
 
+@without_sanitizers
 def test_a_file_that_could_not_be_opened_is_loaded_as_soon_as_it_can(
     serve: Callable[..., Server], files: list[Path], tmp_path: Path
 ) -> None:
@@ -260,7 +265,7 @@ def test_help(program: Path) -> None:
         assert done.stdout.startswith("usage: recfx_serve MODEL")
 
 
-@pytest.mark.skipif(bool(os.environ.get(cpp_server.SANITIZE)), reason="sanitizers need all of the address space")
+@without_sanitizers
 def test_threads_that_cannot_be_started_are_an_error(program: Path, files: list[Path]) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
