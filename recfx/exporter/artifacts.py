@@ -142,7 +142,7 @@ def script_artifacts(
             returned = expressions(returns)
         else:
             returned = {name: f"output[{name!r}]" for name in tensor_names(returns)}
-        script = compile_served(make_served_model(program.script, signature, returned).eval())
+        script = compile_served(make_served_model(program.script, signature, returned, program.passed).eval())
         if isinstance(script, Diagnostic):
             failures.append(script)
         else:

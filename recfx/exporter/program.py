@@ -7,10 +7,12 @@ branches that depend on data.
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -36,11 +38,14 @@ class Program:
         script: takes the arguments of the signature, one after the other.
         graph_module: the graph that was compiled; None if it was the model's own code.
         returns_typed: whether it returns what the model does; otherwise, the tensors in it by name.
+        passed: the code of its arguments, where the arguments of the signature are variables; "" if it takes just
+            these.
     """
 
     script: torch.jit.ScriptModule
     graph_module: fx.GraphModule | None
     returns_typed: bool
+    passed: str = ""
 
 
 def programs(
@@ -65,7 +70,7 @@ def programs(
     fold_parametrizations(warm)
     yield from each_way(partial(_trace_and_compile, warm, served, signature, returns, sample, failures), failures)
     try:
-        program = Program(_script(_plain_root(warm, served, signature)), None, True)
+        program = Program(_script(_plain_root(warm, served, signature)), None, True, _passed(signature))
     except WayFailed as failed:
         failures.append(failed.diagnostic)
     else:
@@ -120,6 +125,18 @@ def _plain_root(model: nn.Module, served: Mapping[int, nn.Module], signature: Si
         message = f"TorchScript has no type for an argument that is a {exploded[0].kind}"
         raise WayFailed(Diagnostic("not_scriptable", "", message), "compile")
     return fresh_copy(model, served)[0]
+
+
+def _passed(signature: Signature) -> str:
+    """The arguments of the model's own code for the sample's: by name where the sample gives them so."""
+    values = [pattern.name or _literal(pattern.value) for pattern in signature.patterns]
+    named = zip(signature.parameters[signature.positional :], values[signature.positional :], strict=True)
+    return ", ".join([*values[: signature.positional], *(f"{name}={value}" for name, value in named)])
+
+
+def _literal(value: Any) -> str:
+    is_written_so = not isinstance(value, float) or math.isfinite(value)
+    return repr(value) if is_written_so else f"float({str(value)!r})"
 
 
 def _script(module: nn.Module) -> torch.jit.ScriptModule:

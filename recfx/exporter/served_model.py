@@ -22,15 +22,18 @@ _TYPES = {"tensor": "torch.Tensor", "kjt": "KeyedJaggedTensor", "jagged": "Jagge
 _numbers = itertools.count(1)
 
 
-def make_served_model(program: torch.jit.ScriptModule, signature: Signature, outputs: dict[str, str]) -> nn.Module:
+def make_served_model(
+    program: torch.jit.ScriptModule, signature: Signature, outputs: dict[str, str], passed: str = ""
+) -> nn.Module:
     """The module of a file, to be compiled by TorchScript.
 
     Args:
         program: the compiled program.
         signature: its arguments.
         outputs: the name of each output tensor, and the expression that takes it out of ``output``.
+        passed: the code of the program's arguments; "" if they are those of the signature, one after the other.
     """
-    source = _source(signature.leaves(), outputs)
+    source = _source(signature.leaves(), outputs, passed)
     file = f"<recfx served model {next(_numbers)}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)  # where TorchScript looks for it
     scope: dict[str, Any] = {
@@ -69,9 +72,9 @@ def named_input(leaf: Pattern) -> nn.Module:
     return NamedFeatures(leaf.name, leaf.keys, leaf.is_weighted)
 
 
-def _source(leaves: list[Pattern], outputs: dict[str, str]) -> str:
+def _source(leaves: list[Pattern], outputs: dict[str, str], passed: str) -> str:
     arguments = "".join(f", {leaf.name}: {_TYPES[leaf.kind]}" for leaf in leaves)
-    passed = ", ".join(leaf.name for leaf in leaves)
+    passed = passed or ", ".join(leaf.name for leaf in leaves)
     named = ", ".join(f"self.take_{leaf.name}(inputs)" for leaf in leaves)
     returned = ", ".join(f"{name!r}: {expression}" for name, expression in outputs.items())
     return f"""class ServedModel(nn.Module):

@@ -87,6 +87,47 @@ def test_a_nan_is_a_constant_like_any_other(tmp_path: Path) -> None:
     assert loaded(features(1), scale=float("nan")).isnan().all()
 
 
+class Branches(TwoTensors):
+    """TorchScript compiles its own code, because no trace has a branch."""
+
+    def forward(
+        self,
+        features: KeyedJaggedTensor,
+        added: torch.Tensor | None = None,
+        taken: torch.Tensor | None = None,
+        scale: float = 2.0,
+    ) -> torch.Tensor:
+        pooled = self.ebc(features).values()
+        if added is not None:
+            pooled = pooled + added
+        if taken is not None:
+            pooled = pooled - taken
+        if bool(pooled.sum() > 0):
+            return pooled * scale
+        return pooled
+
+
+@pytest.mark.parametrize(
+    "names", [["taken"], ["taken", "added"], ["scale", "taken"], ["added", "scale"]], ids=lambda names: " ".join(names)
+)
+@pytest.mark.parametrize("scale", [3.0, float("inf")])
+def test_arguments_of_a_model_that_is_not_traced(names: list[str], scale: float, tmp_path: Path) -> None:
+    def sample(size: int) -> recfx.Sample:
+        given = {"taken": torch.full([size, 2], 5.0 * size), "added": torch.full([size, 2], 7.0 * size), "scale": scale}
+        return recfx.Sample(features(size), **{name: given[name] for name in names})
+
+    model, loaded = exported(Branches(), sample(3), tmp_path, "torchscript")
+    other = sample(4)
+    assert torch.allclose(loaded(*other.args, **other.kwargs), model(*other.args, **other.kwargs))
+
+
+def test_none_by_position_of_a_model_that_is_not_traced(tmp_path: Path) -> None:
+    """Zeros, which would not show in which place they are."""
+    model, loaded = exported(Branches(), recfx.Sample(features(), None, torch.zeros(3, 2)), tmp_path, "torchscript")
+    taken = torch.rand(3, 2)
+    assert torch.allclose(loaded(features(), None, taken), model(features(), None, taken))
+
+
 class AnyNames(nn.Module):
     """Takes arguments of any names."""
 
