@@ -17,7 +17,7 @@ from recfx.diagnostics import Diagnostic
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.artifacts import Artifact
 from recfx.exporter.buffers import Filling
-from recfx.exporter.compare_outputs import first_difference, largest_output_difference, run_model
+from recfx.exporter.compare_outputs import changed_buffer, first_difference, largest_output_difference, run_model
 from recfx.exporter.model_copies import fresh_copy
 from recfx.exporter.returns import take_apart
 from recfx.exporter.served_collection import ServedCollection
@@ -39,6 +39,9 @@ class Comparison:
         served: the exported graph of each collection, by ``id`` of the collection.
         signature: the arguments of the program.
         returns: what it returns.
+
+    Attributes:
+        changed_buffer: a buffer of the model that a call changes; None if there is none.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Comparison:
         self._sample = sample
         self._outputs = self._by_name(outputs)
         self._others = others
+        self.changed_buffer = changed_buffer(model, sample)
 
     def largest_difference(
         self, artifact: Artifact, fillings: list[Filling], content: Mapping[str, torch.Tensor]
@@ -77,20 +81,26 @@ class Comparison:
             filled = {each.buffer.data_ptr(): content[each.name] for each in fillings if each.name in content}
             reference = self._around_stored_rows(filled)
         largest = 0.0
-        for name, call in {"": self._sample, **self._others}.items():
+        # One copy for all calls, because a model may change its buffers from call to call, and then so must the file.
+        copy, _ = fresh_copy(reference)
+        calls = {"": self._sample, **self._others}
+        if self.changed_buffer is not None:
+            calls["a second call with the sample"] = self._sample
+        for name, call in calls.items():
             batch = f"for {name}, " if name else ""
             leaves = self._signature.flatten(call.args, call.kwargs)
             wanted = self._outputs
-            if call is not self._sample or not is_exact:
-                wanted = self._by_name(run_model(fresh_copy(reference)[0], self._signature.call_of(leaves)))
+            if name or self.changed_buffer is not None or not is_exact:
+                wanted = self._by_name(run_model(copy, self._signature.call_of(leaves)))
             try:
                 found = list(run_model(artifact.named, Sample(*leaves)).items())
             except Exception as error:  # programs raise errors of many types
                 return Diagnostic("export_differs", "", f"{batch}the file raises {type(error).__name__}: {error}")
             difference = first_difference(wanted, found)
             if difference is not None:
-                return Diagnostic("export_differs", "", f"{batch}the file answers differently: {difference}")
-            if call is self._sample:
+                changed = f"; a call of the model changes buffer {self.changed_buffer!r}" if self.changed_buffer else ""
+                return Diagnostic("export_differs", "", f"{batch}the file answers differently: {difference}{changed}")
+            if not name:
                 largest = largest_output_difference(self._outputs, found)
         return largest
 

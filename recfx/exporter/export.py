@@ -306,8 +306,16 @@ def _write(
         passes={each.path: each.records for each in held},
         output_error=error,
         libraries=() if serving.is_portable else _libraries(),
-        notes=(*failures, *notes),
+        notes=(*failures, *notes, *_keeps_state(comparison)),
     )
+
+
+def _keeps_state(comparison: Comparison) -> list[Diagnostic]:
+    if comparison.changed_buffer is None:
+        return []
+    message = "a call changes this buffer, in the file as well: answers may depend on the calls before."
+    what_to_do = "give each thread that serves the file its own copy, or leave the buffer alone in eval mode."
+    return [Diagnostic("keeps_state", comparison.changed_buffer, message, what_to_do, Severity.WARNING)]
 
 
 def _other_operators(artifact: Artifact) -> list[Diagnostic]:

@@ -401,6 +401,33 @@ def test_a_hook_that_would_be_lost_is_seen_also_when_rows_are_quantized(quantize
     assert sorted(each.name for each in tmp_path.iterdir()) == ["plain.pt"]
 
 
+class _Counting(HashedModel):
+    """Counts its calls; TorchScript compiles its own code, because it branches on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        self.steps += 1
+        output = self.linear(self.ebc(features).values()) + dense
+        if bool(self.steps > 1):
+            return output * self.steps
+        return output
+
+
+def test_a_file_changes_its_buffers_as_the_model_does(tmp_path: Path) -> None:
+    model = recfx.convert(_Counting(), hashing=HASHING).eval()
+    report = recfx.export(model, tmp_path / "model.pt", call(6))
+    assert [note.path for note in report.notes if note.code == "keeps_state"] == ["steps"]
+    assert float(model.steps) == 0
+    loaded = recfx.load(tmp_path / "model.pt")
+    for seed in (7, 8, 9):
+        sample = call(6, seed=seed)
+        assert torch.allclose(loaded(*sample.args), model(*sample.args), rtol=1e-5, atol=1e-6)
+    assert float(model.steps) == 3
+
+
 def test_errors_of_users_that_end_in_brackets_are_theirs(model: nn.Module, file: Path) -> None:
     loaded = recfx.load(file)
     loaded.script = _Raises()
