@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -185,7 +186,12 @@ def compile_module(module: nn.Module) -> torch.jit.ScriptModule:
 
 def _summary(error: Exception) -> str:
     """What the compiler says, and the line of the user's code that it points at."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    first = next((line for line in lines if not line.startswith('File "') and "~" not in line), "")
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip(" :")]
+    said = [line for line in lines if not line.startswith('File "') and "~" not in line]
+    if said and re.fullmatch(r"\S+\(.*\) -> .*:", said[0]):  # the signature of what is called comes before the reason
+        said = [line for line in said[1:] if line.startswith(("Expected", "Inferred"))] or said
+    else:
+        said = said[:1]
+    told = re.sub(r" \(of Python compilation unit at: 0x[0-9a-f]+\)|__torch__\.(\w+\.)*", "", " ".join(said))
     where = next((line for line in lines if line.startswith('File "')), "")
-    return f"{type(error).__name__}: {first} {where}".strip()
+    return f"{type(error).__name__}: {told} {where}".strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -399,6 +400,26 @@ def test_a_hook_that_would_be_lost_is_seen_also_when_rows_are_quantized(quantize
     assert (raised.value.reason, raised.value.module_path) == ("not_scriptable", "ebc")
     assert "the file answers differently" in str(raised.value)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["plain.pt"]
+
+
+NOT_ANNOTATED = """
+from tests.exporter.hashed_models import HashedModel
+
+class Model(HashedModel):
+    def forward(self, dense, features):
+        output = self.linear(self.ebc(features).values()) + dense
+        return output if bool(output.sum() > 0) else -output
+"""
+
+
+def test_a_missing_annotation_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "not_annotated.py").write_text(NOT_ANNOTATED)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = importlib.import_module("not_annotated").Model()
+    with pytest.raises(recfx.ExportError) as raised:
+        recfx.export(recfx.convert(model, hashing=HASHING), tmp_path / "model.pt", call(6))
+    assert "Expected a value of type 'KeyedJaggedTensor' for argument 'features'" in str(raised.value)
+    assert "because it was not annotated with an explicit type. File" in str(raised.value)
 
 
 class _Counting(HashedModel):
