@@ -39,7 +39,17 @@ from .private_files import UnsafeError, make_private_directory, refuse_unsafe, w
 _logger = logging.getLogger("recfx")
 _SOURCES = Path(__file__).resolve().parent / "csrc"
 # -ffp-contract=off: no fused multiply-add, so that results equal those of the torch references bit for bit.
-_COMPILE_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", "-DAT_PER_OPERATOR_HEADERS", "-Wall"]
+# -fno-math-errno: vectors of square roots.
+_COMPILE_FLAGS = [
+    "-std=c++20",
+    "-O3",
+    "-fPIC",
+    "-fopenmp",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-DAT_PER_OPERATOR_HEADERS",
+    "-Wall",
+]
 _LINK_FLAGS = ["-shared", "-fopenmp", "-ltorch", "-ltorch_cpu", "-lc10"]
 
 # Written at the end of a library, where loaders do not look.

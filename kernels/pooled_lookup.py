@@ -5,10 +5,10 @@ Each function calls the C++ operator of the same name (``torch.ops.recfx.*``, ``
 
 All of them use the same conventions. A lookup has ``F`` features, in column order; feature ``f`` reads table
 ``table_of_feature[f]``, and its bag ``b`` spans ``offsets[f * B + b]`` to ``offsets[f * B + b + 1]``. Weights are
-contiguous ``[rows, dim]``, all float32 or all float16, of any width. A bag is the sum of its rows, multiplied by
-``per_sample_weights`` (float32 ``[n]``) if given, computed in float32 and in the order of the ids: results do not
-depend on the number of threads. A row of -1 adds nothing. All other rows must be in range, which is not checked;
-anything else that is wrong raises a RuntimeError.
+contiguous ``[rows, dim]`` of any width, all float32, all float16 or all bfloat16. A bag is the sum of its rows,
+multiplied by ``per_sample_weights`` (float32 ``[n]``) if given, computed in float32 and in the order of the ids:
+results do not depend on the number of threads. A row of -1 adds nothing. All other rows must be in range, which is not
+checked; anything else that is wrong raises a RuntimeError.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import torch
 from recfx.errors import ConversionError
 from recfx.lowering._fbgemm_layout import Layout, Part, distances
 from recfx.lowering._fbgemm_rules import FBGEMM_RULES, FbgemmRule, StateArguments
+from recfx.lowering._step_counts import StepCounts
 from recfx.lowering._trained_batch import TrainedBatch
-from recfx.optim.rules.rule import STEP
 
 
 class FusedStep:
@@ -26,8 +26,7 @@ class FusedStep:
         self._state_base = torch.empty(1, dtype=torch.float32, device="cpu")
         self._addresses: tuple[int, ...] | None = None
         self._state_offsets: torch.Tensor | None = None
-        self._step_counts = torch.empty(0)
-        self._step_views: list[torch.Tensor] = []
+        self._counts = StepCounts(layout.optimizers)
 
     def run(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
         """Update every trained table.
@@ -53,7 +52,7 @@ class FusedStep:
                     state = self.optimizers[table].state.get(kernel.state, self.layout.base)
                     where = (weight.detach().view(-1), part.at_start), (state.view(-1), part.at_start)
                     self._step(kernel, batch, part, grad_output, *where, rates[table])
-        self._count(trained)
+        self._counts.count(trained)
 
     def _prepare(self, weights: list[torch.Tensor], state: str) -> None:
         """Make sure that the kernels can address every state; does nothing unless a state has moved."""
@@ -116,18 +115,3 @@ class FusedStep:
         ]
         base, offsets = states
         kernel.step(arguments, StateArguments(base, part.placements, offsets, *rate))
-
-    def _count(self, trained: list[bool]) -> None:
-        """Count the batch in every ``step``; these are views of one tensor, so that a single addition does it."""
-        if not self.optimizers[0].rule.counts_steps:
-            return
-        steps = [optimizer.state[STEP] for optimizer in self.optimizers]
-        if len(steps) != len(self._step_views) or any(a is not b for a, b in zip(steps, self._step_views, strict=True)):
-            self._step_counts = torch.stack([step.detach().to("cpu", torch.float32) for step in steps])
-            self._step_views = list(self._step_counts.unbind())
-            for optimizer, view in zip(self.optimizers, self._step_views, strict=True):
-                optimizer.state[STEP] = view
-        if all(trained):
-            self._step_counts.add_(1)
-        else:
-            self._step_counts.add_(torch.tensor(trained, dtype=torch.float32, device="cpu"))

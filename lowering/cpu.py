@@ -1,7 +1,4 @@
-"""Target ``cpu``: recfx's own pooled lookup on the CPU, from rows or from raw ids, with the backward of ``fbgemm``.
-
-recfx's forward distributes bags over threads. FBGEMM's does not, but is faster on a single thread; if no table has an
-index, each call uses the forward that is faster for its number of threads.
+"""Target ``cpu``: recfx's own pooled lookups on the CPU, from rows or from raw ids, and their backward in C++.
 
 With raw ids, the lookup finds their rows itself: a thread finds some thousand ids and sums their rows right away. In
 training, the few ids that have no row yet get one afterwards, and the bags that contain them are summed again.
@@ -14,21 +11,35 @@ from types import ModuleType
 import torch
 
 from recfx.diagnostics import Diagnostic
-from recfx.kernels import bag_offsets, bucketize, hash_index, library, row_initialization
+from recfx.kernels import bag_offsets, bucketize, fused_step, hash_index, library, row_initialization
 from recfx.kernels.pooled_lookup import IndexView, find_and_pool, pool_again_, pooled_lookup
-from recfx.lowering import _fbgemm_limits, fbgemm
-from recfx.lowering._fbgemm_backward import FbgemmBackward
-from recfx.lowering._fbgemm_layout import Layout
+from recfx.lowering._cpu_backward import CpuBackward
 from recfx.lowering._trainable_lookup import LookedUp, TrainableLookup
 from recfx.lowering.registry import FindingKernel, IdsToRows, LookupBatch, LookupKernel, LookupSpec
 
 
 def decline(spec: LookupSpec) -> Diagnostic | None:
-    """None if ``fbgemm`` has the backward and recfx's C++ library is available."""
-    declined = _fbgemm_limits.decline("cpu", spec)
-    if declined is None and not library.load():
-        return _without_library()
-    return declined
+    """None for tables on the CPU, without an optimizer or with one whose rule is in recfx's C++ library."""
+
+    def refuse(reason: str, message: str) -> Diagnostic:
+        return Diagnostic(reason, "", message, by="cpu")
+
+    devices = {weight.device.type for weight in spec.weights}
+    dtypes = {weight.dtype for weight in spec.weights}
+    if devices != {"cpu"}:
+        return refuse("device", f"the tables are on {'/'.join(sorted(devices))}; this target is for the CPU.")
+    if len(dtypes) != 1 or not dtypes <= _DTYPES:
+        names = ", ".join(sorted(str(dtype) for dtype in dtypes))
+        return refuse("dtype", f"a call takes tables of float32, of float16 or of bfloat16, not of {names}.")
+    if any(not weight.is_contiguous() for weight in spec.weights):
+        return refuse("not_contiguous", "a table's rows are not contiguous.")
+    for optimizer in spec.optimizers:
+        if optimizer is not None and optimizer.rule.name not in fused_step.RULES:
+            return refuse("optimizer", f"there is no step of {optimizer.rule.name} in C++.")
+    return None if library.load() else _without_library()
+
+
+_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 
 _OPERATORS = {
@@ -76,14 +87,10 @@ class CpuLookup:
     """
 
     def __init__(self, spec: LookupSpec) -> None:
-        layout = Layout(spec)
-        # With indexes, rows may have been found in advance or in the lookup; both ways must give the same result bit
-        # for bit.
-        self._may_use_fbgemm = not any(table.has_index for table in spec.tables)
         self._mean = spec.pooling == "MEAN"
-        self._table_of_feature = layout.whole.table_of_feature
-        self._layout = layout
-        self._trainable = TrainableLookup(spec, FbgemmBackward(layout), takes_absent=False)
+        backward = CpuBackward(spec)
+        self._table_of_feature = backward.table_of_feature
+        self._trainable = TrainableLookup(spec, backward, takes_absent=True)
         self._no_index = IndexView.none()
 
     def __call__(self, weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
@@ -91,8 +98,6 @@ class CpuLookup:
         rows, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
 
         def forward(scale: torch.Tensor | None) -> LookedUp:
-            if self._may_use_fbgemm and torch.get_num_threads() == 1:
-                return LookedUp(fbgemm.pool(self._layout, weights, rows, offsets, scale), rows)
             pooled = pooled_lookup(rows, offsets, weights, self._table_of_feature, self._mean, scale)
             return LookedUp(pooled, rows)
 

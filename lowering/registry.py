@@ -145,10 +145,9 @@ class Backend:
         return finding
 
 
-# In order of preference. ``cpu`` distributes a lookup over threads, unlike FBGEMM's forward, and is as fast on one
-# thread.
+# In order of preference.
 BACKENDS: tuple[Backend, ...] = (
-    Backend("cpu", "recfx.lowering.cpu", finds_ids=True),
+    Backend("cpu", "recfx.lowering.cpu", finds_ids=True, takes_absent=True),
     Backend("fbgemm", "recfx.lowering.fbgemm"),
     Backend("triton", "recfx.lowering.triton", device_types=("cuda",), takes_absent=True),
     Backend("npu", "recfx.lowering.npu", device_types=("npu",), takes_absent=True),

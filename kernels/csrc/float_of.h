@@ -1,5 +1,5 @@
-// Loads adjacent weights as a vector of float32, from float32 or from the 16 bits of float16. This file does not use
-// torch.
+// Loads adjacent weights as a vector of float32, from float32 or from the 16 bits of float16 or bfloat16. This file
+// does not use torch.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,11 @@
 #include "clones.h"
 
 namespace recfx {
+
+// The 16 bits of a bfloat16; those of a float16 are a uint16_t.
+struct BFloat16 {
+  uint16_t bits;
+};
 
 // Compilers turn operations on these into vector instructions, several of them if the machine's vectors are shorter.
 template <int width>
@@ -37,6 +42,13 @@ RECFX_INLINE void load(const uint16_t* from, typename Vectors<width>::Floats& re
   const Floats subnormal = (Floats)(rest | (126u << 23)) - 0.5f;
   const Words is_subnormal = (Words)(rest < 0x400u);  // all bits set, or none
   result = (Floats)((((Words)subnormal & is_subnormal) | ((Words)normal & ~is_subnormal)) | sign);
+}
+
+template <int width>
+RECFX_INLINE void load(const BFloat16* from, typename Vectors<width>::Floats& result) {
+  typename Vectors<width>::Halves halves;
+  std::memcpy(&halves, from, sizeof(halves));
+  result = (typename Vectors<width>::Floats)(__builtin_convertvector(halves, typename Vectors<width>::Words) << 16);
 }
 
 }  // namespace recfx

@@ -1,34 +1,26 @@
 // Pooled lookups of all tables of a group in one parallel region. Contract: kernels/pooled_lookup.py.
 // Determinism: one thread sums each bag, in float32 and in the order of its ids.
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <atomic>
 #include <optional>
 #include <tuple>
 #include <vector>
 
 #include "absent_answer.h"
-#include "checks.h"
 #include "find.h"
-#include "parallel.h"
+#include "lookup_checks.h"
 #include "pool.h"
 #include "slot_table.h"
+#include "tasks.h"
 
 namespace recfx {
 namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
-
-constexpr int64_t kIdsPerTask = 4096;
-
-// The number of ids for which it is worth waking one more thread. Smaller batches are done before other threads have
-// started.
-constexpr int64_t kIdsPerThread = 8192;
 
 // The arguments that all three operators share, checked.
 struct Lookup {
@@ -54,28 +46,12 @@ struct Lookup {
         ids(ids),
         features(static_cast<int64_t>(table_of_feature.size())),
         mean(mean) {
-    TORCH_CHECK(features > 0 && offsets_tensor.numel() > 0 && (offsets_tensor.numel() - 1) % features == 0,
-                "recfx: offsets must be [F * B + 1] for ", features, " features, got ", offsets_tensor.sizes());
-    batch_size = (offsets_tensor.numel() - 1) / features;
-    const int64_t* last = offsets + features * batch_size;
-    TORCH_CHECK(*offsets >= 0 && *last <= ids && std::is_sorted(offsets, last + 1),
-                "recfx: offsets must ascend within the ", ids, " ids");
-    for (const at::Tensor& weight : weights) {
-      TORCH_CHECK(weight.device().is_cpu() && weight.dim() == 2 && weight.is_contiguous() &&
-                      weight.scalar_type() == weights[0].scalar_type() &&
-                      (weight.scalar_type() == at::kFloat || weight.scalar_type() == at::kHalf),
-                  "recfx: weights must be contiguous [rows, dim] on the CPU, all float32 or all float16");
-    }
-    for (const int64_t table : table_of_feature) {
-      TORCH_CHECK(0 <= table && table < static_cast<int64_t>(weights.size()), "recfx: there is no table ", table);
-      first_column.push_back(columns);
-      columns += weights[table].size(1);
-    }
+    batch_size = checked_batch_size(offsets_tensor, features, ids);
+    check_weights(weights);
+    first_column = checked_columns(weights, table_of_feature);
+    columns = first_column.back();
     if (scale_given.has_value()) {
-      TORCH_CHECK(scale_given->device().is_cpu() && scale_given->scalar_type() == at::kFloat &&
-                      scale_given->dim() == 1 && scale_given->numel() == ids,
-                  "recfx: per_sample_weights must be float32 [", ids, "] on the CPU");
-      TORCH_CHECK(!mean, "recfx: per_sample_weights are for sums, not for means");
+      check_per_sample_weights(*scale_given, ids, mean);
       scale_tensor = scale_given->contiguous();
       scale = scale_tensor.const_data_ptr<float>();
     }
@@ -99,48 +75,24 @@ struct Lookup {
   // Calls run(bags) for one feature, with bags of the weights' type.
   template <typename Run>
   void with_bags(int64_t feature, const int64_t* rows, float* pooled, const Run& run) const {
-    if (weights[0].scalar_type() == at::kFloat) {
-      run(bags<float>(feature, rows, pooled));
-    } else {
-      run(bags<uint16_t>(feature, rows, pooled));
+    switch (weights[0].scalar_type()) {
+      case at::kFloat:
+        return run(bags<float>(feature, rows, pooled));
+      case at::kHalf:
+        return run(bags<uint16_t>(feature, rows, pooled));
+      default:
+        return run(bags<BFloat16>(feature, rows, pooled));
     }
   }
-};
-
-// Some adjacent bags of one feature.
-struct Task {
-  int64_t feature;
-  int64_t first;
-  int64_t last;
-  int64_t absent = 0;
 };
 
 // Tasks of about kIdsPerTask ids each.
-std::vector<Task> tasks_of(const Lookup& lookup) {
-  std::vector<Task> tasks;
-  for (int64_t feature = 0; feature < lookup.features && lookup.batch_size > 0; ++feature) {
-    const int64_t* offsets = lookup.offsets + feature * lookup.batch_size;
-    const int64_t ids = offsets[lookup.batch_size] - offsets[0];
-    const int64_t pieces = std::clamp<int64_t>(ids / kIdsPerTask, 1, lookup.batch_size);
-    for (int64_t piece = 0; piece < pieces; ++piece) {
-      tasks.push_back({feature, piece * lookup.batch_size / pieces, (piece + 1) * lookup.batch_size / pieces});
-    }
+std::vector<BagTask> tasks_of(const Lookup& lookup) {
+  std::vector<BagTask> tasks;
+  for (int64_t feature = 0; feature < lookup.features; ++feature) {
+    add_bag_tasks(feature, lookup.offsets + feature * lookup.batch_size, lookup.batch_size, kIdsPerTask, tasks);
   }
   return tasks;
-}
-
-// Tasks differ in cost because tables have different widths, so each thread takes the next task when it is free. With a
-// single thread, no parallel region is opened.
-template <typename Run>
-void run_tasks(int64_t ids, std::vector<Task>& tasks, const Run& run) {
-  const int64_t count = static_cast<int64_t>(tasks.size());
-  const int64_t threads = std::min({static_cast<int64_t>(at::get_num_threads()), count, ids / kIdsPerThread + 1});
-  std::atomic<int64_t> next{0};
-  parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t k = next++; k < count; k = next++) {
-      run(tasks[k]);
-    }
-  });
 }
 
 at::Tensor pooled_lookup(const at::Tensor& rows, const at::Tensor& offsets, at::TensorList weights,
@@ -150,8 +102,9 @@ at::Tensor pooled_lookup(const at::Tensor& rows, const at::Tensor& offsets, at::
   const Lookup lookup(rows.numel(), offsets, weights, table_of_feature, per_sample_weights, mean);
   at::Tensor pooled = lookup.new_pooled();
   float* sums = pooled.data_ptr<float>();
-  std::vector<Task> tasks = tasks_of(lookup);
-  run_tasks(lookup.ids, tasks, [&](Task& task) {
+  const std::vector<BagTask> tasks = tasks_of(lookup);
+  run_tasks(lookup.ids, static_cast<int64_t>(tasks.size()), [&](int64_t k) {
+    const BagTask& task = tasks[k];
     lookup.with_bags(task.feature, row_data, sums, [&](const auto& bags) { pool(bags, task.first, task.last); });
   });
   return pooled;
@@ -204,15 +157,17 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(const at::Tensor& i
     index_locks.push_back(index_lock(lock));
   }
   const Locked locked(std::move(index_locks), false);
-  std::vector<Task> tasks = tasks_of(lookup);
-  run_tasks(lookup.ids, tasks, [&](Task& task) {
+  const std::vector<BagTask> tasks = tasks_of(lookup);
+  std::vector<int64_t> absent_of_task(tasks.size());
+  run_tasks(lookup.ids, static_cast<int64_t>(tasks.size()), [&](int64_t k) {
+    const BagTask& task = tasks[k];
     const int64_t table = table_of_feature[task.feature];
     lookup.with_bags(task.feature, row_data, sums, [&](const auto& bags) {
       const int64_t begin = bags.offsets[task.first];
       const int64_t end = bags.offsets[task.last];
       if (views[table]) {
         find_range(id_data, row_data, begin, end, *views[table], dense[table]);
-        task.absent = answer_absent(id_data, row_data, begin, end, answers[table]);
+        absent_of_task[k] = answer_absent(id_data, row_data, begin, end, answers[table]);
       } else {
         std::copy(id_data + begin, id_data + end, row_data + begin);
       }
@@ -221,8 +176,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(const at::Tensor& i
   });
   at::Tensor absent = at::zeros({static_cast<int64_t>(tables)}, at::TensorOptions().dtype(at::kLong));
   int64_t* absent_data = absent.data_ptr<int64_t>();
-  for (const Task& task : tasks) {
-    absent_data[table_of_feature[task.feature]] += task.absent;
+  for (size_t k = 0; k < tasks.size(); ++k) {
+    absent_data[table_of_feature[tasks[k].feature]] += absent_of_task[k];
   }
   return {pooled, rows, absent};
 }
@@ -242,8 +197,9 @@ void pool_again_(const at::Tensor& pooled, const at::Tensor& rows, const at::Ten
   const at::Tensor changed_contiguous = changed.contiguous();
   const bool* changed_data = changed_contiguous.const_data_ptr<bool>();
   float* sums = pooled.data_ptr<float>();
-  std::vector<Task> tasks = tasks_of(lookup);
-  run_tasks(lookup.ids, tasks, [&](Task& task) {
+  const std::vector<BagTask> tasks = tasks_of(lookup);
+  run_tasks(lookup.ids, static_cast<int64_t>(tasks.size()), [&](int64_t k) {
+    const BagTask& task = tasks[k];
     lookup.with_bags(task.feature, row_data, sums, [&](const auto& bags) {
       const bool* end = changed_data + bags.offsets[task.last];
       for (int64_t bag = task.first; bag < task.last; ++bag) {

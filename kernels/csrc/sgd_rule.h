@@ -1,0 +1,21 @@
+// SGD; see recfx/optim/rules/sgd.py. This file does not use torch.
+#pragma once
+
+#include <cstdint>
+
+#include "rule.h"
+
+namespace recfx {
+
+struct SgdRule {
+  static constexpr FirstState kFirst = FirstState::kNone;
+  static constexpr bool kHasSecond = false;
+
+  RECFX_INLINE static void step(const SteppedRow& row, const StepNumbers& numbers) {
+    for (int64_t j = 0; j < row.dim; ++j) {
+      row.values[j] -= numbers.learning_rate * row.gradient[j];
+    }
+  }
+};
+
+}  // namespace recfx
