@@ -11,8 +11,11 @@ from torch import Tensor
 
 from . import library
 
-RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam")
-"""The rules that the operator has, each in ``csrc/<rule>_rule.h``."""
+
+def rules() -> list[str]:
+    """The names of the rules that the operator has, each in ``csrc/<name>_rule.h``."""
+    names: list[str] = torch.ops.recfx.fused_step_rules()
+    return names
 
 
 def fused_step_(
@@ -42,7 +45,7 @@ def fused_step_(
             of tables that are not stepped are not read. Empty if the rule has none.
         second_states: likewise, ``[rows, dim]``.
         is_stepped: of each table; the others are left alone.
-        rule: one of ``RULES``.
+        rule: one of ``rules()``.
         numbers: seven per table, one table after the other: ``StepNumbers`` of ``recfx.optim.rules``.
         mean: whether the lookup divided sums by the lengths of bags; not with ``per_sample_weights``.
         per_sample_weights: float32 ``[n]``, or None.

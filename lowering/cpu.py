@@ -33,10 +33,12 @@ def decline(spec: LookupSpec) -> Diagnostic | None:
         return refuse("dtype", f"a call takes tables of float32, of float16 or of bfloat16, not of {names}.")
     if any(not weight.is_contiguous() for weight in spec.weights):
         return refuse("not_contiguous", "a table's rows are not contiguous.")
+    if not library.load():
+        return _without_library()
     for optimizer in spec.optimizers:
-        if optimizer is not None and optimizer.rule.name not in fused_step.RULES:
+        if optimizer is not None and optimizer.rule.name not in fused_step.rules():
             return refuse("optimizer", f"there is no step of {optimizer.rule.name} in C++.")
-    return None if library.load() else _without_library()
+    return None
 
 
 _DTYPES = {torch.float32, torch.float16, torch.bfloat16}

@@ -9,6 +9,7 @@
 namespace recfx {
 
 struct AdagradRule {
+  static constexpr const char* kName = "adagrad";
   static constexpr FirstState kFirst = FirstState::kPerElement;
   static constexpr bool kHasSecond = false;
 

@@ -9,6 +9,7 @@
 namespace recfx {
 
 struct AdamRule {
+  static constexpr const char* kName = "adam";
   static constexpr FirstState kFirst = FirstState::kPerElement;
   static constexpr bool kHasSecond = true;
 

@@ -120,6 +120,27 @@ void check_and_step(const StepArguments& given) {
   step_weights<Rule>(given);
 }
 
+struct RuleOnTables {
+  const char* name;
+  void (*step)(const StepArguments&);
+};
+
+template <typename Rule>
+constexpr RuleOnTables rule_on_tables() {
+  return {Rule::kName, &check_and_step<Rule>};
+}
+
+constexpr RuleOnTables kRules[] = {rule_on_tables<SgdRule>(), rule_on_tables<AdagradRule>(),
+                                   rule_on_tables<RowWiseAdagradRule>(), rule_on_tables<AdamRule>()};
+
+std::vector<std::string> fused_step_rules() {
+  std::vector<std::string> names;
+  for (const RuleOnTables& rule : kRules) {
+    names.emplace_back(rule.name);
+  }
+  return names;
+}
+
 void fused_step_(const at::Tensor& rows, const at::Tensor& offsets, const at::Tensor& gradients, at::TensorList weights,
                  at::TensorList first, at::TensorList second, at::IntArrayRef table_of_feature,
                  c10::List<bool> is_stepped, c10::string_view rule, at::ArrayRef<double> numbers, bool mean,
@@ -158,17 +179,10 @@ void fused_step_(const at::Tensor& rows, const at::Tensor& offsets, const at::Te
                             gradients, weights,     first,
                             second,    tables,      first_columns,
                             numbers,   batch_size,  mean};
-  if (rule == "sgd") {
-    check_and_step<SgdRule>(given);
-  } else if (rule == "adagrad") {
-    check_and_step<AdagradRule>(given);
-  } else if (rule == "rowwise_adagrad") {
-    check_and_step<RowWiseAdagradRule>(given);
-  } else if (rule == "adam") {
-    check_and_step<AdamRule>(given);
-  } else {
-    TORCH_CHECK(false, "recfx::fused_step_ has no rule ", rule);
-  }
+  const auto found =
+      std::find_if(std::begin(kRules), std::end(kRules), [&](const RuleOnTables& each) { return rule == each.name; });
+  TORCH_CHECK(found != std::end(kRules), "recfx::fused_step_ has no rule ", rule);
+  found->step(given);
 }
 
 }  // namespace
@@ -178,6 +192,7 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
       "fused_step_(Tensor rows, Tensor offsets, Tensor gradients, Tensor(a!)[] weights, Tensor(b!)[] first_states, "
       "Tensor(c!)[] second_states, int[] table_of_feature, bool[] is_stepped, str rule, float[] numbers, bool mean, "
       "Tensor? per_sample_weights) -> ()");
+  library.def("fused_step_rules() -> str[]", fused_step_rules);
 }
 
 TORCH_LIBRARY_IMPL(recfx, CPU, library) { library.impl("fused_step_", fused_step_); }

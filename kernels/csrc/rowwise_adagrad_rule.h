@@ -30,6 +30,7 @@ RECFX_INLINE float sum_of_squares(const float* values, int64_t dim) {
 }
 
 struct RowWiseAdagradRule {
+  static constexpr const char* kName = "rowwise_adagrad";
   static constexpr FirstState kFirst = FirstState::kPerRow;
   static constexpr bool kHasSecond = false;
 

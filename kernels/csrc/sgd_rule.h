@@ -8,6 +8,7 @@
 namespace recfx {
 
 struct SgdRule {
+  static constexpr const char* kName = "sgd";
   static constexpr FirstState kFirst = FirstState::kNone;
   static constexpr bool kHasSecond = false;
 

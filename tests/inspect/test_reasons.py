@@ -92,7 +92,7 @@ def test_only_touched_rows(kind: type, arguments: dict[str, Any], named: str | N
 
 
 def test_kernel_fallback_names_who_declined() -> None:
-    model = convert(Wrapped(collection(1))).bfloat16()
+    model = convert(Wrapped(collection(1))).double()
     (reason,) = only(model, "kernel_fallback")
     assert "fbgemm: FBGEMM's CPU kernels take float32 or float16 tables" in reason.message
     (table,) = explain(model).collections[0].tables

@@ -41,7 +41,7 @@ class Case:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Tables with and without index; ids that are dense, held, absent, -1; empty bags, batches and tables."""
-    dtype = draw(st.sampled_from([torch.float32, torch.float16]))
+    dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
     tables, batch_size = draw(st.integers(1, 3)), draw(st.integers(0, 4))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
     weights, indexes, pools = [], [], []

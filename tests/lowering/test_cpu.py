@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from recfx.hashing import HashConfig, HashIndex
 from recfx.ir import TableSpec
 from recfx.kernels import library
 from recfx.kernels.pooled_lookup import IndexView
-from recfx.lowering import LookupBatch, LookupSpec, cpu, fbgemm, reference, select_backend
+from recfx.lowering import LookupBatch, LookupSpec, cpu, reference, select_backend
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
 
@@ -176,39 +175,33 @@ def test_cpu_is_the_first_choice(described: Callable[[], tuple[TableSpec, ...]])
 
 
 @pytest.fixture
-def fbgemm_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Numbers of threads with which FBGEMM's forward was called; torch's own is put back afterwards."""
-    before, called, pool = torch.get_num_threads(), [], fbgemm.pool
-
-    def counted(*arguments: Any) -> torch.Tensor:
-        called.append(torch.get_num_threads())
-        return pool(*arguments)
-
-    monkeypatch.setattr(fbgemm, "pool", counted)
-    yield called
+def threads() -> Iterator[None]:
+    """Puts torch's number of threads back afterwards."""
+    before = torch.get_num_threads()
+    yield
     torch.set_num_threads(before)
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(("pooling", "weighted"), [("SUM", False), ("SUM", True), ("MEAN", False)])
 @pytest.mark.parametrize("described", [tables, static_tables])
-def test_each_call_takes_the_forward_for_its_number_of_threads(
-    described: Callable[[], tuple[TableSpec, ...]], pooling: str, weighted: bool, fbgemm_calls: list[int]
+def test_any_number_of_threads_gives_the_same_bits(
+    described: Callable[[], tuple[TableSpec, ...]], pooling: str, weighted: bool
 ) -> None:
     built = case({"training": False}, weighted=weighted)
     rows = LookupBatch(built.ids.values.clamp(0, 9), built.ids.offsets, built.ids.per_sample_weights, BATCH)
     lookup = cpu.build(LookupSpec(described(), pooling, weighted, built.ours, [None] * 3))
     pooled = []
-    for threads in (1, 2, 2, 1):
-        torch.set_num_threads(threads)
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
         pooled.append(lookup(built.ours, rows).detach())
-    assert fbgemm_calls == [1, 1]
-    assert torch.equal(pooled[0], pooled[3])
-    assert torch.equal(pooled[1], pooled[2])
-    torch.testing.assert_close(pooled[0], pooled[1], rtol=1e-5, atol=1e-6)
+    assert torch.equal(pooled[0], pooled[1])
+    assert torch.equal(pooled[0], pooled[2])
 
 
-def test_rows_that_were_found_ahead_are_pooled_as_in_the_lookup(fbgemm_calls: list[int]) -> None:
-    """On one thread as well: a pipeline gives what steps one by one give, to the last bit."""
+@pytest.mark.usefixtures("threads")
+def test_rows_that_were_found_ahead_are_pooled_as_in_the_lookup() -> None:
+    """A pipeline gives what steps one by one give, to the last bit."""
     built = case({"training": False}, weighted=True)
     ids = replace(built.ids, values=built.ids.values.clamp(max=119))  # those beyond have no row
     rows = replace(ids, values=ids.values.clone())
@@ -218,10 +211,9 @@ def test_rows_that_were_found_ahead_are_pooled_as_in_the_lookup(fbgemm_calls: li
     lookup = cpu.build(LookupSpec(indexed_tables(), "SUM", True, built.ours, [None] * 3))
     torch.set_num_threads(1)
     assert torch.equal(lookup(built.ours, rows), lookup.from_ids(built.ours, ids, built.indexes))  # type: ignore[attr-defined]
-    assert fbgemm_calls == []
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("share", [False, True])
 def test_eval_reads_and_changes_nothing(dtype: torch.dtype, weighted: bool, share: bool) -> None:
@@ -231,7 +223,8 @@ def test_eval_reads_and_changes_nothing(dtype: torch.dtype, weighted: bool, shar
         found = kernel(built.ours, [None] * 3, weighted).from_ids(built.ours, built.ids, built.indexes)
         scale = built.ids.per_sample_weights
         tolerance = 1e-6 if dtype == torch.float32 else 1e-2
-        torch.testing.assert_close(found, wanted(built, [None] * 3, scale), rtol=1e-5, atol=tolerance)
+        rounded = 1e-2 if dtype == torch.bfloat16 else 1e-5  # the reference rounds its sums
+        torch.testing.assert_close(found, wanted(built, [None] * 3, scale), rtol=rounded, atol=tolerance)
     (told,) = built.indexes.told
     absent = [int((built.ids.values[begin:end] >= 120).sum()) for begin, end in built.indexes.borders]
     assert told == [absent[0], 0, absent[2]]

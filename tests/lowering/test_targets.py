@@ -6,7 +6,6 @@ import gc
 import itertools
 import os
 import sys
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ from recfx.optim.rules import RULES
 ROWS, DIMS = (30, 20, 10), (8, 12, 4)
 FEATURES = (("a", "b"), ("c",), ("d",))
 TARGETS = {"cpu": cpu, "fbgemm": fbgemm, "reference": reference}
-HAVE_ADAM = ("reference", "triton")
+HAVE_ADAM = ("cpu", "reference", "triton")
 if os.environ.get("TRITON_INTERPRET") == "1":  # tests/ascend runs this file so
     TARGETS["triton"] = triton
 RULE = {rule.name: rule for rule in RULES}
@@ -359,18 +358,19 @@ def test_weight_decay_that_is_switched_on_later_is_an_error() -> None:
     assert all(torch.equal(weight, start) for weight, start in zip(ours, before, strict=True))
 
 
-@pytest.mark.parametrize("backend", [cpu, fbgemm])
-def test_tables_without_rows_are_declined(backend: ModuleType) -> None:
+def test_tables_without_rows() -> None:
+    """They would make FBGEMM's backward crash."""
     specs = tuple(
         TableSpec(name, (name,), (name,), rows, 4, "SUM", HashConfig().resolve(max(rows, 1), adopt=True), 0.0, 0.0)
         for name, rows in (("empty", 0), ("t", 3))
     )
     weights = [nn.Parameter(torch.ones(0, 4)), nn.Parameter(torch.ones(3, 4))]
     optimizers = [FusedOptimizer(RULE["sgd"], {"lr": 1.0}) for _ in specs]
-    declined = backend.decline(LookupSpec(specs, "SUM", False, weights, optimizers))
+    declined = fbgemm.decline(LookupSpec(specs, "SUM", False, weights, optimizers))
     assert declined is not None
     assert declined.code == "empty_table"
     choice = select_backend(LookupSpec(specs, "SUM", False, weights, optimizers), "auto", "")
+    assert choice.backend == "cpu"
     batch = LookupBatch(torch.tensor([2, 2]), torch.tensor([0, 0, 2]), None, 1)
     choice.kernel(weights, batch).sum().backward()
     assert weights[1][2].tolist() == [-1.0] * 4

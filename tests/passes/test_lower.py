@@ -13,8 +13,8 @@ def test_float32_tables_on_the_cpu_get_the_table_batched_kernel() -> None:
     assert declined == []
 
 
-def test_bfloat16_falls_back_to_the_reference_and_says_why() -> None:
-    converted = collection(ADOPTED, ADOPTED).to(torch.bfloat16)
+def test_float64_falls_back_to_the_reference_and_says_why() -> None:
+    converted = collection(ADOPTED, ADOPTED).to(torch.float64)
     graph_module, _, _, declined = after("lower", converted)
     kernels = {node.meta["recfx"].kernel for node in graph_module.graph.nodes if "lookup" in node.name}
     assert kernels == {"reference"}

@@ -1,0 +1,291 @@
+"""The step in C++ against the rules' own maths on whole gradients, and against itself where bits must be equal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recfx.kernels import library
+from recfx.kernels.embedding_bag import row_gradients
+from recfx.kernels.fused_optimizer import step_touched_rows
+from recfx.kernels.fused_step import fused_step_, rules
+from recfx.optim.rules import RULES
+from recfx.optim.rules.rule import Rule
+
+assert library.load(), library.why_not()
+RULE = {rule.name: rule for rule in RULES}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sgd": {"lr": 0.1},
+    "adagrad": {"lr": 0.1, "eps": 1e-3},
+    "rowwise_adagrad": {"lr": 0.1, "eps": 1e-3},
+    "adam": {"lr": 0.1, "eps": 1e-3, "betas": (0.9, 0.99)},
+}
+STEP = 3.0
+# A gradient is summed in float32 in another order than in the reference; half of a unit in the last place for others.
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+DIMS = st.sampled_from([1, 3, 4, 7, 15, 16, 17, 20, 33, 64, 100, 128, 130, 200])
+
+
+def test_the_operator_has_every_rule() -> None:
+    assert rules() == [rule.name for rule in RULES]
+
+
+@dataclass
+class Case:
+    """A batch, and tables with random states.
+
+    Args:
+        features: how many features read each table.
+    """
+
+    rule: Rule
+    group: dict[str, Any]
+    weights: list[torch.Tensor]
+    states: list[list[torch.Tensor]]
+    table_of_feature: list[int]
+    rows: torch.Tensor
+    offsets: torch.Tensor
+    gradients: torch.Tensor
+    mean: bool
+    scale: torch.Tensor | None
+
+    def arguments(self) -> tuple[Any, ...]:
+        first, second = (*self.states, [], [])[:2]
+        numbers = [float(number) for number in self.rule.step_numbers(STEP, self.group)] * len(self.weights)
+        where = (self.rows, self.offsets, self.gradients, self.weights, first, second, self.table_of_feature)
+        return (*where, [True] * len(self.weights), self.rule.name, numbers, self.mean, self.scale)
+
+    def copy(self) -> Case:
+        weights = [weight.clone() for weight in self.weights]
+        states = [[state.clone() for state in of_tables] for of_tables in self.states]
+        return Case(**{**self.__dict__, "weights": weights, "states": states})
+
+    def step_by_reference(self) -> None:
+        batch_size = self.gradients.shape[0]
+        columns = [self.weights[table].shape[1] for table in self.table_of_feature]
+        found: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        for feature, gradient in enumerate(self.gradients.split(columns, dim=1)):
+            bags = self.offsets[feature * batch_size : (feature + 1) * batch_size + 1]
+            ids = slice(int(bags[0]), int(bags[-1]))
+            scale = None if self.scale is None else self.scale[ids]
+            pooling = "MEAN" if self.mean else "SUM"
+            by_row = row_gradients(gradient, self.rows[ids], bags - bags[0], pooling, scale)[1]
+            present = self.rows[ids] >= 0
+            part = (self.rows[ids][present], by_row[present])
+            found.setdefault(self.table_of_feature[feature], []).append(part)
+        update = partial(self.rule.update, step=STEP, group=self.group)
+        for table, parts in found.items():
+            state = {each.name: of_tables[table] for each, of_tables in zip(self.rule.states, self.states, strict=True)}
+            rows, gradient = (torch.cat(list(each)) for each in zip(*parts, strict=True))
+            step_touched_rows(update, self.weights[table], rows, gradient, state)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [*self.weights, *(state for of_tables in self.states for state in of_tables)]
+
+
+def case(
+    rule: str = "adagrad",
+    dtype: torch.dtype = torch.float32,
+    rows: tuple[int, ...] = (50, 1, 300),
+    dims: tuple[int, ...] = (8, 5, 64),
+    features: tuple[int, ...] = (1, 2, 1),
+    batch_size: int = 7,
+    longest: int = 5,
+    mean: bool = False,
+    weighted: bool = False,
+    weight_decay: float = 0.0,
+    absent: float = 0.0,
+    seed: int = 0,
+) -> Case:
+    generator = torch.Generator().manual_seed(seed)
+    group = {**SETTINGS[rule], "weight_decay": weight_decay}
+    weights = [torch.randn(n, dim, generator=generator).to(dtype) for n, dim in zip(rows, dims, strict=True)]
+    states = [
+        [torch.rand(state.shape(*weight.shape), generator=generator) for weight in weights]
+        for state in RULE[rule].states
+    ]
+    table_of_feature = [table for table, count in enumerate(features) for _ in range(count)]
+    lengths = torch.randint(0, longest + 1, (len(table_of_feature), batch_size), generator=generator)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.view(-1).cumsum(0)])
+    parts = [
+        torch.randint(rows[table], (int(lengths[feature].sum()),), generator=generator)
+        for feature, table in enumerate(table_of_feature)
+    ]
+    values = torch.cat([*parts, torch.zeros(0, dtype=torch.int64)])
+    values[torch.rand(values.numel(), generator=generator) < absent] = -1
+    scale = torch.randn(values.numel(), generator=generator) if weighted else None
+    gradients = torch.randn(batch_size, sum(dims[table] for table in table_of_feature), generator=generator)
+    return Case(RULE[rule], group, weights, states, table_of_feature, values, offsets, gradients, mean, scale)
+
+
+def check(made: Case) -> None:
+    wanted = made.copy()
+    wanted.step_by_reference()
+    fused_step_(*made.arguments())
+    for found, expected in zip(made.tensors(), wanted.tensors(), strict=True):
+        tolerance = TOLERANCE[found.dtype]
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@settings(max_examples=150)
+@given(
+    rule=st.sampled_from(list(SETTINGS)),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    tables=st.lists(st.tuples(st.integers(1, 70), DIMS, st.integers(1, 3)), min_size=1, max_size=3),
+    batch_size=st.integers(0, 9),
+    longest=st.sampled_from([0, 1, 4, 40]),
+    pooling=st.sampled_from(["sum", "mean", "weighted"]),
+    weight_decay=st.sampled_from([0.0, 0.1]),
+    absent=st.sampled_from([0.0, 0.2, 1.0]),
+    seed=st.integers(0, 1000),
+)
+def test_a_step_is_the_rules_own(
+    rule: str,
+    dtype: torch.dtype,
+    tables: list[tuple[int, int, int]],
+    batch_size: int,
+    longest: int,
+    pooling: str,
+    weight_decay: float,
+    absent: float,
+    seed: int,
+) -> None:
+    rows, dims, features = (tuple(each) for each in zip(*tables, strict=True))
+    how = {"mean": pooling == "mean", "weighted": pooling == "weighted", "weight_decay": weight_decay, "absent": absent}
+    check(case(rule, dtype, rows, dims, features, batch_size, longest, seed=seed, **how))  # type: ignore[arg-type]
+
+
+# Tables of one group, of several bins per group, of many groups, of more rows than 32 bits of a bin would number, and
+# all positions in one row, in the first rows or in the last ones.
+@pytest.mark.parametrize("rule", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize("rows", [1, 2, 255, 256, 257, 4095, 4096, 4097, 100_000, 2_000_000])
+@pytest.mark.parametrize("where", ["anywhere", "first", "last", "one"])
+def test_many_positions(rule: str, rows: int, where: str) -> None:
+    made = case(rule, rows=(rows, 3), dims=(4, 2), features=(2, 1), batch_size=2500, longest=6)
+    last = int(made.offsets[5000])
+    if where == "one":
+        made.rows[:last] = rows // 2
+    elif where != "anywhere":
+        made.rows[:last] %= min(rows, 70)
+        made.rows[:last] = made.rows[:last] if where == "first" else rows - 1 - made.rows[:last]
+    check(made)
+
+
+@pytest.mark.parametrize("rule", list(SETTINGS))
+@pytest.mark.parametrize("weighted", [False, True])
+def test_any_number_of_threads_gives_the_same_bits(rule: str, weighted: bool) -> None:
+    start = case(rule, rows=(70, 9000), dims=(20, 8), features=(1, 2), batch_size=4000, longest=4, weighted=weighted)
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            made = start.copy()
+            fused_step_(*made.arguments())
+            found.append(made.tensors())
+    finally:
+        torch.set_num_threads(before)
+    for others in found[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(found[0], others, strict=True))
+
+
+def test_gradients_are_summed_in_the_order_of_the_batch() -> None:
+    made = case("sgd", rows=(2,), dims=(1,), features=(1,), batch_size=3, longest=1)
+    for order, total in (([1e8, 1.0, -1e8], 0.0), ([1e8, -1e8, 1.0], 1.0)):
+        made.weights[0].zero_()
+        fused_step_(
+            torch.zeros(3, dtype=torch.int64), torch.arange(4), torch.tensor(order).view(3, 1), made.weights, [], [],
+            [0], [True], "sgd", [-1.0, 0, 0, 0, 0, 0, 0],
+        )  # fmt: skip
+        assert made.weights[0].tolist() == [[total], [0.0]]
+
+
+def test_only_tables_that_are_stepped_change_and_the_states_of_others_are_not_read() -> None:
+    made = case("adam")
+    before = made.copy()
+    arguments = list(made.arguments())
+    arguments[7] = [True, False, True]
+    nothing = torch.empty(0)
+    arguments[4], arguments[5] = ([states[0], nothing, states[2]] for states in made.states)
+    fused_step_(*arguments)
+    wanted = before.copy()
+    wanted.step_by_reference()
+    assert torch.equal(made.weights[1], before.weights[1])
+    for table in (0, 2):
+        torch.testing.assert_close(made.weights[table], wanted.weights[table], rtol=1e-5, atol=1e-6)
+
+
+def test_an_infinite_weight_stays_infinite() -> None:
+    made = case("sgd", rows=(1,), dims=(3,), features=(1,), batch_size=1, longest=1)
+    made.weights[0].fill_(float("inf"))
+    fused_step_(torch.tensor([0]), torch.tensor([0, 1]), torch.ones(1, 3), made.weights, [], [], [0], [True], "sgd",
+                [0.1, 0, 0, 0, 0, 0, 0])  # fmt: skip
+    assert made.weights[0].tolist() == [[float("inf")] * 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rows_are_rounded_as_torch_rounds(dtype: torch.dtype) -> None:
+    """Every kind of number: halfway between two neighbours, smaller than the smallest, beyond the largest, NaN."""
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype).float()
+    every = every[every.isfinite()].sort().values.unique()
+    between = (every[1:].double() + every[:-1].double()).div(2).float()
+    around = [between, between.nextafter(torch.tensor(9e9)), between.nextafter(torch.tensor(-9e9))]
+    special = torch.tensor([float("inf"), -float("inf"), float("nan"), 3e38, -3e38, 1e-45, -1e-45, 65519.99, 65520.0])
+    values = torch.cat([every, *around, special])
+    weight = torch.zeros(1, values.numel(), dtype=dtype)
+    fused_step_(torch.tensor([0]), torch.tensor([0, 1]), values.view(1, -1), [weight], [], [], [0], [True], "sgd",
+                [-1.0, 0, 0, 0, 0, 0, 0])  # fmt: skip
+    torch.testing.assert_close(weight[0], values.to(dtype), rtol=0, atol=0, equal_nan=True)
+    start = every.to(dtype).view(1, -1).clone()
+    fused_step_(torch.tensor([0]), torch.tensor([0, 1]), torch.zeros(1, every.numel()), [start], [], [], [0], [True],
+                "sgd", [-1.0, 0, 0, 0, 0, 0, 0])  # fmt: skip
+    assert torch.equal(start[0], every.to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({0: torch.tensor([50])}, "a row is beyond the end of table 0"),
+        ({0: torch.tensor([1]).int()}, "rows must be int64"),
+        ({1: torch.tensor([0, 2])}, "offsets must ascend within"),
+        ({1: torch.tensor([0, 1, 1, 1])}, r"offsets must be \[F \* B \+ 1\]"),
+        ({2: torch.zeros(1, 7)}, r"gradients must be contiguous float32 \[1, 8\]"),
+        ({2: torch.zeros(1, 8).double()}, "gradients must be contiguous float32"),
+        ({3: [torch.zeros(50, 8, dtype=torch.float64)]}, "all float32, float16 or bfloat16"),
+        ({3: []}, "there are no weights"),
+        ({4: []}, "needs 1 first states, got 0"),
+        ({4: [torch.zeros(50, 1)]}, "the first state of table 0"),
+        ({4: [torch.zeros(50, 8).half()]}, "the first state of table 0"),
+        ({5: [torch.zeros(50, 8)]}, "needs 0 second states, got 1"),
+        ({6: [1]}, "there is no table 1"),
+        ({7: []}, "one entry per table in is_stepped"),
+        ({8: "adagrid"}, "has no rule adagrid"),
+        ({9: [0.0] * 6}, "and 7 in numbers"),
+        ({10: True, 11: torch.ones(1)}, "are for sums, not for means"),
+        ({11: torch.ones(2)}, r"per_sample_weights must be float32 \[1\]"),
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_is_refused_and_nothing_changes(change: dict[int, Any], message: str) -> None:
+    made = case(rows=(50,), dims=(8,), features=(1,), batch_size=1, longest=1)
+    arguments = list(made.arguments())
+    arguments[0], arguments[1] = torch.tensor([7]), torch.tensor([0, 1])
+    before = [tensor.clone() for tensor in made.tensors()]
+    for position, value in change.items():
+        arguments[position] = value
+    features = 2 if 1 in change and len(change[1]) == 4 else 1
+    arguments[6] = arguments[6] * features
+    with pytest.raises(RuntimeError, match=message):
+        fused_step_(*arguments)
+    assert all(torch.equal(one, other) for one, other in zip(made.tensors(), before, strict=True))
+
+
+@pytest.mark.parametrize("rule", list(SETTINGS))
+def test_opcheck(rule: str) -> None:
+    torch.library.opcheck(torch.ops.recfx.fused_step_.default, case(rule, weighted=True).arguments())
