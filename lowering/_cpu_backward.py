@@ -59,7 +59,8 @@ class CpuBackward:
             return
         rule = self.optimizers[0].rule  # tables of one lookup have the same rule
         states = self._states(batch.weights, trained)
-        counted = self._counts.next()
+        # Only rules that save the number of steps read it.
+        counted = self._counts.next() if rule.saves_step else [0.0] * len(trained)
         weights = [weight.detach() for weight in batch.weights]  # a step is not an edit that autograd should see
         self._run(batch, grad_output, weights, states, trained, rule.name, self._numbers(counted))
         self._counts.count(trained)

@@ -24,6 +24,7 @@ BENCHMARKS: dict[str, str] = {
         "convert_time",
         # One per kernel family, under the name of the family.
         "pooled_lookup",
+        "fused_step",
         "bag_offsets",
         "bucketize",
         "row_initialization",
@@ -38,4 +39,4 @@ BENCHMARKS: dict[str, str] = {
 }
 
 # Some contestants use several threads and some do not, so these run with every number of threads asked for.
-BY_THREADS = ("forward", "train_step", "hashed")
+BY_THREADS = ("forward", "train_step", "hashed", "fused_step")

@@ -55,6 +55,9 @@ OPTIMIZERS = (
     Optimizer("rowwise_adagrad", RowWiseAdagrad, {"lr": LEARNING_RATE, "eps": EPS}, EmbOptimType.EXACT_ROWWISE_ADAGRAD),
 )
 
+ADAM = Optimizer("adam", torch.optim.Adam, {"lr": LEARNING_RATE, "eps": EPS}, EmbOptimType.ADAM)
+"""Which FBGEMM has not on the CPU."""
+
 
 def with_optimizer(collection: EmbeddingBagCollection, optimizer: Optimizer) -> EmbeddingBagCollection:
     """A copy of the collection whose tables are updated in backward."""

@@ -133,7 +133,7 @@ def check(made: Case) -> None:
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     rule=st.sampled_from(list(SETTINGS)),
     dtype=st.sampled_from(list(TOLERANCE)),
@@ -161,13 +161,12 @@ def test_a_step_is_the_rules_own(
     check(case(rule, dtype, rows, dims, features, batch_size, longest, seed=seed, **how))  # type: ignore[arg-type]
 
 
-# Tables of one group, of several bins per group, of many groups, of more rows than 32 bits of a bin would number, and
-# all positions in one row, in the first rows or in the last ones.
-@pytest.mark.parametrize("rule", ["sgd", "rowwise_adagrad"])
-@pytest.mark.parametrize("rows", [1, 2, 255, 256, 257, 4095, 4096, 4097, 100_000, 2_000_000])
+# Tables of one group, of several bins per group, and of many groups; all positions in one row, in the first rows or in
+# the last ones.
+@pytest.mark.parametrize("rows", [1, 2, 255, 256, 257, 4095, 4096, 4097, 200_000])
 @pytest.mark.parametrize("where", ["anywhere", "first", "last", "one"])
-def test_many_positions(rule: str, rows: int, where: str) -> None:
-    made = case(rule, rows=(rows, 3), dims=(4, 2), features=(2, 1), batch_size=2500, longest=6)
+def test_many_positions(rows: int, where: str) -> None:
+    made = case("sgd", rows=(rows, 3), dims=(2, 1), features=(2, 1), batch_size=2500, longest=4)
     last = int(made.offsets[5000])
     if where == "one":
         made.rows[:last] = rows // 2
