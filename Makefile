@@ -23,7 +23,7 @@ XDIST := -n $(JOBS) --maxprocesses=4 --dist=loadfile
 QUICK := $(addprefix tests/,test_structure.py test_reason_codes.py ir passes hashing optim tracing inspect verification) \
          $(addprefix --ignore=tests/,hashing/test_index_properties.py hashing/test_slices.py inspect/test_command_line.py)
 
-CPP_SOURCES   := kernels/csrc/*.cpp kernels/csrc/*.h examples/serve_cpp/*.cpp examples/serve_cpp/*.h tests/exporter/*.cpp
+CPP_SOURCES   := $(addsuffix /*.cpp,kernels/csrc examples/serve_cpp tests/exporter tests/kernels) $(addsuffix /*.h,kernels/csrc examples/serve_cpp)
 STAND_IN      := .packaging/fbgemm-gpu
 INSTALL_cpu   := ./$(STAND_IN) -e '.[cpu,dev]'
 INSTALL_npu   := ./$(STAND_IN) -e '.[npu,dev]'

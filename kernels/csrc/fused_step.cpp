@@ -16,6 +16,7 @@
 #include "rowwise_adagrad_rule.h"
 #include "sgd_rule.h"
 #include "step_rows.h"
+#include "tasks.h"
 
 namespace recfx {
 namespace {
@@ -49,7 +50,8 @@ void step_tables(const StepArguments& given) {
   const auto scale_of = [&](int64_t position, int64_t length) {
     return given.mean ? 1.0F / static_cast<float>(length) : given.scale[position];
   };
-  RowGroups<position_t> groups(given.rows, given.offsets, given.batch_size, given.tables, scale_of);
+  RowGroups<position_t> groups(given.rows, given.offsets, given.batch_size, given.tables, scale_of,
+                               [](int64_t ids, int64_t count, const auto& run) { run_tasks(ids, count, run); });
   TORCH_CHECK(groups.out_of_range() < 0, "recfx::fused_step_: a row is beyond the end of table ",
               groups.out_of_range());
   std::vector<SteppedTable<weight_t>> tables;

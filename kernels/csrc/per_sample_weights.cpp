@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "bag_tasks.h"
 #include "clones.h"
 #include "lookup_checks.h"
 #include "pool.h"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absent_answer.h"
+#include "bag_tasks.h"
 #include "find.h"
 #include "lookup_checks.h"
 #include "pool.h"

@@ -3,7 +3,7 @@
 // The rows of a table are cut into bins of equal width, and adjacent bins joined to groups of some thousand positions,
 // which fit a core's cache: one table with many positions becomes many groups, and each of many small tables one. A
 // group is sorted by row when it is worked on. Everything is stable, so the positions of a row keep the order of the
-// batch, whatever the number of threads.
+// batch, whatever the number of threads. This file does not use torch.
 #pragma once
 
 #include <bit>
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "tasks.h"
+#include "bag_tasks.h"
 
 namespace recfx {
 
@@ -60,9 +60,10 @@ class RowGroups {
  public:
   // rows: of all positions; those of -1 are left out. offsets: int64 [F * B + 1].
   // scale_of(position, bag length): what multiplies the gradient.
-  template <typename ScaleOf>
+  // run_tasks(ids, count, run): calls run(0) to run(count - 1), in any order, on any threads.
+  template <typename ScaleOf, typename RunTasks>
   RowGroups(const int64_t* rows, const int64_t* offsets, int64_t batch_size, const std::vector<GroupedTable>& tables,
-            const ScaleOf& scale_of)
+            const ScaleOf& scale_of, const RunTasks& run_tasks)
       : rows_(rows), offsets_(offsets), batch_size_(batch_size) {
     for (size_t t = 0; t < tables.size(); ++t) {
       add_table(static_cast<int64_t>(t), tables[t]);

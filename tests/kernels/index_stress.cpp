@@ -64,8 +64,13 @@ struct Buffers {
 
 Index view(Buffers& of, bool lfu, int64_t admit_after) {
   Index index{
-      .policy = {.seed = 0, .share = false, .evict = true, .lfu = lfu, .admit_after = admit_after,
-                 .share_unseen = false, .mark_new = true},
+      .policy = {.seed = 0,
+                 .share = false,
+                 .evict = true,
+                 .lfu = lfu,
+                 .admit_after = admit_after,
+                 .share_unseen = false,
+                 .mark_new = true},
       .slice = RowSlice(kRows, 0, kBucketCount, 0, kRows),
       .table = SlotTable(of.slots.data(), kSlotCount, &of.side_row),
       .row_ids = of.row_ids.data(),
@@ -115,9 +120,8 @@ std::vector<int64_t> draw(std::mt19937_64& random) {
 // One batch of training, as the operator does it. Every seventh one is taken back.
 void train(Index& index, const std::vector<int64_t>& ids, int threads, bool take_back) {
   std::vector<int64_t> rows(ids.size());
-  on_threads(threads, kBatchSize, [&](int64_t begin, int64_t end) {
-    find_range(ids.data(), rows.data(), begin, end, index.table, {0});
-  });
+  on_threads(threads, kBatchSize,
+             [&](int64_t begin, int64_t end) { find_range(ids.data(), rows.data(), begin, end, index.table, {0}); });
   TableBatch batch(index, ids.data(), rows.data(), kBatchSize, std::numeric_limits<int64_t>::max(), {});
   on_threads(threads, kBatchSize, [&](int64_t begin, int64_t end) { batch.touch(begin, end); });
   std::vector<int64_t> missing;

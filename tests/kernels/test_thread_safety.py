@@ -1,47 +1,34 @@
-"""The index under the thread sanitizer: a C++ program of readers and writers, without torch."""
+"""The index and the fused step under sanitizers: C++ programs without torch."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-from pathlib import Path
-
 import pytest
 
-from recfx.kernels import library
-
-PROGRAM = Path(__file__).with_name("index_stress.cpp")
-HEADERS = Path(library.__file__).resolve().parent / "csrc"
+from tests.kernels.stress_programs import build, run
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    built = tmp_path_factory.mktemp("tsan") / "index_stress"
-    compiler = os.environ.get("CXX", "g++").split()
-    command = [*compiler, "-std=c++20", "-O1", "-g", "-fsanitize=thread", "-pthread", f"-I{HEADERS}", str(PROGRAM)]
-    if shutil.which(compiler[0]) is None and not os.environ.get("CI"):
-        pytest.skip(f"no C++ compiler {compiler[0]}")
-    finished = subprocess.run([*command, "-o", str(built)], capture_output=True, text=True, check=False)
-    if "tsan" in finished.stderr and not os.environ.get("CI"):
-        pytest.skip("the compiler has no thread sanitizer")
-    assert finished.returncode == 0, finished.stderr
-    # Address space randomisation beyond what older sanitizers can place their shadow memory in.
-    return [*(["setarch", "-R"] if shutil.which("setarch") else []), str(built)]
+def index(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return build("index_stress", "thread", tmp_path_factory.mktemp("tsan"))
 
 
-def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    # At the first race: a table that is torn while it is read may have no end.
-    environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1 exitcode=66"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
-
-
-def test_readers_and_writers_do_not_race(program: list[str]) -> None:
-    finished = run(program)
+def test_readers_and_writers_do_not_race(index: list[str]) -> None:
+    finished = run(index)
     assert (finished.returncode, finished.stdout) == (0, "done\n"), finished.stderr
 
 
-def test_the_sanitizer_would_have_noticed(program: list[str]) -> None:
-    finished = run([*program, "without-lock"])
+def test_the_sanitizer_would_have_noticed(index: list[str]) -> None:
+    finished = run([*index, "without-lock"])
     assert finished.returncode == 66
     assert "data race" in finished.stderr
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_threads_that_step_rows(sanitizer: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    program = build("step_stress", sanitizer, tmp_path_factory.mktemp("step"))
+    finished = run(program)
+    assert (finished.returncode, finished.stdout) == (0, "done\n"), finished.stderr
+    if sanitizer != "thread":
+        finished = run([*program, "beyond"])
+        assert finished.returncode == 66
+        assert "heap-buffer-overflow" in finished.stderr or "SEGV" in finished.stderr
