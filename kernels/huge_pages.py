@@ -26,3 +26,10 @@ def advise_huge_pages(tensor: Tensor) -> bool:
         return False
     taken: bool = torch.ops.recfx.advise_huge_pages(tensor)
     return taken
+
+
+def full_on_huge_pages(shape: tuple[int, ...], value: float, device: torch.device) -> Tensor:
+    """``torch.full`` in float32, on huge pages if the tensor is big and they are to be had."""
+    made = torch.empty(shape, dtype=torch.float32, device=device)
+    advise_huge_pages(made)
+    return made.fill_(value)

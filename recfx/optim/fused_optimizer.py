@@ -17,6 +17,7 @@ import torch
 
 from recfx.errors import ConversionError
 from recfx.kernels.fused_optimizer import step_touched_rows
+from recfx.kernels.huge_pages import full_on_huge_pages
 from recfx.optim.rules.rule import STEP, WITHOUT_FUSED_FORM, Rule
 
 
@@ -119,7 +120,7 @@ class FusedOptimizer:
             name, shape = each.name, each.shape(*weight.shape)
             tensor = self.state.get(name)
             if tensor is None or (tensor.is_meta and not weight.is_meta):
-                self.state[name] = torch.full(shape, self.start(name), dtype=torch.float32, device=weight.device)
+                self.state[name] = full_on_huge_pages(shape, self.start(name), weight.device)
             elif tensor.numel() != math.prod(shape):
                 raise ConversionError(
                     f"the {self.rule.name} state {name!r} has shape {tuple(tensor.shape)}, the table needs {shape}.",

@@ -6,6 +6,8 @@ import torch
 
 from recfx.hashing import HashIndex
 from recfx.kernels.huge_pages import LEAST_BYTES, advise_huge_pages
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.rules.adagrad import ADAGRAD
 
 MAPS = Path("/proc/self/smaps")
 needs_huge_pages = pytest.mark.skipif(
@@ -48,3 +50,13 @@ def test_only_contiguous_memory() -> None:
 def test_the_slot_table_of_a_big_index_is_advised() -> None:
     slots, _ = HashIndex(600_000).slot_table()
     assert is_advised(slots.data_ptr() + slots.nbytes // 2)
+
+
+@needs_huge_pages
+def test_the_state_of_a_big_table_is_advised() -> None:
+    weight = torch.empty(LEAST_BYTES, 2)
+    optimizer = FusedOptimizer(ADAGRAD, {"lr": 0.1, "eps": 1e-8, "initial_accumulator_value": 0.5})
+    optimizer.prepare(weight)
+    state = optimizer.state["sum"]
+    assert is_advised(state.data_ptr() + state.nbytes // 2)
+    assert (state.dtype, float(state.min()), float(state.max())) == (torch.float32, 0.5, 0.5)
