@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
@@ -26,6 +30,45 @@ def advise_huge_pages(tensor: Tensor) -> bool:
         return False
     taken: bool = torch.ops.recfx.advise_huge_pages(tensor)
     return taken
+
+
+def move_to_huge_pages(tensors: Sequence[Tensor]) -> None:
+    """Have the system move the content of big tensors to huge pages, in place. Their addresses and content stay.
+
+    A hint, as above: what is not moved works as before, and the system may move it later. Nothing happens where its
+    administrator has switched huge pages off, nor after a process has spent ``MOST_SECONDS`` on this.
+
+    Args:
+        tensors: any; those that are not contiguous are left alone.
+    """
+    global _spent
+    for tensor in tensors if _allowed() else ():
+        if not (tensor.is_contiguous() and advise_huge_pages(tensor)):
+            continue
+        for first_byte in range(0, tensor.nbytes, _AT_ONCE):
+            if _spent >= MOST_SECONDS:
+                break
+            begin = time.monotonic()
+            last_byte = min(first_byte + _AT_ONCE, tensor.nbytes)
+            moved = torch.ops.recfx.collapse_pages(tensor, first_byte, last_byte)
+            _spent += time.monotonic() - begin
+            if not moved:
+                break
+
+
+MOST_SECONDS = 10.0
+"""How long a process may have tensors moved, in all: it takes about a second per GB."""
+
+_spent = 0.0
+_AT_ONCE = 64 << 20
+_ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def _allowed() -> bool:
+    try:
+        return "[never]" not in _ENABLED.read_text()
+    except OSError:
+        return False
 
 
 def full_on_huge_pages(shape: tuple[int, ...], value: float, device: torch.device) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 
 from recfx.diagnostics import Diagnostic
 from recfx.kernels import bag_offsets, bucketize, fused_step, hash_index, library, row_initialization
+from recfx.kernels.huge_pages import move_to_huge_pages
 from recfx.kernels.pooled_lookup import IndexView, find_and_pool, pool_again_, pooled_lookup
 from recfx.lowering._cpu_backward import CpuBackward
 from recfx.lowering._trainable_lookup import LookedUp, TrainableLookup
@@ -64,7 +65,8 @@ def _without_library() -> Diagnostic:
 
 
 def build(spec: LookupSpec) -> LookupKernel:
-    """The kernel for ``spec``."""
+    """The kernel for ``spec``, whose tables are moved to huge pages if the system has them."""
+    move_to_huge_pages(spec.weights)
     return CpuLookup(spec)
 
 

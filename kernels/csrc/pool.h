@@ -17,7 +17,7 @@ constexpr int64_t kLineBytes = 64;
 constexpr int64_t kWideBytes = 128;
 
 // How many ids ahead a row is prefetched.
-constexpr int64_t kWideAhead = 16;
+constexpr int64_t kWideAhead = 32;
 constexpr int64_t kNarrowAhead = 32;
 
 // One feature's bags, and where their sums go.

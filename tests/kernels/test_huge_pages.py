@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from recfx.hashing import HashIndex
+from recfx.kernels import huge_pages
 from recfx.kernels.huge_pages import LEAST_BYTES, advise_huge_pages
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules.adagrad import ADAGRAD
@@ -50,6 +51,59 @@ def test_only_contiguous_memory() -> None:
 def test_the_slot_table_of_a_big_index_is_advised() -> None:
     slots, _ = HashIndex(600_000).slot_table()
     assert is_advised(slots.data_ptr() + slots.nbytes // 2)
+
+
+def huge_bytes(address: int) -> int:
+    """How many bytes of the mapping that holds the address are on huge pages."""
+    inside = False
+    for line in MAPS.read_text().splitlines():
+        if borders := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(borders[1], 16) <= address < int(borders[2], 16)
+        elif inside and line.startswith("AnonHugePages:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+@needs_huge_pages
+def test_a_tensor_with_content_is_moved_or_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "_spent", 0.0)
+    tensor = torch.arange(40 << 17)  # 40 MiB: from the system, not from a heap
+    address, before = tensor.data_ptr(), huge_bytes(tensor.data_ptr())
+    huge_pages.move_to_huge_pages([tensor, torch.empty(3), tensor.view(2, -1).t()])
+    assert is_advised(address + tensor.nbytes // 2)
+    assert tensor.data_ptr() == address
+    assert torch.equal(tensor, torch.arange(40 << 17))
+    moved = torch.ops.recfx.collapse_pages(
+        tensor, 0, tensor.nbytes
+    )  # False on systems that are older, or out of memory
+    if moved:
+        assert huge_bytes(address + tensor.nbytes // 2) >= max(before, 30 << 20)
+
+
+def test_nothing_is_moved_where_huge_pages_are_off_or_the_time_is_spent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    called: list[int] = []
+    monkeypatch.setattr(huge_pages, "advise_huge_pages", lambda tensor: called.append(1) or True)
+    monkeypatch.setattr(huge_pages, "_spent", huge_pages.MOST_SECONDS)
+    (tmp_path / "enabled").write_text("always madvise [never]")
+    monkeypatch.setattr(huge_pages, "_ENABLED", tmp_path / "enabled")
+    huge_pages.move_to_huge_pages([torch.empty(LEAST_BYTES)])
+    assert called == []
+    monkeypatch.setattr(huge_pages, "_ENABLED", tmp_path / "nowhere")
+    huge_pages.move_to_huge_pages([torch.empty(LEAST_BYTES)])
+    assert called == []
+    (tmp_path / "enabled").write_text("always [madvise] never")
+    monkeypatch.setattr(huge_pages, "_ENABLED", tmp_path / "enabled")
+    huge_pages.move_to_huge_pages([torch.empty(LEAST_BYTES)])
+    assert called == [1]
+    assert huge_pages._spent == huge_pages.MOST_SECONDS
+
+
+@pytest.mark.parametrize(("first", "last"), [(-1, 1), (2, 1), (0, 10**9)])
+def test_pages_of_other_data_are_never_moved(first: int, last: int) -> None:
+    with pytest.raises(RuntimeError, match="are not in a tensor of"):
+        torch.ops.recfx.collapse_pages(torch.empty(4), first, last)
 
 
 @needs_huge_pages
