@@ -67,8 +67,9 @@ def largest_output_difference(wanted: list[tuple[str, torch.Tensor]], found: lis
 
 
 def changed_buffer(model: nn.Module, sample: Sample) -> str | None:
-    """The name of a buffer that a forward in eval mode changes; None if it changes none."""
+    """The name of a buffer that every forward in eval mode changes, not only the first one; None if there is none."""
     copy, _ = fresh_copy(model)
+    run_model(copy, sample)  # some modules prepare themselves then
     before = {name: buffer.clone() for name, buffer in own_buffers(copy).items()}
     run_model(copy, sample)
     after = own_buffers(copy)

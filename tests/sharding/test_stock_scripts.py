@@ -41,5 +41,5 @@ def test_one_line_changes_nothing(name: str, world_size: int) -> None:
     for stock, ours in ranks(world_size).run(both, name):
         torch.testing.assert_close(ours[0], stock[0], rtol=1e-5, atol=1e-6)
         assert ours[1].keys() == stock[1].keys()
-        # After STEPS steps; FBGEMM sums a row's gradients in another order, and Adagrad divides by how large the sum is.
+        # After STEPS steps. FBGEMM sums a row's gradients in another order, and Adagrad divides by the sum's size.
         torch.testing.assert_close(ours[1], stock[1], rtol=1e-4, atol=1e-5)
