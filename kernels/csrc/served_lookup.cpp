@@ -10,19 +10,17 @@
 #include <vector>
 
 #include "absent_answer.h"
-#include "checks.h"
+#include "bag_tasks.h"
 #include "find.h"
-#include "parallel.h"
+#include "lookup_checks.h"
 #include "slot_table.h"
 #include "stored_rows.h"
+#include "tasks.h"
 
 namespace recfx {
 namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
-
-constexpr int64_t kIdsPerTask = 4096;
-constexpr int64_t kIdsPerThread = 8192;
 
 // One table of a file.
 struct Table {
@@ -35,13 +33,6 @@ struct Table {
   int64_t side_row;
   DenseIds dense;
   AbsentAnswer answer;
-};
-
-// Some adjacent bags of one feature.
-struct Task {
-  int64_t feature;
-  int64_t first;
-  int64_t last;
 };
 
 std::vector<Table> tables_of(const at::Tensor& rows, at::IntArrayRef counts, at::IntArrayRef columns,
@@ -90,18 +81,6 @@ std::vector<Table> tables_of(const at::Tensor& rows, at::IntArrayRef counts, at:
   return found;
 }
 
-std::vector<Task> tasks_of(const int64_t* offsets, int64_t features, int64_t batch_size) {
-  std::vector<Task> tasks;
-  for (int64_t feature = 0; feature < features && batch_size > 0; ++feature) {
-    const int64_t* of_feature = offsets + feature * batch_size;
-    const int64_t pieces = std::clamp<int64_t>((of_feature[batch_size] - of_feature[0]) / kIdsPerTask, 1, batch_size);
-    for (int64_t piece = 0; piece < pieces; ++piece) {
-      tasks.push_back({feature, piece * batch_size / pieces, (piece + 1) * batch_size / pieces});
-    }
-  }
-  return tasks;
-}
-
 // Finds rows[begin, end); returns the position of an id whose row the table does not have, or `end`.
 int64_t find(const Table& table, const int64_t* ids, int64_t* rows, int64_t begin, int64_t end) {
   if (table.slots) {
@@ -131,19 +110,12 @@ at::Tensor served_lookup(const at::Tensor& ids_given, const at::Tensor& offsets_
   const int64_t* id_data = int64_data(ids, "ids");
   const int64_t* offset_data = int64_data(offsets, "offsets");
   const auto features = static_cast<int64_t>(table_of_feature.size());
-  TORCH_CHECK(features > 0 && offsets.numel() > 0 && (offsets.numel() - 1) % features == 0,
-              "recfx: offsets must be [F * B + 1] for ", features, " features, got ", offsets.sizes());
-  const int64_t batch_size = (offsets.numel() - 1) / features;
-  const int64_t* last = offset_data + features * batch_size;
-  TORCH_CHECK(*offset_data >= 0 && *last <= ids.numel() && std::is_sorted(offset_data, last + 1),
-              "recfx: offsets must ascend within the ", ids.numel(), " ids");
+  const int64_t batch_size = checked_batch_size(offsets, features, ids.numel());
   const std::vector<Table> tables =
       tables_of(stored, counts, columns, formats, slots, slot_counts, side_rows, dense_rows, share_buckets, seeds);
   at::Tensor scale;
   if (per_sample_weights.has_value()) {
-    TORCH_CHECK(per_sample_weights->device().is_cpu() && per_sample_weights->scalar_type() == at::kFloat &&
-                    per_sample_weights->dim() == 1 && per_sample_weights->numel() == ids.numel() && !mean,
-                "recfx: per_sample_weights must be float32 [", ids.numel(), "] on the CPU, for sums");
+    check_per_sample_weights(*per_sample_weights, ids.numel(), mean);
     scale = per_sample_weights->contiguous();
   }
   std::vector<int64_t> first_column;
@@ -157,30 +129,27 @@ at::Tensor served_lookup(const at::Tensor& ids_given, const at::Tensor& offsets_
   at::Tensor rows = at::empty({ids.numel()}, at::TensorOptions().dtype(at::kLong));
   float* sums = pooled.data_ptr<float>();
   auto* row_data = rows.data_ptr<int64_t>();
-  const std::vector<Task> tasks = tasks_of(offset_data, features, batch_size);
+  std::vector<BagTask> tasks;
+  for (int64_t feature = 0; feature < features; ++feature) {
+    add_bag_tasks(feature, offset_data + feature * batch_size, batch_size, kIdsPerTask, tasks);
+  }
   std::atomic<int64_t> wrong{-1};
-  std::atomic<int64_t> next{0};
-  const auto count = static_cast<int64_t>(tasks.size());
-  const int64_t threads =
-      std::min({static_cast<int64_t>(at::get_num_threads()), count, ids.numel() / kIdsPerThread + 1});
-  parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t k = next++; k < count; k = next++) {
-      const Task& task = tasks[k];
-      const Table& table = tables[table_of_feature[task.feature]];
-      const int64_t* bags = offset_data + task.feature * batch_size;
-      const int64_t begin = bags[task.first];
-      const int64_t end = bags[task.last];
-      const int64_t found = find(table, id_data, row_data, begin, end);
-      if (found < end) {
-        wrong = found;
-        continue;
-      }
-      pool_stored(table.format,
-                  {table.rows, table.bytes, table.columns, row_data,
-                   per_sample_weights.has_value() ? scale.const_data_ptr<float>() : nullptr, bags, mean,
-                   sums + first_column[task.feature], total},
-                  task.first, task.last);
+  run_tasks(ids.numel(), static_cast<int64_t>(tasks.size()), [&](int64_t k) {
+    const BagTask& task = tasks[k];
+    const Table& table = tables[table_of_feature[task.feature]];
+    const int64_t* bags = offset_data + task.feature * batch_size;
+    const int64_t begin = bags[task.first];
+    const int64_t end = bags[task.last];
+    const int64_t found = find(table, id_data, row_data, begin, end);
+    if (found < end) {
+      wrong = found;
+      return;
     }
+    pool_stored(table.format,
+                {table.rows, table.bytes, table.columns, row_data,
+                 per_sample_weights.has_value() ? scale.const_data_ptr<float>() : nullptr, bags, mean,
+                 sums + first_column[task.feature], total},
+                task.first, task.last);
   });
   TORCH_CHECK_INDEX(wrong < 0, "recfx::served_lookup: id ", id_data[std::max<int64_t>(wrong, 0)], " at position ",
                     wrong.load(), " has no row in its table [id_out_of_range]");

@@ -85,7 +85,7 @@ def _measure(rank: int, world_size: int, setup: Setup, plan: str) -> list[Result
     gradient = torch.rand(setup.batch, setup.tables * setup.dim)
     contestants, models = [], {}
     for name, ids in ((TORCHREC, dense), (STATIC, dense), (HASHED, raw)):
-        model = models[name] = _model(name, setup, plan, world_size, universe)
+        model = models[name] = model_of(name, setup, plan, world_size, universe)
         contestants.append(_contestant(name, model, ids.batches(), gradient))
     ours, theirs = (models[name](dense.batches()[-1]).to_dict() for name in (STATIC, TORCHREC))
     for key, pooled in ours.items():  # TorchRec's columns are in the order of ranks
@@ -107,7 +107,8 @@ def _contestant(name: str, model: nn.Module, batches: list[KeyedJaggedTensor], g
     return Contestant(name, step)
 
 
-def _model(name: str, setup: Setup, plan: str, world_size: int, universe: int) -> nn.Module:
+def model_of(name: str, setup: Setup, plan: str, world_size: int, universe: int) -> nn.Module:
+    """The sharded model of a contestant, ``TORCHREC``, ``STATIC`` or ``HASHED``; all ranks call it."""
     torch.manual_seed(0)
     collection: nn.Module = standard_collection(setup)
     attach(collection, OPTIMIZER)

@@ -1,0 +1,79 @@
+"""``small_batch``: training steps on 64 samples, where fixed costs decide, for few tables and for many.
+
+Converted collections that are not sharded, static and hashed, against TorchRec's DistributedModelParallel on one
+process, whose tables are FBGEMM's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import recfx
+from recfx.kernels.mix64 import mix64
+from tests.bench.harness import Contestant, Result, compare, take_turns
+from tests.bench.setup import SMALL_BATCH, Ids, Setup
+from tests.bench.sharded import OPTIMIZER, TORCHREC, model_of
+from tests.bench.workload import check_close, standard_collection, with_optimizer
+from tests.support.forkserver import forkserver
+
+STATIC, HASHED = "recfx, static", "recfx, hashed"
+TABLES = (26, 200)
+BAG_LENGTH = 3
+
+
+def run(setup: Setup) -> Iterator[Result]:
+    """Forward, backward and the fused row-wise Adagrad."""
+    forkserver()
+    for tables in TABLES:
+        many = min(tables, setup.tables * tables // TABLES[0])
+        sizes = replace(setup, tables=many, rows=min(setup.rows, 10_000), batch=min(setup.batch, SMALL_BATCH))
+        sizes = replace(sizes, bag_length=BAG_LENGTH, iterations=4 * setup.iterations)
+        with tempfile.TemporaryDirectory() as folder:  # torch never frees tables that have an optimizer in backward
+            mp.start_processes(_process, (folder, asdict(sizes)), nprocs=1, start_method="forkserver")
+            yield from torch.load(os.path.join(folder, "results"), weights_only=False)
+
+
+def _process(_: int, folder: str, sizes: dict[str, Any]) -> None:
+    setup = Setup(**sizes)
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(setup.threads)
+    dist.init_process_group("gloo", init_method=f"file://{os.path.join(folder, 'store')}", rank=0, world_size=1)
+    torch.save(_measure(setup), os.path.join(folder, "results"))
+    dist.destroy_process_group()
+
+
+def _measure(setup: Setup) -> list[Result]:
+    dense, raw = Ids(setup, "uniform"), Ids(setup, "uniform", raw=mix64)
+    gradient = torch.rand(setup.batch, setup.tables * setup.dim)
+    torch.manual_seed(0)
+    standard = with_optimizer(standard_collection(setup), OPTIMIZER)
+    hashing = recfx.HashConfig(dense_rows=0, rows=2 * setup.rows)
+    models = {
+        TORCHREC: model_of(TORCHREC, setup, "table_wise", 1, setup.rows),
+        STATIC: recfx.convert(standard, verify=False),
+        HASHED: recfx.convert(with_optimizer(standard_collection(setup), OPTIMIZER), hashing=hashing, verify=False),
+    }
+    for table in models[HASHED].tables:
+        models[HASHED].index(table.name).insert(mix64(torch.arange(setup.rows)))
+    contestants = []
+    for name, model in models.items():
+        batches = (raw if name == HASHED else dense).batches()
+        contestants.append(
+            Contestant(name, lambda i, model=model, batches=batches: model(batches[i]).values().backward(gradient))
+        )
+    with torch.no_grad():
+        ours, theirs = (models[name](dense.batches()[-1]).to_dict() for name in (STATIC, TORCHREC))
+    for key, pooled in ours.items():
+        check_close(key, theirs[key], pooled)
+    times = take_turns(contestants, setup.iterations, setup.warm_up)
+    facts = {**setup.facts("uniform"), "optimizer": OPTIMIZER.name}
+    return [compare(f"small_batch/{setup.tables}", times, name, TORCHREC, facts) for name in (STATIC, HASHED)]
