@@ -104,7 +104,8 @@ class _Part:
     def step_with(self, parts: Sequence[_Part]) -> None:
         features = sum(len(table.feature_names) for table in self.trainable.tables)
         batch = joined([part.batch for part in parts], features)
-        self.trainable.backward.step(batch, torch.cat([part.grad_output for part in parts]))
+        gradients = [part.grad_output for part in parts]
+        self.trainable.backward.step(batch, gradients[0] if len(gradients) == 1 else torch.cat(gradients))
 
 
 class _TableBatchedLookup(torch.autograd.Function):

@@ -50,8 +50,9 @@ void step_tables(const StepArguments& given) {
   const auto scale_of = [&](int64_t position, int64_t length) {
     return given.mean ? 1.0F / static_cast<float>(length) : given.scale[position];
   };
-  RowGroups<position_t> groups(given.rows, given.offsets, given.batch_size, given.tables, scale_of,
-                               [](int64_t ids, int64_t count, const auto& run) { run_tasks(ids, count, run); });
+  RowGroups<position_t, decltype(scale_of)> groups(
+      given.rows, given.offsets, given.batch_size, given.tables, scale_of, at::get_num_threads(),
+      [](int64_t ids, int64_t count, const auto& run) { run_tasks(ids, count, run); });
   TORCH_CHECK(groups.out_of_range() < 0, "recfx::fused_step_: a row is beyond the end of table ",
               groups.out_of_range());
   std::vector<SteppedTable<weight_t>> tables;
@@ -71,11 +72,9 @@ void step_tables(const StepArguments& given) {
   const int64_t count = static_cast<int64_t>(groups.groups().size());
   run_tasks(groups.positions(), count, [&](int64_t k) {
     const PositionGroup& group = groups.groups()[k];
-    if (group.begin < group.end) {
-      thread_local std::vector<float> space;
-      space.resize(std::max(space.size(), static_cast<size_t>(2 * widest)));
-      step(tables[group.table], group.first_row, groups.sorted(group), group.end - group.begin, space.data());
-    }
+    thread_local std::vector<float> space;
+    space.resize(std::max(space.size(), static_cast<size_t>(2 * widest)));
+    step(tables[group.table], group.first_row, groups.sorted(group), space.data());
   });
 }
 

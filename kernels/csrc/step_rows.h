@@ -112,21 +112,21 @@ RECFX_INLINE void sum_gradients(const SteppedTable<weight_t>& table, const posit
 
 // Steps the rows of positions that are sorted by row. space: float32 [2, dim].
 template <int native, typename Rule, typename position_t, typename weight_t>
-RECFX_INLINE void step_rows(const SteppedTable<weight_t>& table, int64_t first_row, const position_t* positions,
-                            int64_t count, float* space) {
+RECFX_INLINE void step_rows(const SteppedTable<weight_t>& table, int64_t first_row,
+                            SortedPositions<position_t> positions, float* space) {
   const int64_t dim = table.dim;
   float* summed = space;
   float* read = space + dim;
-  const position_t* end = positions + count;
-  const position_t* ahead = positions;
-  for (const position_t* at = positions; at < end;) {
+  const position_t* end = positions.end;
+  const position_t* ahead = positions.begin;
+  for (const position_t* at = positions.begin; at < end;) {
     const position_t* next = at + 1;
     while (next < end && next->row == at->row) {
       ++next;
     }
     for (; ahead < end && ahead < next + kStepAhead; ++ahead) {
       fetch_row(table.gradient_of(ahead->bag), dim);
-      if (ahead == positions || ahead->row != ahead[-1].row) {
+      if (ahead == positions.begin || ahead->row != ahead[-1].row) {
         fetch_stepped_row<Rule>(table, first_row + ahead->row);
       }
     }
@@ -155,20 +155,20 @@ RECFX_INLINE void step_rows(const SteppedTable<weight_t>& table, int64_t first_r
 
 // One function per width of vectors, as in pool.h.
 template <typename Rule, typename position_t, typename weight_t>
-static void step_rows4(const SteppedTable<weight_t>& table, int64_t first_row, const position_t* positions,
-                       int64_t count, float* space) {
-  step_rows<4, Rule>(table, first_row, positions, count, space);
+static void step_rows4(const SteppedTable<weight_t>& table, int64_t first_row, SortedPositions<position_t> positions,
+                       float* space) {
+  step_rows<4, Rule>(table, first_row, positions, space);
 }
 #ifdef RECFX_X86_TARGETS
 template <typename Rule, typename position_t, typename weight_t>
 __attribute__((target("avx2"))) static void step_rows8(const SteppedTable<weight_t>& table, int64_t first_row,
-                                                       const position_t* positions, int64_t count, float* space) {
-  step_rows<8, Rule>(table, first_row, positions, count, space);
+                                                       SortedPositions<position_t> positions, float* space) {
+  step_rows<8, Rule>(table, first_row, positions, space);
 }
 template <typename Rule, typename position_t, typename weight_t>
 __attribute__((target("avx512f"))) static void step_rows16(const SteppedTable<weight_t>& table, int64_t first_row,
-                                                           const position_t* positions, int64_t count, float* space) {
-  step_rows<16, Rule>(table, first_row, positions, count, space);
+                                                           SortedPositions<position_t> positions, float* space) {
+  step_rows<16, Rule>(table, first_row, positions, space);
 }
 #endif
 

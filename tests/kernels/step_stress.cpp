@@ -108,15 +108,14 @@ std::vector<std::vector<weight_t>> stepped(const Batch& batch, int threads, int6
                       {0.5F, 0.125F, 1e-3F, 0.1F, 0.9F, 0.1F, 0.5F}});
   }
   const auto scale_of = [](int64_t position, int64_t length) { return static_cast<float>(position % 3 + length); };
-  recfx::RowGroups<position_t> groups(batch.rows.data(), batch.offsets.data(), batch.size, batch.tables, scale_of,
-                                      [&](int64_t, int64_t count, const auto& run) { run_on(threads, count, run); });
+  recfx::RowGroups<position_t, decltype(scale_of)> groups(
+      batch.rows.data(), batch.offsets.data(), batch.size, batch.tables, scale_of, threads,
+      [&](int64_t, int64_t count, const auto& run) { run_on(threads, count, run); });
   run_on(threads, static_cast<int64_t>(groups.groups().size()), [&](int64_t k) {
     const recfx::PositionGroup& group = groups.groups()[k];
-    if (group.begin < group.end) {
-      std::vector<float> space(2 * batch.dims[group.table]);
-      const auto step = recfx::best_step_rows<Rule, position_t, weight_t>();
-      step(tables[group.table], group.first_row + beyond, groups.sorted(group), group.end - group.begin, space.data());
-    }
+    std::vector<float> space(2 * batch.dims[group.table]);
+    const auto step = recfx::best_step_rows<Rule, position_t, weight_t>();
+    step(tables[group.table], group.first_row + beyond, groups.sorted(group), space.data());
   });
   return weights;
 }
