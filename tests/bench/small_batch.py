@@ -19,10 +19,11 @@ import torch.multiprocessing as mp
 
 import recfx
 from recfx.kernels.mix64 import mix64
+from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.setup import SMALL_BATCH, Ids, Setup
 from tests.bench.sharded import OPTIMIZER, TORCHREC, model_of
-from tests.bench.workload import check_close, standard_collection, with_optimizer
+from tests.bench.workload import attach, check_close, standard_collection, with_optimizer
 from tests.support.forkserver import forkserver
 
 STATIC, HASHED = "recfx, static", "recfx, hashed"
@@ -55,15 +56,14 @@ def _measure(setup: Setup) -> list[Result]:
     dense, raw = Ids(setup, "uniform"), Ids(setup, "uniform", raw=mix64)
     gradient = torch.rand(setup.batch, setup.tables * setup.dim)
     torch.manual_seed(0)
-    standard = with_optimizer(standard_collection(setup), OPTIMIZER)
+    static = recfx.convert(with_optimizer(standard_collection(setup), OPTIMIZER), verify=False)
     hashing = recfx.HashConfig(dense_rows=0, rows=2 * setup.rows)
-    models = {
-        TORCHREC: model_of(TORCHREC, setup, "table_wise", 1, setup.rows),
-        STATIC: recfx.convert(standard, verify=False),
-        HASHED: recfx.convert(with_optimizer(standard_collection(setup), OPTIMIZER), hashing=hashing, verify=False),
-    }
-    for table in models[HASHED].tables:
-        models[HASHED].index(table.name).insert(mix64(torch.arange(setup.rows)))
+    hashed = recfx.convert(standard_collection(setup), hashing=hashing, verify=False)
+    assert isinstance(hashed, HashEmbeddingBagCollection)
+    attach(hashed, OPTIMIZER)
+    for table in hashed.tables:
+        hashed.index(table.name).insert(mix64(torch.arange(setup.rows)))
+    models = {TORCHREC: model_of(TORCHREC, setup, "table_wise", 1, setup.rows), STATIC: static, HASHED: hashed}
     contestants = []
     for name, model in models.items():
         batches = (raw if name == HASHED else dense).batches()
