@@ -31,6 +31,7 @@ def fused_step_(
     numbers: list[float],
     mean: bool = False,
     per_sample_weights: Tensor | None = None,
+    step_counts: Tensor | None = None,
 ) -> None:
     """Step the rows that a batch looked up, in place, once each. Arithmetic is float32, rounded to the table's dtype.
 
@@ -49,13 +50,15 @@ def fused_step_(
         numbers: seven per table, one table after the other: ``StepNumbers`` of ``recfx.optim.rules``.
         mean: whether the lookup divided sums by the lengths of bags; not with ``per_sample_weights``.
         per_sample_weights: float32 ``[n]``, or None.
+        step_counts: contiguous float32 ``[tables]``, or None: those of tables that are stepped are one more afterwards.
+            The operator does this because Ctrl-C may come between two calls, but not inside of one.
 
     Raises:
         RuntimeError: an argument is wrong, or a row is beyond the end of its table. Nothing has changed then.
     """
     torch.ops.recfx.fused_step_(
         rows, offsets, gradients, weights, first_states, second_states, table_of_feature, is_stepped, rule, numbers,
-        mean, per_sample_weights,
+        mean, per_sample_weights, step_counts,
     )  # fmt: skip
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ LEAST_BYTES = 8 << 20
 
 
 def advise_huge_pages(tensor: Tensor) -> bool:
-    """Ask for huge pages for a tensor that nothing has been written to yet. Its content does not change.
+    """Ask for huge pages for a tensor: at once where nothing has been written to it yet. Its content does not change.
 
     This is a hint: if it is not supported, or if the tensor is small or not on the CPU, nothing happens.
 
@@ -42,26 +43,39 @@ def move_to_huge_pages(tensors: Sequence[Tensor]) -> None:
         tensors: any; those that are not contiguous are left alone.
     """
     global _spent
+    begin = time.monotonic()
+    moved = 0
     for tensor in tensors if _allowed() else ():
         if not (tensor.is_contiguous() and advise_huge_pages(tensor)):
             continue
-        for first_byte in range(0, tensor.nbytes, _AT_ONCE):
-            if _spent >= MOST_SECONDS:
+        for first_byte, last_byte in _pieces(tensor):
+            started = time.monotonic()
+            if _spent >= MOST_SECONDS or not torch.ops.recfx.collapse_pages(tensor, first_byte, last_byte):
                 break
-            begin = time.monotonic()
-            last_byte = min(first_byte + _AT_ONCE, tensor.nbytes)
-            moved = torch.ops.recfx.collapse_pages(tensor, first_byte, last_byte)
-            _spent += time.monotonic() - begin
-            if not moved:
-                break
+            _spent += time.monotonic() - started
+            moved += last_byte - first_byte
+    seconds = time.monotonic() - begin
+    if seconds >= 1.0:
+        _logger.info("moved %d MB of tables to huge pages in %.1f s; this is done once", moved >> 20, seconds)
 
 
 MOST_SECONDS = 10.0
-"""How long a process may have tensors moved, in all: it takes about a second per GB."""
+"""How long a process may have tensors moved, in all: it takes about two seconds per GB."""
 
 _spent = 0.0
 _AT_ONCE = 64 << 20
+_HUGE_PAGE = 2 << 20
 _ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_logger = logging.getLogger("recfx")
+
+
+def _pieces(tensor: Tensor) -> Iterator[tuple[int, int]]:
+    """The bytes of a tensor in pieces that end where a huge page ends."""
+    first_byte, beyond = 0, tensor.data_ptr() % _HUGE_PAGE
+    while first_byte < tensor.nbytes:
+        last_byte = min((first_byte + beyond + _AT_ONCE) // _HUGE_PAGE * _HUGE_PAGE - beyond, tensor.nbytes)
+        yield first_byte, last_byte
+        first_byte = last_byte
 
 
 def _allowed() -> bool:
@@ -76,3 +90,14 @@ def full_on_huge_pages(shape: tuple[int, ...], value: float, device: torch.devic
     made = torch.empty(shape, dtype=torch.float32, device=device)
     advise_huge_pages(made)
     return made.fill_(value)
+
+
+@library.when_loaded
+def _register_fakes() -> None:
+    @torch.library.register_fake("recfx::advise_huge_pages")
+    def _advise_huge_pages(tensor: Tensor) -> bool:
+        return False
+
+    @torch.library.register_fake("recfx::collapse_pages")
+    def _collapse_pages(tensor: Tensor, first_byte: int, last_byte: int) -> bool:
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +13,10 @@ from recfx.kernels.per_sample_weights import per_sample_weight_gradients
 from recfx.lowering._step_counts import StepCounts
 from recfx.lowering._trained_batch import TrainedBatch
 from recfx.lowering.registry import LookupSpec
-from recfx.optim.rules.rule import StepNumbers
+from recfx.optim.rules.rule import STEP, Rule, StepNumbers
 from recfx.optim.rules.sgd import SGD
 
-_SETTINGS = ("lr", "weight_decay", "eps", "betas")
+_SETTINGS = ("lr", "weight_decay", "eps")
 
 
 class CpuBackward:
@@ -30,7 +31,7 @@ class CpuBackward:
         self.table_of_feature = [table for table, each in enumerate(spec.tables) for _ in each.feature_names]
         self.mean = spec.pooling == "MEAN"
         self._counts = StepCounts(spec.optimizers)
-        self._ready: list[int] = []
+        self._known: list[weakref.ref[torch.Tensor] | None] = []
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
         """See ``Backward``."""
@@ -49,7 +50,7 @@ class CpuBackward:
             for weight, want in zip(batch.weights, wanted, strict=True)
         ]
         numbers = list(StepNumbers(-1.0)) * len(totals)
-        self._run(batch, grad_output, totals, [], list(wanted), SGD.name, numbers)
+        self._run(batch, grad_output, totals, [], list(wanted), SGD.name, numbers, None)
         return [total if want else None for total, want in zip(totals, wanted, strict=True)]
 
     def step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
@@ -59,25 +60,39 @@ class CpuBackward:
             return
         rule = self.optimizers[0].rule  # tables of one lookup have the same rule
         states = self._states(batch.weights, trained)
+        counts = self._counts.shared()
         # Only rules that save the number of steps read it.
-        counted = self._counts.next() if rule.saves_step else [0.0] * len(trained)
+        counted = [0.0] * len(trained) if counts is None or not rule.saves_step else (counts + 1).tolist()
         weights = [weight.detach() for weight in batch.weights]  # a step is not an edit that autograd should see
-        self._run(batch, grad_output, weights, states, trained, rule.name, self._numbers(counted))
-        self._counts.count(trained)
+        self._run(batch, grad_output, weights, states, trained, rule.name, self._numbers(counted), counts)
 
     def _states(self, weights: list[torch.Tensor], trained: list[bool]) -> list[list[torch.Tensor]]:
         """The states of each table, by number; those of a table that is not trained are not read."""
-        names = [state.name for state in self.optimizers[0].rule.states]
-        found = [[optimizer.state.get(name) for optimizer in self.optimizers] for name in names]
-        ready = [id(state) for states in found for state in states]
-        if ready != self._ready or None in ready:
+        rule = self.optimizers[0].rule
+        if not self._is_known(rule, trained):
             for optimizer, weight, is_trained in zip(self.optimizers, weights, trained, strict=True):
                 if is_trained:
                     optimizer.prepare(weight)
-            nothing = torch.empty(0, dtype=torch.float32, device="cpu")
-            found = [[optimizer.state.get(name, nothing) for optimizer in self.optimizers] for name in names]
-            self._ready = [id(state) for states in found for state in states]
-        return found
+            self._known = [
+                weakref.ref(optimizer.state[state.name]) if is_trained else None  # others may not be ready
+                for optimizer, is_trained in zip(self.optimizers, trained, strict=True)
+                for state in rule.states
+            ]
+        nothing = torch.empty(0, dtype=torch.float32, device="cpu")
+        return [[optimizer.state.get(state.name, nothing) for optimizer in self.optimizers] for state in rule.states]
+
+    def _is_known(self, rule: Rule, trained: list[bool]) -> bool:
+        """Whether all states are those that were prepared; any may be replaced between steps, as by a checkpoint."""
+        known = iter(self._known)
+        for optimizer, is_trained in zip(self.optimizers, trained, strict=True):
+            state = optimizer.state
+            for each in rule.states:
+                reference = next(known, None)
+                if is_trained and (reference is None or state.get(each.name) is not reference()):
+                    return False
+            if is_trained and rule.counts_steps and STEP not in state:
+                return False
+        return True
 
     def _numbers(self, counted: list[float]) -> list[float]:
         """``StepNumbers`` of all tables, computed once for each setting that they share."""
@@ -85,7 +100,8 @@ class CpuBackward:
         known: dict[Any, list[float]] = {}
         for optimizer, step in zip(self.optimizers, counted, strict=True):
             group = optimizer.group
-            key = (*(group.get(name) for name in _SETTINGS), step)
+            betas = group.get("betas")  # a list, if the settings come from a file
+            key = (*map(group.get, _SETTINGS), betas and tuple(betas), step)
             if key not in known:
                 known[key] = [float(number) for number in optimizer.rule.step_numbers(step, group)]
             numbers += known[key]
@@ -100,6 +116,7 @@ class CpuBackward:
         is_stepped: list[bool],
         rule: str,
         numbers: list[float],
+        counts: torch.Tensor | None,
     ) -> None:
         first, second = (*states, [], [])[:2]
         fused_step_(
@@ -115,4 +132,5 @@ class CpuBackward:
             numbers,
             self.mean,
             batch.scale,
+            counts,
         )

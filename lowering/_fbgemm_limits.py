@@ -1,4 +1,4 @@
-"""What FBGEMM's CPU kernels can train: the limits of every target that uses its backward."""
+"""What FBGEMM's CPU kernels can train: the limits of target ``fbgemm``."""
 
 from __future__ import annotations
 

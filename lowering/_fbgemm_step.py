@@ -1,4 +1,4 @@
-"""The fused optimizer step of the targets for the CPU: FBGEMM's, if FBGEMM has the optimizer's rule."""
+"""The fused optimizer step of target ``fbgemm``: FBGEMM's own, for the rules that it has."""
 
 from __future__ import annotations
 

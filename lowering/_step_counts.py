@@ -22,23 +22,18 @@ class StepCounts:
         self._counts = torch.empty(0)
         self._views: list[torch.Tensor | None] = []
 
-    def next(self) -> list[float]:
-        """The number of each table's next step; 0 if the rule does not count them."""
+    def shared(self) -> torch.Tensor | None:
+        """The number of steps of each table, float32 ``[tables]``; None if the rule does not count them."""
         if not self._optimizers[0].rule.counts_steps:
-            return [0.0] * len(self._optimizers)
+            return None
         self._share()
-        found: list[float] = (self._counts + 1).tolist()
-        return found
+        return self._counts
 
     def count(self, trained: list[bool]) -> None:
         """Count a step of the trained tables."""
-        if not self._optimizers[0].rule.counts_steps:
-            return
-        self._share()
-        if all(trained):
-            self._counts.add_(1)
-        else:
-            self._counts.add_(torch.tensor(trained, dtype=torch.float32, device="cpu"))
+        counts = self.shared()
+        if counts is not None:
+            counts.add_(torch.tensor(trained, dtype=torch.float32, device="cpu"))
 
     def _share(self) -> None:
         """Put views of one tensor in the place of the optimizers' own tensors, if they are not there already."""

@@ -65,8 +65,7 @@ def _without_library() -> Diagnostic:
 
 
 def build(spec: LookupSpec) -> LookupKernel:
-    """The kernel for ``spec``, whose tables are moved to huge pages if the system has them."""
-    move_to_huge_pages(spec.weights)
+    """The kernel for ``spec``."""
     return CpuLookup(spec)
 
 
@@ -84,7 +83,7 @@ def build_finding(kernel: LookupKernel) -> FindingKernel:
 
 
 class CpuLookup:
-    """The kernel of one lookup, callable like every kernel.
+    """The kernel of one lookup, callable like every kernel. Its first call moves the tables to huge pages.
 
     Args:
         spec: the lookup. Its weights are not kept.
@@ -96,9 +95,11 @@ class CpuLookup:
         self._table_of_feature = backward.table_of_feature
         self._trainable = TrainableLookup(spec, backward, takes_absent=True)
         self._no_index = IndexView.none()
+        self._has_moved = False
 
     def __call__(self, weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
-        """Pool rows: ``batch.values`` are rows, all of them in range. Returns float32 ``[B, sum D]``."""
+        """Pool rows: ``batch.values`` are rows, or -1 for nothing. Returns float32 ``[B, sum D]``."""
+        self._move(weights)
         rows, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
 
         def forward(scale: torch.Tensor | None) -> LookedUp:
@@ -124,12 +125,18 @@ class CpuLookup:
         """
         if self._mean:
             raise ValueError("a lookup from raw ids pools sums; divide by the lengths of the raw bags afterwards")
+        self._move(weights)
         ids, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
 
         def forward(scale: torch.Tensor | None) -> LookedUp:
             return self._find_insert_pool(weights, ids, offsets, scale, ids_to_rows)
 
         return self._trainable(weights, offsets, batch.per_sample_weights, forward)
+
+    def _move(self, weights: list[torch.Tensor]) -> None:
+        if not self._has_moved:
+            self._has_moved = True
+            move_to_huge_pages(weights)
 
     def _find_insert_pool(
         self,

@@ -145,7 +145,7 @@ std::vector<std::string> fused_step_rules() {
 void fused_step_(const at::Tensor& rows, const at::Tensor& offsets, const at::Tensor& gradients, at::TensorList weights,
                  at::TensorList first, at::TensorList second, at::IntArrayRef table_of_feature,
                  c10::List<bool> is_stepped, c10::string_view rule, at::ArrayRef<double> numbers, bool mean,
-                 const OptionalTensor& per_sample_weights) {
+                 const OptionalTensor& per_sample_weights, const OptionalTensor& step_counts) {
   const at::Tensor rows_contiguous = rows.contiguous(), offsets_contiguous = offsets.contiguous();
   const int64_t* row_data = int64_data(rows_contiguous, "rows");
   const int64_t* offset_data = int64_data(offsets_contiguous, "offsets");
@@ -183,7 +183,16 @@ void fused_step_(const at::Tensor& rows, const at::Tensor& offsets, const at::Te
   const auto found =
       std::find_if(std::begin(kRules), std::end(kRules), [&](const RuleOnTables& each) { return rule == each.name; });
   TORCH_CHECK(found != std::end(kRules), "recfx::fused_step_ has no rule ", rule);
+  if (step_counts.has_value()) {
+    TORCH_CHECK(step_counts->device().is_cpu() && step_counts->scalar_type() == at::kFloat &&
+                    step_counts->is_contiguous() && step_counts->dim() == 1 &&
+                    step_counts->numel() == static_cast<int64_t>(weights.size()),
+                "recfx::fused_step_: step_counts must be contiguous float32 [", weights.size(), "] on the CPU");
+  }
   found->step(given);
+  for (size_t t = 0; step_counts.has_value() && t < weights.size(); ++t) {
+    step_counts->data_ptr<float>()[t] += is_stepped.get(t) ? 1.0F : 0.0F;
+  }
 }
 
 }  // namespace
@@ -192,7 +201,7 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
   library.def(
       "fused_step_(Tensor rows, Tensor offsets, Tensor gradients, Tensor(a!)[] weights, Tensor(b!)[] first_states, "
       "Tensor(c!)[] second_states, int[] table_of_feature, bool[] is_stepped, str rule, float[] numbers, bool mean, "
-      "Tensor? per_sample_weights) -> ()");
+      "Tensor? per_sample_weights, Tensor(d!)? step_counts) -> ()");
   library.def("fused_step_rules() -> str[]", fused_step_rules);
 }
 

@@ -29,7 +29,6 @@ struct Position {
   uint32_t row;  // from the first row of its group
   uint32_t bag;  // k * B + b: sample b of the k-th feature of its table
 
-  void set_scale(float) {}
   static constexpr float scale() { return 1.0F; }
   static constexpr bool kScaled = false;
 };
@@ -284,7 +283,7 @@ class RowGroups {
       }
     }
     const size_t number = static_cast<size_t>(&plan - plans_.data());
-    const int64_t last_row = tables_[plan.table].rows - 1;
+    const int64_t last_row = std::max<int64_t>(tables_[plan.table].rows - 1, 0);
     int64_t begin = plan.begin, end = plan.begin, first_bin = 0;
     for (int64_t bin = 0; bin < plan.bins; ++bin) {
       plan.group_of_bin[bin] = static_cast<uint32_t>(plan.groups.size());

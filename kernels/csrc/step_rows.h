@@ -36,8 +36,8 @@ struct SteppedTable {
     if (has_one_feature) {
       return gradients + bag * columns + first_columns[0];
     }
-    const auto features = static_cast<uint32_t>(batch_size);
-    return gradients + (bag % features) * columns + first_columns[bag / features];
+    const auto samples = static_cast<uint32_t>(batch_size);
+    return gradients + (bag % samples) * columns + first_columns[bag / samples];
   }
 };
 
@@ -75,6 +75,9 @@ RECFX_INLINE void sum_columns(const SteppedTable<weight_t>& table, const positio
     totals[part] = Floats{};
   }
   for (const position_t* at = begin; at < end; ++at) {
+    if (column == 0 && end - at > kStepAhead) {  // of a row with many positions
+      fetch_row(table.gradient_of(at[kStepAhead].bag), table.dim);
+    }
     const float* from = table.gradient_of(at->bag) + column;
 #pragma GCC unroll 8
     for (int part = 0; part < parts; ++part) {
@@ -124,7 +127,8 @@ RECFX_INLINE void step_rows(const SteppedTable<weight_t>& table, int64_t first_r
     while (next < end && next->row == at->row) {
       ++next;
     }
-    for (; ahead < end && ahead < next + kStepAhead; ++ahead) {
+    ahead = std::max(ahead, at);
+    for (const position_t* last = at + std::min(kStepAhead, end - at); ahead < last; ++ahead) {
       fetch_row(table.gradient_of(ahead->bag), dim);
       if (ahead == positions.begin || ahead->row != ahead[-1].row) {
         fetch_stepped_row<Rule>(table, first_row + ahead->row);
@@ -144,8 +148,8 @@ RECFX_INLINE void step_rows(const SteppedTable<weight_t>& table, int64_t first_r
       }
       gradient = summed;
     }
-    const int64_t first_columns = Rule::kFirst == FirstState::kPerRow ? 1 : dim;
-    float* first = Rule::kFirst == FirstState::kNone ? nullptr : table.first + row * first_columns;
+    const int64_t first_width = Rule::kFirst == FirstState::kPerRow ? 1 : dim;
+    float* first = Rule::kFirst == FirstState::kNone ? nullptr : table.first + row * first_width;
     float* second = Rule::kHasSecond ? table.second + row * dim : nullptr;
     Rule::step({values, gradient, first, second, dim}, table.numbers);
     write_row(stored, values, dim);

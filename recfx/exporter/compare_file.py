@@ -90,8 +90,12 @@ class Comparison:
             batch = f"for {name}, " if name else ""
             leaves = self._signature.flatten(call.args, call.kwargs)
             wanted = self._outputs
-            if name or self.changed_buffer is not None or not is_exact:
-                wanted = self._by_name(run_model(copy, self._signature.call_of(leaves)))
+            try:
+                if name or self.changed_buffer is not None or not is_exact:
+                    wanted = self._by_name(run_model(copy, self._signature.call_of(leaves)))
+            except Exception as error:  # of the user's code
+                message = f"{batch}the model raises {type(error).__name__}: {error}"
+                return Diagnostic("export_differs", "", message)
             try:
                 found = list(run_model(artifact.named, Sample(*leaves)).items())
             except Exception as error:  # programs raise errors of many types

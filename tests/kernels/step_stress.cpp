@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -78,10 +79,16 @@ void run_on(int threads, int64_t count, const std::function<void(int64_t)>& run)
   }
 }
 
-template <typename Rule, typename weight_t, typename position_t>
-std::vector<std::vector<weight_t>> stepped(const Batch& batch, int threads, int64_t beyond) {
+template <typename weight_t>
+struct Stepped {
   std::vector<std::vector<weight_t>> weights;
   std::vector<std::vector<float>> first, second;
+};
+
+template <typename Rule, typename weight_t, typename position_t>
+Stepped<weight_t> stepped(const Batch& batch, int threads, int64_t beyond) {
+  Stepped<weight_t> made;
+  auto& [weights, first, second] = made;
   std::vector<std::vector<int64_t>> columns;
   std::vector<recfx::SteppedTable<weight_t>> tables;
   for (size_t t = 0; t < batch.tables.size(); ++t) {
@@ -117,15 +124,17 @@ std::vector<std::vector<weight_t>> stepped(const Batch& batch, int threads, int6
     const auto step = recfx::best_step_rows<Rule, position_t, weight_t>();
     step(tables[group.table], group.first_row + beyond, groups.sorted(group), space.data());
   });
-  return weights;
+  return made;
 }
 
 template <typename Rule, typename weight_t, typename position_t>
 void check_threads(const Batch& batch) {
   const auto one = stepped<Rule, weight_t, position_t>(batch, 1, 0);
   const auto three = stepped<Rule, weight_t, position_t>(batch, 3, 0);
-  for (size_t t = 0; t < one.size(); ++t) {
-    if (std::memcmp(one[t].data(), three[t].data(), one[t].size() * sizeof(weight_t)) != 0) {
+  for (size_t t = 0; t < one.weights.size(); ++t) {
+    const size_t bytes = one.weights[t].size() * sizeof(weight_t);
+    if (std::memcmp(one.weights[t].data(), three.weights[t].data(), bytes) != 0 || one.first[t] != three.first[t] ||
+        one.second[t] != three.second[t]) {
       std::printf("threads change the result\n");
       std::exit(1);
     }
@@ -148,7 +157,7 @@ void check_sums(const Batch& batch) {
         }
       }
     }
-    if (found[t] != wanted) {
+    if (found.weights[t] != wanted) {
       std::printf("a sum is wrong\n");
       std::exit(1);
     }

@@ -38,11 +38,7 @@ def test_the_operator_has_every_rule() -> None:
 
 @dataclass
 class Case:
-    """A batch, and tables with random states.
-
-    Args:
-        features: how many features read each table.
-    """
+    """A batch, and tables with random states."""
 
     rule: Rule
     group: dict[str, Any]
@@ -59,7 +55,7 @@ class Case:
         first, second = (*self.states, [], [])[:2]
         numbers = [float(number) for number in self.rule.step_numbers(STEP, self.group)] * len(self.weights)
         where = (self.rows, self.offsets, self.gradients, self.weights, first, second, self.table_of_feature)
-        return (*where, [True] * len(self.weights), self.rule.name, numbers, self.mean, self.scale)
+        return (*where, [True] * len(self.weights), self.rule.name, numbers, self.mean, self.scale, None)
 
     def copy(self) -> Case:
         weights = [weight.clone() for weight in self.weights]
@@ -220,6 +216,18 @@ def test_only_tables_that_are_stepped_change_and_the_states_of_others_are_not_re
         torch.testing.assert_close(made.weights[table], wanted.weights[table], rtol=1e-5, atol=1e-6)
 
 
+def test_steps_of_tables_that_are_stepped_are_counted_also_without_a_position() -> None:
+    made = case("sgd", batch_size=0)
+    arguments, counts = list(made.arguments()), torch.tensor([4.0, 5.0, 6.0])
+    arguments[7], arguments[12] = [True, False, True], counts
+    fused_step_(*arguments)
+    assert counts.tolist() == [5.0, 5.0, 7.0]
+    arguments[8] = "adagrid"
+    with pytest.raises(RuntimeError, match="has no rule"):
+        fused_step_(*arguments)
+    assert counts.tolist() == [5.0, 5.0, 7.0]
+
+
 def test_an_infinite_weight_stays_infinite() -> None:
     made = case("sgd", rows=(1,), dims=(3,), features=(1,), batch_size=1, longest=1)
     made.weights[0].fill_(float("inf"))
@@ -268,6 +276,7 @@ def test_rows_are_rounded_as_torch_rounds(dtype: torch.dtype) -> None:
         ({9: [0.0] * 6}, "and 7 in numbers"),
         ({10: True, 11: torch.ones(1)}, "are for sums, not for means"),
         ({11: torch.ones(2)}, r"per_sample_weights must be float32 \[1\]"),
+        ({12: torch.ones(2)}, r"step_counts must be contiguous float32 \[1\]"),
     ],
     ids=str,
 )

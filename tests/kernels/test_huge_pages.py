@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recfx.hashing import HashIndex
 from recfx.kernels import huge_pages
@@ -65,19 +66,37 @@ def huge_bytes(address: int) -> int:
 
 
 @needs_huge_pages
-def test_a_tensor_with_content_is_moved_or_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_with_content_is_moved_piece_by_piece(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "enabled").write_text("always [madvise] never")
+    monkeypatch.setattr(huge_pages, "_ENABLED", tmp_path / "enabled")
     monkeypatch.setattr(huge_pages, "_spent", 0.0)
-    tensor = torch.arange(40 << 17)  # 40 MiB: from the system, not from a heap
+    monkeypatch.setattr(huge_pages, "_AT_ONCE", 8 << 20)
+    tensor, pieces = torch.arange(40 << 17), []  # 40 MiB: from the system, not from a heap
     address, before = tensor.data_ptr(), huge_bytes(tensor.data_ptr())
+    collapse = torch.ops.recfx.collapse_pages
+    works = collapse(torch.arange(40 << 17), 0, 40 << 20)  # False: the system is older, or memory is short
+
+    def recorded(given: torch.Tensor, first_byte: int, last_byte: int) -> bool:
+        pieces.append((first_byte, last_byte))
+        return bool(collapse(given, first_byte, last_byte)) or not works
+
+    monkeypatch.setattr(torch.ops.recfx, "collapse_pages", recorded)
     huge_pages.move_to_huge_pages([tensor, torch.empty(3), tensor.view(2, -1).t()])
+    assert [first for first, _ in pieces] == [0, *(last for _, last in pieces[:-1])]
+    assert pieces[-1][1] == tensor.nbytes
+    assert len(pieces) >= 5
+    assert all((address + last) % (2 << 20) == 0 for _, last in pieces[:-1])
+    assert huge_pages._spent > 0
     assert is_advised(address + tensor.nbytes // 2)
     assert tensor.data_ptr() == address
     assert torch.equal(tensor, torch.arange(40 << 17))
-    moved = torch.ops.recfx.collapse_pages(
-        tensor, 0, tensor.nbytes
-    )  # False on systems that are older, or out of memory
-    if moved:
-        assert huge_bytes(address + tensor.nbytes // 2) >= max(before, 30 << 20)
+    if works:
+        assert huge_bytes(address + tensor.nbytes // 2) >= max(before, 36 << 20)
+
+
+def test_tensors_without_memory_are_left_alone() -> None:
+    with FakeTensorMode():
+        huge_pages.move_to_huge_pages([torch.empty(LEAST_BYTES)])
 
 
 def test_nothing_is_moved_where_huge_pages_are_off_or_the_time_is_spent(

@@ -326,11 +326,12 @@ def test_fbgemm_declines_optimizers_that_it_has_not() -> None:
         assert declined.code == reason
 
 
-def test_a_state_that_is_replaced_between_steps_is_followed() -> None:
+@pytest.mark.parametrize("target", ["cpu", "fbgemm"])
+def test_a_state_that_is_replaced_between_steps_is_followed(target: str) -> None:
     """``load_state_dict`` of an optimizer puts other tensors in place of those that the kernel has addressed."""
     ours = weights(torch.float32)
     optimizers = [FusedOptimizer(RULE["rowwise_adagrad"], dict(SETTINGS["rowwise_adagrad"])) for _ in ours]
-    kernel = fbgemm.build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers))
+    kernel = TARGETS[target].build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers))
     data = batch(6, 4, False)
     kernel(ours, data).sum().backward()
     old = [optimizer.state["sum"] for optimizer in optimizers]
@@ -344,6 +345,41 @@ def test_a_state_that_is_replaced_between_steps_is_followed() -> None:
         assert float((weight.detach() - start).abs().max()) < 1e-2  # lr 0.1 over a state of 1e6
         assert float(optimizer.state["sum"].max()) > 1e6
         assert float(optimizer.state["step"]) == 2
+
+
+def test_settings_and_states_as_files_give_them_are_made_ready_for_the_kernel() -> None:
+    """Lists for tuples, another dtype, and a state without its number of steps; all between two steps."""
+    ours = weights(torch.float32)
+    optimizers = [FusedOptimizer(RULE["adam"], dict(SETTINGS["adam"])) for _ in ours]
+    theirs = [nn.Parameter(weight.detach().clone()) for weight in ours]
+    kernel, data = cpu.build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers)), batch(6, 4, False)
+    plain = [FusedOptimizer(RULE["adam"], dict(SETTINGS["adam"])) for _ in ours]
+    other = reference.build(LookupSpec(tables("SUM"), "SUM", False, theirs, plain))
+    for of_kernel, of_tables, on in ((kernel, ours, optimizers), (other, theirs, plain)):
+        of_kernel(of_tables, data).sum().backward()
+        for optimizer in on:
+            del optimizer.state["step"]
+            optimizer.state["exp_avg"] = optimizer.state["exp_avg"].double()
+            optimizer.group["betas"] = list(optimizer.group["betas"])
+        of_kernel(of_tables, data).sum().backward()
+        of_kernel(of_tables, data).sum().backward()
+        assert [float(optimizer.state["step"]) for optimizer in on] == [2.0] * 3
+    for one, wanted in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.detach(), wanted.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_an_error_of_the_kernel_leaves_weights_states_and_steps() -> None:
+    ours = weights(torch.float32)
+    optimizers = [FusedOptimizer(RULE["adagrad"], dict(SETTINGS["adagrad"])) for _ in ours]
+    kernel, data = cpu.build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers)), batch(6, 4, False)
+    kernel(ours, data).sum().backward()
+    before = [weight.detach().clone() for weight in ours]
+    output = kernel(ours, data).sum()
+    data.values[0] = 10**6  # changed by someone between forward and backward
+    with pytest.raises(RuntimeError, match="beyond the end of table 0"):
+        output.backward()
+    assert all(torch.equal(weight, start) for weight, start in zip(ours, before, strict=True))
+    assert [float(optimizer.state["step"]) for optimizer in optimizers] == [1.0] * 3
 
 
 def test_weight_decay_that_is_switched_on_later_is_an_error() -> None:
