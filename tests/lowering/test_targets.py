@@ -368,6 +368,21 @@ def test_settings_and_states_as_files_give_them_are_made_ready_for_the_kernel() 
         torch.testing.assert_close(one.detach(), wanted.detach(), rtol=1e-5, atol=1e-6)
 
 
+def test_a_table_that_is_no_longer_frozen_gets_a_state_that_the_kernel_can_read() -> None:
+    ours = weights(torch.bfloat16)
+    optimizers = [FusedOptimizer(RULE["adagrad"], dict(SETTINGS["adagrad"])) for _ in ours]
+    optimizers[1].state["sum"] = torch.zeros(ROWS[1], DIMS[1], dtype=torch.bfloat16)  # as torch.optim keeps it
+    ours[1].requires_grad_(False)
+    kernel, data = cpu.build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers)), batch(6, 4, False)
+    kernel(ours, data).sum().backward()
+    before = ours[1].detach().clone()
+    ours[1].requires_grad_(True)
+    kernel(ours, data).sum().backward()
+    assert not torch.equal(ours[1], before)
+    assert optimizers[1].state["sum"].dtype == torch.float32
+    assert [float(optimizer.state["step"]) for optimizer in optimizers] == [2.0, 1.0, 2.0]
+
+
 def test_an_error_of_the_kernel_leaves_weights_states_and_steps() -> None:
     ours = weights(torch.float32)
     optimizers = [FusedOptimizer(RULE["adagrad"], dict(SETTINGS["adagrad"])) for _ in ours]
