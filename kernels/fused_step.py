@@ -54,7 +54,8 @@ def fused_step_(
             The operator does this because Ctrl-C may come between two calls, but not inside of one.
 
     Raises:
-        RuntimeError: an argument is wrong, or a row is beyond the end of its table. Nothing has changed then.
+        IndexError: a row is beyond the end of its table. Nothing has changed then.
+        RuntimeError: another argument is wrong, or there is no memory for the step. Nothing has changed then.
     """
     torch.ops.recfx.fused_step_(
         rows, offsets, gradients, weights, first_states, second_states, table_of_feature, is_stepped, rule, numbers,

@@ -23,6 +23,10 @@ def per_sample_weight_gradients(
 
     Returns:
         float32 ``[n]``; 0 for a row of -1, and for positions in no bag.
+
+    Raises:
+        IndexError: a row is beyond the end of its table.
+        RuntimeError: another argument is wrong.
     """
     found: Tensor = torch.ops.recfx.per_sample_weight_gradients(rows, offsets, gradients, weights, table_of_feature)
     return found

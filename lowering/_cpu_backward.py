@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from recfx.errors import IdRangeError
 from recfx.kernels.fused_step import fused_step_
 from recfx.kernels.per_sample_weights import per_sample_weight_gradients
 from recfx.lowering._step_counts import StepCounts
@@ -27,7 +28,7 @@ class CpuBackward:
     """
 
     def __init__(self, spec: LookupSpec) -> None:
-        self.optimizers = spec.optimizers
+        self.tables, self.optimizers = spec.tables, spec.optimizers
         self.table_of_feature = [table for table, each in enumerate(spec.tables) for _ in each.feature_names]
         self.mean = spec.pooling == "MEAN"
         self._counts = StepCounts(spec.optimizers)
@@ -36,7 +37,10 @@ class CpuBackward:
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
         """See ``Backward``."""
         tables = [weight.detach() for weight in batch.weights]
-        return per_sample_weight_gradients(batch.values, batch.offsets, grad_output, tables, self.table_of_feature)
+        try:
+            return per_sample_weight_gradients(batch.values, batch.offsets, grad_output, tables, self.table_of_feature)
+        except IndexError as error:
+            raise self._beyond_the_end(batch, tables) from error
 
     def weight_gradients(
         self, batch: TrainedBatch, grad_output: torch.Tensor, wanted: Sequence[bool]
@@ -119,18 +123,38 @@ class CpuBackward:
         counts: torch.Tensor | None,
     ) -> None:
         first, second = (*states, [], [])[:2]
-        fused_step_(
-            batch.values,
-            batch.offsets,
-            grad_output,
-            weights,
-            first,
-            second,
-            self.table_of_feature,
-            is_stepped,
-            rule,
-            numbers,
-            self.mean,
-            batch.scale,
-            counts,
-        )
+        try:
+            fused_step_(
+                batch.values,
+                batch.offsets,
+                grad_output,
+                weights,
+                first,
+                second,
+                self.table_of_feature,
+                is_stepped,
+                rule,
+                numbers,
+                self.mean,
+                batch.scale,
+                counts,
+            )
+        except IndexError as error:
+            raise self._beyond_the_end(batch, batch.weights) from error
+
+    def _beyond_the_end(self, batch: TrainedBatch, weights: list[torch.Tensor]) -> Exception:
+        """The error for a row that the forward looked up and that its table no longer has; the first table with one."""
+        batch_size = (batch.offsets.numel() - 1) // len(self.table_of_feature)
+        borders = batch.offsets[::batch_size].tolist()
+        for feature, table in enumerate(self.table_of_feature):
+            rows = batch.values[borders[feature] : borders[feature + 1]]
+            last, name = weights[table].shape[0] - 1, self.tables[table].name
+            if rows.numel() and int(rows.max()) > last:
+                return IdRangeError(
+                    f"the backward of table {name!r} reached row {int(rows.max())}, but its last row is {last}: since "
+                    "the forward, the weight was replaced by a smaller one, or the batch was overwritten.",
+                    reason="row_beyond_table",
+                    module_path=name,
+                    what_to_do="call backward() before the table or the batch changes. Nothing was stepped.",
+                )
+        return IndexError("a row was beyond the end of its table while a step began, and is no longer")

@@ -12,16 +12,11 @@ _ROWS = 2**31 - 1  # of one table: the backward's row numbers are int32. All tab
 _COLUMNS = 2**31 - 1  # of all features together: also int32
 
 
-def decline(by: str, spec: LookupSpec) -> Diagnostic | None:
-    """None for float32 and float16 tables on the CPU, without an optimizer or with one that FBGEMM has for the CPU.
-
-    Args:
-        by: the name of the target that asks.
-        spec: the lookup.
-    """
+def decline(spec: LookupSpec) -> Diagnostic | None:
+    """None for float32 and float16 tables on the CPU, without an optimizer or with one that FBGEMM has for the CPU."""
 
     def refuse(reason: str, message: str) -> Diagnostic:
-        return Diagnostic(reason, "", message, by=by)
+        return Diagnostic(reason, "", message, by="fbgemm")
 
     dtypes = {weight.dtype for weight in spec.weights}
     devices = {weight.device.type for weight in spec.weights}

@@ -20,7 +20,7 @@ from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 
 def decline(spec: LookupSpec) -> Diagnostic | None:
     """None for float32 and float16 tables on the CPU, without an optimizer or with one that FBGEMM has for the CPU."""
-    return _fbgemm_limits.decline("fbgemm", spec)
+    return _fbgemm_limits.decline(spec)
 
 
 def build(spec: LookupSpec) -> LookupKernel:

@@ -53,8 +53,10 @@ void step_tables(const StepArguments& given) {
   RowGroups<position_t, decltype(scale_of)> groups(
       given.rows, given.offsets, given.batch_size, given.tables, scale_of, at::get_num_threads(),
       [](int64_t ids, int64_t count, const auto& run) { run_tasks(ids, count, run); });
-  TORCH_CHECK(groups.out_of_range() < 0, "recfx::fused_step_: a row is beyond the end of table ",
-              groups.out_of_range());
+  if (groups.beyond()) {
+    const auto [table, row] = *groups.beyond();
+    refuse_row("fused_step_", row, table, given.tables[table].rows);
+  }
   std::vector<SteppedTable<weight_t>> tables;
   int64_t widest = 1;
   for (size_t t = 0; t < given.tables.size(); ++t) {
@@ -70,11 +72,9 @@ void step_tables(const StepArguments& given) {
   }
   static const auto step = best_step_rows<Rule, position_t, weight_t>();
   const int64_t count = static_cast<int64_t>(groups.groups().size());
-  run_tasks(groups.positions(), count, [&](int64_t k) {
+  run_tasks_with_space(groups.positions(), count, 2 * widest, [&](int64_t k, float* space) {
     const PositionGroup& group = groups.groups()[k];
-    thread_local std::vector<float> space;
-    space.resize(std::max(space.size(), static_cast<size_t>(2 * widest)));
-    step(tables[group.table], group.first_row, groups.sorted(group), space.data());
+    step(tables[group.table], group.first_row, groups.sorted(group), space);
   });
 }
 

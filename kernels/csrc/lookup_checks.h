@@ -58,4 +58,10 @@ inline void check_per_sample_weights(const at::Tensor& given, int64_t ids, bool 
   TORCH_CHECK(!mean, "recfx: per_sample_weights are for sums, not for means");
 }
 
+// A row that was looked up, and that the table does not have (any more). IndexError in Python, which knows the names.
+[[noreturn]] inline void refuse_row(const char* name, int64_t row, int64_t table, int64_t rows) {
+  TORCH_CHECK_INDEX(false, "recfx::", name, ": row ", row, " is beyond the end of table ", table, ", which has ", rows,
+                    " rows");
+}
+
 }  // namespace recfx

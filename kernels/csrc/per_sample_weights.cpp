@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -80,9 +81,20 @@ at::Tensor per_sample_weight_gradients(const at::Tensor& rows, const at::Tensor&
   for (int64_t feature = 0; feature < features; ++feature) {
     add_bag_tasks(feature, offset_data + feature * batch_size, batch_size, kIdsPerTask, tasks);
   }
+  std::atomic<bool> is_wrong{false};
+  const auto largest_row = [&](const BagTask& task) {
+    const int64_t* bags = offset_data + task.feature * batch_size;
+    const int64_t* end = row_data + bags[task.last];
+    const int64_t* largest = std::max_element(row_data + bags[task.first], end);
+    return largest == end ? -1 : *largest;
+  };
   run_tasks(rows.numel(), static_cast<int64_t>(tasks.size()), [&](int64_t k) {
     const BagTask& task = tasks[k];
     const at::Tensor& weight = weights[table_of_feature[task.feature]];
+    if (largest_row(task) >= weight.size(0)) {
+      is_wrong = true;
+      return;
+    }
     const auto run = [&](const auto* data) {
       products(data, weight.size(1), row_data, offset_data + task.feature * batch_size, task.first, task.last,
                gradients.const_data_ptr<float>() + first_columns[task.feature], gradients.size(1), found_data);
@@ -96,6 +108,12 @@ at::Tensor per_sample_weight_gradients(const at::Tensor& rows, const at::Tensor&
         return run(static_cast<const BFloat16*>(weight.const_data_ptr()));
     }
   });
+  for (size_t k = 0; is_wrong && k < tasks.size(); ++k) {
+    const int64_t table = table_of_feature[tasks[k].feature];
+    if (largest_row(tasks[k]) >= weights[table].size(0)) {
+      refuse_row("per_sample_weight_gradients", largest_row(tasks[k]), table, weights[table].size(0));
+    }
+  }
   return found;
 }
 

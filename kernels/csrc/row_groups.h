@@ -10,6 +10,7 @@
 #include <bit>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,12 @@ struct ScaledPosition {
 struct GroupedTable {
   int64_t rows;
   std::vector<int64_t> features;  // that read it, ascending; none if its positions are left out
+};
+
+// A row that its table does not have.
+struct RowBeyond {
+  int64_t table;
+  int64_t row;
 };
 
 struct PositionGroup {
@@ -129,8 +136,8 @@ class RowGroups {
     counts_.resize(counts_end_);
     run_tasks(total_, static_cast<int64_t>(chunks_.size()), [&](int64_t k) { count(chunks_[k]); });
     for (const Chunk& chunk : chunks_) {
-      if (chunk.out_of_range) {
-        out_of_range_ = plans_[chunk.plan].table;
+      if (chunk.beyond >= 0) {
+        beyond_ = {plans_[chunk.plan].table, chunk.beyond};
         return;
       }
     }
@@ -148,8 +155,8 @@ class RowGroups {
   const std::vector<PositionGroup>& groups() const { return groups_; }
   int64_t positions() const { return total_; }
 
-  // A table that a position reads beyond its last row; -1 if there is none. There are no groups then.
-  int64_t out_of_range() const { return out_of_range_; }
+  // A position that reads beyond the last row of its table. There are no groups then.
+  const std::optional<RowBeyond>& beyond() const { return beyond_; }
 
   // The positions of a group by row; those of one row in the order of the batch. One thread per group.
   SortedPositions<position_t> sorted(const PositionGroup& group) {
@@ -191,7 +198,7 @@ class RowGroups {
     BagTask bags;
     int64_t number;  // of the feature among those of its table
     size_t counts;
-    bool out_of_range = false;
+    int64_t beyond = -1;  // the largest row, if the table does not have it
   };
 
   int64_t ids_of(const GroupedTable& table) const {
@@ -257,8 +264,11 @@ class RowGroups {
     for (int64_t i = begin; i < end; ++i) {
       largest = std::max(largest, rows_[i]);
     }
-    chunk.out_of_range = largest >= tables_[plan.table].rows;
-    if (plan.bins == 0 || chunk.out_of_range) {
+    if (largest >= tables_[plan.table].rows) {
+      chunk.beyond = largest;
+      return;
+    }
+    if (plan.bins == 0) {
       return;
     }
     uint32_t* counts = counts_.data() + chunk.counts;
@@ -340,7 +350,7 @@ class RowGroups {
   int64_t total_ = 0;
   int64_t per_group_ = 0;
   int64_t placed_ = 0;
-  int64_t out_of_range_ = -1;
+  std::optional<RowBeyond> beyond_;
   size_t counts_end_ = 0;
   std::vector<Plan> plans_;
   std::vector<Chunk> chunks_;

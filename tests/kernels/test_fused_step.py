@@ -258,7 +258,7 @@ def test_rows_are_rounded_as_torch_rounds(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({0: torch.tensor([50])}, "a row is beyond the end of table 0"),
+        ({0: torch.tensor([50])}, "row 50 is beyond the end of table 0, which has 50 rows"),
         ({0: torch.tensor([1]).int()}, "rows must be int64"),
         ({1: torch.tensor([0, 2])}, "offsets must ascend within"),
         ({1: torch.tensor([0, 1, 1, 1])}, r"offsets must be \[F \* B \+ 1\]"),
@@ -289,7 +289,7 @@ def test_a_wrong_argument_is_refused_and_nothing_changes(change: dict[int, Any],
         arguments[position] = value
     features = 2 if 1 in change and len(change[1]) == 4 else 1
     arguments[6] = arguments[6] * features
-    with pytest.raises(RuntimeError, match=message):
+    with pytest.raises(IndexError if "beyond" in message else RuntimeError, match=message):
         fused_step_(*arguments)
     assert all(torch.equal(one, other) for one, other in zip(made.tensors(), before, strict=True))
 

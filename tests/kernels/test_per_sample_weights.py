@@ -70,6 +70,17 @@ def test_wrong_arguments_are_refused(
         per_sample_weight_gradients(rows, offsets, gradients, [torch.zeros(3, 4)], [0])
 
 
+@pytest.mark.parametrize("ids", [3, 30_000])
+def test_a_row_beyond_the_end_of_its_table_is_refused(ids: int) -> None:
+    """In one task and in many; 3 is the first row that the second table has not."""
+    rows = torch.ones(2 * ids, dtype=torch.int64)
+    rows[ids:][ids // 2] = 3
+    tables, gradients = [torch.zeros(4, 4), torch.zeros(3, 4)], torch.zeros(ids, 8)
+    message = "row 3 is beyond the end of table 1, which has 3 rows"
+    with pytest.raises(IndexError, match=message):
+        per_sample_weight_gradients(rows, torch.arange(2 * ids + 1), gradients, tables, [0, 1])
+
+
 def test_opcheck() -> None:
     arguments = (torch.tensor([1, -1]), torch.tensor([0, 2]), torch.zeros(1, 4), [torch.zeros(3, 4)], [0])
     torch.library.opcheck(torch.ops.recfx.per_sample_weight_gradients.default, arguments)

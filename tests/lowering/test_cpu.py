@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, IdRangeError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir import TableSpec
 from recfx.kernels import library
@@ -286,6 +286,25 @@ def test_new_rows_give_the_bits_of_rows_that_were_there_before() -> None:
     second = ours.from_ids(built.ours, built.ids, built.indexes)
     assert built.indexes.inserts == 1
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("which", ["step", "gradient", "weights of ids"])
+def test_a_table_that_lost_rows_since_the_forward_is_named(which: str) -> None:
+    built = case({"training": False}, weighted=True)
+    rows = LookupBatch(built.ids.values.clamp(0, 9), built.ids.offsets, built.ids.per_sample_weights, BATCH)
+    last = int(rows.offsets[-1]) - 1  # of table 2
+    rows.values[last] = 30
+    if which != "weights of ids":
+        rows = replace(rows, per_sample_weights=rows.per_sample_weights.detach())
+    optimizers = [FusedOptimizer(RULE["sgd"], {"lr": 0.1}) if which == "step" else None for _ in ROWS]
+    found = kernel(built.ours, optimizers, True)(built.ours, rows)
+    for weight in built.ours:
+        weight.data = weight.data[:20].clone()
+    before = [weight.detach().clone() for weight in built.ours]
+    with pytest.raises(IdRangeError, match="table 't2' reached row 30, but its last row is 19") as caught:
+        found.sum().backward()
+    assert (caught.value.reason, caught.value.module_path) == ("row_beyond_table", "t2")
+    assert all(torch.equal(weight, start) for weight, start in zip(built.ours, before, strict=True))
 
 
 def test_what_insert_raises_comes_through() -> None:
