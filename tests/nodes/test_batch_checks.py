@@ -325,5 +325,5 @@ def test_fbgemm_is_declined_for_outputs_that_it_cannot_number(features: int, rea
     spec = spec_of(1, 1, torch.float32, None)
     names = tuple(f"f{number}" for number in range(features))
     table = replace(spec.tables[0], embedding_dim=2**30, feature_names=names)
-    declined = _fbgemm_limits.decline("cpu", replace(spec, tables=(table,)))
+    declined = _fbgemm_limits.decline(replace(spec, tables=(table,)))
     assert (None if declined is None else declined.code) == reason
