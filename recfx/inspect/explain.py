@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from torch import nn
 from recfx.diagnostics import Diagnostic, Severity
 from recfx.discovery.classify import CONVERTIBLE, REFUSED, Finding
 from recfx.discovery.discover import Discovery, check_module, discover
+from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import describe_converted, describe_other, with_reasons
@@ -35,7 +36,9 @@ from recfx.tracing.sample import Sample
 from recfx.version import __version__
 
 
-def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
+def explain(
+    model: nn.Module, sample: Any = None, plan: Any = None, *, tables: Literal["groups", "all"] = "groups"
+) -> Report:
     """Say what was done to ``model``, or, before conversion, what ``convert`` would do to it by default.
 
     What cannot be converted raises nothing: the report lists it, with the reason and what to do. The model, its
@@ -47,11 +50,19 @@ def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
             a sample.
         plan: TorchRec's sharding plan for a model that is not sharded: the report says what it would do to the tables,
             and what is wrong with it. A sharded model is explained as this rank sees it; nothing is communicated.
+        tables: how the text shows many tables: ``"groups"`` has one line per group of like ones and one message per
+            reason, ``"all"`` has everything. The report's data, JSON and HTML are the same.
 
     Raises:
         ConversionError: ``invalid_argument``.
     """
     check_module(model)
+    if tables not in ("groups", "all"):
+        raise ConversionError(
+            f"tables={tables!r} is neither 'groups' nor 'all'.",
+            reason="invalid_argument",
+            what_to_do="pass tables='all' for a line per table.",
+        )
     planned = None if plan is None else PlannedSharding(plan)
     model = _holder(model)
     records = Records.of(model)
@@ -90,6 +101,7 @@ def explain(model: nn.Module, sample: Any = None, plan: Any = None) -> Report:
         rollbacks=tuple(rollbacks),
         verification=verification,
         notes=tuple(notes),
+        tables=tables,
     )
 
 

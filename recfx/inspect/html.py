@@ -1,29 +1,45 @@
-"""The report as one HTML page: complete, without other files or scripts, and with everything from the model escaped."""
+"""The report as one HTML page: complete, without other files or scripts, and with everything from the model escaped.
+
+It begins as the text does: with what matters, one row per reason, one line per group of like tables. What it says of
+each single table, node and pass is folded up below, by collection.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
 
-from recfx.diagnostics import Diagnostic
 from recfx.inspect import wording
 from recfx.inspect.collection_report import CollectionReport
-from recfx.inspect.index_columns import INDEX_COLUMNS, has_index, index_row
+from recfx.inspect.collection_rows import collections_grid, totals
+from recfx.inspect.grid import Grid
+from recfx.inspect.index_columns import INDEX_COLUMNS, filling_grid, has_index, index_row
+from recfx.inspect.names import plural
+from recfx.inspect.node_rows import LEGEND
+from recfx.inspect.reason_rows import ReasonRow, codes_of, holds_for, matter, notes, reason_rows
 from recfx.inspect.report_data import ReportData
 from recfx.inspect.sharding_columns import SHARDING_COLUMNS, sharding_row, sharding_title
+from recfx.inspect.table_groups import sharding_grid, tables_grid, tables_of
 from recfx.inspect.table_report import TableReport
 
 _STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 84em; padding: 0 1em; color: #1c1c1c; }
+:root { color-scheme: light dark; --text: #1c1c1c; --page: #fff; --line: #ccc; --head: #f2f2f2; --code: #f7f7f7;
+  --ok: #176b2c; --error: #a51414; --warning: #8a5a00; --info: #444; }
+@media (prefers-color-scheme: dark) { :root { --text: #e4e4e4; --page: #16181b; --line: #444; --head: #24272b;
+  --code: #1e2124; --ok: #6fd08c; --error: #ff8f8f; --warning: #f0c060; --info: #b8b8b8; } }
+body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 96em; padding: 0 1em; color: var(--text);
+  background: var(--page); }
 table { border-collapse: collapse; margin: .5em 0 1.5em; }
-th, td { border: 1px solid #ccc; padding: .2em .6em; text-align: left; vertical-align: top; }
-th { background: #f2f2f2; }
-pre { background: #f7f7f7; overflow-x: auto; padding: .6em; }
-.ok { color: #176b2c; } .error { color: #a51414; } .warning { color: #8a5a00; } .info { color: #444; }
+th, td { border: 1px solid var(--line); padding: .2em .6em; text-align: left; vertical-align: top; }
+th { background: var(--head); white-space: nowrap; }
+td.number { text-align: right; white-space: nowrap; }
+pre { background: var(--code); overflow-x: auto; padding: .6em; }
+summary { cursor: pointer; }
+.ok { color: var(--ok); } .error { color: var(--error); }
+.warning { color: var(--warning); } .info { color: var(--info); }
 """
 
-_COLLECTION_COLUMNS = ("collection", "class", "status", "reason", "message", "what to do", "found", "where")
-_REASON_COLUMNS = ("severity", "code", "module", "message", "what to do")
+_REASON_COLUMNS = ("severity", "code", "holds for", "message", "what to do")
 _TABLE_COLUMNS = (
     "table", "features", "rows", "dim", "pooling", "type", "device", "size",
     "hashing", "kernel", "passed over", "optimizer", "reasons",
@@ -35,39 +51,69 @@ _NODE_COLUMNS = ("node", "kind", "shape", "bytes", "type", "device", "kernel", "
 def render_html(report: ReportData) -> str:
     """The whole page."""
     title = wording.headline(report)
+    rows, tables = reason_rows(report), tables_of(report.collections)
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
         f'<h1 class="{"ok" if report.ok else "error"}">{escape(title)}</h1>',
         f"<p>{escape(wording.versions(report))}, report version {escape(report.version)}</p>",
-        f"<h2>Verification</h2><pre>{escape(report.verification.text)}</pre>",
-        "<h2>Collections</h2>",
-        _table(_COLLECTION_COLUMNS, (_collection_row(collection) for collection in report.collections)),
     ]
-    if report.reasons:
-        parts += ["<h2>Reasons</h2>", _reasons(report.reasons)]
+    if found := matter(rows):
+        parts += ["<h2>Refusals and warnings</h2>", _reasons(found)]
+    parts.append(f"<h2>Verification</h2><pre>{escape(report.verification.text)}</pre>")
+    grids = [filling_grid(tables), collections_grid(report.collections) if report.collections else None]
+    grids += [tables_grid(tables) if tables else None, sharding_grid(tables)]
+    for grid in grids:
+        if grid is not None:
+            parts += [f"<h2>{escape(grid.title)}</h2>", _grid(grid)]
+            if grid.more:
+                parts.append(f"<p>{escape(grid.more)}</p>")
+    if found := notes(rows):
+        parts += ["<h2>Notes</h2>", _reasons(found)]
+    if report.collections:
+        parts.append("<h2>Collections, table by table</h2>")
     for collection in report.collections:
         parts += _details(collection)
     return "\n".join([*parts, "</body></html>"]) + "\n"
 
 
-def _collection_row(one: CollectionReport) -> tuple[str, ...]:
-    paths = " = ".join(wording.name_of(path) for path in one.paths)
-    where = f"{one.file}:{one.line}" if one.file else ""
-    return paths, one.kind, one.status, one.reason, one.message, one.what_to_do, one.found, where
-
-
-def _reasons(reasons: tuple[Diagnostic, ...]) -> str:
+def _reasons(found: list[ReasonRow]) -> str:
     rows = []
-    for one in reasons:
-        cells = (one.severity, one.code, wording.name_of(one.path), one.message, one.what_to_do)
-        rows.append(f'<tr class="{escape(one.severity)}">{_cells(cells)}</tr>')
+    for one in found:
+        messages = [_message(one, place) for place in range(len(one.findings))]
+        paths = list(dict.fromkeys(path for finding in one.findings for path in finding.paths))
+        cells = (
+            escape(one.severity),
+            escape(one.code),
+            _folded(one.holds_for, [f"<div>{escape(holds_for(paths))}</div>"] if len(paths) > 1 else []),
+            messages[0] if len(messages) == 1 else _folded(plural(len(messages), "message"), messages),
+            escape(one.advice if one.advice is not None else "see the messages"),
+        )
+        rows.append(f'<tr class="{escape(one.severity)}">{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>')
     return _frame(_REASON_COLUMNS, rows)
 
 
+def _message(row: ReasonRow, place: int) -> str:
+    finding = row.findings[place]
+    if len(row.findings) == 1:
+        return escape(finding.message)
+    advice = "" if row.advice is not None else f" What to do: {finding.what_to_do}"
+    return f"<div>{escape(f'{holds_for(list(finding.paths))}: {finding.message}{advice}')}</div>"
+
+
+def _folded(summary: str, lines: list[str]) -> str:
+    if not lines:
+        return escape(summary)
+    return f"<details><summary>{escape(summary)}</summary>{''.join(lines)}</details>"
+
+
 def _details(collection: CollectionReport) -> list[str]:
-    parts = [f"<h2>{escape(wording.name_of(collection.path))}</h2>"]
+    names = " = ".join(map(wording.name_of, collection.paths))
+    parts = [f"<details><summary>{escape(f'{names}: {collection.status}, {totals(collection.tables)}')}</summary>"]
+    where = f"{collection.file}:{collection.line}" if collection.file else "unknown"
+    facts = (collection.kind, collection.found, where, collection.reason, collection.message, collection.what_to_do)
+    parts.append(_table(("class", "found", "where", "reason", "message", "what to do"), [facts]))
     if collection.tables:
         parts.append(_table(_TABLE_COLUMNS, _table_rows(collection)))
     if title := sharding_title(collection.tables):
@@ -87,7 +133,7 @@ def _details(collection: CollectionReport) -> list[str]:
             )
             for node in collection.nodes
         )  # fmt: skip
-        parts.append(_table(_NODE_COLUMNS, rows))
+        parts += [_table(_NODE_COLUMNS, rows), f"<p>{escape(LEGEND)}</p>"]
     for one in collection.passes:
         changed = "" if one.modified else " (no change)"
         parts.append(
@@ -98,7 +144,7 @@ def _details(collection: CollectionReport) -> list[str]:
         found = [(one.by, one.code, one.message, one.node) for one in collection.declined]
         parts.append(f"<details><summary>declined: {len(found):,}</summary>")
         parts.append(_table(("by", "reason", "message", "node"), found) + "</details>")
-    return parts
+    return [*parts, "</details>"]
 
 
 def _table_rows(collection: CollectionReport) -> Iterable[tuple[str, ...]]:
@@ -116,7 +162,7 @@ def _table_rows(collection: CollectionReport) -> Iterable[tuple[str, ...]]:
             one.kernel,
             " ".join(f"{declined.by}: {declined.message}" for declined in one.kernels_passed_over),
             one.optimizer,
-            ", ".join(reason.code for reason in one.reasons),
+            codes_of(one.reasons),
         )
 
 
@@ -126,6 +172,18 @@ def _forecast_cells(table: TableReport) -> tuple[str, ...]:
     numbers = (found.room, found.batches_until_full, found.suggested_rows)
     usable = "" if found.usable_share is None else wording.share(found.usable_share)
     return usable, *("" if number is None else f"{number:,}" for number in numbers)
+
+
+def _grid(grid: Grid) -> str:
+    right = [column in grid.numbers for column in grid.columns]
+    rows = [
+        "".join(
+            f'<td class="number">{escape(cell)}</td>' if number else f"<td>{escape(cell)}</td>"
+            for cell, number in zip(row, right, strict=True)
+        )
+        for row in grid.rows
+    ]
+    return _frame(grid.columns, [f"<tr>{row}</tr>" for row in rows])
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

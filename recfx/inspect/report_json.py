@@ -49,7 +49,7 @@ def plain(value: Any, field: str = "") -> Any:
     if isinstance(value, Diagnostic):
         return {key: getattr(value, attribute) for key, attribute in _KEYS[field].items()}
     if is_dataclass(value):
-        names = [each.name for each in fields(value)]
+        names = [each.name for each in fields(ReportData if isinstance(value, ReportData) else value)]
         if isinstance(value, CollectionReport):
             names[names.index("why") : names.index("why") + 1] = _WHY
         found = {name: plain(getattr(value, name), name) for name in names}

@@ -1,219 +1,46 @@
-"""The report for a terminal: plain text of fixed width, problems first, many similar items as a few and a count."""
+"""The report for a terminal: what matters first, many similar items as one line, no name or ``file:line`` broken.
+
+As plain text it has a fixed width and no colours, so that it is the same in every pipe and log. Reasons begin their
+line with their severity and code. Prose is wrapped between words; a name that is longer than a line stays whole.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Hashable, Iterable
-from typing import TypeVar
+import textwrap
+from collections.abc import Iterator
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from recfx.diagnostics import Diagnostic
+from recfx.diagnostics import Severity
 from recfx.inspect import wording
-from recfx.inspect.collection_report import CollectionReport
-from recfx.inspect.index_columns import INDEX_COLUMNS, has_index, index_row
+from recfx.inspect.collection_rows import collections_grid
+from recfx.inspect.grid import Grid
+from recfx.inspect.index_columns import filling_grid
+from recfx.inspect.names import few
+from recfx.inspect.node_rows import LEGEND, node_grids
+from recfx.inspect.reason_rows import Finding, ReasonRow, matter, notes, reason_rows
 from recfx.inspect.report_data import ReportData
-from recfx.inspect.sharding_columns import SHARDING_COLUMNS, sharding_row, sharding_title
-from recfx.inspect.table_report import TableReport
+from recfx.inspect.table_groups import sharding_grid, tables_grid, tables_of
 
 WIDTH = 120
 
-_Item = TypeVar("_Item")
-
-_FEW = 12  # up to this many rows are always listed
-_EXAMPLES = 3  # rows listed of each kind if there are more
-_MOST_GROUPS = 12
-_LONGEST_PLACE = 26
+_NARROWEST = 40
+_MOST_FINDINGS = 2  # of one reason
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
 
-def render_text(report: ReportData) -> str:
-    """The whole report; see :class:`ReportData`."""
-    parts: list[RenderableType] = [
-        Text(wording.headline(report)),
-        Text(wording.versions(report)),
-        Text(f"verification: {report.verification.text.removeprefix('verification: ')}"),
-    ]
-    if report.collections:
-        parts += [Text("\nCollections"), _collections(report.collections)]
-    if report.reasons:
-        parts += [Text("\nReasons"), *_reasons(report.reasons)]
-    described = [collection for collection in report.collections if collection.tables or collection.nodes]
-    shown = described if len(described) <= _FEW else _examples(described)
-    for collection in shown:
-        parts += _details(collection)
-    if len(described) > len(shown):
-        rest = [collection for collection in described if not any(collection is one for one in shown)]
-        tables = [table for collection in rest for table in collection.tables]
-        parts.append(Text(f"\n... and {len(rest):,} more collections, {_totals(tables)}: see .to_json() or .to_html()"))
-    return _plain(parts)
+def render_text(report: ReportData, every: bool = False) -> str:
+    """The whole report as plain text.
 
-
-def _collections(collections: tuple[CollectionReport, ...]) -> Table:
-    table = _grid("collection", "class", "status", "found", "where", "tables", "size")
-    groups = _groups(collections, lambda one: (one.kind, one.status, one.reason, one.found))
-    for group in groups:
-        shown = group if len(collections) <= _FEW else group[:_EXAMPLES]
-        for one in shown:
-            path = wording.name_of(one.path) + "".join(f"\n= {wording.name_of(alias)}" for alias in one.paths[1:])
-            status = f"{one.status}\n{one.reason}" if one.reason else one.status
-            place = wording.in_lines(wording.place(one), _LONGEST_PLACE)
-            tables, total = f"{len(one.tables):,}", wording.size(sum(table.bytes for table in one.tables))
-            table.add_row(path, one.kind, status, one.found, place, tables, total)
-        if len(shown) < len(group):
-            total = wording.size(sum(table.bytes for one in group[len(shown) :] for table in one.tables))
-            tables = f"{sum(len(one.tables) for one in group[len(shown) :]):,}"
-            more = f"... {len(group) - len(shown):,} more like these"
-            table.add_row(more, group[0].kind, group[0].status, group[0].found, "", tables, total)
-    return table
-
-
-def _reasons(reasons: tuple[Diagnostic, ...]) -> list[RenderableType]:
-    """One paragraph per code and advice, with the first few modules that it is about."""
-    parts: list[RenderableType] = []
-    for same_code in _groups(reasons, lambda one: (one.severity, one.code)):
-        groups = _groups(same_code, lambda one: (one.message, one.what_to_do))
-        for group in groups[:_EXAMPLES]:
-            paths = wording.listed(tuple(wording.name_of(one.path) for one in group))
-            parts.append(Text(f"  {group[0].severity}: {group[0].code}: {paths}"))
-            parts.append(Padding(Text(group[0].message), (0, 0, 0, 6)))
-            if group[0].what_to_do:
-                parts.append(Padding(Text(f"What to do: {group[0].what_to_do}"), (0, 0, 0, 6)))
-        if len(groups) > _EXAMPLES:
-            count = sum(len(group) for group in groups[_EXAMPLES:])
-            parts.append(Text(f"  {same_code[0].severity}: {same_code[0].code}: ... and {count:,} more"))
-    return parts
-
-
-def _details(collection: CollectionReport) -> list[RenderableType]:
-    parts: list[RenderableType] = [
-        Text(f"\n{wording.name_of(collection.path)}: {collection.status}, {_totals(collection.tables)}"),
-        _tables(collection.tables),
-    ]
-    if title := sharding_title(collection.tables):
-        parts += [Text(f"  {title}"), _sharding([table for table in collection.tables if table.sharding is not None])]
-    if indexed := [table for table in collection.tables if has_index(table)]:
-        parts += [Text("  indexes, with what they have counted so far"), _indexes(indexed)]
-    if collection.nodes:
-        sizes = _grid("node", "shape", "bytes", "kernel", "made by")
-        for node in collection.nodes[: 2 * _FEW]:
-            size = wording.expression(node.bytes)
-            sizes.add_row(node.name, wording.shape(node.shape), size, node.kernel, node.made_by)
-        if len(collection.nodes) > 2 * _FEW:
-            sizes.add_row(f"... {len(collection.nodes) - 2 * _FEW:,} more", "", "", "", "")
-        ranks = ", W (ranks)" if title else ""
-        parts += [
-            Text(f"  sizes, in B (batch size){ranks} and L_f (mean number of ids of feature f per sample)"),
-            sizes,
-        ]
-    return parts
-
-
-def _tables(tables: tuple[TableReport, ...]) -> Table:
-    grid = _grid("table", "features", "rows", "dim", "pooling", "type", "size", "hashing", "kernel", "optimizer")
-    groups = _groups(tables, _table_key)
-    for group in groups[:_MOST_GROUPS] if len(tables) > _FEW else groups:
-        shown = group if len(tables) <= _FEW else group[:_EXAMPLES]
-        for one in shown:
-            features, size = wording.listed(one.features, 2), wording.size(one.bytes)
-            cells = (
-                one.pooling,
-                one.dtype,
-                size,
-                wording.hashing(one.hashing, wording.is_here(one)),
-                one.kernel,
-                wording.optimizer(one),
-            )
-            grid.add_row(one.name, features, f"{one.rows:,}", str(one.dim), *cells)
-        rest = group[len(shown) :]
-        if rest:
-            rows, total = _between(one.rows for one in rest), wording.size(sum(one.bytes for one in rest))
-            grid.add_row(f"... {len(rest):,} more", "", rows, str(rest[0].dim), rest[0].pooling, rest[0].dtype, total)
-    if len(tables) > _FEW and len(groups) > _MOST_GROUPS:
-        others = [one for group in groups[_MOST_GROUPS:] for one in group]
-        grid.add_row(f"... {len(others):,} others", *[""] * 5, wording.size(sum(one.bytes for one in others)))
-    return grid
-
-
-def _sharding(tables: list[TableReport]) -> Table:
-    """A few of each kind if there are many."""
-    grid = _grid(*SHARDING_COLUMNS)
-    groups = [tables] if len(tables) <= _FEW else _groups(tables, _sharding_key)[:_MOST_GROUPS]
-    shown = [table for group in groups for table in (group if len(tables) <= _FEW else group[:_EXAMPLES])]
-    for one in shown:
-        grid.add_row(*sharding_row(one))
-    if len(shown) < len(tables):
-        grid.add_row(f"... {len(tables) - len(shown):,} more")
-    return grid
-
-
-def _sharding_key(table: TableReport) -> Hashable:
-    found = table.sharding
-    return None if found is None else (found.sharding_type, found.compute_kernel, found.bytes_here > 0)
-
-
-def _indexes(tables: list[TableReport]) -> Table:
-    """The fullest ones if there are many."""
-    grid = _grid(*INDEX_COLUMNS)
-    shown = tables if len(tables) <= _FEW else sorted(tables, key=_fullness, reverse=True)[:_EXAMPLES]
-    for one in shown:
-        grid.add_row(*index_row(one, wording.count))
-    if len(shown) < len(tables):
-        grid.add_row(f"... {len(tables) - len(shown):,} more")
-    return grid
-
-
-def _fullness(table: TableReport) -> float:
-    return 0.0 if table.hashing is None else table.hashing.worst_bucket_occupancy or 0.0
-
-
-def _examples(collections: list[CollectionReport]) -> list[CollectionReport]:
-    """A few of each kind."""
-    groups = _groups(collections, lambda one: (one.kind, one.status, frozenset(map(_table_key, one.tables))))
-    return [collection for group in groups for collection in group[:_EXAMPLES]][:_FEW]
-
-
-def _table_key(table: TableReport) -> Hashable:
-    mode = None if table.hashing is None else table.hashing.mode
-    return table.dim, table.pooling, table.dtype, table.device, mode, table.kernel, table.optimizer
-
-
-def _totals(tables: Iterable[TableReport]) -> str:
-    tables = tuple(tables)
-    devices = sorted({table.device for table in tables if table.device})
-    place = f" on {', '.join(devices)}" if devices else ""
-    count = f"{len(tables):,} {'table' if len(tables) == 1 else 'tables'}"
-    return f"{count}, {wording.size(sum(table.bytes for table in tables))}{place}"
-
-
-def _between(numbers: Iterable[int]) -> str:
-    numbers = sorted(numbers)
-    return f"{numbers[0]:,}" if numbers[0] == numbers[-1] else f"{numbers[0]:,} to {numbers[-1]:,}"
-
-
-def _groups(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> list[list[_Item]]:
-    """Items grouped by key, in order of first appearance."""
-    groups: dict[Hashable, list[_Item]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return list(groups.values())
-
-
-def _grid(*columns: str) -> Table:
-    grid = Table(box=box.ASCII, padding=(0, 1), pad_edge=False, show_edge=False)
-    for column in columns:
-        right = column in ("rows", "dim", "size", "tables", *INDEX_COLUMNS[1:], *SHARDING_COLUMNS[-3:])
-        grid.add_column(
-            column, justify="right" if right else "left", overflow="fold", no_wrap=right or column == "where"
-        )
-    return grid
-
-
-def _plain(parts: Iterable[RenderableType]) -> str:
-    """Rendered without colours, whatever the terminal."""
+    Args:
+        report: see :class:`ReportData`.
+        every: a line for each table, collection and message, however many there are.
+    """
     console = Console(
         file=io.StringIO(),
         width=WIDTH,
@@ -224,8 +51,117 @@ def _plain(parts: Iterable[RenderableType]) -> str:
         emoji=False,
         highlight=False,
     )
-    for part in parts:
-        console.print(part)
+    for part in render(report, every, WIDTH, box.ASCII):
+        console.print(part, soft_wrap=True)  # lines have their length already; longer ones stay whole
     output = console.file
     assert isinstance(output, io.StringIO)
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
+
+
+def render(report: ReportData, every: bool, width: int, lines: box.Box = box.SIMPLE_HEAD) -> Iterator[RenderableType]:
+    """The parts of the report, from top to bottom.
+
+    Args:
+        report: see :class:`ReportData`.
+        every: as for ``render_text``.
+        width: of the terminal.
+        lines: how tables are drawn.
+    """
+    width = max(width, _NARROWEST)
+    rows = reason_rows(report, every)
+    yield Text(wording.headline(report), style="bold green" if report.ok else "bold red")
+    yield Text(wording.versions(report))
+    yield Text(f"verification: {_verification(report, every)}")
+    for row in matter(rows):
+        yield from _reason(row, width, every)
+    tables = tables_of(report.collections)
+    filling, sharded = filling_grid(tables, every), sharding_grid(tables, every)
+    graphs, more = node_grids(report.collections, every)
+    sections = [filling] if filling is not None else []
+    if report.collections:
+        sections.append(collections_grid(report.collections, every))
+    if tables:
+        sections.append(tables_grid(tables, every))
+    if sharded is not None:
+        sections.append(sharded)
+    for section in [*sections, *graphs]:
+        yield from _grid(section, width, lines)
+    if more:
+        yield Text(f"\n{more}")
+    if graphs:
+        yield Text(LEGEND)
+    if found := notes(rows):
+        yield Text("\nNotes", style="bold")
+        for row in found:
+            yield from _reason(row, width, every)
+
+
+def _verification(report: ReportData, every: bool) -> str:
+    """One line if all is well."""
+    text = report.verification.text.removeprefix("verification: ")
+    return text if every or report.verification.ok is False else text.splitlines()[0]
+
+
+def _reason(row: ReasonRow, width: int, every: bool) -> Iterator[Text]:
+    """One line that says what it is and for what it holds, then what it means."""
+    lines = _wrapped(f"{row.severity}: {row.code}: {row.holds_for}", width, "", "    ")
+    head = Text(("\n" if row.severity != Severity.INFO else "") + "\n".join(lines))
+    head.highlight_words([f"{row.severity}: {row.code}"], style=_STYLES[row.severity])
+    yield head
+    shown = row.findings if every or len(row.findings) <= _MOST_FINDINGS else row.findings[:1]
+    for finding in shown:
+        yield from _prose(_where(finding, row) + finding.message, width)
+        if finding.what_to_do and row.advice is None:
+            yield from _prose(f"What to do: {finding.what_to_do}", width)
+    if len(shown) < len(row.findings):
+        rest = len(row.findings) - len(shown)
+        yield from _prose(f'... and {rest:,} more, with other figures (tables="all" lists each)', width)
+    if row.advice:
+        yield from _prose(f"What to do: {row.advice}", width)
+
+
+def _where(finding: Finding, row: ReasonRow) -> str:
+    """Which of the modules a message is about, if there are several messages."""
+    if len(row.findings) == 1:
+        return ""
+    names = [path.rpartition("embedding_bags.")[2] or "(root)" for path in finding.paths]
+    return f"{few(names, 3)}: "
+
+
+def _prose(text: str, width: int) -> Iterator[Text]:
+    yield Text("\n".join(_wrapped(text, width, "    ", "    ")))
+
+
+def _wrapped(text: str, width: int, first: str, others: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _grid(grid: Grid, width: int, lines: box.Box) -> Iterator[RenderableType]:
+    """A table, or, if that is wider than the terminal, a few lines per row."""
+    yield Text("\n" + "\n".join(_wrapped(grid.title, width, "", "    ")), style="bold")
+    widths = [max(map(cell_len, column)) for column in zip(grid.columns, *grid.rows, strict=True)]
+    if sum(widths) + 3 * (len(widths) - 1) > width:
+        for row in grid.rows:
+            yield Text(row[0])
+            values = [f"{name} {cell}" for name, cell in zip(grid.columns[1:], row[1:], strict=True) if cell]
+            yield from _prose("; ".join(values), width)
+    else:
+        yield _table(grid, lines)
+    if grid.more:
+        yield Text(grid.more)
+
+
+def _table(grid: Grid, lines: box.Box) -> Table:
+    table = Table(box=lines, padding=(0, 1), pad_edge=False, show_edge=False)
+    for column in grid.columns:
+        table.add_column(column, justify="right" if column in grid.numbers else "left", no_wrap=True)
+    for row in grid.rows:
+        table.add_row(*map(Text, row))
+    return table

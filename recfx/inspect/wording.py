@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import sympy
@@ -45,18 +47,6 @@ def place(collection: CollectionReport) -> str:
     return f"{file}:{collection.line}"
 
 
-def in_lines(place: str, longest: int) -> str:
-    """A ``file:line``, split into several lines if necessary: always after a folder, never inside a name."""
-    *folders, file = place.split("/")
-    lines, line = [], ""
-    for part in [f"{folder}/" for folder in folders] + [file]:
-        if line and len(line) + len(part) > longest:
-            lines.append(line)
-            line = ""
-        line += part
-    return "\n".join([*lines, line])
-
-
 def size(count: int) -> str:
     """``3.1 KiB``."""
     amount, unit = float(count), "B"
@@ -88,11 +78,37 @@ def hashing(found: HashingReport | None, here: bool = True) -> str:
     """How ids become rows, in one line; ``here``: whether this rank has any part of the table."""
     if found is None or found.mode != "index":
         return "" if found is None else found.mode
-    dense = f", ids below {found.dense_rows:,} dense" if found.dense_rows else ""
+    dense = _dense(found)
     if found.ids_held is None or found.occupancy is None or found.worst_bucket_occupancy is None:
         return f"index{dense}, {'not allocated' if here else 'on other ranks'}"
     worst = f", worst bucket {share(found.worst_bucket_occupancy)}" if (found.buckets or 1) > 1 else ""
     return f"index{dense}: {found.ids_held:,} ids, {share(found.occupancy)}{worst}{_rules(found)}"
+
+
+def rules(found: HashingReport | None) -> str:
+    """How ids become rows, without what an index has counted: the same for all tables with these settings."""
+    if found is None or found.mode != "index":
+        return "" if found is None else found.mode
+    return f"index{_dense(found)}{_rules(found)}"
+
+
+def held(tables: Sequence[TableReport]) -> str:
+    """How many ids the indexes of like tables hold, and how full these are: ``17,800, 68-70%``."""
+    found = [table.hashing for table in tables if table.hashing is not None and table.hashing.mode == "index"]
+    shares = sorted(one.occupancy for one in found if one.occupancy is not None)
+    if not found:
+        return ""
+    if not shares:
+        return "not allocated" if any(is_here(table) for table in tables) else "on other ranks"
+    ids = count(sum(one.ids_held or 0 for one in found))
+    least, most = f"{100 * shares[0]:.0f}", f"{100 * shares[-1]:.0f}"
+    return f"{ids}, {share(shares[0])}" if len(shares) == 1 or least == most else f"{ids}, {least}-{most}%"
+
+
+def between(numbers: Iterable[int]) -> str:
+    """``1,000``, or ``100-1,099``."""
+    numbers = sorted(numbers)
+    return f"{numbers[0]:,}" if numbers[0] == numbers[-1] else f"{numbers[0]:,}-{numbers[-1]:,}"
 
 
 def is_here(table: TableReport) -> bool:
@@ -106,12 +122,13 @@ def optimizer(table: TableReport) -> str:
 
 
 def expression(value: sympy.Expr) -> str:
-    """A symbolic size; a sum over many features is shortened to its first and last terms."""
+    """A symbolic size; a sum over the lengths of many features is shortened: ``8*B*(L_f0 + 25 more)``."""
     lengths = sorted((symbol for symbol in value.free_symbols if symbol.name.startswith("L_")), key=str)
     if len(lengths) <= _MOST_TERMS:
         return str(value)
-    ends = str(value.xreplace(dict.fromkeys(lengths[1:-1], sympy.Integer(0))))
-    return ends.replace(" + ", f" + ... {len(lengths) - 2:,} more ... + ", 1)
+    first = lengths[0]
+    shown = str(value.xreplace(dict.fromkeys(lengths[1:], sympy.Integer(0))))
+    return re.sub(rf"(?<!\w){re.escape(first.name)}(?!\w)", lambda _: f"({first} + {len(lengths) - 1:,} more)", shown)
 
 
 def shape(sizes: tuple[sympy.Expr, ...]) -> str:
@@ -123,6 +140,10 @@ def listed(names: tuple[str, ...], most: int = 3) -> str:
     """The first few of many names, and how many more."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _dense(found: HashingReport) -> str:
+    return f", ids below {found.dense_rows:,} dense" if found.dense_rows else ""
 
 
 def _rules(found: HashingReport) -> str:

@@ -15,11 +15,11 @@ from recfx.inspect import (
     HashingReport,
     NodeReport,
     PassReport,
-    Report,
     TableReport,
     Verification,
 )
 from recfx.inspect.explain import explain
+from recfx.inspect.report_data import ReportData
 from recfx.inspect.report_json import plain
 from tests.inspect.balanced import Balanced
 from tests.inspect.models import collection, dlrm, towers
@@ -34,7 +34,7 @@ def test_json_is_complete_and_in_order() -> None:
     report = explain(convert(model, sample, hashing=HashConfig(dense_rows=0)))
     found = json.loads(report.to_json())
     assert found["version"] == "1"
-    assert list(found) == fields(Report)
+    assert list(found) == fields(ReportData)
     (one,) = found["collections"]
     assert list(one) == [
         "paths",
@@ -100,7 +100,7 @@ def test_json_is_the_same_every_time() -> None:
 
 def test_a_changed_schema_needs_a_new_version() -> None:
     assert REPORT_VERSION == "1"
-    assert fields(Report) == [
+    assert fields(ReportData) == [
         "version",
         "recfx_version",
         "torch_version",

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
+from rich.console import Console
 from torch import nn
-from torchrec import EmbeddingBagCollection
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.modules.embedding_configs import PoolingType
 
-from recfx import HashConfig, convert
-from recfx.diagnostics import Diagnostic
+from recfx import ConversionError, HashConfig, convert
+from recfx.diagnostics import Diagnostic, Severity
 from recfx.inspect import Report, wording
 from recfx.inspect.explain import explain
 from recfx.inspect.index_columns import INDEX_COLUMNS
+from recfx.inspect.names import few
 from recfx.inspect.text import WIDTH
 from tests.inspect.models import OwnForward, Wrapped, collection, config, towers
 
@@ -23,66 +28,58 @@ GOLDEN = """\
 recfx 1, torch 2, torchrec 3
 verification: not run: verify=False
 
+error: own_forward: own (model.py:7)
+    OwnForward has its own forward, which a conversion would drop.
+    What to do: move the extra work out of forward, or keep it with on_unsupported='keep'.
+
+warning: weights_not_used: user.embedding_bags.t1
+    dense_rows=0 gives out every row anew: a new id starts from initial weights, not from what the row held.
+    What to do: nothing if it was never trained; to keep its rows, leave out dense_rows and set rows= higher.
+
+warning: never_called: unused (model.py:7)
+    calling the model with the sample never reaches this collection, in train or eval mode.
+    What to do: check the sample, or call the collection; what is converted does not depend on it.
+
+Indexes, the fullest first: none fills up
+table | collection | ids held | full | worst bucket | fits |    full in | seen | evicted | shared | unseen
+------+------------+----------+------+--------------+------+------------+------+---------+--------+-------
+t1    | user       |        2 | 2.0% | 0: 2.0%      |   98 | 98 batches |    4 |       0 |      0 |      0
+
 Collections
-collection | class                  | status               | found        | where      | tables |    size
------------+------------------------+----------------------+--------------+------------+--------+--------
-user       | EmbeddingBagCollection | converted            | traced       | model.py:7 |      2 | 6.2 KiB
-= item     |                        |                      |              |            |        |
-own        | OwnForward             | refused              | traced       | model.py:7 |      1 | 3.1 KiB
-           |                        | own_forward          |              |            |        |
-unused     | EmbeddingBagCollection | converted            | never called | model.py:7 |      1 | 3.1 KiB
-sequence   | EmbeddingCollection    | kept                 | traced       | model.py:7 |      1 |   160 B
-           |                        | embedding_collection |              |            |        |
+collection  | class                  | status                     | found        | tables |    size | where
+------------+------------------------+----------------------------+--------------+--------+---------+-----------
+user = item | EmbeddingBagCollection | converted                  | traced       |      2 | 6.2 KiB | model.py:7
+own         | OwnForward             | refused: own_forward       | traced       |      1 | 3.1 KiB | model.py:7
+unused      | EmbeddingBagCollection | converted                  | never called |      1 | 3.1 KiB | model.py:7
+sequence    | EmbeddingCollection    | kept: embedding_collection | traced       |      1 |   160 B | model.py:7
 
-Reasons
-  error: own_forward: own
-      OwnForward has its own forward, which a conversion would drop.
-      What to do: move the extra work out of forward, or keep it with on_unsupported='keep'.
-  warning: weights_not_used: user.embedding_bags.t1
-      dense_rows=0 gives out every row anew: a new id starts from initial weights, not from what the row held.
-      What to do: nothing if it was never trained; to keep its rows, leave out dense_rows and set rows= higher.
-  warning: never_called: unused
-      calling the model with the sample never reaches this collection, in train or eval mode.
-      What to do: check the sample, or call the collection; what is converted does not depend on it.
-  info: embedding_collection: sequence
-      EmbeddingCollection is not pooled; it works as before.
+Tables: 5 tables, 12.7 KiB on cpu
+table | collection | features | rows | dim | pooling | type    |    size | hashing | ids held | kernel | optimizer
+------+------------+----------+------+-----+---------+---------+---------+---------+----------+--------+------------
+t0    | user       | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB | adopted |          | cpu    | weight.grad
+t1    | user       | f1       |  100 |   8 | SUM     | float32 | 3.1 KiB | index   | 2, 2.0%  | cpu    | weight.grad
+t0    | own        | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB |         |          |        |
+t0    | unused     | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB | adopted |          | cpu    | weight.grad
+s     | sequence   | f0       |   10 |   4 |         | float32 |   160 B |         |          |        |
 
-user: converted, 2 tables, 6.2 KiB on cpu
-table | features | rows | dim | pooling | type    |    size | hashing            | kernel | optimizer
-------+----------+------+-----+---------+---------+---------+--------------------+--------+------------
-t0    | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB | adopted            | cpu    | weight.grad
-t1    | f1       |  100 |   8 | SUM     | float32 | 3.1 KiB | index: 2 ids, 2.0% | cpu    | weight.grad
-  indexes, with what they have counted so far
-table | batches | ids seen | inserted | evicted | shared | unseen | waiting | worst bucket | probe | bytes/row
-------+---------+----------+----------+---------+--------+--------+---------+--------------+-------+----------
-t1    |       2 |        4 |        2 |       0 |      0 |      0 |         |      0: 2.0% |     1 |      51.0
-  sizes, in B (batch size) and L_f (mean number of ids of feature f per sample)
+Nodes of user
 node                 | shape             | bytes             | kernel | made by
 ---------------------+-------------------+-------------------+--------+------------------
 user_select_features | [B*(L_f0 + L_f1)] | 8*B*(L_f0 + L_f1) |        | expand_collection
 user_hash_lookup     | [B, 16]           | 64*B              | cpu    | fuse_hash_lookup
 user_keyed_tensor    | [B, 16]           | 64*B              |        | batch_lookups
 
-own: refused, 1 table, 3.1 KiB on cpu
-table | features | rows | dim | pooling | type    |    size | hashing | kernel | optimizer
-------+----------+------+-----+---------+---------+---------+---------+--------+----------
-t0    | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB |         |        |
-
-unused: converted, 1 table, 3.1 KiB on cpu
-table | features | rows | dim | pooling | type    |    size | hashing | kernel | optimizer
-------+----------+------+-----+---------+---------+---------+---------+--------+------------
-t0    | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB | adopted | cpu    | weight.grad
-  sizes, in B (batch size) and L_f (mean number of ids of feature f per sample)
+Nodes of unused
 node                   | shape    | bytes    | kernel | made by
 -----------------------+----------+----------+--------+------------------
 unused_select_features | [B*L_f0] | 8*B*L_f0 |        | expand_collection
 unused_lookup          | [B, 8]   | 32*B     | cpu    | expand_collection
 unused_keyed_tensor    | [B, 8]   | 32*B     |        | expand_collection
+B: batch size; W: ranks; L_f: mean number of ids of feature f per sample
 
-sequence: kept, 1 table, 160 B on cpu
-table | features | rows | dim | pooling | type    |  size | hashing | kernel | optimizer
-------+----------+------+-----+---------+---------+-------+---------+--------+----------
-s     | f0       |   10 |   4 |         | float32 | 160 B |         |        |
+Notes
+info: embedding_collection: sequence (model.py:7)
+    EmbeddingCollection is not pooled; it works as before.
 """
 
 
@@ -114,22 +111,46 @@ def test_file_is_shown_from_the_package_on() -> None:
     assert "site-packages" not in str(explain(collection()))
 
 
-def test_a_place_is_broken_after_folders_alone() -> None:
-    """So that the last line can be clicked on, or searched for, as it stands."""
+def test_no_name_and_no_place_is_broken() -> None:
+    """So that they can be clicked on, or searched for, as they stand; a table that is too wide becomes lines."""
     path = "/a/long/way/to_a_package/of_some_company/recommendations/ranking/sparse_architecture.py"
     report = explain(Wrapped(collection()))
-    one = replace(report.collections[0], file=path, line=1234, paths=("a_long_name." * 8 + "end",))
-    text = str(replace(report, collections=(one,)))
-    assert "sparse_architecture.py:1234" in text
-    assert max(len(line) for line in text.splitlines()) <= 120
-    found = [line.split("|")[4].strip() for line in text.splitlines() if line.count("|") == 6]
-    assert "".join(found[1:]) == f"{path}:1234"
-    assert all(line.endswith("/") for line in found[1:] if line and not line.endswith("1234"))
+    for name in ("a_long_name." * 8 + "end", "n" * 150):
+        one = replace(report.collections[0], file=path, line=1234, paths=(name,))
+        reasons = (Diagnostic("own_forward", name, "no-forward " * 20, "move-it. " * 20, Severity.ERROR),)
+        lines = str(replace(report, collections=(one,), reasons=reasons)).splitlines()
+        assert sum(name in line for line in lines) == 3  # reason, collection, nodes
+        assert len([line for line in lines if f"{path}:1234" in line]) == 2
+        assert all(len(line) <= WIDTH or name in line or path in line for line in lines)
+        assert not any(line.strip().startswith("forward") for line in lines)
+        row = lines.index(name)
+        assert lines[row + 1].startswith("    status convertible; found walked; tables 2; size 6.2 KiB;")
+
+
+def test_a_terminal_gets_colours_and_its_own_width() -> None:
+    def printed(width: int, **more: Any) -> str:
+        output = io.StringIO()
+        Console(file=output, width=width, **more).print(small_report())
+        return output.getvalue()
+
+    colours = printed(100, force_terminal=True, color_system="standard")
+    assert "\x1b[1;31merror: own_forward\x1b[0m: own (model.py:7)\n" in colours
+    assert "\x1b[33mwarning: never_called\x1b[0m: unused (model.py:7)\n" in colours
+    for width in (60, 100, 140):
+        plain = printed(width)
+        assert "\x1b" not in plain
+        assert max(map(len, plain.splitlines())) <= width
+        assert "embedding_collection" in plain  # not cut off
 
 
 def test_markup_in_names_is_text() -> None:
-    lines = str(explain(nn.ModuleDict({"[red]:cat:": collection(1)}))).splitlines()
-    assert len([line for line in lines if line.startswith("[red]:cat:")]) == 2  # in the table, and above its own
+    name = "[red]:cat:"
+    report = explain(nn.ModuleDict({name: collection(1, OwnForward)}))
+    output = io.StringIO()
+    Console(file=output, width=120).print(report)
+    for text in (str(report), output.getvalue()):
+        assert f"error: own_forward: {name} (" in text
+        assert len([line for line in text.splitlines() if line.strip().startswith(name)]) == 1
 
 
 @pytest.fixture(scope="module")
@@ -147,22 +168,34 @@ def test_a_thousand_tables_are_summarised(large: Report) -> None:
     text = str(large)
     assert time.process_time() - started < 1.0
     lines = text.splitlines()
-    assert len(lines) < 60
-    names = [line.split("|")[0].strip() for line in lines if line.count("|") == 9]
-    assert names == [
-        "table",
-        "t0",
-        "t2",
-        "t4",
-        "... 497 more",
-        "t1",
-        "t3",
-        "t5",
-        "... 497 more",
-    ]
-    assert "106 to 1,098" in text  # rows of those left out
-    assert "embedding_bags.t2 and 997 more" in text  # one reason for all
-    assert "8*B*(L_f0 + ... 998 more ... +" in text
+    assert len(lines) < 40
+    names = [line.split("|")[0].strip() for line in lines if line.count("|") == 8]
+    assert names == ["table", "500 like t0", "500 like t1"]
+    assert "100-1,098" in text
+    assert "warning: weights_not_used: all 1,000 tables: t0..999\n" in text  # one reason for all
+    assert text.count("gives out every row anew") == 1
+    assert "8*B*(L_f0 + 999 more)" in text
+
+
+def test_a_thousand_tables_one_by_one(large: Report) -> None:
+    lines = str(replace(large, tables="all")).splitlines()
+    names = [line.split("|")[0].strip() for line in lines if line.count("|") == 10]
+    assert names == ["table", *(f"t{number}" for number in range(1000))]
+
+
+def test_a_page_says_it_once(large: Report) -> None:
+    """Before it shows all of the tables."""
+    page = large.to_html()
+    assert page.count("gives out every row anew") == 1
+    assert page.index("weights_not_used") < page.index("all 1,000 tables: t0..999") < page.index("500 like t0")
+    assert page.index("500 like t0") < page.index("<details><summary>(root): converted") < page.index("<td>t999</td>")
+    assert len(page) < 2_000_000
+
+
+def test_tables_is_checked() -> None:
+    with pytest.raises(ConversionError) as raised:
+        explain(collection(1), tables="each")
+    assert raised.value.reason == "invalid_argument"
 
 
 def test_a_thousand_tables_take_no_time_to_explain() -> None:
@@ -181,14 +214,14 @@ def test_many_collections_are_summarised() -> None:
     model = nn.ModuleList([collection(1) for _ in range(60)] + [collection(1, OwnForward)])
     text = str(explain(model))
     assert text.splitlines()[0] == "61 collections: 60 convertible, 1 refused. NOT OK"
-    assert "... 57 more like these" in text
-    assert "error: own_forward: 60" in text
-    assert "... and 57 more collections, 57 tables" in text
-    assert "\n60: refused, 1 table" in text  # the odd one out is shown
-    assert len(text.splitlines()) < 90
+    assert "\n60: 0..59\n    class EmbeddingBagCollection; status convertible; found walked; tables 60; size" in text
+    assert "error: own_forward: 60 (" in text
+    assert "\nNodes of 0 (59 more collections with the same nodes)\n" in text
+    assert "\n60\n    class OwnForward; status refused: own_forward;" in text  # the odd one out is shown
+    assert len(text.splitlines()) < 40
 
 
-def test_the_rules_and_counts_of_an_index(large: Report) -> None:
+def test_the_rules_and_counts_of_an_index() -> None:
     rules = HashConfig(dense_rows=0, on_full="evict", evict="lfu", admit_after=3, unseen="share")
     model = convert(Wrapped(collection(1)), hashing=rules)
     page = explain(model).to_html()
@@ -196,8 +229,37 @@ def test_the_rules_and_counts_of_an_index(large: Report) -> None:
     for name in (*INDEX_COLUMNS, "usable", "room", "batches until full", "suggested rows"):
         assert f"<th>{name}</th>" in page
     assert "<td>100.0%</td><td>100</td><td></td><td></td>" in page
-    names = [line.split("|")[0].strip() for line in str(large).splitlines() if line.count("|") == 10]
-    assert names == ["table", "t0", "t1", "t2", "... 997 more"]
+
+
+def filled(numbers: dict[int, int], tables: int = 20) -> Report:
+    """The report of tables of 100 rows of which some, by number, hold so many ids."""
+    model = Wrapped(collection(tables))
+    converted = convert(model, hashing=HashConfig(dense_rows=0, buckets=1), inplace=True)
+    for number, ids in numbers.items():
+        lengths = torch.zeros(tables, dtype=torch.int64)
+        lengths[number] = ids
+        converted(KeyedJaggedTensor([f"f{each}" for each in range(tables)], torch.arange(ids), lengths=lengths))
+    return explain(converted)
+
+
+def test_tables_that_fill_come_first() -> None:
+    lines = str(filled({3: 90, 4: 10, 7: 85, 9: 5})).splitlines()
+    assert lines[4].startswith("warning: weights_not_used: all 20 tables of inner: t0..19")
+    (nearly,) = [place for place, line in enumerate(lines) if line.startswith("warning: index_nearly_full")]
+    assert lines[nearly] == "warning: index_nearly_full: 2 tables of inner: t3, t7"
+    title = lines.index("Indexes, the fullest first: 2 tables fill up, share rows or forget ids")
+    assert title < lines.index("Collections")
+    shown = [line.split("|")[0].strip() for line in lines[title + 3 :][:5]]
+    assert shown == ["t3", "t7", "t4", "t9", "t0"]
+    assert lines[title + 8] == '... and 15 that are less full (tables="all" lists each)'
+    cells = dict(zip(*([cell.strip() for cell in lines[title + row].split("|")] for row in (1, 3)), strict=True))
+    assert (cells["ids held"], cells["full"], cells["fits"]) == ("90", "90.0%", "10")
+    assert int(cells["suggested"].replace(",", "")) > 100
+
+
+def test_an_index_that_has_counted_nothing_is_not_listed() -> None:
+    assert "Indexes" not in str(filled({}))
+    assert "\nIndexes, the fullest first: none fills up\n" in str(filled({0: 5}, tables=2))
 
 
 @pytest.mark.parametrize(
@@ -221,5 +283,37 @@ def test_counts_stay_short(number: int, text: str) -> None:
 def test_many_different_messages_are_cut_after_a_few() -> None:
     reasons = tuple(Diagnostic("unseen_answers", f"table{number}", f"{number} of 9 ids.") for number in range(5))
     text = str(replace(explain(collection(1)), reasons=reasons))
-    assert text.count("of 9 ids.") == 3
-    assert "info: unseen_answers: ... and 2 more" in text
+    assert text.count("of 9 ids.") == 1
+    assert "info: unseen_answers: 5 modules: table0..4\n    table0: 0 of 9 ids.\n    ... and 4 more" in text
+    every = str(replace(explain(collection(1), tables="all"), reasons=reasons))
+    assert [f"table{number}: {number} of 9 ids." in every for number in range(6)] == [True] * 5 + [False]
+
+
+def test_what_holds_for_tables_of_several_collections() -> None:
+    model = nn.ModuleDict({f"tower{number}": collection(12) for number in range(5)})
+    text = str(explain(convert(model, hashing=HashConfig(dense_rows=0))))
+    assert (
+        "warning: weights_not_used: all 60 tables of 5 collections: tower0: t0..11; tower1: t0..11; tower2: t0..11; "
+        "and 2 more\n    collections\n"
+    ) in text
+    assert "\n60 like t0" in text
+    assert "| tower0..4" in text
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["t0"], "t0"),
+        (["t0", "t1"], "t0, t1"),
+        (["t0", "t1", "t2"], "t0..2"),
+        (["t9", "t10", "t11", "u", "t12"], "t9..11, u, t12"),
+        (["t0", "t2", "t4", "u", "v"], "t0, t2, t4 and 2 more"),
+        (["t01", "t02", "t03"], "t01, t02, t03"),  # padded numbers
+        (["t1", "t3", "t2"], "t1, t3, t2"),
+        (["a1_b", "a2_b", "a3_b"], "a1_b, a2_b, a3_b"),
+        (["", "1", "2", "3"], ", 1..3"),
+        ([*(f"t{number}" for number in range(9)), "x", "y", "z"], "t0..8, x, y and 1 more"),
+    ],
+)
+def test_many_names_in_a_few_words(names: list[str], text: str) -> None:
+    assert few(names, 3) == text

@@ -1,0 +1,35 @@
+"""A small table of text: columns, rows, a title. Text and HTML show the same ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One table of the report.
+
+    Args:
+        title: what it shows, in one line.
+        columns: their names; the first names the row.
+        rows: cells, one per column. Cells never contain line breaks.
+        numbers: names of the columns that are aligned on the right.
+        more: a line below, for what was left out.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[str] = frozenset()
+    more: str = ""
+
+    def without_empty_columns(self) -> Grid:
+        """The same, without columns that have nothing in any row."""
+        kept = [place for place in range(len(self.columns)) if any(row[place] for row in self.rows)]
+        return Grid(
+            self.title,
+            tuple(self.columns[place] for place in kept),
+            tuple(tuple(row[place] for place in kept) for row in self.rows),
+            self.numbers,
+            self.more,
+        )
