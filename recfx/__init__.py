@@ -25,6 +25,7 @@ from recfx.exporter.report import ExportReport
 from recfx.exporter.torch_entry import extend_torch
 from recfx.hashing import HashConfig, HashIndex
 from recfx.inspect import Report
+from recfx.inspect.cost import cost
 from recfx.inspect.explain import explain
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.embedding_bag_config import HashEmbeddingBagConfig
@@ -61,6 +62,7 @@ __all__ = [
     "VerifyReport",
     "__version__",
     "convert",
+    "cost",
     "explain",
     "export",
     "load",

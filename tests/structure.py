@@ -17,6 +17,7 @@ LAYERS = [
     "replacement",
     "discovery",
     "tracing",
+    "pricing",
     "sharding",
     "modules",
     "references",

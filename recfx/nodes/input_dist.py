@@ -79,6 +79,12 @@ class InputDistStart(NodeModule):
         self.identity = marks.identity(collection, keys, splits)
 
     @property
+    def group(self) -> dist.ProcessGroup:
+        """The group of all ranks."""
+        found: dist.ProcessGroup = self._dist._pg
+        return found
+
+    @property
     def is_pipelined(self) -> bool:
         """Whether a TorchRec pipeline sends the sizes of all collections in one message."""
         return isinstance(self._dist.forward, KJTAllToAllForward)

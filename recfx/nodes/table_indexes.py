@@ -55,7 +55,7 @@ class TableIndexes:
         self.collection = collection
         self.tables = tables
         self.hashed = hashed
-        self._store = store
+        self.store = store
         self._sharded = sharded
         self._operators = OperatorsByDevice(HASH_INDEX)
         self._new_rows = NewRows(collection, tuple(table for table in tables if table.has_index), store)
@@ -76,19 +76,19 @@ class TableIndexes:
 
     def index(self, table: str) -> HashIndex:
         """The index of a table that has one."""
-        return self._store.index(table)
+        return self.store.index(table)
 
     @property
     def device(self) -> torch.device:
         """The device of the indexes, on which ids must be to be found."""
-        return self._store.index(self._hashed[0]).row_ids.device if self._hashed else torch.device("cpu")
+        return self.store.index(self._hashed[0]).row_ids.device if self._hashed else torch.device("cpu")
 
     @property
     def target(self) -> str:
         """The name of the target whose operators find and insert ids; ``""`` on meta, and before tables without an
         index are taken out.
         """
-        indexes = [self._store.indexes._modules.get(name) for name in self._hashed]
+        indexes = [self.store.indexes._modules.get(name) for name in self._hashed]
         if not indexes or any(index is None for index in indexes) or self.on_meta:
             return ""
         return self._operators.chosen(self.device).backend
@@ -102,7 +102,7 @@ class TableIndexes:
     @property
     def on_meta(self) -> bool:
         """Whether the indexes are on meta, and hold nothing."""
-        return bool(self._hashed) and self._store.index(self._hashed[0]).row_ids.is_meta
+        return bool(self._hashed) and self.store.index(self._hashed[0]).row_ids.is_meta
 
     def begin(self, features: KeyedJaggedTensor, training: bool) -> bool:
         """Call before hashing a batch: checks the mode, and initialises rows that an earlier batch left uninitialised.
@@ -117,10 +117,10 @@ class TableIndexes:
         if training:
             if not self._sharded:
                 refuse_replicas(self.collection, self.hashed)
-            check_fused(self.collection, self._evicting, self._store)
+            check_fused(self.collection, self._evicting, self.store)
         if features.values().is_meta or self.on_meta:
             return False
-        if any(self._store.index(name).has_uninitialized_rows for name in self.hashed):
+        if any(self.store.index(name).has_uninitialized_rows for name in self.hashed):
             self._new_rows.initialize_left()
         return True
 
@@ -140,10 +140,10 @@ class TableIndexes:
 
     def by_table(self) -> list[HashIndex | None]:
         """The index of each table of the collection; None for tables without one."""
-        return [self._store.index(table.name) if table.name in self._is_hashed else None for table in self.tables]
+        return [self.store.index(table.name) if table.name in self._is_hashed else None for table in self.tables]
 
     def _indexes(self, segments: list[Segment]) -> list[HashIndex]:
-        return [self._store.index(segment.table.name) for segment in segments]
+        return [self.store.index(segment.table.name) for segment in segments]
 
     # Training
 
@@ -157,7 +157,7 @@ class TableIndexes:
             InputError: ``init_fn_failed``.
         """
         indexes = self._indexes(segments)
-        with self._store.new_rows_lock:
+        with self.store.new_rows_lock:
             inserted = self.operators.find_or_insert(
                 ids,
                 [segment.begin for segment in segments],
@@ -216,7 +216,7 @@ class TableIndexes:
 
     def start(self, training: bool) -> BatchInFlight | None:
         """The batch, to be added to ``in_flight``; None if no table evicts."""
-        evicting = {table.name: self._store.index(table.name) for table in self._evicting}
+        evicting = {table.name: self.store.index(table.name) for table in self._evicting}
         if not evicting:
             return None
         for index in evicting.values():
@@ -248,7 +248,7 @@ class TableIndexes:
                 if segment.table.hashing is None or segment.table.hashing.on_full != "share":
                     raise replay_errors.lost(self.collection, segment.table)
                 stretch = slice(segment.begin, segment.end)
-                shared = self._store.index(segment.table.name).shared_rows(ids[stretch])
+                shared = self.store.index(segment.table.name).shared_rows(ids[stretch])
                 rows[stretch] = torch.where(rows[stretch] < 0, shared, rows[stretch])
         return rows
 
@@ -257,7 +257,7 @@ class TableIndexes:
         owners = torch.full_like(rows, -1)
         for segment in segments:
             stretch = slice(segment.begin, segment.end)
-            row_ids = self._store.index(segment.table.name).index_buffers().row_ids
+            row_ids = self.store.index(segment.table.name).index_buffers().row_ids
             read = torch.where(rows[stretch] < -1, -rows[stretch] - 2, rows[stretch])
             owners[stretch] = torch.where(read >= 0, row_ids[read.clamp(min=0)], -1)
         return owners
@@ -280,7 +280,7 @@ class TableIndexes:
         for segment, count in zip(segments, counts, strict=True):
             if count > 0:
                 stretch = slice(segment.begin, segment.end)
-                rows[stretch] = answer_unseen(self._store.index(segment.table.name), ids[stretch], rows[stretch])
+                rows[stretch] = answer_unseen(self.store.index(segment.table.name), ids[stretch], rows[stretch])
         self._count_answers(segments, counts)
         return rows
 

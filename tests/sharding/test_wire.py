@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import pytest
 import sympy
 import torch
-import torch.distributed as dist
 from torch import fx
 
 from recfx.ir.meta import BATCH, Collective, mean_length, node_meta
 from tests.sharding.cases import Case, Table, batches, build, shard
 from tests.sharding.ranks import ranks
+from tests.sharding.recorded import Sent, recorded
 from tests.sharding.typical_cases import TYPES, one_type, random_case
-
-_OPERATIONS = {
-    "all_to_all_single": ("all_to_all", 1),
-    "reduce_scatter_tensor": ("reduce_scatter", 1),
-    "all_gather_into_tensor": ("all_gather", 1),
-    "all_gather": ("all_gather", 1),
-}
-
-Sent = list[tuple[str, int]]
-
-
-def recorded(step: Callable[[], object]) -> Sent:
-    """Run ``step`` with every collective of torch.distributed noted: operation and bytes handed over."""
-    sent: Sent = []
-
-    def watch(name: str) -> Callable[..., Any]:
-        operation, position = _OPERATIONS[name]
-        original = getattr(dist, name)
-
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            given = arguments[position] if len(arguments) > position else keywords["input"]
-            sent.append((operation, given.numel() * given.element_size()))
-            return original(*arguments, **keywords)
-
-        return call
-
-    with mock.patch.multiple(dist, **{name: watch(name) for name in _OPERATIONS}):
-        step()
-    return sent
 
 
 def predicted(graph: fx.Graph, values: dict[sympy.Symbol, Any]) -> tuple[Sent, Sent]:

@@ -1,0 +1,1 @@
+"""What each node of a graph costs: bytes, flops and residents as expressions, and times on known hardware."""

@@ -1,0 +1,57 @@
+"""``Cost``: what a model costs per step, as expressions; and ``CostAt``, the same in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from recfx.pricing.cost_data import CostAtData, CostData
+from recfx.pricing.cost_json import cost_at_json, cost_json
+from recfx.pricing.cost_text import cost_at_text, cost_text
+from recfx.pricing.node_price import price
+from recfx.pricing.values import BATCH_SIZE, LENGTH, Values
+
+
+@dataclass(frozen=True)
+class CostAt(CostAtData):
+    """The cost of a step in numbers. ``str()`` is a table for a terminal. The base class has the fields."""
+
+    def __str__(self) -> str:
+        return cost_at_text(self)
+
+    def to_json(self) -> str:
+        """Everything, with the totals; keys are in the order of the fields."""
+        return cost_at_json(self)
+
+
+@dataclass(frozen=True)
+class Cost(CostData):
+    """What each node of a model costs per step. ``str()`` is for a terminal. The base class has the fields."""
+
+    def at(self, B: int = BATCH_SIZE, *, L: Any = LENGTH) -> CostAt:
+        """The cost in numbers.
+
+        Args:
+            B: samples per rank.
+            L: the mean number of ids per sample: a number for all features, or a mapping with one for each.
+
+        Raises:
+            InputError: ``invalid_argument``, ``missing_feature``.
+        """
+        values, hardware = Values(B, self.world_size, L, self.features), self.hardware_of()
+        return CostAt(
+            version=self.version,
+            batch=values.batch,
+            world_size=values.world,
+            rank=self.rank,
+            lengths={name: float(length) for name, length in values.lengths.items()},
+            hardware=hardware,
+            nodes=tuple(price(node, values, hardware) for node in self.nodes),
+        )
+
+    def __str__(self) -> str:
+        return cost_text(self)
+
+    def to_json(self) -> str:
+        """Everything; keys are in the order of the fields, and expressions are text."""
+        return cost_json(self)

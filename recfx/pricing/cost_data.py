@@ -1,0 +1,118 @@
+"""What a model costs per step as data: expressions, and numbers for given batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import sympy
+
+from recfx.pricing.hardware import Hardware
+from recfx.pricing.node_price import NodePrice, Totals
+from recfx.pricing.work import NodeCost, Resident
+
+COST_VERSION = "1"
+
+
+@dataclass(frozen=True)
+class CostAtData:
+    """The cost of a step in numbers.
+
+    Args:
+        version: the version of this schema.
+        batch: samples per rank.
+        world_size: the number of ranks.
+        rank: the rank whose nodes these are.
+        lengths: the mean number of ids per sample, by feature.
+        hardware: what the times are predicted for.
+        nodes: every node, in order.
+    """
+
+    version: str
+    batch: int
+    world_size: int
+    rank: int
+    lengths: Mapping[str, float]
+    hardware: Hardware
+    nodes: tuple[NodePrice, ...]
+
+    @cached_property
+    def totals(self) -> Totals:
+        """The sums over all nodes."""
+        return Totals.of(self.nodes)
+
+    @property
+    def seconds(self) -> float:
+        """The predicted time of a step."""
+        return self.totals.seconds
+
+
+@dataclass(frozen=True)
+class CostData:
+    """What each node of a model costs per step, on one rank, in ``B``, ``W`` and ``L_<feature>``.
+
+    Args:
+        version: the version of this schema; it changes when a field changes its meaning or is removed.
+        nodes: every node, in order.
+        features: the features of all collections.
+        world_size: the number of ranks.
+        rank: the rank whose nodes these are.
+        trains: whether a step has a backward.
+        hardware_of: gives the hardware that times are predicted for; only asked when a time is.
+    """
+
+    version: str
+    nodes: tuple[NodeCost, ...]
+    features: tuple[str, ...]
+    world_size: int
+    rank: int
+    trains: bool
+    hardware_of: Callable[[], Hardware]
+
+    @property
+    def read_bytes(self) -> sympy.Expr:
+        """Bytes read from memory per step."""
+        return sympy.Add(*(node.read_bytes for node in self.nodes))
+
+    @property
+    def written_bytes(self) -> sympy.Expr:
+        """Bytes written to memory per step."""
+        return sympy.Add(*(node.written_bytes for node in self.nodes))
+
+    @property
+    def flops(self) -> sympy.Expr:
+        """Floating-point operations per step."""
+        return sympy.Add(*(node.flops for node in self.nodes))
+
+    @property
+    def wire_bytes(self) -> sympy.Expr:
+        """Bytes that this rank passes to collectives per step, its own part included."""
+        return sympy.Add(*(node.wire_bytes for node in self.nodes))
+
+    @property
+    def resident(self) -> Resident:
+        """Bytes that stay in this rank's memory between steps."""
+        return sum((node.resident for node in self.nodes), Resident())
+
+    @property
+    def resident_bytes(self) -> int:
+        """Their sum."""
+        return self.resident.total
+
+    def node(self, name: str) -> NodeCost:
+        """The node of this name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return {node.name: node for node in self.nodes}[name]
+
+
+def features_of(nodes: Sequence[NodeCost]) -> tuple[str, ...]:
+    """The features whose lengths the expressions of ``nodes`` name, in alphabetical order."""
+    symbols: set[sympy.Basic] = set()
+    for node in nodes:
+        for expression in (node.read_bytes, *(each.bytes for each in node.collectives)):
+            symbols |= expression.free_symbols
+    return tuple(sorted(str(symbol)[2:] for symbol in symbols if str(symbol).startswith("L_")))

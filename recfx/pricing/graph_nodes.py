@@ -1,0 +1,148 @@
+"""Reads a graph: what each of its nodes costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import sympy
+from torch import fx, nn
+
+from recfx.ir.meta import BATCH, WORLD, NodeMeta, node_meta
+from recfx.ir.tables import TableSpec
+from recfx.ir.typed_access import find_module
+from recfx.modules.converted_collection import ConvertedCollection
+from recfx.nodes import Bucketize, HashLookup, InputDistStart, Lookup, SelectFeatures, TableStore
+from recfx.nodes.unexpanded import UnexpandedCollection
+from recfx.pricing.dense import dense_phases
+from recfx.pricing.formulas import FORMULAS
+from recfx.pricing.node_facts import NodeFacts, TableLoad
+from recfx.pricing.node_parts import store_of, tables_of
+from recfx.pricing.residents import Residents
+from recfx.pricing.work import ZERO, NodeCost, Resident
+
+DENSE = "dense"
+"""The kind of what recfx did not make."""
+
+
+class GraphReader:
+    """Prices the nodes of one or more graphs of one model.
+
+    Args:
+        trains: whether steps have a backward.
+    """
+
+    def __init__(self, trains: bool) -> None:
+        self._trains = trains
+        self.residents = Residents()
+
+    def nodes_of(self, graph_module: fx.GraphModule, calls: int = 1) -> list[NodeCost]:
+        """What each node of a graph costs, in order; nodes that only take items of a value are left out.
+
+        Args:
+            graph_module: the graph of a collection, or of a whole model.
+            calls: how often a step runs it.
+        """
+        selects = _known_collections(graph_module)
+        found = []
+        for node in graph_module.graph.nodes:
+            meta, module = node_meta(node), find_module(graph_module, node)
+            if meta is not None:
+                found.append(self._made_by_recfx(node, meta, module, selects.get(meta.collection), calls))
+            elif module is not None:
+                found.append(self.dense(node.name, module, calls))
+        return found
+
+    def dense(self, name: str, module: nn.Module, calls: int = 1) -> NodeCost:
+        """What recfx did not make: only its linear layers count as work."""
+        phases = dense_phases(module, self._trains)
+        device = next((parameter.device.type for parameter in module.parameters()), "")
+        resident = self.residents.of_dense(module)
+        return NodeCost(name, DENSE, "", (), device, "", phases.forward, phases.backward, (), resident, calls)
+
+    def _made_by_recfx(
+        self, node: fx.Node, meta: NodeMeta, module: nn.Module | None, select: SelectFeatures | None, calls: int
+    ) -> NodeCost:
+        facts = self._facts(node, meta, module, select)
+        phases = FORMULAS[meta.kind](facts)
+        collectives = tuple(each for each in meta.collectives if self._trains or not each.backward)
+        return NodeCost(
+            name=node.name,
+            kind=meta.kind,
+            collection=meta.collection,
+            tables=meta.tables,
+            device=meta.device,
+            kernel=meta.kernel,
+            forward=phases.forward,
+            backward=phases.backward,
+            collectives=collectives,
+            resident=self._resident(module),
+            calls=calls,
+        )
+
+    def _facts(self, node: fx.Node, meta: NodeMeta, module: Any, select: SelectFeatures | None) -> NodeFacts:
+        specs, store = tables_of(module), store_of(module)
+        rows = {} if select is None else {table.name: table.num_embeddings for table in select.tables}
+        loads = tuple(_load(spec, rows, store) for spec in specs)
+        keys = len(module.keys) if isinstance(module, (Bucketize, InputDistStart)) else 0
+        # A value of one dimension is counted in ids.
+        ids = meta.shape[0] if len(meta.shape) == 1 else sympy.Add(*(load.ids for load in loads))
+        return NodeFacts(
+            kind=meta.kind,
+            tables=loads,
+            ids=ids,
+            bags=sympy.Add(*(load.bags for load in loads)) if loads else _bags(meta, select),
+            sent_bags=BATCH * keys,
+            value_bytes=meta.bytes if len(meta.shape) == 2 else ZERO,
+            is_weighted=select is not None and select.is_weighted,
+            parts=sum(1 for each in node.all_input_nodes if _is_pooled(each)),
+            moves=not isinstance(module, InputDistStart) or module.positions is not None,
+            trains=self._trains,
+        )
+
+    def _resident(self, module: Any) -> Resident:
+        found, store = Resident(), store_of(module)
+        if store is None:
+            return found
+        for spec in tables_of(module):
+            if isinstance(module, (Lookup, HashLookup, UnexpandedCollection)):
+                found += self.residents.of_table(store, spec.name)
+            if not isinstance(module, Lookup):
+                found += self.residents.of_index(store, spec.name)
+        return found
+
+
+def graphs_of(model: nn.Module) -> Iterable[ConvertedCollection]:
+    """The converted collections of ``model``, each once, in its order."""
+    seen: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, ConvertedCollection) and id(module) not in seen:
+            seen.add(id(module))
+            yield module
+
+
+def _known_collections(graph_module: fx.GraphModule) -> dict[str, SelectFeatures]:
+    """What each collection's first node knows of it, by collection."""
+    modules = (find_module(graph_module, node) for node in graph_module.graph.nodes)
+    return {module.collection: module for module in modules if isinstance(module, SelectFeatures)}
+
+
+def _load(spec: TableSpec, rows: dict[str, int], store: TableStore | None) -> TableLoad:
+    of_table = rows.get(spec.table_name, spec.num_embeddings)
+    if store is None or spec.name not in store.bags:
+        return TableLoad.of(spec, of_table, spec.embedding_dim * spec.dtype.itemsize)
+    weight, optimizer = store.weight(spec.name), store.optimizers.get(spec.name)
+    rule = None if optimizer is None else optimizer.rule
+    return TableLoad.of(spec, of_table, weight.shape[1] * weight.element_size(), rule, weight.requires_grad)
+
+
+def _bags(meta: NodeMeta, select: SelectFeatures | None) -> sympy.Expr:
+    """The bags of a node whose module names no tables."""
+    if meta.kind == "input_dist_wait":
+        return WORLD * BATCH * len(meta.tables)
+    return BATCH * (len(meta.tables) if select is None else len(select.keys))
+
+
+def _is_pooled(node: fx.Node) -> bool:
+    meta = node_meta(node)
+    return meta is not None and len(meta.shape) == 2

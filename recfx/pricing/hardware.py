@@ -1,0 +1,113 @@
+"""Hardware as the prediction of times sees it: a few constants per device, each with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+GB = 10**9
+
+COLLECTIVES = ("all_to_all", "reduce_scatter", "all_gather")
+"""The operations of ``recfx.ir.meta.Collective``."""
+
+
+class Constant(NamedTuple):
+    """One number, in SI units, and where it comes from: a data sheet, a measurement, or an assumption."""
+
+    value: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One kind of device, with its links to others.
+
+    Args:
+        name: what it is.
+        memory_bandwidth: bytes per second of the memory that holds the tables.
+        random_access: seconds per read at a place that no prefetcher can guess, beyond the time for its bytes.
+        flops: floating-point operations per second.
+        node_overhead: seconds per node and phase, whatever the node does.
+        host_memory_bandwidth: bytes per second of the memory that holds the indexes.
+        host_random_access: like ``random_access``, of that memory.
+        copy_bandwidth: bytes per second between the host and the device.
+        link_bandwidth: bytes per second that one rank sends to ranks of its own host, by operation.
+        network_bandwidth: bytes per second that one rank sends to other hosts.
+        collective_latency: seconds per collective call, whatever it sends, by operation.
+        ranks_per_host: ranks that share a host, and its ``link_bandwidth``.
+    """
+
+    name: str
+    memory_bandwidth: Constant
+    random_access: Constant
+    flops: Constant
+    node_overhead: Constant
+    host_memory_bandwidth: Constant
+    host_random_access: Constant
+    copy_bandwidth: Constant
+    link_bandwidth: Mapping[str, Constant]
+    network_bandwidth: Constant
+    collective_latency: Mapping[str, Constant]
+    ranks_per_host: int = 8
+
+    def constants(self) -> dict[str, Constant]:
+        """Every constant, by name; those of one operation as ``link_bandwidth.all_to_all``."""
+        found: dict[str, Constant] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, Constant):
+                found[each.name] = value
+            elif each.name in ("link_bandwidth", "collective_latency"):
+                found |= {f"{each.name}.{operation}": constant for operation, constant in value.items()}
+        return found
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}, {self.ranks_per_host} ranks per host"]
+        lines += [f"  {name:<34} {value:10.3g}  {source}" for name, (value, source) in self.constants().items()]
+        return "\n".join(lines)
+
+
+def same_for_all(value: float, source: str) -> dict[str, Constant]:
+    """The same constant for every operation."""
+    return dict.fromkeys(COLLECTIVES, Constant(value, source))
+
+
+_SHEET_910B = "data sheet of the Atlas 800T A2, peak; not measured"
+_SHEET_H100 = "NVIDIA H100 SXM5 80GB data sheet, peak; not measured"
+_LINE = "assumption: a read is at least one line of 64 bytes at the memory's bandwidth; not measured"
+_LAUNCH = "assumption: one launch of a kernel; not measured"
+_CALL = "assumption: one collective call on a quiet network; not measured"
+_HOST_LATENCY = "assumption: 100 ns per miss of a host's cache, ten of which overlap; not measured"
+
+ASCEND_910B = Hardware(
+    name="Ascend 910B",
+    memory_bandwidth=Constant(1600 * GB, _SHEET_910B + ": HBM2e"),
+    random_access=Constant(64 / (1600 * GB), _LINE),
+    flops=Constant(75e12, "published specification tables of the 910B: FP32; not measured"),
+    node_overhead=Constant(10e-6, _LAUNCH),
+    host_memory_bandwidth=Constant(
+        4 * 8 * 25.6 * GB / 8, "four Kunpeng 920 with eight channels of DDR4-3200 each, divided by eight devices"
+    ),
+    host_random_access=Constant(10e-9, _HOST_LATENCY),
+    copy_bandwidth=Constant(32 * GB, "PCIe 4.0 x16, one direction, peak; not measured"),
+    link_bandwidth=same_for_all(392 * GB / 2, _SHEET_910B + ": seven HCCS links of 56 GB/s in both directions"),
+    network_bandwidth=Constant(25 * GB, _SHEET_910B + ": one 200 Gbit/s RoCE port per device"),
+    collective_latency=same_for_all(30e-6, _CALL),
+)
+
+H100 = Hardware(
+    name="H100",
+    memory_bandwidth=Constant(3350 * GB, _SHEET_H100 + ": HBM3"),
+    random_access=Constant(64 / (3350 * GB), _LINE),
+    flops=Constant(67e12, _SHEET_H100 + ": FP32"),
+    node_overhead=Constant(5e-6, _LAUNCH),
+    host_memory_bandwidth=Constant(
+        2 * 8 * 38.4 * GB / 8, "two sockets with eight channels of DDR5-4800 each, divided by eight devices"
+    ),
+    host_random_access=Constant(10e-9, _HOST_LATENCY),
+    copy_bandwidth=Constant(64 * GB, _SHEET_H100 + ": PCIe 5.0 x16, one direction"),
+    link_bandwidth=same_for_all(450 * GB, _SHEET_H100 + ": NVLink, one direction"),
+    network_bandwidth=Constant(50 * GB, "DGX H100 data sheet: one 400 Gbit/s port per device; not measured"),
+    collective_latency=same_for_all(20e-6, _CALL),
+)

@@ -1,0 +1,99 @@
+"""What the formulas know about one node: its tables with the ids that reach them, its bags, and its value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sympy
+
+from recfx.ir.meta import BATCH, WORLD, mean_length
+from recfx.ir.tables import TableSpec
+from recfx.optim.rules.rule import Rule
+from recfx.pricing.work import ZERO
+
+
+@dataclass(frozen=True)
+class TableLoad:
+    """One table, or one shard of a table, with what a batch does to it on its rank.
+
+    Args:
+        spec: the table or the shard.
+        ids: the number of ids that are looked up in it.
+        samples: the number of samples whose bags it pools.
+        row_bytes: bytes of one row.
+        rule: the fused optimizer that trains it; None if the backward returns a gradient, or if it is not trained.
+        is_trained: whether the backward reaches it.
+    """
+
+    spec: TableSpec
+    ids: sympy.Expr
+    samples: sympy.Expr
+    row_bytes: int
+    rule: Rule | None = None
+    is_trained: bool = True
+
+    @property
+    def bags(self) -> sympy.Expr:
+        """The number of bags."""
+        return self.samples * len(self.spec.feature_names)
+
+    @property
+    def distinct_rows(self) -> sympy.Expr:
+        """An upper bound of the rows that a batch touches."""
+        # Not evaluated: sympy would try to compare the symbols.
+        return sympy.Min(self.ids, sympy.Integer(self.spec.num_embeddings), evaluate=False)
+
+    @property
+    def state_row_bytes(self) -> int:
+        """Bytes of the fused optimizer's state of one row."""
+        if self.rule is None:
+            return 0
+        rows = self.rule.states
+        return sum(4 * state.shape(1, self.spec.embedding_dim)[1] for state in rows)
+
+    @classmethod
+    def of(
+        cls, spec: TableSpec, rows_of_table: int, row_bytes: int, rule: Rule | None = None, is_trained: bool = True
+    ) -> TableLoad:
+        """The load of a table, or of a shard, which gets the ids of all ranks.
+
+        Args:
+            spec: the table or the shard.
+            rows_of_table: the rows of the whole table; all rows are equally likely.
+            row_bytes: bytes of one row.
+            rule: its fused optimizer.
+            is_trained: whether the backward reaches it.
+        """
+        samples = WORLD * BATCH if spec.shard_of else BATCH
+        share = sympy.Rational(spec.num_embeddings, rows_of_table)
+        ids = samples * share * sympy.Add(*(mean_length(feature) for feature in spec.feature_names))
+        return cls(spec, ids, samples, row_bytes, rule, is_trained)
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """One node.
+
+    Args:
+        kind: its kind.
+        tables: those that it works on; whole tables before ids are exchanged, this rank's shards afterwards.
+        ids: the number of ids that it takes.
+        bags: the number of bags that they are in.
+        sent_bags: the number of bags that leave it, if it copies bags to several ranks.
+        value_bytes: bytes of its value.
+        is_weighted: whether ids carry weights.
+        parts: the number of its inputs that hold pooled rows.
+        moves: whether it puts bags into another order.
+        trains: whether the step has a backward.
+    """
+
+    kind: str
+    tables: tuple[TableLoad, ...]
+    ids: sympy.Expr
+    bags: sympy.Expr
+    sent_bags: sympy.Expr = ZERO
+    value_bytes: sympy.Expr = ZERO
+    is_weighted: bool = False
+    parts: int = 1
+    moves: bool = True
+    trains: bool = True

@@ -1,0 +1,64 @@
+"""Predicts times: how long the work of a node takes on some hardware, and how long its collectives take."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from recfx.pricing.hardware import Hardware
+
+
+class WorkAt(NamedTuple):
+    """The fields of :class:`recfx.pricing.work.Work` as numbers."""
+
+    read_bytes: float
+    written_bytes: float
+    flops: float
+    random_accesses: float
+    copied_bytes: float
+
+
+def seconds_of_work(work: WorkAt, hardware: Hardware, on_host: bool = False) -> float:
+    """Memory, arithmetic and misses one after the other, and the overhead of a node.
+
+    Args:
+        work: of one phase.
+        hardware: where it runs.
+        on_host: whether it runs beside the device that has the tables, on its host.
+    """
+    bandwidth = hardware.host_memory_bandwidth if on_host else hardware.memory_bandwidth
+    miss = hardware.host_random_access if on_host else hardware.random_access
+    return (
+        hardware.node_overhead.value
+        + (work.read_bytes + work.written_bytes) / bandwidth.value
+        + work.random_accesses * miss.value
+        + work.flops / hardware.flops.value
+        + work.copied_bytes / hardware.copy_bandwidth.value
+    )
+
+
+def seconds_of_collective(
+    operation: str, passed_bytes: float, ranks: int, hardware: Hardware, *, across_hosts: bool = False
+) -> float:
+    """How long a collective takes after all ranks have come to it.
+
+    A rank keeps its own part. Of the rest, an all-to-all sends what other hosts need over the network. The other two
+    operations do so only once per host, because the ranks of a host first add up their parts, or share what arrived.
+
+    Args:
+        operation: as in :class:`recfx.ir.meta.Collective`.
+        passed_bytes: what this rank passes to the call.
+        ranks: how many take part.
+        hardware: of the ranks.
+        across_hosts: whether the ranks are on a host each.
+    """
+    if ranks <= 1:
+        return 0.0
+    local = 1 if across_hosts else min(ranks, hardware.ranks_per_host)
+    hosts = math.ceil(ranks / local)
+    link, network = hardware.link_bandwidth[operation].value, hardware.network_bandwidth.value
+    whole = passed_bytes * ranks if operation == "all_gather" else passed_bytes
+    inside, outside = whole * (local - 1) / ranks, whole * (ranks - local) / ranks
+    if operation != "all_to_all":
+        inside, outside = whole * (local - 1) / local, whole / local * (hosts - 1) / hosts
+    return hardware.collective_latency[operation].value + max(inside / link, outside / network)
