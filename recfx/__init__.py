@@ -1,7 +1,7 @@
 """recfx: a graph-rewriting compiler pass for recommendation models.
 
 ``convert`` rewrites the ``torchrec.EmbeddingBagCollection``s of any model to hashed collections of explicit nodes;
-``explain``, ``trace`` and ``verify`` show what it did and that the result is right; ``unconvert`` undoes it;
+``explain``, ``trace``, ``draw`` and ``verify`` show what it did and that the result is right; ``unconvert`` undoes it;
 ``save_checkpoint`` and ``load_checkpoint`` save and restore a training run; ``plan`` and ``sharders`` shard a model;
 ``TrainPipeline`` trains a sharded one; ``export`` writes a model for a server without Python, and ``load`` reads it.
 """
@@ -10,9 +10,11 @@ from recfx.checkpoint import load_checkpoint, save_checkpoint
 from recfx.conversion.convert import convert
 from recfx.conversion.trace import trace
 from recfx.conversion.unconvert import unconvert
+from recfx.drawing.draw import draw
 from recfx.errors import (
     CheckpointError,
     ConversionError,
+    DrawingError,
     ExportError,
     InputError,
     OutOfStepError,
@@ -45,6 +47,7 @@ extend_torch()  # torch.jit.script compiles what was converted
 __all__ = [
     "CheckpointError",
     "ConversionError",
+    "DrawingError",
     "ExportError",
     "ExportReport",
     "HashConfig",
@@ -63,6 +66,7 @@ __all__ = [
     "__version__",
     "convert",
     "cost",
+    "draw",
     "explain",
     "export",
     "load",

@@ -92,6 +92,10 @@ class ExportError(RecfxError, RuntimeError):
     """A model cannot be exported, or an exported file cannot be used."""
 
 
+class DrawingError(RecfxError, RuntimeError):
+    """A model cannot be drawn, or its picture cannot be written. A file that was there before is as it was."""
+
+
 class InputError(RecfxError, ValueError):
     """A batch does not fit the collection it was given to. Nothing was looked up, inserted or updated."""
 

@@ -10,6 +10,7 @@ LAYERS = [
     "exporter",
     "conversion",
     "verification",
+    "drawing",
     "inspect",
     "checkpoint",
     "pipeline",

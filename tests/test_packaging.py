@@ -34,6 +34,9 @@ MODULES = {
     *(f"recfx/{path.relative_to(ROOT)}" for folder in LINKED for path in ROOT.glob(f"{folder}/**/*.py")),
 }
 
+ASSETS = {str(path.relative_to(ROOT)) for path in (ROOT / "recfx/drawing/assets").rglob("*") if path.suffix != ".pyc"}
+ASSETS = {name for name in ASSETS if (ROOT / name).is_file()}
+
 EXAMPLE = {str(path.relative_to(ROOT)) for path in (ROOT / "examples/serve_cpp").iterdir() if path.is_file()}
 
 BUILD = """
@@ -132,7 +135,10 @@ def test_links_are_relative(name: str) -> None:
 def test_holds_every_module_and_the_cpp_sources(built: Path, form: str) -> None:
     held = files(built / form)
     assert CSRC
-    assert held >= MODULES | CSRC | {"recfx/py.typed"}
+    assert held >= MODULES | CSRC | ASSETS | {"recfx/py.typed"}
+    assert "recfx/drawing/assets/licenses/Graphviz-EPL-2.0.txt" in ASSETS
+    page_engine = "recfx/drawing/assets/viz-global.js"  # its licence is that of the bytes that were published
+    assert (built / form / page_engine).read_bytes() == (ROOT / page_engine).read_bytes()
     assert not any(path.is_symlink() for path in (built / form).rglob("*"))
 
 
@@ -148,6 +154,9 @@ def test_wheel_has_one_import_root(built: Path, form: str) -> None:
     (info,) = (built / form).glob("*.dist-info")
     assert "Root-Is-Purelib: true" in (info / "WHEEL").read_text()
     assert "Apache License" in (info / "licenses/LICENSE").read_text()
+    assert (
+        "Eclipse Public License" in (info / "licenses/recfx/drawing/assets/licenses/Graphviz-EPL-2.0.txt").read_text()
+    )
 
 
 def test_imports_alike_from_everywhere(built: Path) -> None:

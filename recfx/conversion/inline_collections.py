@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import fx
 
 from recfx.hooks import has_forward_hooks
+from recfx.ir.meta import SourceLocation, annotate, node_meta
 from recfx.modules.converted_collection import ConvertedCollection
+from recfx.tracing.shallow_tracer import source_of
 
 
 def inline_collections(graph_module: fx.GraphModule, training: bool) -> None:
@@ -36,12 +40,12 @@ def inline_graph(call: fx.Node, collection: fx.Graph, prefix: str) -> None:
         prefix: the path of the module that holds the modules of these nodes.
     """
     with call.graph.inserting_before(call):
-        output = _copy_nodes(call, collection, prefix)
+        output = _copy_nodes(call, collection, prefix, source_of(call))
     call.replace_all_uses_with(output)
     call.graph.erase_node(call)
 
 
-def _copy_nodes(call: fx.Node, collection: fx.Graph, prefix: str) -> fx.Node:
+def _copy_nodes(call: fx.Node, collection: fx.Graph, prefix: str, source: SourceLocation | None) -> fx.Node:
     mapped: dict[fx.Node, fx.Node] = {}
     (features,) = [*call.args, *call.kwargs.values()]
     for inner in collection.nodes:
@@ -56,4 +60,7 @@ def _copy_nodes(call: fx.Node, collection: fx.Graph, prefix: str) -> fx.Node:
             mapped[inner] = call.graph.node_copy(inner, mapped.__getitem__)
             if inner.op == "call_module":  # not a getitem on a pair
                 mapped[inner].target = f"{prefix}.{inner.target}"
+            meta = node_meta(inner)
+            if meta is not None and source is not None:  # of this call: a shared collection is called from several
+                annotate(mapped[inner], replace(meta, source=source))
     raise AssertionError("the graph of a collection has no output")

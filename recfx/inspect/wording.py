@@ -37,14 +37,17 @@ def name_of(path: str) -> str:
 
 def place(collection: CollectionReport) -> str:
     """``file:line``, without well-known folders."""
-    if not collection.file:
-        return ""
-    file = Path(collection.file)
+    return place_of(collection.file, collection.line) if collection.file else ""
+
+
+def place_of(name: str, line: int) -> str:
+    """``file:line``, without well-known folders."""
+    file = Path(name)
     if "site-packages" in file.parts:
         file = Path(*file.parts[file.parts.index("site-packages") + 1 :])
     elif file.is_relative_to(Path.cwd()):
         file = file.relative_to(Path.cwd())
-    return f"{file}:{collection.line}"
+    return f"{file}:{line}"
 
 
 def size(count: int) -> str:

@@ -62,6 +62,7 @@ class NodeMeta:
         tables: names of the tables that the node works on.
         kernel: the backend that serves a lookup, once lowered.
         collectives: the collective calls of the node, in order, with those of the backward last.
+        passes: the passes that made it or changed it, in order, with those that did so to the nodes that it replaces.
     """
 
     kind: str
@@ -75,6 +76,7 @@ class NodeMeta:
     tables: tuple[str, ...] = ()
     kernel: str = ""
     collectives: tuple[Collective, ...] = ()
+    passes: tuple[str, ...] = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NodeMeta:
         return self  # it is frozen, so copies of a graph share it

@@ -23,7 +23,7 @@ def format_graph(graph_module: fx.GraphModule, *, with_meta: bool = False) -> st
     """
     lines = []
     for node in graph_module.graph.nodes:
-        line = _format_node(node) + _format_attributes(graph_module, node)
+        line = format_node(graph_module, node)
         meta = node_meta(node)
         if with_meta and meta is not None:
             shape = ", ".join(str(size) for size in meta.shape)
@@ -32,7 +32,12 @@ def format_graph(graph_module: fx.GraphModule, *, with_meta: bool = False) -> st
     return "\n".join(lines)
 
 
-def _format_node(node: fx.Node) -> str:
+def format_node(graph_module: fx.GraphModule, node: fx.Node) -> str:
+    """The line of one node, without its metadata."""
+    return _format_call(node) + format_attributes(graph_module, node)
+
+
+def _format_call(node: fx.Node) -> str:
     if node.op == "placeholder":
         return f"{node.name} = input"
     if node.op == "output":
@@ -51,8 +56,8 @@ def _format_node(node: fx.Node) -> str:
     return f"{node.name} = {called}({arguments})"
 
 
-def _format_attributes(graph_module: fx.GraphModule, node: fx.Node) -> str:
-    """Those attributes of the node's module that its kind declares as printed and that are set."""
+def format_attributes(graph_module: fx.GraphModule, node: fx.Node) -> str:
+    """Those attributes of the node's module that its kind declares as printed and that are set, in braces."""
     meta, module = node_meta(node), find_module(graph_module, node)
     kind = None if meta is None else NODE_KINDS.get(meta.kind)
     if kind is None or module is None:

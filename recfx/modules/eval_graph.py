@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from recfx.passes.base import PassRecord, run_passes
+from recfx.passes.base import PASSES_KEY, PassRecord, run_passes
 from recfx.passes.find_on_device import FindOnDevice
 
 
@@ -23,6 +23,7 @@ def make_eval_graph(train_graph: fx.GraphModule) -> tuple[fx.GraphModule, list[P
     graph.output(result)
     eval_graph = fx.GraphModule(train_graph, graph)
     eval_graph.meta["recfx_numbers"] = dict(train_graph.meta["recfx_numbers"])
+    eval_graph.meta[PASSES_KEY] = train_graph.meta[PASSES_KEY]
     records = run_passes(eval_graph, (FindOnDevice(),))
     if not records[-1].modified:
         return train_graph, [record for record in records if record.declined]

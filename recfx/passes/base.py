@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import fx
 
 from recfx.diagnostics import Diagnostic
-from recfx.ir import format_graph, verify_graph
+from recfx.ir import verify_graph
+from recfx.ir.snapshot import GraphHistory, NodeSnapshot
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,33 @@ class Pass(Protocol):
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What a pass did, for the report: its name, whether it changed the graph, the new graph, and what it declined."""
+    """What a pass did, for the report and for drawings.
+
+    Args:
+        name: that of the pass.
+        modified: whether it changed the graph.
+        nodes: the nodes of the graph after the pass.
+        declined: what it did not rewrite, and why.
+        seconds: how long it took, with the check of the graph after it.
+    """
 
     name: str
     modified: bool
-    text: str
+    nodes: tuple[NodeSnapshot, ...]
     declined: tuple[Diagnostic, ...]
+    seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The graph after the pass, as ``format_graph`` prints it."""
+        return "\n".join(node.line for node in self.nodes)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PassRecord:
+        return self  # it is frozen, so copies of a model share it
+
+
+PASSES_KEY = "recfx_passes"
+"""Where a graph module's ``meta`` has the records of the passes that made it."""
 
 
 def run_passes(
@@ -55,7 +78,7 @@ def run_passes(
     pipeline: Iterable[Pass],
     callback: Callable[[str, fx.GraphModule], None] | None = None,
 ) -> list[PassRecord]:
-    """Run ``pipeline`` on ``graph_module``, in place.
+    """Run ``pipeline`` on ``graph_module``, in place; its ``meta["recfx_passes"]`` has the records as well.
 
     Args:
         graph_module: a collection that has not been expanded yet: placeholder, one call, output.
@@ -66,12 +89,18 @@ def run_passes(
         GraphVerificationError: a pass left a malformed graph. The message names the pass and the node.
     """
     records = []
+    earlier = graph_module.meta.get(PASSES_KEY, ())
+    history = GraphHistory(graph_module, [record.name for record in earlier])
     for rewrite in pipeline:
+        started = time.perf_counter()
         result = rewrite.call(graph_module)
         verify_graph(graph_module, after=rewrite.name)
-        records.append(PassRecord(rewrite.name, result.modified, format_graph(graph_module), result.declined))
+        seconds = time.perf_counter() - started
+        nodes = history.after(rewrite.name)
+        records.append(PassRecord(rewrite.name, result.modified, nodes, result.declined, seconds))
         if callback is not None:
             graph_module.recompile()
             callback(rewrite.name, graph_module)
     graph_module.recompile()  # once at the end, because nothing calls the graph in between
+    graph_module.meta[PASSES_KEY] = (*earlier, *records)
     return records

@@ -1,0 +1,138 @@
+"""From a model or a graph to what a picture of it shows. Looks only: nothing runs, changes or communicates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import fx, nn
+
+from recfx.discovery.classify import CONVERTED, Finding
+from recfx.discovery.discover import discover
+from recfx.drawing.calls import Call, find_calls
+from recfx.drawing.drawing import BEFORE, CALL, DENSE, INPUT, OUTPUT, Drawing, DrawnCollection, DrawnNode
+from recfx.drawing.steps import drawn_steps
+from recfx.drawing.tables import drawn_tables
+from recfx.errors import DrawingError
+from recfx.ir.printer import format_node
+from recfx.modules.converted_collection import ConvertedCollection
+from recfx.modules.whole_graph import WholeGraph
+from recfx.passes.base import PASSES_KEY, PassRecord
+from recfx.record.wrappers import unwrap
+from recfx.tracing.shallow_tracer import source_of
+from recfx.version import __version__
+
+
+def collect(subject: nn.Module) -> Drawing:
+    """What a picture of ``subject`` shows.
+
+    Raises:
+        DrawingError: ``no_collection``.
+    """
+    model = unwrap(subject)
+    graph_module = model.graph_module if isinstance(model, WholeGraph) else model
+    if isinstance(graph_module, fx.GraphModule) and (own := graph_module.meta.get(PASSES_KEY)):
+        nodes, collections = _graph_of_collection(graph_module, own)
+    else:
+        findings = discover(model.python_model if isinstance(model, WholeGraph) else model).findings
+        collections = tuple(_collection(finding) for finding in findings)
+        places = {id(finding.module): position for position, finding in enumerate(findings)}
+        if isinstance(graph_module, fx.GraphModule):
+            nodes = _graph_of_model(graph_module, places)
+        else:
+            nodes = ()
+        called = {node.collection for node in nodes}
+        alone = [position for position in range(len(findings)) if position not in called]
+        nodes += tuple(_lone_call(position, collections[position]) for position in alone)
+    if not collections:
+        raise DrawingError(
+            "there is no EmbeddingBagCollection in the model, so there is nothing to draw.",
+            reason="no_collection",
+            what_to_do="pass the model that holds the torchrec.EmbeddingBagCollection, or its graph.",
+        )
+    steps = tuple(dict.fromkeys(step.name for one in collections for step in one.steps))
+    return Drawing(_title(model), _subtitle(graph_module), nodes, collections, (BEFORE, *steps))
+
+
+def _title(model: nn.Module) -> str:
+    inner = model.python_model if isinstance(model, WholeGraph) else model
+    return type(inner).__name__
+
+
+def _subtitle(model: nn.Module) -> str:
+    rank = (
+        f", rank {dist.get_rank()} of {dist.get_world_size()}" if dist.is_available() and dist.is_initialized() else ""
+    )
+    return f"recfx {__version__}, torch {torch.__version__}, {'train' if model.training else 'eval'} mode{rank}"
+
+
+def _collection(finding: Finding) -> DrawnCollection:
+    module, source = finding.module, finding.source
+    steps: tuple[PassRecord, ...] = ()
+    graph_module = None
+    if isinstance(module, ConvertedCollection):
+        steps, graph_module, source = tuple(module.pass_records), module.graph_module, module.source or source
+    return DrawnCollection(
+        paths=tuple(finding.paths),
+        kind=type(module).__name__,
+        status=finding.status,
+        why="" if finding.why is None else str(finding.why),
+        device=str(getattr(module, "device", "") or ""),
+        sources=() if source is None else (source,),
+        tables=drawn_tables(module),
+        steps=drawn_steps(steps, graph_module),
+    )
+
+
+def _graph_of_collection(
+    graph_module: fx.GraphModule, records: tuple[PassRecord, ...]
+) -> tuple[tuple[DrawnNode, ...], tuple[DrawnCollection, ...]]:
+    """The graph is that of one collection itself."""
+    metas = [node.meta for node in records[-1].nodes if node.meta is not None]
+    path = metas[0].collection if metas else ""
+    source = metas[0].source if metas else None
+    one = DrawnCollection(
+        paths=(path,),
+        kind="HashEmbeddingBagCollection",
+        status=CONVERTED,
+        device=metas[0].device if metas else "",
+        sources=() if source is None else (source,),
+        tables=drawn_tables(graph_module),
+        steps=drawn_steps(records, graph_module),
+    )
+    return (_lone_call(0, one),), (one,)
+
+
+def _lone_call(position: int, one: DrawnCollection) -> DrawnNode:
+    source = one.sources[0] if one.sources else None
+    return DrawnNode(one.path.replace(".", "_") or "ebc", CALL, one.path, source=source, collection=position)
+
+
+def _graph_of_model(graph_module: fx.GraphModule, places: Mapping[int, int]) -> tuple[DrawnNode, ...]:
+    """The graph of a model around its collections, whose nodes are put together again, one call each."""
+    calls = find_calls(graph_module, places)
+    inside: dict[fx.Node, Call] = {node: call for call in calls for node in call.nodes}
+    nodes: list[DrawnNode] = []
+    done: set[int] = set()
+    for node in graph_module.graph.nodes:
+        call = inside.get(node)
+        if call is None:
+            nodes.append(_outer_node(graph_module, node, inside))
+        elif id(call) not in done:
+            done.add(id(call))
+            inputs = tuple(dict.fromkeys(_name(source, inside) for source in call.inputs))
+            line = f"{call.name} = {call.path}({', '.join(inputs)})"
+            nodes.append(DrawnNode(call.name, CALL, line, inputs, source=call.source, collection=call.collection))
+    return tuple(nodes)
+
+
+def _outer_node(graph_module: fx.GraphModule, node: fx.Node, inside: Mapping[fx.Node, Call]) -> DrawnNode:
+    kind = {"placeholder": INPUT, "output": OUTPUT}.get(node.op, DENSE)
+    inputs = tuple(dict.fromkeys(_name(source, inside) for source in node.all_input_nodes))
+    return DrawnNode(node.name, kind, format_node(graph_module, node), inputs, source=source_of(node))
+
+
+def _name(node: fx.Node, inside: Mapping[fx.Node, Call]) -> str:
+    call = inside.get(node)
+    return node.name if call is None else call.name

@@ -1,0 +1,58 @@
+"""``recfx.draw``: a picture of a model's graphs, before and after conversion."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from torch import nn
+
+from recfx.discovery.discover import check_module
+from recfx.drawing.collect import collect
+from recfx.drawing.dot import render_dot
+from recfx.drawing.drawing import Drawing
+from recfx.drawing.html import render_html
+from recfx.drawing.svg import render_svg
+from recfx.drawing.write import as_path, write_text
+from recfx.errors import DrawingError
+
+
+def draw(model_or_graph: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Draw a model's graphs, before and after conversion, into a file.
+
+    The model does not change, nothing runs and nothing is communicated.
+
+    Args:
+        model_or_graph: a model, converted or not, also inside DDP and torch.compile wrappers; a graph that
+            ``recfx.trace`` returns, or one of ``convert(..., whole_graph=True)``, with the code around the collections;
+            or the graph of one collection. Of a sharded model, each rank draws its own graphs. Without a graph of the
+            whole model, each collection is drawn by itself; one that is not converted is drawn as it is.
+        path: the file, which is replaced if it exists. Its ending is the format: ``.html`` is one page that needs no
+            network, with every pass, what is known of each node, and a search; ``.svg`` a picture of before and after,
+            which needs Graphviz or ``mini-racer``; ``.dot`` the same as Graphviz's text.
+
+    Raises:
+        DrawingError: ``invalid_argument``, ``unknown_ending``, ``no_collection``, ``cannot_write``; for ``.svg`` also
+            ``no_graphviz``, ``graphviz_failed``. A file that was there before is as it was.
+        ConversionError: ``invalid_argument``: it is not a module.
+    """
+    check_module(model_or_graph, "model_or_graph")
+    target = as_path(path)
+    render = FORMATS.get(target.suffix.lower())
+    if render is None:
+        raise DrawingError(
+            f"{target} ends in {target.suffix!r}, which is not a format."
+            if target.suffix
+            else f"{target} has no ending.",
+            reason="unknown_ending",
+            what_to_do=f"end the path in one of {', '.join(FORMATS)}.",
+        )
+    write_text(target, render(collect(model_or_graph)))
+
+
+FORMATS: dict[str, Callable[[Drawing], str]] = {
+    ".html": render_html,
+    ".svg": lambda drawing: render_svg(render_dot(drawing)),
+    ".dot": render_dot,
+}
+"""What makes the text of a file, by its ending."""

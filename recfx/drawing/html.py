@@ -1,0 +1,114 @@
+"""A drawing as one HTML page that needs no other file and no network: the data, and a script that draws it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from html import escape
+from typing import Any
+
+from recfx.drawing.assets import read, viz_js
+from recfx.drawing.drawing import Drawing, DrawnCollection, DrawnNode, DrawnStep, DrawnTable
+from recfx.drawing.view import EXPANDED_UP_TO, STACK_FROM
+from recfx.inspect import wording
+from recfx.ir.meta import Collective
+
+
+def render_html(drawing: Drawing) -> str:
+    """The whole page. Everything from the model is data, which the page's script shows as text."""
+    parts = {
+        "TITLE": escape(drawing.title),
+        "SUBTITLE": escape(drawing.subtitle),
+        "STYLE": read("page.css"),
+        "DATA": _script_data(_Records().page(drawing)),
+        "ENGINE": viz_js(),
+        "SCRIPT": read("page.js"),
+    }
+    page = read("page.html")
+    for name in parts:
+        assert f"<!--{name}-->" in page, name
+    # One pass over the template: nothing that was filled in is looked at again.
+    return re.sub(r"<!--([A-Z]+)-->", lambda mark: parts[mark[1]], page)
+
+
+def _script_data(data: Any) -> str:
+    """JSON that may stand inside a script element, whatever names the model has."""
+    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+class _Records:
+    """Each node once, however many steps it is the same in."""
+
+    def __init__(self) -> None:
+        self.nodes: list[dict[str, Any]] = []
+        self.places: dict[tuple[int, DrawnNode], int] = {}
+
+    def page(self, drawing: Drawing) -> dict[str, Any]:
+        collections = [self.collection(number, one) for number, one in enumerate(drawing.collections)]
+        outer = [self.record(-1, node, {}) for node in drawing.nodes]
+        return {
+            "title": drawing.title,
+            "steps": drawing.steps,
+            "stackFrom": STACK_FROM,
+            "expandedUpTo": EXPANDED_UP_TO,
+            "nodes": self.nodes,
+            "outer": outer,
+            "collections": collections,
+        }
+
+    def collection(self, number: int, one: DrawnCollection) -> dict[str, Any]:
+        positions = {table.name: position for position, table in enumerate(one.tables)}
+        return {
+            "paths": one.paths,
+            "kind": one.kind,
+            "status": one.status,
+            "why": one.why,
+            "device": one.device,
+            "sources": [wording.place_of(source.file, source.line) for source in one.sources],
+            "tables": [_table(table) for table in one.tables],
+            "steps": [self.step(number, step, positions) for step in one.steps],
+        }
+
+    def step(self, number: int, step: DrawnStep, positions: dict[str, int]) -> dict[str, Any]:
+        return {
+            "name": step.name,
+            "modified": step.modified,
+            "nodes": [self.record(number, node, positions) for node in step.nodes],
+            "giver": step.giver,
+            "input": step.input,
+            "declined": step.declined,
+        }
+
+    def record(self, number: int, node: DrawnNode, positions: dict[str, int]) -> int:
+        key = (number, node)
+        if key not in self.places:
+            self.places[key] = len(self.nodes)
+            self.nodes.append(_node(node, positions))
+        return self.places[key]
+
+
+def _node(node: DrawnNode, positions: dict[str, int]) -> dict[str, Any]:
+    """The fields that say something."""
+    fields: dict[str, Any] = {each.name: getattr(node, each.name) for each in dataclasses.fields(node)}
+    fields["stage"] = node.stage
+    fields["source"] = "" if node.source is None else wording.place_of(node.source.file, node.source.line)
+    fields["collectives"] = [_collective(each) for each in node.collectives]
+    # A shard is called after its table.
+    fields["tables"] = [
+        positions.get(name, positions.get(name.rpartition("@")[0], -1)) for name in node.tables
+    ]  # fmt: skip
+    if fields.pop("collection") >= 0:
+        fields["collection"] = node.collection
+    if len(node.line) > 500:
+        fields["line"] = f"{node.line[:400]} ... {node.line[-80:]}"
+    return {name: value for name, value in fields.items() if value not in ("", (), [])}
+
+
+def _collective(one: Collective) -> str:
+    return f"{one.operation} of {wording.expression(one.bytes)} bytes{', in the backward' if one.backward else ''}"
+
+
+def _table(table: DrawnTable) -> list[Any]:
+    return [table.name, table.features, table.rows, table.dim, table.pooling, table.dtype, table.hashing]

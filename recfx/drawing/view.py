@@ -1,0 +1,160 @@
+"""The boxes and arrows of one step: what is collapsed is one box, and many like nodes are one stack."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from recfx.drawing.drawing import CALL, INPUT, ITEM, OUTPUT, Drawing, DrawnCollection, DrawnNode, DrawnStep
+
+STACK_FROM = 6
+"""So many like nodes of a collection are drawn as one stack."""
+
+EXPANDED_UP_TO = 60
+"""If there are more boxes than this, collections are drawn as one box each."""
+
+
+@dataclass
+class Box:
+    """One box.
+
+    Args:
+        name: unique in the view.
+        lines: its text.
+        stage: gives the colour.
+        cluster: the collection around it, by the name of its call; ``""`` for none.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+    stage: str
+    cluster: str = ""
+
+
+@dataclass
+class View:
+    """What is drawn.
+
+    Args:
+        boxes: by name.
+        arrows: from box to box, with a label.
+        clusters: the title of each collection that is not collapsed, by the name of its call.
+    """
+
+    boxes: dict[str, Box] = field(default_factory=dict)
+    arrows: dict[tuple[str, str], str] = field(default_factory=dict)
+    clusters: dict[str, str] = field(default_factory=dict)
+
+    def add(self, box: Box) -> None:
+        self.boxes[box.name] = box
+
+
+def view_of(drawing: Drawing, step: str) -> View:
+    """The view of one step. Collections are collapsed if there would be too many boxes otherwise."""
+    expanded = _View(drawing, step, collapse=False).view
+    return expanded if len(expanded.boxes) <= EXPANDED_UP_TO else _View(drawing, step, collapse=True).view
+
+
+class _View:
+    def __init__(self, drawing: Drawing, step: str, collapse: bool) -> None:
+        self.drawing, self.step, self.collapse = drawing, step, collapse
+        self.view = View()
+        self.takers: dict[str, list[str]] = {}  # the boxes that take the inputs of a call
+        self.givers: dict[str, tuple[str, str]] = {}  # the box that gives a call's value, and the value's shape
+        for node in drawing.nodes:
+            if node.kind == CALL:
+                self.add_call(node)
+            else:
+                self.view.add(Box(node.name, (_short(node),), node.stage))
+        for node in drawing.nodes:
+            for source in node.inputs:
+                tail, label = self.givers.get(source, (source, ""))
+                for head in self.takers.get(node.name, [node.name]):
+                    self.view.arrows.setdefault((tail, head), label)
+
+    def add_call(self, call: DrawnNode) -> None:
+        one = self.drawing.collections[call.collection]
+        found = one.at(self.step, self.drawing.steps)
+        if found is None or self.collapse or not found.nodes:
+            lines = [one.label, _count(len(one.tables), "table")]
+            if found is None:
+                lines.insert(0, one.kind if not one.steps else "EmbeddingBagCollection")
+            else:
+                lines.append(_count(sum(node.kind != ITEM for node in found.nodes), "node"))
+            self.view.add(Box(call.name, tuple(lines), "lookup"))
+            shape = found.nodes[-1].shape if found is not None and found.nodes else ""
+            self.givers[call.name] = (call.name, shape)
+            return
+        self.view.clusters[call.name] = one.label
+        self.add_nodes(call, one, found)
+
+    def add_nodes(self, call: DrawnNode, one: DrawnCollection, step: DrawnStep) -> None:
+        items = {node.name: node for node in step.nodes if node.kind == ITEM}
+        box_of = _stacks(call.name, step)
+        for node in step.nodes:
+            if node.kind == ITEM:
+                continue
+            name, count = box_of[node.name]
+            first = _count(count, node.kind, times=True)
+            lines = [first, _count(len(node.tables), "table")] if count == 1 else [first]
+            if node.kernel:
+                lines.append(f"kernel {node.kernel}")
+            if name not in self.view.boxes:
+                self.view.add(Box(name, tuple(lines), node.stage, call.name))
+        lone = not call.inputs and not any(call.name in other.inputs for other in self.drawing.nodes)
+        entry = f"{call.name}/{step.input}"
+        if lone:
+            self.view.add(Box(entry, ("features",), "io", call.name))
+        shapes = {node.name: node.shape for node in step.nodes}
+        for node in step.nodes:
+            if node.kind == ITEM:
+                continue
+            head = box_of[node.name][0]
+            for given in node.inputs:
+                source, label = given, ""
+                if given in items:
+                    source, label = items[given].inputs[0], _item_label(items[given], one)
+                if source == step.input:
+                    self.takers.setdefault(call.name, []).append(head)
+                    if lone:
+                        self.view.arrows.setdefault((entry, head), "")
+                else:
+                    self.view.arrows.setdefault((box_of[source][0], head), label or shapes.get(source, ""))
+        self.takers[call.name] = list(dict.fromkeys(self.takers.get(call.name, ())))
+        if step.giver in box_of:
+            self.givers[call.name] = (box_of[step.giver][0], shapes.get(step.giver, ""))
+        if lone and step.giver in box_of:
+            leave = f"{call.name}/output"
+            self.view.add(Box(leave, ("KeyedTensor",), "io", call.name))
+            self.view.arrows[(box_of[step.giver][0], leave)] = shapes.get(step.giver, "")
+
+
+def _stacks(call: str, step: DrawnStep) -> dict[str, tuple[str, int]]:
+    """The box of each node, and how many nodes are in it."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for node in step.nodes:
+        if node.kind != ITEM:
+            groups.setdefault((node.kind, node.kernel), []).append(node.name)
+    return {
+        name: (f"{call}/{names[0]}", len(names)) if len(names) >= STACK_FROM else (f"{call}/{name}", 1)
+        for names in groups.values()
+        for name in names
+    }
+
+
+def _short(node: DrawnNode) -> str:
+    if node.kind in (INPUT, OUTPUT):
+        return node.name if node.kind == INPUT else "output"
+    called = node.line.partition(" = ")[2].partition("(")[0]
+    return re.sub(r"^call_\w+\[(.*)\]$", r"\1", called) or node.name
+
+
+def _item_label(item: DrawnNode, one: DrawnCollection) -> str:
+    prefix = one.path.replace(".", "_") or "ebc"
+    return item.name.removeprefix(f"{prefix}_")
+
+
+def _count(number: int, word: str, times: bool = False) -> str:
+    if times:
+        return word if number == 1 else f"{number:,} x {word}"
+    return f"{number:,} {word}{'' if number == 1 else 's'}"

@@ -1,0 +1,204 @@
+"""What is drawn of which model, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx, nn
+from torchrec import EmbeddingBagCollection
+
+import recfx
+from recfx import HashConfig
+from tests.inspect.models import Towers, Wrapped, collection, config, dlrm
+
+needs_graphviz = pytest.mark.skipif(
+    importlib.util.find_spec("py_mini_racer") is None and shutil.which("dot") is None,
+    reason="neither mini-racer nor Graphviz is installed",
+)
+
+RAW = HashConfig(dense_rows=0)
+COLLECTION = "sparse_arch.embedding_bag_collection"
+
+
+def converted() -> nn.Module:
+    model, sample = dlrm()
+    return recfx.convert(model, sample, hashing=RAW, verify=False)
+
+
+def whole() -> nn.Module:
+    model, sample = dlrm()
+    return recfx.convert(model, sample, hashing=RAW, verify=False, whole_graph=True)
+
+
+def traced() -> fx.GraphModule:
+    return recfx.trace(converted(), dlrm()[1])
+
+
+def of_collection() -> fx.GraphModule:
+    graph = converted().get_submodule(COLLECTION).graph_module
+    assert isinstance(graph, fx.GraphModule)
+    return graph
+
+
+def dot(model: nn.Module, folder: Path) -> str:
+    recfx.draw(model, folder / "model.dot")
+    return (folder / "model.dot").read_text()
+
+
+@pytest.mark.parametrize("make", [converted, whole, traced, of_collection], ids=lambda make: make.__name__)
+def test_before_and_after_of_a_converted_model(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    text = dot(make(), tmp_path)
+    assert 'subgraph "cluster before"' in text
+    assert f'[label="EmbeddingBagCollection\\n{COLLECTION}\\n2 tables", fillcolor="#cdebd1"]' in text
+    assert 'subgraph "cluster after"' in text
+    assert 'label="hash_lookup\\n2 tables\\nkernel cpu"' in text
+    assert '[label="[B*(L_f0 + L_f1)]"];' in text
+    around = "inter_arch" in text and "dense_features" in text
+    assert around is (make in (whole, traced))
+
+
+def test_a_model_that_is_not_converted_is_drawn_as_it_is(tmp_path: Path) -> None:
+    text = dot(Towers(), tmp_path)
+    assert "cluster after" not in text
+    assert 'label="EmbeddingBagCollection\\nuser\\n2 tables"' in text
+    assert 'label="OwnForward\\nown\\n1 table"' in text
+    assert 'label="EmbeddingCollection\\nsequence\\n1 table"' in text
+
+
+def test_a_graph_of_a_model_that_is_not_converted(tmp_path: Path) -> None:
+    class Leaves(fx.Tracer):
+        def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+            return name == "inner"
+
+    model = Wrapped(collection())
+    text = dot(fx.GraphModule(model, Leaves().trace(model)), tmp_path)
+    assert '"before features" -> "before inner";' in text
+    assert '"before inner" -> "before values";' in text
+
+
+def test_equal_models_give_equal_files(tmp_path: Path) -> None:
+    assert dot(whole(), tmp_path) == dot(whole(), tmp_path)
+
+
+def test_names_are_quoted(tmp_path: Path) -> None:
+    model = nn.ModuleDict({'a"b\\n<script>&': collection()})
+    text = dot(recfx.convert(model), tmp_path)
+    assert 'label="a\\"b\\\\n<script>&"' in text
+    recfx.draw(recfx.convert(model), tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_bytes().decode()
+    assert "b\\\\n\\u003cscript\\u003e\\u0026" in page
+    assert page.count("<script") == 3
+
+
+def test_drawing_changes_nothing(tmp_path: Path) -> None:
+    model = converted()
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    text = str(recfx.explain(model))
+    for ending in ("dot", "html"):
+        recfx.draw(model, tmp_path / f"model.{ending}")
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert str(recfx.explain(model)) == text
+
+
+@needs_graphviz
+def test_svg_is_what_graphviz_makes_of_the_dot_file(tmp_path: Path) -> None:
+    recfx.draw(converted(), tmp_path / "model.svg")
+    text = (tmp_path / "model.svg").read_text()
+    assert text.startswith("<?xml")
+    assert text.count('class="node"') == 1 + 6  # the collection before, four nodes after, its input and output
+    assert "hash_lookup" in text
+    assert "cluster" in text
+
+
+def test_svg_without_mini_racer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "py_mini_racer", None)  # the import fails
+    program = tmp_path / "dot"
+    program.write_text("#!/bin/sh\ncat > /dev/null\necho '<svg/>'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    recfx.draw(converted(), tmp_path / "model.svg")
+    assert (tmp_path / "model.svg").read_text() == "<svg/>\n"
+
+    program.write_text("#!/bin/sh\ncat > /dev/null\necho 'out of luck' >&2\nexit 1\n")
+    with pytest.raises(recfx.DrawingError, match="out of luck") as caught:
+        recfx.draw(converted(), tmp_path / "model.svg")
+    assert caught.value.reason == "graphviz_failed"
+
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    with pytest.raises(recfx.DrawingError, match="pip install mini-racer") as caught:
+        recfx.draw(converted(), tmp_path / "model.svg")
+    assert caught.value.reason == "no_graphviz"
+    assert (tmp_path / "model.svg").read_text() == "<svg/>\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("model.png", "unknown_ending"),
+        ("model", "unknown_ending"),
+        ("", "invalid_argument"),
+        ("a\0b.dot", "invalid_argument"),
+        ("nowhere/model.dot", "cannot_write"),
+        ("folder.dot", "cannot_write"),
+    ],
+)
+def test_paths_that_cannot_be_written(name: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "folder.dot").mkdir()
+    with pytest.raises(recfx.DrawingError) as caught:
+        recfx.draw(converted(), f"{tmp_path}/{name}" if name else "")
+    assert caught.value.reason == reason
+    assert caught.value.what_to_do
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.dot"]
+
+
+def test_a_path_that_is_no_path() -> None:
+    with pytest.raises(recfx.DrawingError) as caught:
+        recfx.draw(converted(), 3)  # type: ignore[arg-type]
+    assert caught.value.reason == "invalid_argument"
+
+
+@pytest.mark.parametrize("ending", ["dot", "html", "svg"])
+def test_a_model_without_collections(ending: str, tmp_path: Path) -> None:
+    with pytest.raises(recfx.DrawingError) as caught:
+        recfx.draw(nn.Linear(2, 2), tmp_path / f"model.{ending}")
+    assert caught.value.reason == "no_collection"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(recfx.ConversionError, match="model_or_graph is a str") as caught:
+        recfx.draw("model", tmp_path / "model.dot")  # type: ignore[arg-type]
+    assert caught.value.reason == "invalid_argument"
+
+
+def test_a_file_is_replaced_and_a_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "model.dot").write_text("old")
+    os.symlink("model.dot", tmp_path / "link.dot")
+    recfx.draw(converted(), tmp_path / "link.dot")
+    assert (tmp_path / "link.dot").is_symlink()
+    assert (tmp_path / "model.dot").read_text().startswith("digraph")
+    mask = os.umask(0)
+    os.umask(mask)
+    assert stat.S_IMODE((tmp_path / "model.dot").stat().st_mode) == 0o666 & ~mask
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.dot", "model.dot"]
+
+
+def test_many_tables_stay_readable(tmp_path: Path) -> None:
+    many = recfx.convert(nn.ModuleDict({f"c{each}": tables(each, 10) for each in range(50)}), hashing=RAW)
+    assert dot(many, tmp_path).count("fillcolor") == 50 + 50  # one box per collection, before and after
+    one = recfx.convert(nn.ModuleDict({"only": tables(0, 500)}), hashing=RAW)
+    assert dot(one, tmp_path).count("fillcolor") == 1 + 5
+
+
+def tables(number: int, count: int) -> nn.Module:
+    return EmbeddingBagCollection([config(number * count + each, rows=4, dim=4) for each in range(count)])
