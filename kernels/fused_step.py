@@ -47,7 +47,7 @@ def fused_step_(
         second_states: likewise, ``[rows, dim]``.
         is_stepped: of each table; the others are left alone.
         rule: one of ``rules()``.
-        numbers: seven per table, one table after the other: ``StepNumbers`` of ``recfx.optim.rules``.
+        numbers: ten per table, one table after the other: ``StepNumbers`` of ``recfx.optim.rules``.
         mean: whether the lookup divided sums by the lengths of bags; not with ``per_sample_weights``.
         per_sample_weights: float32 ``[n]``, or None.
         step_counts: contiguous float32 ``[tables]``, or None: those of tables that are stepped are one more afterwards.

@@ -10,8 +10,8 @@ namespace recfx {
 
 struct AdagradRule {
   static constexpr const char* kName = "adagrad";
-  static constexpr FirstState kFirst = FirstState::kPerElement;
-  static constexpr bool kHasSecond = false;
+  static constexpr RowState kFirst = RowState::kPerElement;
+  static constexpr RowState kSecond = RowState::kNone;
 
   RECFX_INLINE static void step(const SteppedRow& row, const StepNumbers& numbers) {
     for (int64_t j = 0; j < row.dim; ++j) {

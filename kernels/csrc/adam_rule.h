@@ -10,8 +10,8 @@ namespace recfx {
 
 struct AdamRule {
   static constexpr const char* kName = "adam";
-  static constexpr FirstState kFirst = FirstState::kPerElement;
-  static constexpr bool kHasSecond = true;
+  static constexpr RowState kFirst = RowState::kPerElement;
+  static constexpr RowState kSecond = RowState::kPerElement;
 
   RECFX_INLINE static void step(const SteppedRow& row, const StepNumbers& numbers) {
     for (int64_t j = 0; j < row.dim; ++j) {

@@ -12,7 +12,12 @@
 #include "adagrad_rule.h"
 #include "adam_rule.h"
 #include "checks.h"
+#include "lamb_rule.h"
+#include "lars_sgd_rule.h"
 #include "lookup_checks.h"
+#include "partial_rowwise_adam_rule.h"
+#include "partial_rowwise_lamb_rule.h"
+#include "rowwise_adagrad_decoupled_rule.h"
 #include "rowwise_adagrad_rule.h"
 #include "sgd_rule.h"
 #include "step_rows.h"
@@ -42,7 +47,8 @@ struct StepArguments {
 StepNumbers numbers_of(at::ArrayRef<double> numbers, int64_t table) {
   const double* of_table = numbers.data() + table * static_cast<int64_t>(kNumbers);
   const auto number = [&](int64_t k) { return static_cast<float>(of_table[k]); };
-  return {number(0), number(1), number(2), number(3), number(4), number(5), number(6)};
+  return {number(0), number(1), number(2), number(3), number(4),
+          number(5), number(6), number(7), number(8), number(9)};
 }
 
 template <typename Rule, typename weight_t, typename position_t>
@@ -64,15 +70,15 @@ void step_tables(const StepArguments& given) {
     widest = std::max(widest, dim);
     const bool is_stepped = !given.tables[t].features.empty();
     tables.push_back({static_cast<weight_t*>(given.weights[t].data_ptr()),
-                      is_stepped && Rule::kFirst != FirstState::kNone ? given.first[t].data_ptr<float>() : nullptr,
-                      is_stepped && Rule::kHasSecond ? given.second[t].data_ptr<float>() : nullptr, dim,
+                      is_stepped && Rule::kFirst != RowState::kNone ? given.first[t].data_ptr<float>() : nullptr,
+                      is_stepped && Rule::kSecond != RowState::kNone ? given.second[t].data_ptr<float>() : nullptr, dim,
                       given.gradients.const_data_ptr<float>(), given.gradients.size(1), given.batch_size,
                       given.first_columns[t].data(), given.first_columns[t].size() == 1,
                       numbers_of(given.numbers, static_cast<int64_t>(t))});
   }
   static const auto step = best_step_rows<Rule, position_t, weight_t>();
   const int64_t count = static_cast<int64_t>(groups.groups().size());
-  run_tasks_with_space(groups.positions(), count, 2 * widest, [&](int64_t k, float* space) {
+  run_tasks_with_space(groups.positions(), count, kStepSpace * widest, [&](int64_t k, float* space) {
     const PositionGroup& group = groups.groups()[k];
     step(tables[group.table], group.first_row, groups.sorted(group), space);
   });
@@ -99,8 +105,9 @@ void step_weights(const StepArguments& given) {
   }
 }
 
-void check_states(const char* name, at::TensorList states, const StepArguments& given, bool is_there, bool per_row) {
+void check_states(const char* name, at::TensorList states, const StepArguments& given, RowState kind) {
   const at::TensorList weights = given.weights;
+  const bool is_there = kind != RowState::kNone, per_row = kind == RowState::kPerRow;
   TORCH_CHECK(states.size() == (is_there ? weights.size() : 0), "recfx::fused_step_: the rule needs ",
               is_there ? weights.size() : 0, " ", name, " states, got ", states.size());
   for (size_t t = 0; t < states.size(); ++t) {
@@ -116,8 +123,8 @@ void check_states(const char* name, at::TensorList states, const StepArguments& 
 
 template <typename Rule>
 void check_and_step(const StepArguments& given) {
-  check_states("first", given.first, given, Rule::kFirst != FirstState::kNone, Rule::kFirst == FirstState::kPerRow);
-  check_states("second", given.second, given, Rule::kHasSecond, false);
+  check_states("first", given.first, given, Rule::kFirst);
+  check_states("second", given.second, given, Rule::kSecond);
   step_weights<Rule>(given);
 }
 
@@ -131,8 +138,15 @@ constexpr RuleOnTables rule_on_tables() {
   return {Rule::kName, &check_and_step<Rule>};
 }
 
-constexpr RuleOnTables kRules[] = {rule_on_tables<SgdRule>(), rule_on_tables<AdagradRule>(),
-                                   rule_on_tables<RowWiseAdagradRule>(), rule_on_tables<AdamRule>()};
+constexpr RuleOnTables kRules[] = {rule_on_tables<SgdRule>(),
+                                   rule_on_tables<AdagradRule>(),
+                                   rule_on_tables<RowWiseAdagradRule>(),
+                                   rule_on_tables<RowWiseAdagradDecoupledRule>(),
+                                   rule_on_tables<AdamRule>(),
+                                   rule_on_tables<PartialRowWiseAdamRule>(),
+                                   rule_on_tables<LambRule>(),
+                                   rule_on_tables<PartialRowWiseLambRule>(),
+                                   rule_on_tables<LarsSgdRule>()};
 
 std::vector<std::string> fused_step_rules() {
   std::vector<std::string> names;

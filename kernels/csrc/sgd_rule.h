@@ -9,8 +9,8 @@ namespace recfx {
 
 struct SgdRule {
   static constexpr const char* kName = "sgd";
-  static constexpr FirstState kFirst = FirstState::kNone;
-  static constexpr bool kHasSecond = false;
+  static constexpr RowState kFirst = RowState::kNone;
+  static constexpr RowState kSecond = RowState::kNone;
 
   RECFX_INLINE static void step(const SteppedRow& row, const StepNumbers& numbers) {
     for (int64_t j = 0; j < row.dim; ++j) {

@@ -18,12 +18,15 @@ namespace recfx {
 // How many positions ahead rows are prefetched.
 constexpr int64_t kStepAhead = 12;
 
+// Rows of space that a step takes: for the sum of gradients, for values that are not float32, and for the rule.
+constexpr int64_t kStepSpace = 3;
+
 // One table in a step.
 template <typename weight_t>
 struct SteppedTable {
   weight_t* values;  // [rows, dim]
   float* first;      // [rows, dim] or [rows, 1]; null if the rule has none
-  float* second;     // [rows, dim]; null if the rule has none
+  float* second;     // likewise
   int64_t dim;
   const float* gradients;  // [B, columns], of the pooled output
   int64_t columns;
@@ -50,18 +53,24 @@ RECFX_INLINE void fetch_to_write(const value_t* row, int64_t count) {
   }
 }
 
+// The state of a row; null if the rule has none.
+template <RowState kState>
+RECFX_INLINE float* state_of(float* states, int64_t row, int64_t dim) {
+  return kState == RowState::kNone ? nullptr : states + row * (kState == RowState::kPerRow ? 1 : dim);
+}
+
+template <RowState kState>
+RECFX_INLINE void fetch_state(float* states, int64_t row, int64_t dim) {
+  if constexpr (kState != RowState::kNone) {
+    fetch_to_write(state_of<kState>(states, row, dim), kState == RowState::kPerRow ? 1 : dim);
+  }
+}
+
 template <typename Rule, typename weight_t>
 RECFX_INLINE void fetch_stepped_row(const SteppedTable<weight_t>& table, int64_t row) {
   fetch_to_write(table.values + row * table.dim, table.dim);
-  if constexpr (Rule::kFirst == FirstState::kPerElement) {
-    fetch_to_write(table.first + row * table.dim, table.dim);
-  }
-  if constexpr (Rule::kFirst == FirstState::kPerRow) {
-    __builtin_prefetch(table.first + row, 1);
-  }
-  if constexpr (Rule::kHasSecond) {
-    fetch_to_write(table.second + row * table.dim, table.dim);
-  }
+  fetch_state<Rule::kFirst>(table.first, row, table.dim);
+  fetch_state<Rule::kSecond>(table.second, row, table.dim);
 }
 
 // Sums `parts` times `width` columns of the gradients of some positions, in their order.
@@ -113,7 +122,7 @@ RECFX_INLINE void sum_gradients(const SteppedTable<weight_t>& table, const posit
   }
 }
 
-// Steps the rows of positions that are sorted by row. space: float32 [2, dim].
+// Steps the rows of positions that are sorted by row. space: float32 [kStepSpace, dim].
 template <int native, typename Rule, typename position_t, typename weight_t>
 RECFX_INLINE void step_rows(const SteppedTable<weight_t>& table, int64_t first_row,
                             SortedPositions<position_t> positions, float* space) {
@@ -148,10 +157,9 @@ RECFX_INLINE void step_rows(const SteppedTable<weight_t>& table, int64_t first_r
       }
       gradient = summed;
     }
-    const int64_t first_width = Rule::kFirst == FirstState::kPerRow ? 1 : dim;
-    float* first = Rule::kFirst == FirstState::kNone ? nullptr : table.first + row * first_width;
-    float* second = Rule::kHasSecond ? table.second + row * dim : nullptr;
-    Rule::step({values, gradient, first, second, dim}, table.numbers);
+    float* first = state_of<Rule::kFirst>(table.first, row, dim);
+    float* second = state_of<Rule::kSecond>(table.second, row, dim);
+    Rule::step({values, gradient, first, second, space + 2 * dim, dim}, table.numbers);
     write_row(stored, values, dim);
     at = next;
   }

@@ -57,7 +57,7 @@ class FusedOptimizer:
         """A setting that was changed after attaching, to a value that no fused update supports; or ``""``."""
         group = self.group
         for name in WITHOUT_FUSED_FORM:
-            if group.get(name):
+            if group.get(name) and name not in self.rule.supported:
                 return f"{name}={group[name]!r}"
         own = self.rule.neutral.items()
         return next(

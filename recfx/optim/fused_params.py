@@ -17,12 +17,12 @@ from recfx.optim.rules.rule import WEIGHT_DECAY, Rule, Setting
 
 # Entries that change nothing at these values; nor does any entry at None.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "momentum": (0, 0.0),  # FBGEMM's default of 0.9 is only for LARS-SGD; if it is given, momentum is wanted
-    "eta": (0.001,),  # for LARS-SGD
+    # Of LARS-SGD. FBGEMM's default of 0.9 is only for that; if it is given, momentum is wanted.
+    "momentum": (0, 0.0),
+    "eta": (0.001,),
     "gradient_clipping": (False,),
     "max_gradient": (1.0,),  # not used without gradient_clipping
     "max_norm": (0.0,),
-    "weight_decay_mode": (WeightDecayMode.NONE, WeightDecayMode.L2),
     "stochastic_rounding": (False,),
     "output_dtype": (SparseType.FP32,),
     "bounds_check_mode": (BoundsCheckMode.WARNING, BoundsCheckMode.FATAL),  # here, ids out of range are always an error
@@ -39,12 +39,15 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 def fused_optimizer_from_params(params: Mapping[str, Any]) -> FusedOptimizer:
     """The optimizer of one table; every call creates one with its own group.
 
-    Without ``optimizer`` it is exact SGD, FBGEMM's default. ``weight_decay`` is added to the gradient, as in
-    ``torch.optim`` and in FBGEMM with ``WeightDecayMode.L2``.
+    Without ``optimizer`` it is exact SGD, FBGEMM's default. In SGD, Adagrad and row-wise Adagrad, ``weight_decay`` is
+    added to the gradient, as in ``torch.optim`` and in FBGEMM with ``WeightDecayMode.L2``; with
+    ``WeightDecayMode.DECOUPLE``, row-wise Adagrad takes it off the weights, and with ``WeightDecayMode.NONE`` it leaves
+    it out. The rules of LAMB, LARS-SGD and partial row-wise Adam have a weight decay of their own.
 
     Args:
-        params: ``optimizer`` (an ``EmbOptimType``), ``learning_rate``, ``eps``, ``beta1``, ``beta2``,
-            ``weight_decay``; other arguments of FBGEMM are only allowed at values that change nothing.
+        params: ``optimizer`` (an ``EmbOptimType``), ``learning_rate``, ``eps``, ``beta1``, ``beta2``, ``weight_decay``,
+            ``weight_decay_mode``, and ``eta`` and ``momentum`` of LARS-SGD; other arguments of FBGEMM are only allowed
+            at values that change nothing.
 
     Raises:
         ConversionError: ``unsupported_fused_param``.
@@ -54,32 +57,38 @@ def fused_optimizer_from_params(params: Mapping[str, Any]) -> FusedOptimizer:
     if rule is None:
         known = ", ".join(f"EmbOptimType.{each.name}" for other in RULES for each in other.fused_types)
         raise _unsupported("optimizer", optimizer, f"use one of {known}.")
-    return FusedOptimizer(rule, settings_from_params(rule, params))
+    return optimizer_from_params(rule, params)
 
 
-def settings_from_params(rule: Rule, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of ``rule`` in ``params``, with TorchRec's defaults for those not given; ``optimizer`` is ignored.
+def optimizer_from_params(rule: Rule, params: Mapping[str, Any]) -> FusedOptimizer:
+    """The optimizer of ``rule`` with the settings in ``params``, and TorchRec's defaults for those not given.
 
-    A setting that the rule does not read has no effect, as in FBGEMM.
+    ``eps``, betas and ``weight_decay`` have no effect if the rule does not read them, as in FBGEMM.
 
     Args:
-        rule: the rule that the settings are for.
-        params: as in :func:`fused_optimizer_from_params`.
+        rule: the rule that the settings are for. ``weight_decay_mode`` may choose one of its variants.
+        params: as in :func:`fused_optimizer_from_params`; ``optimizer`` is ignored.
 
     Raises:
         ConversionError: ``unsupported_fused_param``.
     """
     given = {name: value for name, value in params.items() if value is not None and name != "optimizer"}
-    values = {setting.name: _value(setting, given) for setting in known_settings()}
-    if values[WEIGHT_DECAY.name]:
-        _check_weight_decay(rule, values[WEIGHT_DECAY.name], given.get("weight_decay_mode"))
+    mode = given.pop("weight_decay_mode", None)
+    rule = rule.variants.get(mode, rule) if isinstance(mode, WeightDecayMode) else rule
+    values = {setting.name: _value(setting, given) for setting in rule.read_from_params}
+    if mode is not None:
+        _check_mode(rule, mode, values[WEIGHT_DECAY.name])
+    if mode in rule.modes_without_decay:
+        values[WEIGHT_DECAY.name] = 0.0
+    if values[WEIGHT_DECAY.name] and rule.decay_in_fused_params:
+        raise _unsupported("weight_decay", values[WEIGHT_DECAY.name], rule.decay_in_fused_params)
     for name, value in given.items():
         if name not in _NEUTRAL:
-            known = ", ".join(("optimizer", *(each for setting in known_settings() for each in setting.fused_params)))
-            raise _unsupported(name, value, f"leave it out; the known names are {known}.")
+            known = dict.fromkeys(each for setting in known_settings() for each in setting.fused_params)
+            raise _unsupported(name, value, f"leave it out; the known names are {', '.join(('optimizer', *known))}.")
         if value not in _NEUTRAL[name]:
             raise _unsupported(name, value, f"leave {name} out.")
-    return {setting.name: values[setting.name] for setting in rule.settings}
+    return FusedOptimizer(rule, {setting.name: values[setting.name] for setting in rule.settings})
 
 
 def _value(setting: Setting, given: dict[str, Any]) -> Any:
@@ -102,13 +111,18 @@ def _number(name: str, value: Any) -> float:
     return number
 
 
-def _check_weight_decay(rule: Rule, weight_decay: float, mode: Any) -> None:
-    if rule.decay_in_fused_params:
-        raise _unsupported("weight_decay", weight_decay, rule.decay_in_fused_params)
+def _check_mode(rule: Rule, mode: Any, weight_decay: float) -> None:
+    """Refuse a mode in which FBGEMM would do something else with ``weight_decay``, or ignore it."""
+    if mode in rule.decay_modes or mode in rule.modes_without_decay:
+        return
+    if not weight_decay and mode in (WeightDecayMode.NONE, WeightDecayMode.L2):
+        return
+    modes = " or ".join(f"WeightDecayMode.{each.name}" for each in (*rule.decay_modes, *rule.variants))
     if mode is WeightDecayMode.NONE:
-        raise _unsupported(
-            "weight_decay_mode", mode, "use WeightDecayMode.L2, or no weight_decay: FBGEMM would ignore it."
-        )
+        advice = f"use {modes}, or no weight_decay: FBGEMM would ignore it."
+    else:
+        advice = f"leave weight_decay_mode out, or use {modes}: {rule.label} has no other weight decay."
+    raise _unsupported("weight_decay_mode", mode, advice)
 
 
 def _unsupported(name: str, value: Any, what_to_do: str) -> ConversionError:

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from recfx.kernels import launch, tiling
 from recfx.kernels.table_layout import layout_of, starts
-from recfx.optim.rules.rule import Rule, StepNumbers
+from recfx.optim.rules import RULES
+from recfx.optim.rules.rule import TRITON_NUMBERS, Rule, StepNumbers
+
+
+def rules_in_triton() -> list[Rule]:
+    """The rules that have a step in Triton."""
+    return [rule for rule in RULES if triton_module(rule)]
 
 
 def triton_module(rule: Rule) -> str:
@@ -100,13 +106,13 @@ def fused_step_triton_(
         rows.numel(),
         batch_size,
         layout.columns,
-        *numbers,
+        *numbers[:TRITON_NUMBERS],
         WEIGHTED=per_sample_weights is not None,
         MEAN=mean,
         **constants,
     )
     if chunks > 1:
-        borders = (bag_of, *of_tables, rows.numel(), chunks, batch_size, *numbers)
+        borders = (bag_of, *of_tables, rows.numel(), chunks, batch_size, *numbers[:TRITON_NUMBERS])
         launch.launch(recfx_fused_step_of_borders, chunks - 1, keys, *borders, **constants)
 
 

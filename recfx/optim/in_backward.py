@@ -15,8 +15,8 @@ from recfx.diagnostics import Diagnostic, Severity
 from recfx.errors import ConversionError
 from recfx.optim.attached import attached_classes, attached_optimizers, attached_to_each, run_in_backward
 from recfx.optim.fused_optimizer import AttachedOptimizer, FusedOptimizer
-from recfx.optim.fused_params import settings_from_params
-from recfx.optim.rules import RULES, known_settings, rule_of_class
+from recfx.optim.fused_params import optimizer_from_params
+from recfx.optim.rules import RULES, rule_of_class
 from recfx.optim.rules.rule import NEUTRAL, Rule
 
 
@@ -109,14 +109,15 @@ def fused_optimizer_of(weight: nn.Parameter, path: str) -> FusedOptimizer | Diag
 def _of_placeholder(rule: Rule, optimizer: Any, path: str) -> FusedOptimizer | Diagnostic:
     """The fused form of one of ``torchrec.optim``'s classes, which only hold arguments for FBGEMM."""
     params, given = dict(optimizer._kwargs), set()
-    for setting in known_settings():
+    for setting in rule.read_from_params:
         if setting.name in params:  # torch.optim's name; TorchRec renames it
             value = params.pop(setting.name)
             params |= zip(setting.fused_params, value if len(setting.fused_params) > 1 else [value], strict=True)
         if params.keys() & {*setting.fused_params}:
             given.add(setting.name)
     try:
-        return FusedOptimizer(rule, settings_from_params(rule, params), given=frozenset(given))
+        made = optimizer_from_params(rule, params)
+        return FusedOptimizer(made.rule, made.group, given=frozenset(given))
     except ConversionError as error:
         name = type(optimizer).__name__
         return _not_fused("unsupported_optimizer_argument", path, f"{name}: {error.message}", error.what_to_do)

@@ -11,7 +11,7 @@ from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.converted_collection import weight_name
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.fused_params import fused_optimizer_from_params, settings_from_params
+from recfx.optim.fused_params import fused_optimizer_from_params, optimizer_from_params
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,11 @@ def _completed(
     if own.given is None:
         return settings, ()
     changed = []
-    for name, value in settings_from_params(own.rule, fused_params or {}).items():
+    theirs = optimizer_from_params(own.rule, fused_params or {})
+    if theirs.rule is not own.rule:
+        changed.append(f"weight_decay_mode={(fused_params or {})['weight_decay_mode']}")
+        settings = FusedOptimizer(theirs.rule, settings.group)
+    for name, value in theirs.group.items():
         if name not in own.given and settings.group.get(name) != value:
             changed.append(f"{name}={value} (the class has {settings.group.get(name)})")
             settings.group[name] = value

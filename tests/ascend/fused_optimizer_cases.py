@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from recfx.optim.rules import RULES
+from recfx.optim.fused_step_op import rules_in_triton
 from recfx.optim.rules.rule import Rule
 from tests.ascend.kernel_case import Call, KernelCase, Place
 
@@ -38,10 +38,10 @@ def cases() -> list[KernelCase]:
     """Each rule in every dtype, in blocks from 4 to 1,024 columns, and without weight decay; both kernels of a step."""
     forms = [("fp32", 64, True, False), ("fp16", 64, False, True), ("bf16", 64, False, False)]
     forms += [("fp32", block, False, False) for block in (4, 16, 256, 1024)]
-    made = [_step_case(rule, *form) for rule in RULES for form in forms]
-    made += [_step_case(rule, "fp32", 64, False, False, decays=False) for rule in RULES]
-    made += [_border_case(rule, dtype, 64) for rule in RULES for dtype in _DTYPES]
-    return made + [_border_case(rule, "fp32", 64, decays=False) for rule in RULES]
+    made = [_step_case(rule, *form) for rule in rules_in_triton() for form in forms]
+    made += [_step_case(rule, "fp32", 64, False, False, decays=False) for rule in rules_in_triton()]
+    made += [_border_case(rule, dtype, 64) for rule in rules_in_triton() for dtype in _DTYPES]
+    return made + [_border_case(rule, "fp32", 64, decays=False) for rule in rules_in_triton()]
 
 
 def _step_case(rule: Rule, dtype: str, block: int, weighted: bool, mean: bool, decays: bool = True) -> KernelCase:

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from recfx.kernels.tiling import ASCEND_910B, NEEDS
-from recfx.optim.rules import RULES
+from recfx.optim.fused_step_op import rules_in_triton
 from tests.ascend import bounds, tools
 from tests.ascend.bounds import BLOCKS, Subject, forms, most, needed, refused, subject_of
 from tests.ascend.cases import CASES
@@ -28,11 +28,11 @@ def test_every_kernel_was_measured_and_has_a_need() -> None:
     sizes: dict[tuple[str, str], set[int]] = {}
     for subject in BOUNDS:
         sizes.setdefault((subject.kernel, subject.rule), set()).add(subject.element_bytes)
-    of_steps = [("recfx_fused_step", rule.name) for rule in RULES]
-    of_steps += [("recfx_fused_step_of_borders", rule.name) for rule in RULES]
+    of_steps = [("recfx_fused_step", rule.name) for rule in rules_in_triton()]
+    of_steps += [("recfx_fused_step_of_borders", rule.name) for rule in rules_in_triton()]
     known = {(name, ""): set(of_sizes) for name, of_sizes in NEEDS.items()}
     assert sizes == known | {of_step: {2, 4} for of_step in of_steps}
-    assert all(rule.needs for rule in RULES)
+    assert all(rule.needs for rule in rules_in_triton())
 
 
 def test_needs_cover_everything_that_was_measured() -> None:

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "adam_rule.h"
+#include "partial_rowwise_lamb_rule.h"
 #include "rowwise_adagrad_rule.h"
 #include "sgd_rule.h"
 #include "step_rows.h"
@@ -94,9 +95,10 @@ Stepped<weight_t> stepped(const Batch& batch, int threads, int64_t beyond) {
   for (size_t t = 0; t < batch.tables.size(); ++t) {
     const int64_t values = batch.tables[t].rows * batch.dims[t];
     weights.emplace_back(values);
-    const bool per_row = Rule::kFirst == recfx::FirstState::kPerRow;
+    const bool per_row = Rule::kFirst == recfx::RowState::kPerRow;
     first.emplace_back(per_row ? batch.tables[t].rows : values, 0.5F);
-    second.emplace_back(values, 0.25F);
+    const bool second_per_row = Rule::kSecond == recfx::RowState::kPerRow;
+    second.emplace_back(second_per_row ? batch.tables[t].rows : values, 0.25F);
     columns.emplace_back();
     for (const int64_t feature : batch.tables[t].features) {
       columns.back().push_back(batch.first_columns[feature]);
@@ -112,7 +114,7 @@ Stepped<weight_t> stepped(const Batch& batch, int threads, int64_t beyond) {
                       batch.size,
                       columns[t].data(),
                       columns[t].size() == 1,
-                      {0.5F, 0.125F, 1e-3F, 0.1F, 0.9F, 0.1F, 0.5F}});
+                      {0.5F, 0.125F, 1e-3F, 0.1F, 0.9F, 0.1F, 0.5F, 0.25F, 0.125F, 0.5F}});
   }
   const auto scale_of = [](int64_t position, int64_t length) { return static_cast<float>(position % 3 + length); };
   recfx::RowGroups<position_t, decltype(scale_of)> groups(
@@ -120,7 +122,7 @@ Stepped<weight_t> stepped(const Batch& batch, int threads, int64_t beyond) {
       [&](int64_t, int64_t count, const auto& run) { run_on(threads, count, run); });
   run_on(threads, static_cast<int64_t>(groups.groups().size()), [&](int64_t k) {
     const recfx::PositionGroup& group = groups.groups()[k];
-    std::vector<float> space(2 * batch.dims[group.table]);
+    std::vector<float> space(recfx::kStepSpace * batch.dims[group.table]);
     const auto step = recfx::best_step_rows<Rule, position_t, weight_t>();
     step(tables[group.table], group.first_row + beyond, groups.sorted(group), space.data());
   });
@@ -182,6 +184,7 @@ int main(int count, char** arguments) {
     check_threads<recfx::AdamRule, float, recfx::ScaledPosition>(batch);
     check_threads<recfx::RowWiseAdagradRule, uint16_t, recfx::Position>(batch);
     check_threads<recfx::SgdRule, recfx::BFloat16, recfx::ScaledPosition>(batch);
+    check_threads<recfx::PartialRowWiseLambRule, uint16_t, recfx::ScaledPosition>(batch);
   }
   std::printf("done\n");
 }

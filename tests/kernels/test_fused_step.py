@@ -16,7 +16,7 @@ from recfx.kernels.embedding_bag import row_gradients
 from recfx.kernels.fused_optimizer import step_touched_rows
 from recfx.kernels.fused_step import fused_step_, rules
 from recfx.optim.rules import RULES
-from recfx.optim.rules.rule import Rule
+from recfx.optim.rules.rule import Rule, StepNumbers
 
 assert library.load(), library.why_not()
 RULE = {rule.name: rule for rule in RULES}
@@ -24,7 +24,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 0.1},
     "adagrad": {"lr": 0.1, "eps": 1e-3},
     "rowwise_adagrad": {"lr": 0.1, "eps": 1e-3},
+    "rowwise_adagrad_decoupled": {"lr": 0.1, "eps": 1e-3},
     "adam": {"lr": 0.1, "eps": 1e-3, "betas": (0.9, 0.99)},
+    "partial_rowwise_adam": {"lr": 0.1, "eps": 1e-3, "betas": (0.9, 0.99)},
+    "lamb": {"lr": 0.1, "eps": 1e-3, "betas": (0.9, 0.99)},
+    "partial_rowwise_lamb": {"lr": 0.1, "eps": 1e-3, "betas": (0.9, 0.99)},
+    "lars_sgd": {"lr": 0.1, "eta": 0.5, "momentum": 0.9},
 }
 STEP = 3.0
 # A gradient is summed in float32 in another order than in the reference; half of a unit in the last place for others.
@@ -196,7 +201,7 @@ def test_gradients_are_summed_in_the_order_of_the_batch() -> None:
         made.weights[0].zero_()
         fused_step_(
             torch.zeros(3, dtype=torch.int64), torch.arange(4), torch.tensor(order).view(3, 1), made.weights, [], [],
-            [0], [True], "sgd", [-1.0, 0, 0, 0, 0, 0, 0],
+            [0], [True], "sgd", list(StepNumbers(-1.0)),
         )  # fmt: skip
         assert made.weights[0].tolist() == [[total], [0.0]]
 
@@ -232,7 +237,7 @@ def test_an_infinite_weight_stays_infinite() -> None:
     made = case("sgd", rows=(1,), dims=(3,), features=(1,), batch_size=1, longest=1)
     made.weights[0].fill_(float("inf"))
     fused_step_(torch.tensor([0]), torch.tensor([0, 1]), torch.ones(1, 3), made.weights, [], [], [0], [True], "sgd",
-                [0.1, 0, 0, 0, 0, 0, 0])  # fmt: skip
+                list(StepNumbers(0.1)))  # fmt: skip
     assert made.weights[0].tolist() == [[float("inf")] * 3]
 
 
@@ -247,11 +252,11 @@ def test_rows_are_rounded_as_torch_rounds(dtype: torch.dtype) -> None:
     values = torch.cat([every, *around, special])
     weight = torch.zeros(1, values.numel(), dtype=dtype)
     fused_step_(torch.tensor([0]), torch.tensor([0, 1]), values.view(1, -1), [weight], [], [], [0], [True], "sgd",
-                [-1.0, 0, 0, 0, 0, 0, 0])  # fmt: skip
+                list(StepNumbers(-1.0)))  # fmt: skip
     torch.testing.assert_close(weight[0], values.to(dtype), rtol=0, atol=0, equal_nan=True)
     start = every.to(dtype).view(1, -1).clone()
     fused_step_(torch.tensor([0]), torch.tensor([0, 1]), torch.zeros(1, every.numel()), [start], [], [], [0], [True],
-                "sgd", [-1.0, 0, 0, 0, 0, 0, 0])  # fmt: skip
+                "sgd", list(StepNumbers(-1.0)))  # fmt: skip
     assert torch.equal(start[0], every.to(dtype))
 
 
@@ -273,7 +278,7 @@ def test_rows_are_rounded_as_torch_rounds(dtype: torch.dtype) -> None:
         ({6: [1]}, "there is no table 1"),
         ({7: []}, "one entry per table in is_stepped"),
         ({8: "adagrid"}, "has no rule adagrid"),
-        ({9: [0.0] * 6}, "and 7 in numbers"),
+        ({9: [0.0] * 9}, "and 10 in numbers"),
         ({10: True, 11: torch.ones(1)}, "are for sums, not for means"),
         ({11: torch.ones(2)}, r"per_sample_weights must be float32 \[1\]"),
         ({12: torch.ones(2)}, r"step_counts must be contiguous float32 \[1\]"),

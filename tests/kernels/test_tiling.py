@@ -16,7 +16,7 @@ from recfx.kernels.tiling import (
     refusal,
     ub_bytes,
 )
-from recfx.optim.rules import RULES
+from recfx.optim.fused_step_op import rules_in_triton
 
 _STEPS = ("recfx_fused_step", "recfx_fused_step_of_borders")
 RULE = RuleNeeds("of_a_test", step=Need(10, 40), step_of_borders=Need(20, 30))
@@ -63,11 +63,11 @@ def test_a_chip_without_a_table() -> None:
 
 
 KERNELS = [(kernel, size, None) for kernel, of_sizes in tiling.NEEDS.items() for size in of_sizes]
-STEPS = [(kernel, size, rule.needs) for kernel in _STEPS for size in (2, 4) for rule in RULES]
+STEPS = [(kernel, size, rule.needs) for kernel in _STEPS for size in (2, 4) for rule in rules_in_triton()]
 
 
 def test_every_rule_has_needs() -> None:
-    assert [rule.name for rule in RULES if rule.needs is None or rule.needs.rule != rule.name] == []
+    assert [rule.name for rule in rules_in_triton() if rule.needs is None or rule.needs.rule != rule.name] == []
 
 
 def test_kernels_serve_every_dim_up_to_1024_on_every_chip() -> None:

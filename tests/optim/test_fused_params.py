@@ -15,7 +15,12 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import fused_optimizer_from_params
 from recfx.optim.rules.adagrad import ADAGRAD
 from recfx.optim.rules.adam import ADAM
+from recfx.optim.rules.lamb import LAMB
+from recfx.optim.rules.lars_sgd import LARS_SGD
+from recfx.optim.rules.partial_rowwise_adam import PARTIAL_ROWWISE_ADAM
+from recfx.optim.rules.partial_rowwise_lamb import PARTIAL_ROWWISE_LAMB
 from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD
+from recfx.optim.rules.rowwise_adagrad_decoupled import ROWWISE_ADAGRAD_DECOUPLED
 from recfx.optim.rules.rule import Rule
 from recfx.optim.rules.sgd import SGD
 
@@ -40,6 +45,49 @@ from recfx.optim.rules.sgd import SGD
             },
             ROWWISE_ADAGRAD,
             {"lr": 0.01, "eps": 1e-8, "weight_decay": 0.25},
+        ),
+        (
+            {
+                "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+                "weight_decay": 0.25,
+                "weight_decay_mode": WeightDecayMode.DECOUPLE,
+            },
+            ROWWISE_ADAGRAD_DECOUPLED,
+            {"lr": 0.01, "eps": 1e-8, "weight_decay": 0.25},
+        ),
+        (
+            {
+                "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+                "weight_decay": 0.25,
+                "weight_decay_mode": WeightDecayMode.NONE,
+            },
+            ROWWISE_ADAGRAD,
+            {"lr": 0.01, "eps": 1e-8, "weight_decay": 0.0},
+        ),
+        (
+            {"optimizer": EmbOptimType.PARTIAL_ROWWISE_ADAM, "weight_decay": 0.25},
+            PARTIAL_ROWWISE_ADAM,
+            {"lr": 0.01, "eps": 1e-8, "betas": (0.9, 0.999), "weight_decay": 0.25},
+        ),
+        (
+            {"optimizer": EmbOptimType.LAMB, "weight_decay": 0.25, "weight_decay_mode": WeightDecayMode.NONE},
+            LAMB,
+            {"lr": 0.01, "eps": 1e-8, "betas": (0.9, 0.999), "weight_decay": 0.25},
+        ),
+        (
+            {"optimizer": EmbOptimType.PARTIAL_ROWWISE_LAMB, "beta2": 0.5, "momentum": 0.0},
+            PARTIAL_ROWWISE_LAMB,
+            {"lr": 0.01, "eps": 1e-8, "betas": (0.9, 0.5), "weight_decay": 0.0},
+        ),
+        (
+            {"optimizer": EmbOptimType.LARS_SGD, "weight_decay": 0.25},
+            LARS_SGD,
+            {"lr": 0.01, "eta": 0.001, "momentum": 0.9, "weight_decay": 0.25},
+        ),
+        (
+            {"optimizer": EmbOptimType.LARS_SGD, "eta": 0.5, "momentum": 0.0},
+            LARS_SGD,
+            {"lr": 0.01, "eta": 0.5, "momentum": 0.0, "weight_decay": 0.0},
         ),
         (
             {"optimizer": EmbOptimType.ADAM, "beta1": 0.5},
@@ -76,7 +124,19 @@ def test_entries_that_change_nothing(name: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("params", "says"),
     [
-        ({"optimizer": EmbOptimType.LAMB}, "EXACT_ROWWISE_ADAGRAD"),
+        ({"optimizer": EmbOptimType.MADGRAD}, "EXACT_ROWWISE_ADAGRAD"),
+        ({"optimizer": EmbOptimType.LAMB, "momentum": 0.9}, "momentum=0.9"),
+        ({"optimizer": EmbOptimType.LARS_SGD, "eta": -1.0}, "not negative"),
+        ({"optimizer": EmbOptimType.LAMB, "weight_decay_mode": WeightDecayMode.L2, "weight_decay": 0.1}, "LAMB has no"),
+        (
+            {"optimizer": EmbOptimType.EXACT_ADAGRAD, "weight_decay_mode": WeightDecayMode.DECOUPLE},
+            "WeightDecayMode.L2",
+        ),
+        (
+            {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "weight_decay_mode": WeightDecayMode.COUNTER},
+            "WeightDecayMode.L2 or WeightDecayMode.DECOUPLE",
+        ),
+        ({"weight_decay_mode": "decouple"}, "weight_decay_mode"),
         ({"optimizer": torch.optim.SGD}, "EmbOptimType.ADAM"),
         ({"lr": 0.1}, "learning_rate"),
         ({"momentum": 0.9}, "momentum=0.9"),

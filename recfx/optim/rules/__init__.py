@@ -10,11 +10,26 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from recfx.optim.rules.adagrad import ADAGRAD
 from recfx.optim.rules.adam import ADAM
+from recfx.optim.rules.lamb import LAMB
+from recfx.optim.rules.lars_sgd import LARS_SGD
+from recfx.optim.rules.partial_rowwise_adam import PARTIAL_ROWWISE_ADAM
+from recfx.optim.rules.partial_rowwise_lamb import PARTIAL_ROWWISE_LAMB
 from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD
+from recfx.optim.rules.rowwise_adagrad_decoupled import ROWWISE_ADAGRAD_DECOUPLED
 from recfx.optim.rules.rule import COMMON_SETTINGS, Rule, Setting
 from recfx.optim.rules.sgd import SGD
 
-RULES: list[Rule] = [SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM]
+RULES: list[Rule] = [
+    SGD,
+    ADAGRAD,
+    ROWWISE_ADAGRAD,
+    ROWWISE_ADAGRAD_DECOUPLED,
+    ADAM,
+    PARTIAL_ROWWISE_ADAM,
+    LAMB,
+    PARTIAL_ROWWISE_LAMB,
+    LARS_SGD,
+]
 
 
 @contextmanager
@@ -60,8 +75,9 @@ def known_settings() -> tuple[Setting, ...]:
 
 
 def class_names() -> str:
-    """The optimizer classes that users can attach, for messages: ``SGD, Adagrad, RowWiseAdagrad or Adam``."""
-    *names, last = [rule.dense_class.__name__ for rule in RULES]
+    """The classes of torch and TorchRec that users can attach, for messages: ``SGD, Adagrad, ..., or LarsSGD``."""
+    theirs = [(*rule.placeholders, rule.dense_class)[0] for rule in RULES]
+    *names, last = [each.__name__ for each in theirs if not each.__module__.startswith("recfx.")]
     return f"{', '.join(names)} or {last}"
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from torchrec.optim import rowwise_adagrad
 
 from recfx.kernels.tiling import Need
+from recfx.optim.rules.rowwise_adagrad_decoupled import ROWWISE_ADAGRAD_DECOUPLED
 from recfx.optim.rules.rule import EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor, decayed
 
 
@@ -47,6 +49,8 @@ ROWWISE_ADAGRAD = RowWiseAdagrad(
     start_setting="initial_accumulator_value",
     states=(StateTensor("sum", "momentum1", per_row=True),),
     counts_steps=True,
+    modes_without_decay=(WeightDecayMode.NONE,),
+    variants={WeightDecayMode.DECOUPLE: ROWWISE_ADAGRAD_DECOUPLED},
     step_need=Need(448, 46),
     border_need=Need(384, 38),
 )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 
 from recfx.kernels.tiling import Need, RuleNeeds
 
@@ -37,7 +38,7 @@ EPS = Setting("eps", 1e-8, ("eps",))
 BETAS = Setting("betas", (0.9, 0.999), ("beta1", "beta2"))
 WEIGHT_DECAY = Setting("weight_decay", 0.0, ("weight_decay",))
 COMMON_SETTINGS = (LEARNING_RATE, EPS, BETAS, WEIGHT_DECAY)
-"""The settings that TorchRec's ``fused_params`` may contain for any rule; each rule reads some of them."""
+"""What TorchRec's ``fused_params`` may contain for any rule, though each rule follows only some of it."""
 
 STEP = "step"
 """The name of the number of steps in an optimizer's state: one number per table."""
@@ -91,6 +92,11 @@ class StepNumbers(NamedTuple):
         second_beta: of the moving average that is the second state.
         second_share: of the squared gradient, in that average.
         second_correction: what the square root of that average is divided by.
+        first_correction: what the average that is the first state is divided by, if ``learning_rate`` is not.
+        own_decay: what the rule itself multiplies weights by for weight decay, if it is not added to the gradient.
+        momentum: of the first state in the next one, if it is no average.
+
+    Kernels in Triton take the first seven (``TRITON_NUMBERS``): no rule that reads the others has a step in Triton.
     """
 
     learning_rate: float
@@ -100,6 +106,12 @@ class StepNumbers(NamedTuple):
     second_beta: float = 0.0
     second_share: float = 0.0
     second_correction: float = 1.0
+    first_correction: float = 1.0
+    own_decay: float = 0.0
+    momentum: float = 0.0
+
+
+TRITON_NUMBERS = 7
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +132,10 @@ class Rule(ABC):
         saves_step: whether TorchRec saves ``step``, which it does if the rule reads it.
         decay_in_fused_params: why ``weight_decay`` in ``fused_params`` is refused, and what to do about it; empty if it
             is accepted.
+        decay_modes: the values of ``weight_decay_mode`` in ``fused_params`` with which ``weight_decay`` means what this
+            rule does; so does leaving it out.
+        modes_without_decay: the values with which FBGEMM leaves ``weight_decay`` out of the step, and so does it.
+        variants: the rules that its ``fused_types`` mean with other values.
         step_need: the unified buffer of an NPU that ``recfx_fused_step`` takes with it; None: it was never measured.
         border_need: likewise, of ``recfx_fused_step_of_borders``.
         neutral: arguments of its classes that no other rule has, with the values that change nothing; all other values
@@ -137,6 +153,9 @@ class Rule(ABC):
     counts_steps: bool = False
     saves_step: bool = False
     decay_in_fused_params: str = ""
+    decay_modes: tuple[WeightDecayMode, ...] = (WeightDecayMode.L2,)
+    modes_without_decay: tuple[WeightDecayMode, ...] = ()
+    variants: Mapping[WeightDecayMode, Rule] = field(default_factory=dict)
     step_need: Need | None = None
     border_need: Need | None = None
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -178,6 +197,11 @@ class Rule(ABC):
     def classes(self) -> tuple[type, ...]:
         """All optimizer classes that it stands for."""
         return self.dense_class, *self.placeholders
+
+    @property
+    def read_from_params(self) -> tuple[Setting, ...]:
+        """The settings that are read from TorchRec's ``fused_params`` for it; not all of them have an effect."""
+        return tuple(dict.fromkeys([*COMMON_SETTINGS, *self.settings]))
 
     @property
     def supported(self) -> tuple[str, ...]:
@@ -234,3 +258,13 @@ def decayed(values: torch.Tensor, gradient: torch.Tensor, group: Mapping[str, An
     """The gradient with weight decay as in ``torch.optim``: added to the gradient, not subtracted from the weights."""
     weight_decay = group.get("weight_decay", 0)
     return gradient + weight_decay * values if weight_decay else gradient
+
+
+def scaled_to_weights(values: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Each row of ``wanted``, a step, as long as the row of weights that it is for; a step of zeros stays one.
+
+    FBGEMM divides zero by zero then, and the row becomes NaN.
+    """
+    length = wanted.norm(dim=1, keepdim=True)
+    ratio = values.norm(dim=1, keepdim=True) / length
+    return torch.where(length == 0, 0.0, ratio) * wanted

@@ -23,8 +23,7 @@ from recfx.kernels.quantized_lookup_op import quantized_lookup_triton
 from recfx.kernels.quantized_rows import quantize_rows
 from recfx.lowering._trained_batch import TrainedBatch, gradients_of_table
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.fused_step_op import fused_step_triton_, triton_module
-from recfx.optim.rules import RULES
+from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
 from recfx.optim.rules.rule import STEP, Rule
 from tests.ascend.interpreted.specs import specs_of
 
@@ -95,7 +94,7 @@ def arguments_of(case: Lookup, rule: Rule, states: list[list[Tensor]], is_steppe
     return (case.rows, case.offsets, case.gradients, *tables, *of_rule, mean, None)
 
 
-@given(lookups, st.sampled_from(RULES), st.booleans(), st.integers(0, 15))
+@given(lookups, st.sampled_from(rules_in_triton()), st.booleans(), st.integers(0, 15))
 @settings(max_examples=40)
 def test_fused_step(case: Lookup, rule: Rule, mean: bool, stepped: int) -> None:
     """Against the rule's own step; tables that are not stepped keep every bit."""
@@ -130,7 +129,8 @@ def test_operators_launch_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None
     case = Lookup([5, 8], 3)
     pooled_lookup_triton(case.rows, case.offsets, case.weights, case.table_of_feature, False, None)
     per_sample_weight_gradients_triton(case.rows, case.offsets, case.gradients, case.weights, case.table_of_feature)
-    fused_step_triton_(*arguments_of(case, RULES[0], states_of(RULES[0], case.weights), [True, True], False))
+    rule = rules_in_triton()[0]
+    fused_step_triton_(*arguments_of(case, rule, states_of(rule, case.weights), [True, True], False))
     tables = [quantize_rows(weight, 8) for weight in case.weights]
     quantized_lookup_triton(case.rows, case.offsets, tables, case.dims, 8, case.table_of_feature, False, None)
     routes = Routes([[0, 4, 10]], [0], [10], [0], [0], [0, 0], [0, 1])
@@ -159,7 +159,7 @@ def test_opcheck_of_reading_operators() -> None:
     torch.library.opcheck(per_sample_weight_gradients_triton, arguments)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
+@pytest.mark.parametrize("rule", rules_in_triton(), ids=[rule.name for rule in rules_in_triton()])
 def test_opcheck_of_the_step(rule: Rule) -> None:
     case = Lookup([5, 8], 3)
     states = states_of(rule, case.weights)

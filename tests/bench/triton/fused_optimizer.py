@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from recfx.optim.fused_step_op import fused_step_triton_, triton_module
-from recfx.optim.rules import RULES
+from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
 from recfx.optim.rules.rule import Rule
 from tests.bench.harness import Contestant, Result
 from tests.bench.setup import DISTRIBUTIONS, Setup
@@ -38,7 +37,7 @@ def run(setup: Setup) -> Iterator[Result]:
     for distribution in DISTRIBUTIONS:
         workload = Workload(setup, distribution)
         gradients, touched = workload.gradients(), workload.touched()
-        for rule in RULES:
+        for rule in rules_in_triton():
             state = sum(1 if each.per_row else setup.dim for each in rule.states)
             moved = workload.count * (8 + 4 * setup.dim) + touched * 2 * 4 * (setup.dim + state)
             name = f"triton/fused_optimizer/{setup.case(distribution)}/{rule.name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,3 +64,23 @@ def check_other_rows_stay(rule: Rule, settings: dict[str, Any]) -> None:
     for name, value in after.items():
         moved = (value != before[name]).any(dim=1)
         assert moved.nonzero().squeeze(1).tolist() == touched.tolist(), name
+
+
+Formula = Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], int], torch.Tensor]
+"""Of one row, in float64: ``(values, gradient, state, step) -> values``; ``state`` is changed in place."""
+
+
+def check_against_formula(rule: Rule, settings: dict[str, Any], formula: Formula, steps: int = 4) -> None:
+    """Batches that read different rows: weights and states are those of the formula, row by row."""
+    weight = table()
+    ours, exact = fused(rule, settings, weight), table().double()
+    states = {each.name: torch.zeros(each.shape(ROWS, DIM), dtype=torch.float64) for each in rule.states}
+    for step, touched in zip(range(steps), ([0, 1, 2, 3, 4, 5, 6], [1, 4], [0, 4, 6], [1, 2]), strict=True):
+        rows, gradient = batch(step, torch.tensor(touched))
+        ours.step(weight, rows, gradient)
+        for row in touched:
+            state = {name: value[row] for name, value in states.items()}
+            exact[row] = formula(exact[row].clone(), gradient[rows == row].double().sum(dim=0), state, step + 1)
+        torch.testing.assert_close(weight.double(), exact, rtol=1e-5, atol=1e-6)
+        for name, value in states.items():
+            torch.testing.assert_close(ours.state[name].double(), value, rtol=1e-5, atol=1e-6)

@@ -35,6 +35,15 @@ def test_a_rule_is_one_constant_of_the_file_of_its_name(rule: Rule) -> None:
     assert pickle.loads(pickle.dumps(rule)) is rule
 
 
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_it_says_when_cut_columns_change_it(rule: Rule) -> None:
+    """One number per row is a mean over the columns of a block; LAMB and LARS-SGD take norms over them."""
+    changes = rule.has_row_state or "lamb" in rule.name or "lars" in rule.name
+    found = rule.when_columns_are_cut(3)
+    assert (found is not None) == changes
+    assert found is None or "3 column blocks" in found[0]
+
+
 def test_no_two_stand_for_the_same() -> None:
     stand_for = [each for rule in RULES for each in (rule.name, *rule.classes, *rule.fused_types)]
     assert len(set(stand_for)) == len(stand_for)
@@ -46,7 +55,7 @@ def test_no_two_stand_for_the_same() -> None:
         ({"name": "sgd"}, "sgd"),
         ({"dense_class": torch.optim.Adam}, "adam"),
         ({"placeholders": (TorchRecAdagrad,)}, "adagrad"),
-        ({"fused_types": (EmbOptimType.LAMB, EmbOptimType.ROWWISE_ADAGRAD)}, "rowwise_adagrad"),
+        ({"fused_types": (EmbOptimType.MADGRAD, EmbOptimType.ROWWISE_ADAGRAD)}, "rowwise_adagrad"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
@@ -88,7 +97,10 @@ def test_weight_decay_is_added_to_the_gradient() -> None:
     assert decayed(values, gradient, {}).tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+# Not of the rules that scale a step to the length of its row.
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES if "lamb" not in rule.name and "lars" not in rule.name], ids=lambda rule: rule.name
+)
 def test_without_weight_decay_an_infinite_weight_stays_infinite(rule: Rule) -> None:
     """As in the dense optimizer."""
     start = torch.ones(2, 4)
@@ -104,14 +116,15 @@ def test_without_weight_decay_an_infinite_weight_stays_infinite(rule: Rule) -> N
 
 
 def test_types_that_none_stands_for() -> None:
-    assert rule_of_type(EmbOptimType.LAMB) is None
+    assert rule_of_type(EmbOptimType.MADGRAD) is None
     assert rule_of_type("sgd") is None
 
 
 def test_what_messages_list() -> None:
-    assert class_names() == "SGD, Adagrad, RowWiseAdagrad or Adam"
+    theirs = "SGD, Adagrad, RowWiseAdagrad, Adam, PartialRowWiseAdam, LAMB, PartialRowWiseLAMB or LarsSGD"
+    assert class_names() == theirs
     names = [name for setting in known_settings() for name in setting.fused_params]
-    assert names == ["learning_rate", "eps", "beta1", "beta2", "weight_decay"]
+    assert names == ["learning_rate", "eps", "beta1", "beta2", "weight_decay", "eta", "momentum"]
 
 
 def _sources() -> dict[Path, ast.Module]:

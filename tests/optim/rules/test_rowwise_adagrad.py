@@ -9,7 +9,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from recfx.optim.rules import RULES, rule_of_class, rule_of_type
+from recfx.optim.rules import rule_of_class, rule_of_type
 from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD
 from tests.optim.rules.steps import ROWS, check_against_dense, check_other_rows_stay, fused, table
 
@@ -39,10 +39,3 @@ def test_its_state_has_one_number_per_row_saved_in_one_dimension() -> None:
     assert torch.equal(ours.state["sum"], torch.full((ROWS, 1), 0.5))
     assert {name: tuple(value.shape) for name, value in ours.named_state().items()} == {"momentum1": (ROWS,)}
     assert ours.named_state()["momentum1"].data_ptr() == ours.state["sum"].data_ptr()
-
-
-def test_column_cuts_change_it_alone() -> None:
-    message, _ = ROWWISE_ADAGRAD.when_columns_are_cut(3)
-    assert "3 column blocks" in message
-    assert [rule.when_columns_are_cut(3) for rule in RULES if rule is not ROWWISE_ADAGRAD] == [None, None, None]
-    assert [rule.has_row_state for rule in RULES] == [rule is ROWWISE_ADAGRAD for rule in RULES]
