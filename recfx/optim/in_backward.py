@@ -103,7 +103,19 @@ def fused_optimizer_of(weight: nn.Parameter, path: str) -> FusedOptimizer | Diag
                 f"{type(optimizer).__name__}({name}={value!r}) has no fused form.",
                 f"leave {name} at its default, or step this table with an ordinary optimizer instead.",
             )
+    mode = next((given[_MODE] for _, given in attached_classes(weight) if given.get(_MODE) is not None), None)
+    if mode is not None and mode not in rule.decay_modes:
+        return _not_fused(
+            "unsupported_optimizer_argument",
+            path,
+            f"{type(optimizer).__name__} was given {_MODE}={mode!r}, which it does not follow itself, and TorchRec's "
+            "sharded tables do: the same argument would train two different models.",
+            f"leave it out here; for sharded tables, give weight_decay and {_MODE} to the sharders, in fused_params.",
+        )
     return AttachedOptimizer(rule, optimizer, weight, _given(optimizer, weight))
+
+
+_MODE = "weight_decay_mode"
 
 
 def _of_placeholder(rule: Rule, optimizer: Any, path: str) -> FusedOptimizer | Diagnostic:

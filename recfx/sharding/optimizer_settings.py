@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
+
 from recfx.diagnostics import Diagnostic
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.modules.collection import HashEmbeddingBagCollection
@@ -115,7 +117,8 @@ def _completed(
         message = f"its {own.rule.name} was attached without {', '.join(changed)}, TorchRec's value for sharded tables."
         advice = "name the setting where you attach the optimizer."
         taken.append(Diagnostic("default_optimizer_setting", path, message, advice))
-    if "weight_decay" in own.given and settings.group.get("weight_decay"):
+    is_added = WeightDecayMode.L2 in settings.rule.decay_modes  # other rules have FBGEMM's own
+    if is_added and "weight_decay" in own.given and settings.group.get("weight_decay"):
         message = (
             f"weight_decay={settings.group['weight_decay']} of its {own.rule.name} is added to the gradients of "
             "touched rows, as the optimizer's class does; TorchRec's sharded tables ignore it, or take it off the "

@@ -134,7 +134,7 @@ def check(made: Case) -> None:
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=80)
+@settings(max_examples=150)
 @given(
     rule=st.sampled_from(list(SETTINGS)),
     dtype=st.sampled_from(list(TOLERANCE)),
@@ -239,6 +239,16 @@ def test_an_infinite_weight_stays_infinite() -> None:
     fused_step_(torch.tensor([0]), torch.tensor([0, 1]), torch.ones(1, 3), made.weights, [], [], [0], [True], "sgd",
                 list(StepNumbers(0.1)))  # fmt: skip
     assert made.weights[0].tolist() == [[float("inf")] * 3]
+
+
+@pytest.mark.parametrize("rule", ["lamb", "partial_rowwise_lamb", "lars_sgd"])
+def test_a_step_of_zeros_changes_nothing(rule: str) -> None:
+    made = case(rule)
+    for state in [made.gradients, *(state for states in made.states for state in states)]:
+        state.zero_()
+    before = made.copy()
+    fused_step_(*made.arguments())
+    assert all(torch.equal(one, other) for one, other in zip(made.weights, before.weights, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from torch import nn
 from torchrec.optim import optimizers as placeholders
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
 from recfx.diagnostics import Diagnostic
@@ -65,6 +67,18 @@ def test_torchrec_renames_the_learning_rate_in_what_was_passed() -> None:
     ("kind", "settings", "group", "given"),
     [
         (placeholders.SGD, {}, {"lr": 0.01, "weight_decay": 0.0}, set()),
+        (
+            placeholders.LarsSGD,
+            {"lr": 0.5, "momentum": 0.75},
+            {"lr": 0.5, "eta": 0.001, "momentum": 0.75, "weight_decay": 0.0},
+            {"lr", "momentum"},
+        ),
+        (
+            placeholders.LAMB,
+            {"weight_decay": 0.5},
+            {"lr": 0.01, "eps": 1e-8, "betas": (0.9, 0.999), "weight_decay": 0.5},
+            {"weight_decay"},
+        ),
         (placeholders.SGD, {"learning_rate": 0.5}, {"lr": 0.5, "weight_decay": 0.0}, {"lr"}),
         (placeholders.SGD, {"lr": 0.5, "momentum": 0.0}, {"lr": 0.5, "weight_decay": 0.0}, {"lr"}),
         (placeholders.Adagrad, {"eps": 1e-8}, {"lr": 0.01, "eps": 1e-8, "weight_decay": 0.0}, {"eps"}),
@@ -93,6 +107,7 @@ def test_a_placeholder_holds_arguments_for_fbgemm(
     ("kind", "settings", "says"),
     [
         (placeholders.SGD, {"momentum": 0.9}, "momentum=0.9"),
+        (placeholders.LAMB, {"momentum": 0.9}, "momentum=0.9"),
         (placeholders.Adagrad, {"max_gradient": 2.0}, "max_gradient=2.0"),
         (placeholders.Adam, {"weight_decay": 0.5}, "weight_decay=0.5"),
         (placeholders.Adam, {"lerning_rate": 0.5}, "lerning_rate=0.5"),
@@ -149,6 +164,15 @@ def test_an_argument_that_no_rule_knows_is_refused(monkeypatch: pytest.MonkeyPat
     assert isinstance(found, Diagnostic)
     assert (found.code, found.path) == ("unsupported_optimizer_argument", "m.t")
     assert f"WithOption(option={value!r}) has no fused form" in found.message
+
+
+def test_a_mode_of_weight_decay_that_only_sharded_tables_would_follow_is_refused() -> None:
+    """RowWiseAdagrad takes any argument; L2 is what it does."""
+    found = fused_optimizer_of(weight_with(RowWiseAdagrad, weight_decay_mode=WeightDecayMode.DECOUPLE), "t")
+    assert isinstance(found, Diagnostic)
+    assert found.code == "unsupported_optimizer_argument"
+    assert "train two different models" in found.message
+    assert fused(weight_with(RowWiseAdagrad, weight_decay_mode=WeightDecayMode.L2)).rule.name == "rowwise_adagrad"
 
 
 def test_a_neutral_value_in_a_tensor_is_refused() -> None:

@@ -15,9 +15,11 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 from torchrec.distributed import sharding_plan as stock
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
+from torchrec.optim import optimizers as placeholders
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
+from recfx.optim.rules.rowwise_adagrad_decoupled import DecoupledRowWiseAdagrad
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.shard_collection import shard_collection
@@ -29,6 +31,12 @@ OPTIMIZERS: dict[str, tuple[type, dict[str, Any]]] = {
     "adagrad_from_a_half": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-2, "initial_accumulator_value": 0.5}),
     "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-2}),
     "adam": (torch.optim.Adam, {"lr": 0.05, "eps": 1e-2}),
+    "rowwise_adagrad_decoupled": (DecoupledRowWiseAdagrad, {"lr": 0.1, "eps": 1e-2, "weight_decay": 0.5}),
+    # TorchRec's own classes, which only run in fused form.
+    "partial_rowwise_adam": (placeholders.PartialRowWiseAdam, {"lr": 0.05, "eps": 1e-2, "weight_decay": 0.5}),
+    "lamb": (placeholders.LAMB, {"lr": 0.05, "eps": 1e-2, "weight_decay": 0.5}),
+    "partial_rowwise_lamb": (placeholders.PartialRowWiseLAMB, {"lr": 0.05, "eps": 1e-2}),
+    "lars_sgd": (placeholders.LarsSGD, {"lr": 5.0, "eta": 0.1, "weight_decay": 0.5}),
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -23,7 +24,7 @@ import recfx
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.shard_collection import shard_collection
 from tests.builders.optimizers import attach
-from tests.sharding.cases import Case, Table, plan_of
+from tests.sharding.cases import Case, Table, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
 from tests.support.fake_group import fake_group
 
@@ -240,3 +241,25 @@ def test_what_is_said_about_settings_that_nobody_chose() -> None:
     assert found.code == "default_optimizer_setting"
     assert "was attached without eps=0.5 (the class has 1e-10)" in found.message
     assert module.fused["one"].group["eps"] == 0.5
+
+
+@pytest.mark.usefixtures("first_of_two")
+def test_fused_params_choose_how_the_weight_decay_of_an_attached_optimizer_works() -> None:
+    mode = {"weight_decay": 0.25, "weight_decay_mode": WeightDecayMode.DECOUPLE}
+    module = sharded("fused", RowWiseAdagrad, fused_params=mode)
+    (found,) = module.taken["one"]
+    assert (module.fused["one"].rule.name, found.code) == ("rowwise_adagrad_decoupled", "default_optimizer_setting")
+    assert "weight_decay_mode=" in found.message
+    assert (module.fused["one"].group["lr"], module.fused["one"].group["weight_decay"]) == (0.1, 0.25)
+    with pytest.raises(recfx.ConversionError, match="weight_decay_mode"):
+        sharded("fused", ADAGRAD, fused_params=mode)
+
+
+@pytest.mark.usefixtures("first_of_two")
+def test_the_weight_decay_of_lamb_is_torchrecs() -> None:
+    case = Case(TABLES, optimizer="lamb")
+    converted = with_optimizer(case, recfx.convert(EmbeddingBagCollection([table.config() for table in TABLES])))
+    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    module = shard_collection(converted, plan_of(case, converted, 2), env)
+    assert (module.fused["one"].group["weight_decay"], module.taken.get("one", ())) == (0.5, ())
