@@ -6,6 +6,7 @@ from __future__ import annotations
 LAYERS = [
     "__init__",
     "__main__",
+    "commandline",
     "compat",
     "exporter",
     "conversion",

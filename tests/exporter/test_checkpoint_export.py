@@ -188,7 +188,7 @@ def test_ids_beyond_a_table_and_a_table_of_another_size(tmp_path: Path) -> None:
             ["export", f"{FACTORIES}:model", "m.pt", "--quantize", "mean=int8", "--quantize", "mean=int4"],
             "names mean more than once",
         ),
-        (["export", "./tests/exporter/factories.py:model", "m.pt"], "not the path of a file"),
+        (["export", "./tests/exporter/absent.py:model", "m.pt"], "there is no file './tests/exporter/absent.py'"),
         (["export", "tests.exporter.hashed_models:call", "m.pt"], "needs arguments (batch_size)"),
         (["export", "tests.exporter.absent:model", "m.pt"], "there is no module"),
     ],

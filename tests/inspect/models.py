@@ -10,6 +10,8 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollec
 from torchrec.models.dlrm import DLRM
 from torchrec.modules.embedding_configs import PoolingType
 
+from recfx import convert
+
 
 class OwnForward(EmbeddingBagCollection):
     def forward(self, features: KeyedJaggedTensor) -> Any:
@@ -91,3 +93,23 @@ def fails() -> nn.Module:
 
 
 some_model = nn.Identity()
+
+
+def many_tables() -> nn.Module:
+    return Wrapped(collection(30))
+
+
+def converted_dlrm() -> tuple[nn.Module, tuple[torch.Tensor, KeyedJaggedTensor]]:
+    model, sample = dlrm()
+    return convert(model), sample
+
+
+class AsksForItsClass(Wrapped):
+    """It returns something else once it is converted."""
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return super().forward(features) + (type(self.inner) is EmbeddingBagCollection)
+
+
+def asks_for_its_class() -> tuple[nn.Module, tuple[KeyedJaggedTensor]]:
+    return AsksForItsClass(collection()), (batch([1, 2, 3, 4]),)

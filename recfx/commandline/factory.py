@@ -1,0 +1,185 @@
+"""The model that the command line names: ``package.module:factory``, or ``path/to/file.py:factory``.
+
+Nothing is known about the file: it may print, fail, or call ``sys.exit``. Whatever prevents a model is one line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from torch import nn
+
+
+class Made(NamedTuple):
+    """What a factory returned.
+
+    Args:
+        name: the factory, as it was given.
+        model: the model.
+        sample: one call of it; None if there is none.
+    """
+
+    name: str
+    model: nn.Module
+    sample: Any
+
+
+class NoModelError(Exception):
+    """The command line gives no model. The message is one line; the cause, if any, is what the user's code raised."""
+
+
+def make(name: str) -> Made:
+    """Import the factory and call it.
+
+    Args:
+        name: ``package.module:factory`` or ``path/to/file.py:factory``.
+
+    Raises:
+        NoModelError: it cannot be imported or called, or returns something else.
+    """
+    function = _factory(name)
+    made = _run(function, f"{name} ")
+    if isinstance(made, nn.Module):
+        return Made(name, made, None)
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
+        return Made(name, made[0], made[1])
+    if isinstance(made, tuple):
+        found = f"({', '.join(type(each).__name__ for each in made[:4])}{', ...' if len(made) > 4 else ''})"
+    else:
+        found = f"{'an' if type(made).__name__[0] in 'AEIOUaeiou' else 'a'} {type(made).__name__}"
+    raise NoModelError(f"{name} returns {found}: return a model, or (model, sample)")
+
+
+def _factory(name: str) -> Callable[[], object]:
+    module_name, _, attribute = name.rpartition(":")
+    if not (module_name and attribute):
+        raise NoModelError(f"{name!r} is neither package.module:factory nor path/to/file.py:factory")
+    if module_name.endswith(".py") or os.sep in module_name:
+        module = _module_of_file(module_name)
+    else:
+        module = _module_of_name(module_name)
+    found: object = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise NoModelError(f"{module_name!r} has no {attribute!r}{_functions_of(module)}")
+        found = getattr(found, part)
+    if isinstance(found, nn.Module) or not callable(found):
+        raise NoModelError(f"{name} is a {type(found).__name__}, not a function that returns a model")
+    if needed := _needed_arguments(found):
+        raise NoModelError(f"{name} needs arguments ({', '.join(needed)}): name a function that takes none")
+    return found
+
+
+def _module_of_name(name: str) -> ModuleType:
+    if name.startswith("."):
+        raise NoModelError(f"name the module {name!r} as it is imported, from the top package on: package.module")
+
+    def load() -> ModuleType:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise  # the module exists, but something that it imports does not
+            raise NoModelError(f"there is no module {error.name!r} (looked in {Path.cwd()} and in sys.path)") from None
+
+    return _run(load, f"importing {name} ")
+
+
+def _module_of_file(name: str) -> ModuleType:
+    """The module of a file; one in a package is imported as part of it, so that its relative imports work."""
+    path = Path(name).resolve()
+    if not path.is_file():
+        raise NoModelError(f"there is no file {name!r}")
+    if path.suffix != ".py":
+        raise NoModelError(f"{name!r} is not a Python file")
+    names, folder = [path.stem], path.parent
+    while (folder / "__init__.py").is_file() and folder != folder.parent:
+        names, folder = [folder.name, *names], folder.parent
+    sys.path.insert(0, str(folder))  # where Python itself looks if it runs the file
+    top = sys.modules.get(names[0])
+    if names[0] not in sys.builtin_module_names and (top is None or _file_of(top).is_relative_to(folder)):
+        module = _run(lambda: importlib.import_module(".".join(names)), f"importing {name} ")
+        if _file_of(module) == path:
+            return module
+    # Another module has this name, so it gets one of its own.
+    spec = importlib.util.spec_from_file_location(f"_recfx_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module, loader = importlib.util.module_from_spec(spec), spec.loader
+    sys.modules[spec.name] = module  # classes of the model are looked up there
+    _run(lambda: loader.exec_module(module), f"importing {name} ")
+    return module
+
+
+def _file_of(module: ModuleType) -> Path:
+    return Path(getattr(module, "__file__", None) or os.devnull).resolve()
+
+
+def _run(function: Callable[[], Any], what: str) -> Any:
+    """Run the user's code; whatever it raises, except Ctrl-C, becomes one line."""
+    try:
+        return function()
+    except NoModelError:
+        raise
+    except SystemExit as error:
+        code = "" if error.code is None else repr(error.code)
+        raise NoModelError(f"{what}calls sys.exit({code}){_at(error)}") from error
+    except Exception as error:
+        text = str(error).strip().partition("\n")[0]
+        raised = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        raise NoModelError(f"{what}raises {raised}{_at(error)}") from error
+
+
+def _at(error: BaseException) -> str:
+    """The last line of code that is not in a library, of those that led to the error."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({_short(error.filename)}:{error.lineno})"
+    here = str(Path(__file__))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != here and not frame.filename.startswith("<")
+    ]
+    own = [frame for frame in frames if "site-packages" not in frame.filename and not _is_stdlib(frame.filename)]
+    return f" ({_short(own[-1].filename)}:{own[-1].lineno})" if own else ""
+
+
+def _is_stdlib(file: str) -> bool:
+    return Path(file).is_relative_to(Path(os.__file__).parent)
+
+
+def _short(file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+def _functions_of(module: ModuleType) -> str:
+    """What could have been meant: the module's own functions that take no arguments."""
+    own = [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+        and not _needed_arguments(value)
+    ]
+    return f"; it has {', '.join(own[:4])}{' and others' if len(own) > 4 else ''}" if own else ""
+
+
+def _needed_arguments(function: Callable[..., object]) -> list[str]:
+    """Names of the arguments without a default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # built-in functions may have no signature
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in optional]

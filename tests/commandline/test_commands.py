@@ -1,0 +1,149 @@
+"""``python -m recfx graph``, ``verify`` and ``export``; help for all commands."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from recfx import convert
+from recfx.commandline.main import COMMANDS, _parser, main
+from recfx.inspect.explain import explain
+from tests.inspect.models import dlrm
+
+MODELS = "tests.inspect.models"
+DLRM = "sparse_arch.embedding_bag_collection"
+
+
+def test_the_graph_is_that_of_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["graph", f"{MODELS}:dlrm", "--raw-ids"]) == 0
+    final = capsys.readouterr().out
+    assert "sparse_arch_embedding_bag_collection_hash_lookup = hash_lookup(" in final
+    assert "kernel=cpu" in final
+    assert main(["graph", f"{MODELS}:dlrm", "--raw-ids", "--after", "insert_hash"]) == 0
+    middle = capsys.readouterr().out
+    assert "sparse_arch_embedding_bag_collection_hash_ids = hash_ids(" in middle
+    assert main(["graph", f"{MODELS}:dlrm", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (passes,) = (one.passes for one in explain(convert(dlrm()[0])).collections)
+    assert found["version"] == "1"
+    assert [one["paths"] for one in found["collections"]] == [[DLRM]]
+    assert found["collections"][0]["graph"] == passes[-1].graph
+    assert [one["name"] for one in found["collections"][0]["passes"]] == [one.name for one in passes]
+
+
+def test_graphs_of_several_collections(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["graph", f"{MODELS}:towers"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("python -m recfx graph: [own_forward] own: OwnForward has its own forward")
+    assert printed.err.count("\n") == 1
+    assert main(["graph", f"{MODELS}:towers", "--keep"]) == 0
+    printed = capsys.readouterr()
+    assert [line for line in printed.out.splitlines() if line.startswith("#")] == ["# user", "# unused"]
+    assert main(["graph", f"{MODELS}:towers", "--keep", "--collection", "item"]) == 0
+    assert capsys.readouterr().out.startswith("features = input\nuser_select_features = ")
+
+
+def test_verify(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", f"{MODELS}:dlrm"]) == 0
+    assert capsys.readouterr().out.startswith("verification: ok (")
+    assert main(["verify", f"{MODELS}:dlrm", "--raw-ids", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["version"], found["ok"], found["rtol"]) == ("1", True, 1e-5)
+    assert {one["status"] for one in found["checks"]} == {"equal"}
+    assert set(found["tables"][DLRM]) == {"t0", "t1"}
+
+
+def test_a_failed_verification_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", f"{MODELS}:asks_for_its_class", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+
+
+def test_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, text = tmp_path / "model.html", tmp_path / "model.dot"
+    assert main(["draw", f"{MODELS}:dlrm", str(page), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"version": "1", "path": str(page), "bytes": page.stat().st_size}
+    assert main(["draw", f"{MODELS}:dlrm", str(text), "--whole-graph", "--raw-ids"]) == 0
+    assert capsys.readouterr().out == f"{text}: {text.stat().st_size:,} bytes\n"
+    assert "hash_lookup" in text.read_text()
+    assert "dense_arch" in text.read_text()
+    assert main(["draw", f"{MODELS}:dlrm", str(tmp_path / "model.gif")]) == 1
+    assert "[unknown_ending]" in capsys.readouterr().err
+
+
+def test_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["cost", f"{MODELS}:dlrm", "--hardware", "h100", "--raw-ids"]
+    numbers = []
+    for more in (["--batch-size", "100"], ["--batch-size", "200"], ["--batch-size", "100", "--length", "f0=3"]):
+        assert main([*command, "--json", *more]) == 0
+        numbers.append(json.loads(capsys.readouterr().out))
+    assert [one["batch"] for one in numbers] == [100, 200, 100]
+    assert [one["lengths"] for one in numbers] == [{"f0": 1.0, "f1": 1.0}] * 2 + [{"f0": 3.0, "f1": 1.0}]
+    read = [one["totals"]["read_bytes"] for one in numbers]
+    assert read[0] < read[1]
+    assert read[0] < read[2]
+    assert numbers[0]["hardware"]["name"] == "H100"
+    assert main([*command, "--expressions"]) == 0
+    assert "L_f0" in capsys.readouterr().out
+    assert main([*command, "--eval"]) == 0
+    assert "B=" in capsys.readouterr().out
+
+
+def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "model.pt"
+    assert main(["export", f"{MODELS}:dlrm", str(file), "--json", "--quantize", "t0=int8"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["version"], found["path"], found["bytes"]) == ("1", str(file), file.stat().st_size)
+    assert [table["stored_as"] for table in found["tables"]] == ["int8", "fp32"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required: command"),
+        (["train", f"{MODELS}:dlrm"], "invalid choice"),
+        (["explain"], "module:factory"),
+        (["graph", f"{MODELS}:dlrm", "--after", "fusion"], "there is no pass 'fusion'; there are: expand_collection, "),
+        (["graph", f"{MODELS}:dlrm", "--collection", "x"], f"no converted collection 'x'; there are: {DLRM}"),
+        (["verify", f"{MODELS}:only_model"], "only_model returns no sample"),
+        (["verify", f"{MODELS}:converted_dlrm"], "converted_dlrm returns a converted model"),
+        (["draw", f"{MODELS}:only_model", "x.dot", "--whole-graph"], "only_model returns no sample"),
+        (["cost", f"{MODELS}:dlrm", "--length", "many"], "--length many: 'many' is not a number"),
+        (["cost", f"{MODELS}:dlrm", "--length", "x=2"], "--length x=2: the model has no feature 'x'; it has f0, f1"),
+        (["export", f"{MODELS}:only_model", "model.pt"], "only_model returns no sample"),
+        (["export", f"{MODELS}:dlrm", "model.pt", "--quantize", "t0=int8", "--quantize", "fp16"], "takes one format"),
+    ],
+)
+def test_usage_errors_are_status_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(arguments)
+    assert raised.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err
+    assert "Traceback" not in printed.err
+    assert "--traceback shows" not in printed.err  # there is nothing to show
+
+
+def test_raw_ids_for_a_converted_model_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["graph", f"{MODELS}:converted_dlrm"]) == 0
+    capsys.readouterr()
+    assert main(["graph", f"{MODELS}:converted_dlrm", "--raw-ids"]) == 1
+    assert capsys.readouterr().err.startswith("python -m recfx graph: [")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda one: one.name)
+def test_help_has_an_example_that_parses(command: object, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main([command.name, "--help"])
+    assert raised.value.code == 0
+    text = capsys.readouterr().out
+    example = text.partition("example:\n  python -m recfx ")[2].partition("\n")[0]
+    assert _parser().parse_args(shlex.split(example)).command == command.name
+    assert "exit status:" in text
+    assert "--json" in text
+    assert "--traceback" in text
+    assert max(map(len, text.partition("options:")[0].splitlines())) <= 120

@@ -1,0 +1,59 @@
+"""``python -m recfx explain``: the report, and an exit status for CI."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from recfx.commandline.main import main
+from recfx.inspect.explain import explain
+from tests.inspect.models import only_model
+
+MODELS = "tests.inspect.models"
+
+
+def test_text_and_status_of_a_good_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{MODELS}:only_model"]) == 0
+    assert capsys.readouterr().out == f"{explain(only_model())}\n"
+
+
+def test_sample_is_used_and_refusal_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{MODELS}:towers", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    assert [one["found"] for one in report["collections"]] == ["traced", "traced", "never called", "traced"]
+
+
+def test_what_is_kept_on_purpose_is_no_failure() -> None:
+    assert main(["explain", f"{MODELS}:towers", "--keep"]) == 0
+
+
+def test_raw_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{MODELS}:only_model", "--raw-ids", "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["collections"]
+    assert {table["hashing"]["mode"] for table in one["tables"]} == {"index"}
+    assert one["status"] == "converted"
+
+
+def test_html_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "report.html"
+    assert main(["explain", f"{MODELS}:only_model", "--html", str(page)]) == 0
+    assert page.read_text() == explain(only_model()).to_html()
+    assert capsys.readouterr().out.startswith("1 collection: 1 convertible. OK\n")
+
+
+def test_a_file_that_cannot_be_written_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{MODELS}:only_model", "--html", str(tmp_path)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert str(tmp_path) in printed.err
+
+
+def test_all_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    for tables, lines in (("groups", 1), ("all", 30)):
+        assert main(["explain", f"{MODELS}:many_tables", "--tables", tables]) == 0
+        section = capsys.readouterr().out.partition("\nTables: ")[2].partition("\n\n")[0]
+        assert len(section.splitlines()) == lines + 3  # title, columns, line

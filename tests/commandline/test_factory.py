@@ -1,0 +1,181 @@
+"""Models that the project has never seen: files, packages, and code that does not do what it should."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from recfx.commandline.factory import make
+from recfx.commandline.main import main
+
+MODELS = "tests.inspect.models"
+
+MODEL = """\
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+
+class Model(EmbeddingBagCollection):
+    pass
+
+def make_model():
+    tables = [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])]
+    return Model(tables=tables)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _modules_as_before() -> Iterator[None]:
+    modules, path = set(sys.modules), list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if "torch" not in name:
+            del sys.modules[name]
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "their model" / "my_model.py", MODEL)
+    assert type(make(f"{path}:make_model").model).__name__ == "Model"
+    monkeypatch.chdir(path.parent)
+    made = make("my_model.py:make_model")
+    assert (made.name, made.sample) == ("my_model.py:make_model", None)
+    assert sys.modules[type(made.model).__module__].__file__ == str(path)  # sources can be found
+
+
+def test_a_file_whose_neighbours_it_imports(tmp_path: Path) -> None:
+    write(tmp_path / "layers_of_mine.py", MODEL)
+    path = write(tmp_path / "entry.py", "from layers_of_mine import make_model\n")
+    assert isinstance(make(f"{path}:make_model").model, nn.Module)
+
+
+def test_a_file_in_a_package(tmp_path: Path) -> None:
+    write(tmp_path / "their_package" / "__init__.py", "")
+    write(tmp_path / "their_package" / "sub" / "__init__.py", "")
+    write(tmp_path / "their_package" / "layers.py", MODEL)
+    path = write(tmp_path / "their_package" / "sub" / "entry.py", "from ..layers import make_model\n")
+    assert isinstance(make(f"{path}:make_model").model, nn.Module)
+
+
+@pytest.mark.parametrize("name", ["json.py", "sys.py", "torch.py", "tests.py"])
+def test_a_file_named_like_another_module(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, MODEL)
+    made = make(f"{path}:make_model")
+    assert sys.modules[type(made.model).__module__].__file__ == str(path)
+    assert getattr(sys.modules[name.removesuffix(".py")], "__file__", "") != str(path)
+
+
+def test_a_module_whose_import_fails_is_not_absent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "needs.py", "import not_installed_here\n")
+    assert one_line(f"{path}:make", capsys) == (
+        f"importing {path} raises ModuleNotFoundError: No module named 'not_installed_here' ({path}:1); "
+        "--traceback shows where"
+    )
+
+
+def one_line(factory: str, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    """The only line that the command prints, without the program's name."""
+    with pytest.raises(SystemExit) as raised:
+        main(["explain", factory, *options])
+    assert raised.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1, printed.err
+    assert printed.err.startswith("python -m recfx explain: error: ")
+    return printed.err.removeprefix("python -m recfx explain: error: ").removesuffix("\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (MODELS, "'tests.inspect.models' is neither package.module:factory nor path/to/file.py:factory"),
+        (f"{MODELS}:", "'tests.inspect.models:' is neither package.module:factory nor path/to/file.py:factory"),
+        (":dlrm", "':dlrm' is neither package.module:factory nor path/to/file.py:factory"),
+        ("tests.inspect.absent:dlrm", "there is no module 'tests.inspect.absent' (looked in "),
+        ("absent_package.models:dlrm", "there is no module 'absent_package' (looked in "),
+        (".models:dlrm", "name the module '.models' as it is imported"),
+        ("absent.py:dlrm", "there is no file 'absent.py'"),
+        ("tests/inspect:dlrm", "there is no file 'tests/inspect'"),
+        (f"{MODELS}:absent", "'tests.inspect.models' has no 'absent'; it has config, collection, "),
+        (f"{MODELS}:some_model", f"{MODELS}:some_model is a Identity, not a function that returns a model"),
+        (f"{MODELS}:batch", f"{MODELS}:batch needs arguments (ids): name a function that takes none"),
+        (f"{MODELS}:nothing", f"{MODELS}:nothing returns a NoneType: return a model, or (model, sample)"),
+    ],
+)
+def test_a_name_that_gives_no_model(name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if name.endswith("absent"):
+        message = message.partition("; it has")[0]
+    assert one_line(name, capsys).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise ValueError('no such data\\nsecond line')", "{name} raises ValueError: no such data ({path}:2)"),
+        ("raise RuntimeError", "{name} raises RuntimeError ({path}:2)"),
+        ("import json; return json.loads('{')", "{name} raises JSONDecodeError: Expecting property name"),
+        ("import sys; sys.exit(3)", "{name} calls sys.exit(3) ({path}:2)"),
+        ("import sys; sys.exit()", "{name} calls sys.exit() ({path}:2)"),
+        ("return 7", "{name} returns an int: return a model, or (model, sample)"),
+        (
+            "return None, None, None",
+            "{name} returns (NoneType, NoneType, NoneType): return a model, or",
+        ),
+    ],
+)
+def test_a_factory_that_fails(code: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "bad_factory.py", f"def make():\n    {code}\n")
+    assert one_line(f"{path}:make", capsys).startswith(message.format(name=f"{path}:make", path=path))
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("1 +", "importing {path} raises SyntaxError: invalid syntax"),
+        ("raise SystemExit(0)", "importing {path} calls sys.exit(0) ({path}:1)"),
+        ("assert False", "importing {path} raises AssertionError ({path}:1)"),
+        ("def needs(rows, dim): pass", "{path}:make"),
+    ],
+)
+def test_a_file_that_fails(code: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "bad_file.py", f"{code}\n")
+    if "needs" in code:
+        message = "'{path}' has no 'make'"
+    assert one_line(f"{path}:make", capsys).startswith(message.format(path=path))
+
+
+def test_traceback_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["explain", f"{MODELS}:fails", "--traceback"])
+    printed = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in printed
+    assert 'raise RuntimeError("the factory\'s own failure")' in printed
+    assert "--traceback shows where" not in printed
+    assert printed.splitlines()[-1].startswith(
+        "python -m recfx explain: error: tests.inspect.models:fails raises Runtime"
+    )
+
+
+def test_a_failure_is_placed_in_the_user_s_own_code(capsys: pytest.CaptureFixture[str]) -> None:
+    message = one_line(f"{MODELS}:fails", capsys)
+    assert message.startswith(
+        f"{MODELS}:fails raises RuntimeError: the factory's own failure (tests/inspect/models.py:"
+    )
+    assert message.endswith("; --traceback shows where")
+
+
+def test_what_the_factory_prints_goes_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "loud.py", f"{MODEL}    return print\nprint('importing')\nmade = make_model\n")
+    path.write_text(path.read_text() + "def make_model():\n    print('building')\n    return made()\n")
+    assert main(["explain", f"{path}:make_model"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("1 collection: ")
+    assert "importing\nbuilding\n" in printed.err

@@ -1,0 +1,70 @@
+"""``python -m recfx`` as a process: pipes, signals, and who writes where."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+
+LOUD = """\
+import os, subprocess, sys
+from tests.inspect.models import towers
+
+def make():
+    print("printed")
+    os.write(1, b"written\\n")
+    subprocess.run([sys.executable, "-c", "print('by another process')"])
+    return towers()
+
+def waits():
+    import signal, threading, time
+    print("waiting", flush=True)
+    time.sleep(60)
+"""
+
+
+def start(*arguments: str, **more: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "recfx", *arguments],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        **more,
+    )
+
+
+def test_stdout_has_the_result_alone_and_the_status_says_refused(tmp_path: Path) -> None:
+    path = tmp_path / "loud.py"
+    path.write_text(LOUD)
+    process = start("explain", f"{path}:make", "--json")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err
+    assert json.loads(out)["ok"] is False
+    for text in ("printed", "written", "by another process"):
+        assert text in err.splitlines()
+
+
+def test_a_reader_that_leaves_and_ctrl_c(tmp_path: Path) -> None:
+    """Both at once, because each of them has to import torch."""
+    path = tmp_path / "loud.py"
+    path.write_text(LOUD)
+    left = start("explain", "tests.inspect.models:many_tables", "--json")
+    interrupted = start("explain", f"{path}:waits")
+    assert left.stdout is not None
+    left.stdout.close()  # before anything is printed
+    assert interrupted.stderr is not None
+    while "waiting" not in (line := interrupted.stderr.readline()):
+        assert line, "it has ended"
+    interrupted.send_signal(signal.SIGINT)
+    assert left.wait(timeout=120) == 141
+    assert left.stderr is not None
+    assert "Broken" not in left.stderr.read()
+    assert interrupted.wait(timeout=120) == 130
+    assert "Traceback" not in interrupted.stderr.read()
