@@ -44,18 +44,19 @@ class IndexFacts(NamedTuple):
         return cls(0, -1, 0, 0, 0, 0, 0, 0, 0, 0)
 
     @classmethod
-    def of(cls, view: IndexView, table: int, slots_before: int, rows: int) -> IndexFacts:
+    def of(cls, view: IndexView, table: int, slots_before: int, slots: int, rows: int) -> IndexFacts:
         """Of an index.
 
         Args:
             view: the index, as eval mode reads it.
             table: its position among the tables.
             slots_before: the slots of the tables before it.
+            slots: the slots of its slot table.
             rows: the number of rows that it holds.
         """
         return cls(
             slots_start=2 * slots_before,
-            slot_mask=view.slots.shape[0] - 1,
+            slot_mask=slots - 1,
             side_start=table,
             row_begin=view.row_begin,
             rows=rows,

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .find_rows import IndexFacts, ReadIndexes
-from .hash_index_reference import find
 from .mix64 import mix64
+from .slot_table import find_rows_in_slots
 
 
 def find_rows(ids: Tensor, table_ends: Tensor, indexes: ReadIndexes) -> tuple[Tensor, Tensor]:
@@ -21,7 +21,7 @@ def find_rows(ids: Tensor, table_ends: Tensor, indexes: ReadIndexes) -> tuple[Te
             slots = indexes.slots[first : first + facts.slot_mask + 1]
             side_row = indexes.side_rows[facts.side_start : facts.side_start + 1]
             dense = max(0, min(facts.dense_rows - facts.row_begin, facts.rows))
-            found = find(asked, slots, side_row, dense, None, facts.row_begin)
+            found = find_rows_in_slots(asked, slots, side_row, dense, facts.row_begin)
             count = (found < 0).sum()
             if facts.share_buckets > 0:
                 found = torch.where(found < 0, _shared(asked, facts), found)

@@ -65,13 +65,18 @@ class Inserted(NamedTuple):
 
 
 def find(
-    ids: Tensor, slots: Tensor, side_row: Tensor, dense_rows: int, lock: Tensor | None = None, dense_begin: int = 0
+    ids: Tensor,
+    slot_groups: Tensor,
+    side_row: Tensor,
+    dense_rows: int,
+    lock: Tensor | None = None,
+    dense_begin: int = 0,
 ) -> Tensor:
     """The row of each id, -1 if it has none. Only reads, on all threads.
 
     Args:
         ids: int64 ``[n]``.
-        slots, side_row: see ``IndexBuffers``.
+        slot_groups, side_row: see ``IndexBuffers``.
         dense_rows: how many rows of the slice are dense; they come first.
         lock: the lock of the index; None if nothing writes to the index any more.
         dense_begin: the id of the first dense row; the ids of the others follow.
@@ -79,14 +84,14 @@ def find(
     Returns:
         int64 ``[n]``.
     """
-    return torch.ops.recfx.find(ids, slots, side_row, dense_rows, lock, dense_begin)
+    return torch.ops.recfx.find(ids, slot_groups, side_row, dense_rows, lock, dense_begin)
 
 
 def find_tables(
     ids: Tensor,
     begins: list[int],
     ends: list[int],
-    slots: list[Tensor],
+    slot_groups: list[Tensor],
     side_rows: list[Tensor],
     locks: list[Tensor],
     dense_rows: list[int],
@@ -97,26 +102,34 @@ def find_tables(
     Args:
         ids: int64 ``[n]``.
         begins, ends: where the ids of each table begin and end; ids outside every range are returned unchanged.
-        slots, side_rows, locks, dense_rows, dense_begins: one per table; if ``dense_begins`` is None, all are 0.
+        slot_groups, side_rows, locks, dense_rows, dense_begins: one per table; if ``dense_begins`` is None, all are 0.
 
     Returns:
         rows: int64 ``[n]``, -1 if the table does not hold the id.
         absent: int64 ``[tables]``, the number of such ids per table.
     """
-    return torch.ops.recfx.find_tables(ids, begins, ends, slots, side_rows, locks, dense_rows, dense_begins)
+    return torch.ops.recfx.find_tables(ids, begins, ends, slot_groups, side_rows, locks, dense_rows, dense_begins)
 
 
-def copy_slots_(
-    all_slots: Tensor, all_side_rows: Tensor, slots: list[Tensor], side_rows: list[Tensor], locks: list[Tensor]
+def slot_tables_(
+    all_slots: Tensor,
+    all_side_rows: Tensor,
+    slot_counts: list[int],
+    row_ids: list[Tensor],
+    row_states: list[Tensor],
+    locks: list[Tensor],
 ) -> None:
-    """Copy several tables' maps from ids to rows, one after the other, as they are between two changes.
+    """Write several indexes as slot tables (``slot_table.py``), one after the other, as they are between two changes.
+
+    Equal states give equal tables, whatever happened to the indexes before.
 
     Args:
         all_slots: int64 ``[slots of all tables, 2]``, filled.
-        all_side_rows: int64 ``[tables]``, filled.
-        slots, side_rows, locks: one per table. Waits for writers of these tables.
+        all_side_rows: int64 ``[tables]``, filled: the rows of id -1.
+        slot_counts: the slots of each table, a power of two and more than it has ids.
+        row_ids, row_states, locks: one per table. Waits for writers of these tables.
     """
-    torch.ops.recfx.copy_slots_(all_slots, all_side_rows, slots, side_rows, locks)
+    torch.ops.recfx.slot_tables_(all_slots, all_side_rows, slot_counts, row_ids, row_states, locks)
 
 
 def find_or_insert(
@@ -207,8 +220,8 @@ def _register_fakes() -> None:
     def _find_tables(ids: Tensor, begins: list[int], *rest: object) -> tuple[Tensor, Tensor]:
         return torch.empty_like(ids, memory_format=torch.contiguous_format), ids.new_empty(len(begins))
 
-    @torch.library.register_fake("recfx::copy_slots_")
-    def _copy_slots(*arguments: object) -> None:
+    @torch.library.register_fake("recfx::slot_tables_")
+    def _slot_tables(*arguments: object) -> None:
         return None
 
     @torch.library.register_fake("recfx::find_or_insert")

@@ -38,25 +38,31 @@ from .index_buffers import (
     is_uninitialized,
 )
 from .mix64 import mix64
-from .slot_table import erase_from_slots, find_in_slots, insert_into_slots
+from .slot_groups import erase_from_groups, find_in_groups, insert_into_groups
+from .slot_table import insert_into_slots
 
 FINDS_ON_ANY_THREAD = False
 """These references may only be called from one thread at a time."""
 
 
 def find(
-    ids: Tensor, slots: Tensor, side_row: Tensor, dense_rows: int, lock: Tensor | None = None, dense_begin: int = 0
+    ids: Tensor,
+    slot_groups: Tensor,
+    side_row: Tensor,
+    dense_rows: int,
+    lock: Tensor | None = None,
+    dense_begin: int = 0,
 ) -> Tensor:
     """``find`` in ATen. Scriptable."""
     is_dense = (ids >= dense_begin) & (ids < dense_begin + dense_rows)
-    return torch.where(is_dense, ids - dense_begin, find_in_slots(ids, slots, side_row))
+    return torch.where(is_dense, ids - dense_begin, find_in_groups(ids, slot_groups, side_row))
 
 
 def find_tables(
     ids: Tensor,
     begins: list[int],
     ends: list[int],
-    slots: list[Tensor],
+    slot_groups: list[Tensor],
     side_rows: list[Tensor],
     locks: list[Tensor],
     dense_rows: list[int],
@@ -68,17 +74,26 @@ def find_tables(
     for table in range(len(begins)):
         begin, end = begins[table], ends[table]
         first = 0 if dense_begins is None else dense_begins[table]
-        rows[begin:end] = find(ids[begin:end], slots[table], side_rows[table], dense_rows[table], None, first)
+        rows[begin:end] = find(ids[begin:end], slot_groups[table], side_rows[table], dense_rows[table], None, first)
         absent[table] = (rows[begin:end] < 0).sum()
     return rows, absent
 
 
-def copy_slots_(
-    all_slots: Tensor, all_side_rows: Tensor, slots: list[Tensor], side_rows: list[Tensor], locks: list[Tensor]
+def slot_tables_(
+    all_slots: Tensor,
+    all_side_rows: Tensor,
+    slot_counts: list[int],
+    row_ids: list[Tensor],
+    row_states: list[Tensor],
+    locks: list[Tensor],
 ) -> None:
-    """``copy_slots_`` in ATen. Scriptable."""
-    torch.cat(slots, out=all_slots)
-    torch.cat(side_rows, out=all_side_rows)
+    """``slot_tables_`` in ATen."""
+    all_slots.fill_(-1)
+    all_side_rows.fill_(-1)
+    slots, side_rows = all_slots.split(slot_counts), all_side_rows.split(1)
+    for table, (ids, states) in enumerate(zip(row_ids, row_states, strict=True)):
+        rows = torch.nonzero(is_taken(states)).squeeze(1)
+        insert_into_slots(ids[rows], rows, slots[table], side_rows[table])
 
 
 @dataclass
@@ -187,7 +202,7 @@ def mark_initialized(
 def _plan(
     ids: Tensor, index: IndexBuffers, policy: IndexPolicy, oldest_in_flight: int, rows_in_flight: Tensor
 ) -> _Plan:
-    rows = find(ids, index.slots, index.side_row, policy.own_dense_rows, None, policy.row_begin)
+    rows = find(ids, index.slot_groups, index.side_row, policy.own_dense_rows, None, policy.row_begin)
     _refuse_foreign(ids[rows < 0], policy)
     candidates = _candidates(index, policy)
     by_id: dict[int, _NewId] = {}
@@ -283,11 +298,11 @@ def _victims(bucket: int, index: IndexBuffers, policy: IndexPolicy, kept: Tensor
 def _apply(plan: _Plan, index: IndexBuffers, policy: IndexPolicy) -> None:
     batch = int(index.counts[BATCHES]) + 1
     for id_ in plan.evicted.values():
-        erase_from_slots(id_, index.slots, index.side_row)
+        erase_from_groups(id_, index.slot_groups, index.side_row)
     inserted = [new for new in plan.new_ids if new.row >= 0]
     ids = index.row_ids.new_tensor([new.id for new in inserted])
     rows = index.row_ids.new_tensor([new.row for new in inserted])
-    insert_into_slots(ids, rows, index.slots, index.side_row)
+    insert_into_groups(ids, rows, index.slot_groups, index.side_row)
     index.row_ids[rows] = ids
     before = index.row_state[rows]
     index.row_state[rows] = (
@@ -344,16 +359,16 @@ def _update_candidates(plan: _Plan, index: IndexBuffers, policy: IndexPolicy, ba
         index.candidate_order[place] = (batch << NEW_ID_BITS) + numbers[new.bucket]
         numbers[new.bucket] += 1
         _update_free_places(index, policy, place)
-        insert_into_slots(
+        insert_into_groups(
             ids=index.row_ids.new_tensor([new.id]),
             rows=index.row_ids.new_tensor([place]),
-            slots=index.candidate_slots,
+            slot_groups=index.candidate_slot_groups,
             side_row=index.candidate_side_row,
         )
 
 
 def _free_place(place: int, index: IndexBuffers, policy: IndexPolicy) -> None:
-    erase_from_slots(int(index.candidate_ids[place]), index.candidate_slots, index.candidate_side_row)
+    erase_from_groups(int(index.candidate_ids[place]), index.candidate_slot_groups, index.candidate_side_row)
     index.candidate_ids[place] = -1
     index.candidate_counts[place] = 0
     index.candidate_order[place] = 0
@@ -378,7 +393,7 @@ def erase(ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
     candidates = _candidates(index, policy)
     rows = []
     for id_ in ids.tolist():
-        rows.append(-1 if 0 <= id_ < policy.dense_rows else erase_from_slots(id_, index.slots, index.side_row))
+        rows.append(-1 if 0 <= id_ < policy.dense_rows else erase_from_groups(id_, index.slot_groups, index.side_row))
         if id_ in candidates:
             _free_place(candidates.pop(id_).place, index, policy)
     answer = ids.new_tensor(rows)

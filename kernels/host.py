@@ -25,7 +25,7 @@ class HashIndexOperators(Protocol):
     def find(
         self,
         ids: Tensor,
-        slots: Tensor,
+        slot_groups: Tensor,
         side_row: Tensor,
         dense_rows: int,
         lock: Tensor | None = None,
@@ -38,7 +38,7 @@ class HashIndexOperators(Protocol):
         ids: Tensor,
         begins: list[int],
         ends: list[int],
-        slots: list[Tensor],
+        slot_groups: list[Tensor],
         side_rows: list[Tensor],
         locks: list[Tensor],
         dense_rows: list[int],
@@ -46,15 +46,16 @@ class HashIndexOperators(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """``find`` for several tables at once."""
 
-    def copy_slots_(
+    def slot_tables_(
         self,
         all_slots: Tensor,
         all_side_rows: Tensor,
-        slots: list[Tensor],
-        side_rows: list[Tensor],
+        slot_counts: list[int],
+        row_ids: list[Tensor],
+        row_states: list[Tensor],
         locks: list[Tensor],
     ) -> None:
-        """Copies of several tables' maps from ids to rows."""
+        """Write several indexes as slot tables."""
 
     def find_or_insert(
         self,

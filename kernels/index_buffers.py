@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .buckets import bucket_begin, bucket_from
 from .free_rows import word_count
-from .slot_table import slot_count
+from .slot_groups import SLOTS, group_count
 
 # States of a row. NEW and RENEWED rows are taken as well, but do not hold the weights of their ids yet; before it was
 # taken, a NEW row was NEVER_USED and a RENEWED row was not. These two states occur only in indexes whose rows are
@@ -107,8 +107,8 @@ class IndexPolicy(NamedTuple):
 class IndexBuffers(NamedTuple):
     """The tensors of one index, for the rows and buckets of its slice; those that its policy does not use are empty."""
 
-    slots: Tensor  # int64 [slots, 2]: maps ids to rows, see slot_table.py
-    side_row: Tensor  # int64 [1]: the row of id -1, which slots cannot hold; -1 if it has none
+    slot_groups: Tensor  # int64 [groups, 8]: maps ids to rows, see slot_groups.py
+    side_row: Tensor  # int64 [1]: the row of id -1, which slot_groups cannot hold; -1 if it has none
     row_ids: Tensor  # int64 [rows]: the id that has the row, -1 if it is free
     row_state: Tensor  # uint8 [rows]: NEVER_USED, TAKEN, FREED, NEW or RENEWED
     free_rows: Tensor  # int64 [words]: the free rows, see free_rows.py
@@ -118,7 +118,7 @@ class IndexBuffers(NamedTuple):
     row_scores: Tensor  # int64 [rows]: rows are evicted in ascending order
     victims: Tensor  # int64 [entries, 3], victim_heads [buckets, 3]: see csrc/lowest_rows.h
     victim_heads: Tensor
-    candidate_slots: Tensor  # int64 [slots, 2], candidate_side_row [1]: maps ids to places, as for rows
+    candidate_slot_groups: Tensor  # int64 [groups, 8], candidate_side_row [1]: maps ids to places, as for rows
     candidate_side_row: Tensor
     candidate_ids: Tensor  # int64 [rows]: the id that is counted at each place, -1 if there is none
     candidate_counts: Tensor  # int32 [rows]: the id's sightings, 0 if there is none
@@ -142,7 +142,7 @@ def allocate_buffers(policy: IndexPolicy, device: str) -> IndexBuffers:
         return torch.empty(size if wanted else (0, *size[1:]), dtype=torch.int64, device=device)
 
     return IndexBuffers(
-        slots=int64(slot_count(index_rows), 2),
+        slot_groups=int64(group_count(index_rows), 2 * SLOTS),
         side_row=int64(1),
         row_ids=int64(rows),
         row_state=torch.empty(rows, dtype=torch.uint8, device=device),
@@ -153,7 +153,7 @@ def allocate_buffers(policy: IndexPolicy, device: str) -> IndexBuffers:
         row_scores=int64(rows, wanted=policy.evicts),
         victims=int64(entries, 3, wanted=policy.evicts),
         victim_heads=int64(buckets, 3, wanted=policy.evicts),
-        candidate_slots=int64(slot_count(index_rows), 2, wanted=policy.admits),
+        candidate_slot_groups=int64(group_count(index_rows), 2 * SLOTS, wanted=policy.admits),
         candidate_side_row=int64(1, wanted=policy.admits),
         candidate_ids=int64(rows, wanted=policy.admits),
         candidate_counts=torch.empty(rows if policy.admits else 0, dtype=torch.int32, device=device),

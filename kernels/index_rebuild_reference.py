@@ -18,7 +18,7 @@ from .index_rebuild import (
     WRONG_BUCKET,
     Rebuilt,
 )
-from .slot_table import find_in_slots, insert_into_slots
+from .slot_groups import find_in_groups, insert_into_groups
 
 
 def rebuild(buffers: IndexBuffers, policy: IndexPolicy) -> Rebuilt:
@@ -28,9 +28,9 @@ def rebuild(buffers: IndexBuffers, policy: IndexPolicy) -> Rebuilt:
 
 
 def _rebuild(buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
-    for empty in (buffers.slots, buffers.side_row, buffers.victim_heads, buffers.oldest_heads):
+    for empty in (buffers.slot_groups, buffers.side_row, buffers.victim_heads, buffers.oldest_heads):
         empty.fill_(-1)
-    for empty in (buffers.candidate_slots, buffers.candidate_side_row):
+    for empty in (buffers.candidate_slot_groups, buffers.candidate_side_row):
         empty.fill_(-1)
     for zero in (buffers.free_rows, buffers.bucket_taken, buffers.free_places, buffers.lock, buffers.uninitialized):
         zero.zero_()
@@ -45,7 +45,7 @@ def _rebuild(buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
     problem[(states != TAKEN) & ~is_uninitialized(states)] = UNKNOWN_STATE
     if bool(problem.any()):
         return _first(problem, taken, 0)
-    insert_into_slots(ids, taken, buffers.slots, buffers.side_row)
+    insert_into_groups(ids, taken, buffers.slot_groups, buffers.side_row)
     _fill_free(buffers.free_rows, buffers.row_state, policy)
     buffers.uninitialized.fill_(is_uninitialized(states).sum())
     own = bucket_of(ids, policy.buckets, policy.seed) - policy.own_buckets.start
@@ -59,14 +59,14 @@ def _rebuild_candidates(buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
     places = torch.nonzero(buffers.candidate_counts).squeeze(1)
     ids = buffers.candidate_ids[places]
     problem = _place_problems(places, ids, policy)
-    has_row = find_in_slots(ids, buffers.slots, buffers.side_row) >= 0
+    has_row = find_in_groups(ids, buffers.slot_groups, buffers.side_row) >= 0
     problem[has_row & (problem == NO_PROBLEM)] = DUPLICATE_ID
     order = buffers.candidate_order[places]
     problem[((order < 0) | (order >> NEW_ID_BITS > buffers.counts[BATCHES])) & (problem == NO_PROBLEM)] = BAD_SCORE
     problem[buffers.candidate_counts[places] < 0] = UNKNOWN_STATE
     if bool(problem.any()):
         return _first(problem, places, 1)
-    insert_into_slots(ids, places, buffers.candidate_slots, buffers.candidate_side_row)
+    insert_into_groups(ids, places, buffers.candidate_slot_groups, buffers.candidate_side_row)
     _fill_free(buffers.free_places, (buffers.candidate_counts > 0).to(torch.uint8), policy)
     return ids.new_tensor([NO_PROBLEM, -1, 0])
 

@@ -24,7 +24,7 @@ from . import library
 class IndexView(NamedTuple):
     """What finding ids needs to know about a table's index."""
 
-    slots: Tensor  # int64 [slots, 2], see slot_table.py; [0, 2]: there is no index, the table's ids are its rows
+    slot_groups: Tensor  # int64 [groups, 8], see slot_groups.py; [0, 8]: there is no index, ids are rows
     side_row: Tensor  # int64 [1]: the row of id -1
     dense_rows: int  # of the table: an id 0 <= id < dense_rows is its own row
     share_buckets: int  # of the table, if an id without a row reads a row of its bucket; 0: it adds nothing
@@ -36,7 +36,7 @@ class IndexView(NamedTuple):
     @classmethod
     def none(cls) -> IndexView:
         """The view of a table that has no index."""
-        empty = torch.empty(0, 2, dtype=torch.int64, device="cpu")
+        empty = torch.empty(0, 8, dtype=torch.int64, device="cpu")
         return cls(empty, torch.empty(1, dtype=torch.int64, device="cpu"), 0, 0, 0)
 
 
@@ -82,11 +82,11 @@ def find_and_pool(
         rows: int64 ``[n]``, -1 if an id has no row and its table shares none, or if an id is in no bag.
         absent: int64 ``[tables]``, the number of ids per table that have no row of their own.
     """
-    slots, side_rows, dense_rows, share_buckets, seeds, locks, table_rows, row_begins = map(
+    slot_groups, side_rows, dense_rows, share_buckets, seeds, locks, table_rows, row_begins = map(
         list, zip(*indexes, strict=True)
     )
     lookup = (ids, offsets, weights, table_of_feature)
-    views = (slots, side_rows, dense_rows, share_buckets, seeds, table_rows, row_begins)
+    views = (slot_groups, side_rows, dense_rows, share_buckets, seeds, table_rows, row_begins)
     held = [lock for lock in locks if lock is not None]
     return torch.ops.recfx.find_and_pool(*lookup, *views, held, per_sample_weights)
 

@@ -41,7 +41,7 @@ def find_and_pool(
     offsets: Tensor,
     weights: list[Tensor],
     table_of_feature: list[int],
-    slots: list[Tensor],
+    slot_groups: list[Tensor],
     side_rows: list[Tensor],
     dense_rows: list[int],
     share_buckets: list[int],
@@ -59,10 +59,10 @@ def find_and_pool(
         begin, end = int(offsets[feature * batch_size]), int(offsets[(feature + 1) * batch_size])
         asked = ids[begin:end]
         found = asked
-        if slots[table].numel() > 0:
+        if slot_groups[table].numel() > 0:
             own, first, dense = weights[table].size(0), row_begins[table], dense_rows[table]
             own_dense = max(0, min(dense - first, own))
-            found = find(asked, slots[table], side_rows[table], own_dense, None, first)
+            found = find(asked, slot_groups[table], side_rows[table], own_dense, None, first)
             absent[table] += (found < 0).sum()
             if share_buckets[table] > 0:
                 size = own if table_rows[table] == 0 else table_rows[table]

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from .buckets import shared_rows
-from .hash_index_reference import find
 from .quantized_rows import dequantize_rows, row_bytes
 from .served_lookup import ServedTable
+from .slot_table import find_rows_in_slots
 
 
 def served_lookup(
@@ -45,7 +45,7 @@ def served_lookup(
 def _rows_of(ids: Tensor, table: ServedTable, slots: Tensor) -> Tensor:
     if table.slots == 0:
         return ids
-    found = find(ids, slots, torch.tensor([table.side_row]), table.dense_rows)
+    found = find_rows_in_slots(ids, slots, torch.tensor([table.side_row]), table.dense_rows)
     if table.share_buckets == 0:
         return found
     shared = shared_rows(ids, table.num_rows, table.dense_rows, table.share_buckets, table.seed)

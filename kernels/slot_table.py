@@ -1,10 +1,10 @@
-"""The slot table in ATen: an open-addressed map from id to row. Reference of ``csrc/slot_table.h``.
+"""Slot tables in ATen: the map from id to row of an index that is only read. Reference of ``csrc/slot_table.h``.
 
 ``slots`` is int64 ``[slots, 2]`` of (id, row), with a power of two of slots, and ``(-1, -1)`` in empty ones. Probing is
 linear, from ``murmur3_finalizer(id) % slots``. Hash, probing and layout are those of FBGEMM's
-``pruned_hashmap_lookup``, which can therefore read the table. Since id -1 marks an empty slot, the row of that id is
-kept outside the table, in ``side_row`` int64 ``[1]`` (-1: none). At least one slot is always empty; otherwise probing
-for an absent id would not end.
+``pruned_hashmap_lookup``, which can therefore read the table; exported files and copies on devices have it. Since id
+-1 marks an empty slot, the row of that id is kept outside the table, in ``side_row`` int64 ``[1]`` (-1: none). At least
+one slot is always empty; otherwise probing for an absent id would not end.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ from torch import Tensor
 
 
 def slot_count(rows: int) -> int:
-    """The number of slots: the power of two for which the table is between 3/8 and 3/4 full when no row is free.
-
-    That is at most 2.67 slots or 43 bytes per row; with the row-aligned state an index stays below 64 bytes per row.
-    """
+    """The number of slots: the power of two for which the table is between 3/8 and 3/4 full when no row is free."""
     needed = rows + rows // 3 + 1
     return 1 << (needed - 1).bit_length() if needed > 1 else 2
 
 
-def home_slots(ids: Tensor, slots: int) -> Tensor:
-    """The slot at which probing for each id begins: murmur3's 64-bit finalizer, modulo ``slots`` (a power of two)."""
+def slot_hash(ids: Tensor) -> Tensor:
+    """murmur3's 64-bit finalizer, as int64."""
     k = (ids ^ ((ids >> 33) & 0x7FFFFFFF)) * -49064778989728563  # 0xff51afd7ed558ccd
     k = (k ^ ((k >> 33) & 0x7FFFFFFF)) * -4265267296055464877  # 0xc4ceb9fe1a85ec53
-    return (k ^ ((k >> 33) & 0x7FFFFFFF)) & (slots - 1)
+    return k ^ ((k >> 33) & 0x7FFFFFFF)
+
+
+def home_slots(ids: Tensor, slots: int) -> Tensor:
+    """The slot at which probing for each id begins: its hash modulo ``slots`` (a power of two)."""
+    return slot_hash(ids) & (slots - 1)
 
 
 def find_in_slots(ids: Tensor, slots: Tensor, side_row: Tensor) -> Tensor:
@@ -41,6 +43,12 @@ def find_in_slots(ids: Tensor, slots: Tensor, side_row: Tensor) -> Tensor:
         pending = pending[(here[:, 0] != -1) & (here[:, 0] != ids[pending])]
         position[pending] = (position[pending] + 1) & mask
     return rows
+
+
+def find_rows_in_slots(ids: Tensor, slots: Tensor, side_row: Tensor, dense_rows: int, dense_begin: int = 0) -> Tensor:
+    """``find_in_slots``, but the ids from ``dense_begin`` on are the rows before ``dense_rows``."""
+    is_dense = (ids >= dense_begin) & (ids < dense_begin + dense_rows)
+    return torch.where(is_dense, ids - dense_begin, find_in_slots(ids, slots, side_row))
 
 
 def insert_into_slots(ids: Tensor, rows: Tensor, slots: Tensor, side_row: Tensor) -> None:
@@ -60,43 +68,3 @@ def insert_into_slots(ids: Tensor, rows: Tensor, slots: Tensor, side_row: Tensor
         slots[position[winners]] = torch.stack([ids[winners], rows[winners]], dim=1)
         pending = pending[slots[position[pending], 0] != ids[pending]]
         position[pending] = (position[pending] + 1) & mask
-
-
-def erase_from_slots(id_: int, slots: Tensor, side_row: Tensor) -> int:
-    """Erase one id and return its row, or -1. Later ids of its run move back over the hole: there are no tombstones."""
-    if id_ == -1:
-        row = int(side_row.item())
-        side_row.fill_(-1)
-        return row
-    count = slots.size(0)
-
-    def home(value: int) -> int:
-        return int(home_slots(slots.new_tensor([value]), count).item())
-
-    hole = home(id_)
-    while (found := int(slots[hole, 0])) != id_:
-        if found == -1:
-            return -1
-        hole = (hole + 1) % count
-    row = int(slots[hole, 1])
-    following = (hole + 1) % count
-    while (other := int(slots[following, 0])) != -1:
-        # An id may move back to the hole unless that would place it before its home.
-        if (following - home(other)) % count >= (following - hole) % count:
-            slots[hole] = slots[following]
-            hole = following
-        following = (following + 1) % count
-    slots[hole] = -1
-    return row
-
-
-def longest_probe(slots: Tensor) -> int:
-    """The most slots that finding an id of the table reads; 0 if the table is empty. Reads the table in chunks."""
-    count, longest, piece = slots.size(0), 0, 2**20
-    for begin in range(0, count, piece):
-        ids = slots[begin : begin + piece, 0]
-        places = torch.nonzero(ids != -1).squeeze(1)
-        if places.numel() > 0:
-            distance = (begin + places - home_slots(ids[places], count)) & (count - 1)
-            longest = max(longest, int(distance.max()) + 1)
-    return longest

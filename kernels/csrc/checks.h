@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "index_lock.h"
-#include "slot_table.h"
+#include "slot_groups.h"
 
 namespace recfx {
 
@@ -19,15 +19,16 @@ inline int64_t* int64_data(const at::Tensor& tensor, const char* name, int64_t d
   return static_cast<int64_t*>(tensor.data_ptr());
 }
 
-inline SlotTable slot_table(const at::Tensor& slots, const at::Tensor& side_row) {
-  static_assert(sizeof(Slot) == 2 * sizeof(int64_t));
-  int64_t* data = int64_data(slots, "slots", 2);
-  const int64_t count = slots.size(0);
-  TORCH_CHECK(slots.size(1) == 2, "recfx: slots must be [slots, 2], got ", slots.sizes());
-  TORCH_CHECK(count > 0 && (count & (count - 1)) == 0, "recfx: slots must be a power of two, got ", count);
+inline SlotGroups slot_groups(const at::Tensor& groups, const at::Tensor& side_row) {
+  static_assert(sizeof(SlotGroup) == 2 * kGroupSlots * sizeof(int64_t));
+  int64_t* data = int64_data(groups, "slot_groups", 2);
+  const int64_t count = groups.size(0);
+  TORCH_CHECK(groups.size(1) == 2 * kGroupSlots, "recfx: slot_groups must be [groups, ", 2 * kGroupSlots, "], got ",
+              groups.sizes());
+  TORCH_CHECK(0 < count && count <= (int64_t{1} << 32), "recfx: there must be 1 to 2 ** 32 slot groups, got ", count);
   int64_t* side = int64_data(side_row, "side_row");
   TORCH_CHECK(side_row.numel() == 1, "recfx: side_row must be [1], got ", side_row.sizes());
-  return {reinterpret_cast<Slot*>(data), count, side};
+  return {reinterpret_cast<SlotGroup*>(data), count, side};
 }
 
 inline IndexLock index_lock(const at::Tensor& lock) {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "checks.h"
-#include "find.h"
+#include "find_in_groups.h"
 #include "index_buffers.h"
 #include "parallel.h"
 #include "table_batch.h"
@@ -79,11 +79,11 @@ void run(std::vector<Task>& tasks, Work work) {
   });
 }
 
-at::Tensor find(const at::Tensor& ids, const at::Tensor& slots, const at::Tensor& side_row, int64_t dense_rows,
+at::Tensor find(const at::Tensor& ids, const at::Tensor& groups, const at::Tensor& side_row, int64_t dense_rows,
                 const std::optional<at::Tensor>& lock, int64_t dense_begin) {
   const at::Tensor contiguous = ids.contiguous();
   const int64_t* data = int64_data(contiguous, "ids");
-  const SlotTable table = slot_table(slots, side_row);
+  const SlotGroups table = slot_groups(groups, side_row);
   at::Tensor rows = at::empty(ids.sizes(), int64_options());
   int64_t* row_data = mutable_int64(rows);
   const Locked locked(lock ? std::vector<IndexLock>{index_lock(*lock)} : std::vector<IndexLock>{}, false);
@@ -95,19 +95,20 @@ at::Tensor find(const at::Tensor& ids, const at::Tensor& slots, const at::Tensor
 
 // Returns rows, absent [tables].
 std::tuple<at::Tensor, at::Tensor> find_tables(const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRef ends,
-                                               at::TensorList slots, at::TensorList side_rows, at::TensorList locks,
+                                               at::TensorList groups, at::TensorList side_rows, at::TensorList locks,
                                                at::IntArrayRef dense_rows, at::OptionalIntArrayRef dense_begins) {
   const size_t tables = begins.size();
-  TORCH_CHECK(ends.size() == tables && slots.size() == tables && side_rows.size() == tables && locks.size() == tables &&
-                  dense_rows.size() == tables && (!dense_begins || dense_begins->size() == tables),
+  TORCH_CHECK(ends.size() == tables && groups.size() == tables && side_rows.size() == tables &&
+                  locks.size() == tables && dense_rows.size() == tables &&
+                  (!dense_begins || dense_begins->size() == tables),
               "recfx: find_tables needs one entry per table in every list");
   const at::Tensor contiguous = ids.contiguous();
   const int64_t* data = int64_data(contiguous, "ids");
   std::vector<Task> tasks = tasks_of(ids.numel(), begins, ends);
-  std::vector<SlotTable> views;
+  std::vector<SlotGroups> views;
   std::vector<IndexLock> index_locks;
   for (size_t t = 0; t < tables; ++t) {
-    views.push_back(slot_table(slots[t], side_rows[t]));
+    views.push_back(slot_groups(groups[t], side_rows[t]));
     index_locks.push_back(index_lock(locks[t]));
   }
   at::Tensor rows = rows_of(contiguous, begins, ends);
@@ -125,34 +126,6 @@ std::tuple<at::Tensor, at::Tensor> find_tables(const at::Tensor& ids, at::IntArr
     mutable_int64(absent)[task.table] += task.absent;
   }
   return {rows, absent};
-}
-
-// Copies the slots of all tables into one tensor, and their rows of id -1 into another, while no writer is at work.
-void copy_slots_(const at::Tensor& all_slots, const at::Tensor& all_side_rows, at::TensorList slots,
-                 at::TensorList side_rows, at::TensorList locks) {
-  const size_t tables = slots.size();
-  TORCH_CHECK(side_rows.size() == tables && locks.size() == tables,
-              "recfx: copy_slots_ needs one entry per table in every list");
-  std::vector<IndexLock> index_locks;
-  std::vector<int64_t> begins{0};
-  for (size_t t = 0; t < tables; ++t) {
-    TORCH_CHECK(side_rows[t].numel() == 1, "recfx: table ", t, " has ", side_rows[t].numel(), " rows of id -1");
-    begins.push_back(begins[t] + static_cast<int64_t>(slots[t].numel()));
-    index_locks.push_back(index_lock(locks[t]));
-  }
-  TORCH_CHECK(all_slots.numel() == begins.back() && all_side_rows.numel() == static_cast<int64_t>(tables),
-              "recfx: copies of ", begins.back(), " numbers and of ", tables, " rows do not fit into ",
-              all_slots.numel(), " and ", all_side_rows.numel());
-  int64_data(all_slots, "all_slots", 2);
-  int64_data(all_side_rows, "all_side_rows");
-  const Locked locked(std::move(index_locks), false);
-  for (size_t t = 0; t < tables; ++t) {
-    const int64_t* from = int64_data(slots[t], "slots", 2);
-    int64_t* to = mutable_int64(all_slots) + begins[t];
-    parallel_for(0, begins[t + 1] - begins[t], kIdsPerTask,
-                 [&](int64_t begin, int64_t end) { std::copy(from + begin, from + end, to + begin); });
-    mutable_int64(all_side_rows)[t] = *int64_data(side_rows[t], "side_rows");
-  }
 }
 
 // Returns rows, new_rows, their previous states and ids, and report [tables, 2] = (new rows, full bucket or -1).
@@ -326,14 +299,11 @@ at::Tensor erase(const at::Tensor& ids, at::TensorList buffers, at::IntArrayRef 
 
 TORCH_LIBRARY_FRAGMENT(recfx, library) {
   library.def(
-      "find(Tensor ids, Tensor slots, Tensor side_row, int dense_rows, Tensor? lock=None, "
+      "find(Tensor ids, Tensor slot_groups, Tensor side_row, int dense_rows, Tensor? lock=None, "
       "int dense_begin=0) -> Tensor");
   library.def(
-      "find_tables(Tensor ids, int[] begins, int[] ends, Tensor[] slots, Tensor[] side_rows, Tensor[] locks, "
+      "find_tables(Tensor ids, int[] begins, int[] ends, Tensor[] slot_groups, Tensor[] side_rows, Tensor[] locks, "
       "int[] dense_rows, int[]? dense_begins=None) -> (Tensor, Tensor)");
-  library.def(
-      "copy_slots_(Tensor(a!) all_slots, Tensor(b!) all_side_rows, Tensor[] slots, Tensor[] side_rows, Tensor[] locks) "
-      "-> ()");
   library.def(
       "find_or_insert(Tensor ids, int[] begins, int[] ends, Tensor(a!)[] buffers, int[] policies, "
       "int[] oldest_in_flight, Tensor[]? rows_in_flight=None, int[]? oldest_listed=None) "
@@ -346,7 +316,6 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
 TORCH_LIBRARY_IMPL(recfx, CPU, library) {
   library.impl("find", find);
   library.impl("find_tables", find_tables);
-  library.impl("copy_slots_", copy_slots_);
   library.impl("find_or_insert", find_or_insert);
   library.impl("add_counts", add_counts);
   library.impl("mark_initialized", mark_initialized);

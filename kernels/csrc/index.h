@@ -9,7 +9,7 @@
 #include "mix64.h"
 #include "row_slice.h"
 #include "scores.h"
-#include "slot_table.h"
+#include "slot_groups.h"
 
 namespace recfx {
 
@@ -45,7 +45,7 @@ inline int64_t first_batch(int64_t order) { return order >> kNewIdBits; }
 
 // Ids that have been seen, but not often enough to get a row. A bucket has at most as many as it has rows.
 struct Candidates {
-  SlotTable table;  // maps ids to places; places are divided into buckets like rows
+  SlotGroups table;  // maps ids to places; places are divided into buckets like rows
   int64_t* ids;
   int32_t* counts;  // sightings; 0: the place is free
   int64_t* order;   // when the candidate was first seen
@@ -62,7 +62,7 @@ struct Candidates {
 struct Index {
   Policy policy;
   RowSlice slice;
-  SlotTable table;
+  SlotGroups table;
   int64_t* row_ids;
   uint8_t* row_state;
   FreeRows free_rows;

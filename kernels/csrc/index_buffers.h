@@ -11,7 +11,7 @@ namespace recfx {
 
 // The order in which an index's tensors are passed: IndexBuffers in kernels/index_buffers.py.
 enum Buffer {
-  kSlots,
+  kSlotGroups,
   kSideRow,
   kRowIds,
   kRowState,
@@ -22,7 +22,7 @@ enum Buffer {
   kRowScores,
   kVictims,
   kVictimHeads,
-  kCandidateSlots,
+  kCandidateSlotGroups,
   kCandidateSideRow,
   kCandidateIds,
   kCandidateCounts,
@@ -96,6 +96,12 @@ inline RowSlice row_slice(const at::IntArrayRef numbers) {
   return slice;
 }
 
+// One slot at least is empty, so that searches end.
+inline void check_slots(const at::Tensor& groups, const char* name, int64_t index_rows) {
+  TORCH_CHECK(groups.dim() == 2 && groups.numel() / 2 > index_rows, "recfx: ", name,
+              " must have more slots than rows, got ", groups.sizes(), " for ", index_rows, " rows");
+}
+
 inline Index index_view(const at::TensorList buffers, const at::IntArrayRef numbers) {
   const Policy policy{
       .seed = numbers[kSeed],
@@ -110,12 +116,11 @@ inline Index index_view(const at::TensorList buffers, const at::IntArrayRef numb
   const int64_t rows = slice.rows();
   const int64_t buckets = slice.own_buckets();
   const int64_t index_rows = slice.own_index_rows();
-  TORCH_CHECK(buffers[kSlots].size(0) > index_rows, "recfx: there must be more slots than rows, got ",
-              buffers[kSlots].size(0), " slots for ", index_rows, " rows");
+  check_slots(buffers[kSlotGroups], "slot_groups", index_rows);
   Index index{
       .policy = policy,
       .slice = slice,
-      .table = slot_table(buffers[kSlots], buffers[kSideRow]),
+      .table = slot_groups(buffers[kSlotGroups], buffers[kSideRow]),
       .row_ids = longs(buffers[kRowIds], "row_ids", rows),
       .row_state = buffer_data<uint8_t>(buffers[kRowState], "row_state", at::kByte, rows),
       .free_rows = free_rows_view(buffers[kFreeRows], "free_rows", rows),
@@ -130,11 +135,9 @@ inline Index index_view(const at::TensorList buffers, const at::IntArrayRef numb
     index.victims = lowest_rows_view(buffers[kVictims], buffers[kVictimHeads], "victims", index_rows, buckets);
   }
   if (policy.admit_after > 1) {
-    TORCH_CHECK(buffers[kCandidateSlots].size(0) > index_rows,
-                "recfx: there must be more candidate slots than rows, got ", buffers[kCandidateSlots].size(0),
-                " slots for ", index_rows, " rows");
+    check_slots(buffers[kCandidateSlotGroups], "candidate_slot_groups", index_rows);
     index.candidates = Candidates{
-        .table = slot_table(buffers[kCandidateSlots], buffers[kCandidateSideRow]),
+        .table = slot_groups(buffers[kCandidateSlotGroups], buffers[kCandidateSideRow]),
         .ids = longs(buffers[kCandidateIds], "candidate_ids", rows),
         .counts = buffer_data<int32_t>(buffers[kCandidateCounts], "candidate_counts", at::kInt, rows),
         .order = longs(buffers[kCandidateOrder], "candidate_order", rows),

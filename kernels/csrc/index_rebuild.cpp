@@ -4,7 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "find.h"
+#include "find_in_groups.h"
 #include "index_buffers.h"
 
 namespace recfx {
@@ -111,7 +111,8 @@ Found rebuild_candidates(Index& index) {
 // Returns [3] = (problem, lowest row or place that has it, 1 if it is the place of a candidate).
 at::Tensor rebuild(at::TensorList buffers, at::IntArrayRef policy) {
   Index index = index_views(buffers, policy).at(0);
-  for (const Buffer each : {kSlots, kSideRow, kVictimHeads, kCandidateSlots, kCandidateSideRow, kOldestHeads}) {
+  for (const Buffer each :
+       {kSlotGroups, kSideRow, kVictimHeads, kCandidateSlotGroups, kCandidateSideRow, kOldestHeads}) {
     buffers[each].fill_(-1);
   }
   for (const Buffer each : {kFreeRows, kBucketTaken, kFreePlaces, kLock, kUninitialized}) {

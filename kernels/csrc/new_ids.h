@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "slot_table.h"
+#include "slot_hash.h"
 
 namespace recfx {
 

@@ -12,10 +12,9 @@
 
 #include "absent_answer.h"
 #include "bag_tasks.h"
-#include "find.h"
+#include "find_in_groups.h"
 #include "lookup_checks.h"
 #include "pool.h"
-#include "slot_table.h"
 #include "tasks.h"
 
 namespace recfx {
@@ -114,20 +113,20 @@ at::Tensor pooled_lookup(const at::Tensor& rows, const at::Tensor& offsets, at::
 // Returns pooled, rows, absent [tables].
 std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(const at::Tensor& ids, const at::Tensor& offsets,
                                                              at::TensorList weights, at::IntArrayRef table_of_feature,
-                                                             at::TensorList slots, at::TensorList side_rows,
+                                                             at::TensorList slot_groups_of, at::TensorList side_rows,
                                                              at::IntArrayRef dense_rows, at::IntArrayRef share_buckets,
                                                              at::IntArrayRef seeds, at::IntArrayRef table_rows,
                                                              at::IntArrayRef row_begins, at::TensorList locks,
                                                              const OptionalTensor& per_sample_weights) {
   const size_t tables = weights.size();
-  TORCH_CHECK(slots.size() == tables && side_rows.size() == tables && dense_rows.size() == tables &&
+  TORCH_CHECK(slot_groups_of.size() == tables && side_rows.size() == tables && dense_rows.size() == tables &&
                   share_buckets.size() == tables && seeds.size() == tables && table_rows.size() == tables &&
                   row_begins.size() == tables,
               "recfx::find_and_pool needs one entry per table in every list");
   const at::Tensor ids_contiguous = ids.contiguous();
   const int64_t* id_data = int64_data(ids_contiguous, "ids");
   const Lookup lookup(ids.numel(), offsets, weights, table_of_feature, per_sample_weights, false);
-  std::vector<std::optional<SlotTable>> views;  // nullopt: the ids are rows
+  std::vector<std::optional<SlotGroups>> views;  // nullopt: the ids are rows
   std::vector<DenseIds> dense;
   std::vector<AbsentAnswer> answers;
   for (size_t t = 0; t < tables; ++t) {
@@ -141,7 +140,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(const at::Tensor& i
         share_buckets[t], " buckets");
     const int64_t own_dense_rows = std::clamp<int64_t>(dense_rows[t] - row_begins[t], 0, own_rows);
     dense.push_back({own_dense_rows, row_begins[t]});
-    views.push_back(slots[t].numel() == 0 ? std::nullopt : std::make_optional(slot_table(slots[t], side_rows[t])));
+    views.push_back(slot_groups_of[t].numel() == 0 ? std::nullopt
+                                                   : std::make_optional(slot_groups(slot_groups_of[t], side_rows[t])));
     answers.emplace_back(rows, dense_rows[t], share_buckets[t], seeds[t], row_begins[t], own_rows);
   }
 
@@ -223,7 +223,7 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
       "pooled_lookup(Tensor rows, Tensor offsets, Tensor[] weights, int[] table_of_feature, bool mean, "
       "Tensor? per_sample_weights) -> Tensor");
   library.def(
-      "find_and_pool(Tensor ids, Tensor offsets, Tensor[] weights, int[] table_of_feature, Tensor[] slots, "
+      "find_and_pool(Tensor ids, Tensor offsets, Tensor[] weights, int[] table_of_feature, Tensor[] slot_groups, "
       "Tensor[] side_rows, int[] dense_rows, int[] share_buckets, int[] seeds, int[] table_rows, int[] row_begins, "
       "Tensor[] locks, Tensor? per_sample_weights) "
       "-> (Tensor, Tensor, Tensor)");

@@ -11,7 +11,7 @@
 
 #include "absent_answer.h"
 #include "bag_tasks.h"
-#include "find.h"
+#include "find_in_slot_table.h"
 #include "lookup_checks.h"
 #include "slot_table.h"
 #include "stored_rows.h"

@@ -1,32 +1,20 @@
-// An open-addressed map from id to row with linear probing, a power of two of slots, and deletion by backward shift.
-// Hash, probing and layout ([slots, 2] of id and row, -1 for empty) equal FBGEMM's pruned_hashmap_lookup. Since id -1
-// marks an empty slot, its row is kept in a cell outside the table. This file does not use torch.
+// The map from id to row of an index that is only read, in an exported file or on a device: open-addressed with linear
+// probing and a power of two of slots. Hash, probing and layout ([slots, 2] of id and row, -1 for empty) equal FBGEMM's
+// pruned_hashmap_lookup. Since id -1 marks an empty slot, its row is kept in a cell outside the table. This file does
+// not use torch.
 #pragma once
 
 #include <cstdint>
 
 #include "clones.h"
+#include "slot_hash.h"
 
 namespace recfx {
-
-constexpr int64_t kEmptyId = -1;
-constexpr int64_t kNoRow = -1;
 
 struct Slot {
   int64_t id;
   int64_t row;
 };
-
-// murmur3's 64-bit finalizer
-RECFX_INLINE uint64_t slot_hash(int64_t id) {
-  uint64_t k = static_cast<uint64_t>(id);
-  k ^= k >> 33;
-  k *= 0xff51afd7ed558ccdULL;
-  k ^= k >> 33;
-  k *= 0xc4ceb9fe1a85ec53ULL;
-  k ^= k >> 33;
-  return k;
-}
 
 // A view of buffers, which it does not own.
 class SlotTable {
@@ -71,34 +59,6 @@ class SlotTable {
       slot = (slot + 1) & mask_;
     }
     slots_[slot] = {id, row};
-  }
-
-  // Returns the row that the id had, or -1. Leaves no tombstone: later ids of the run move back over the hole, unless
-  // that would place them before their home.
-  int64_t erase(int64_t id) {
-    if (id == kEmptyId) {
-      const int64_t row = *side_row_;
-      *side_row_ = kNoRow;
-      return row;
-    }
-    uint64_t hole = home(id);
-    while (slots_[hole].id != id) {
-      if (slots_[hole].id == kEmptyId) {
-        return kNoRow;
-      }
-      hole = (hole + 1) & mask_;
-    }
-    const int64_t row = slots_[hole].row;
-    for (uint64_t next = (hole + 1) & mask_; slots_[next].id != kEmptyId; next = (next + 1) & mask_) {
-      const uint64_t distance_from_home = (next - home(slots_[next].id)) & mask_;
-      const uint64_t distance_from_hole = (next - hole) & mask_;
-      if (distance_from_home >= distance_from_hole) {
-        slots_[hole] = slots_[next];
-        hole = next;
-      }
-    }
-    slots_[hole] = {kEmptyId, kNoRow};
-    return row;
   }
 
  private:

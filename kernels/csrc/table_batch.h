@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "find.h"
+#include "find_in_groups.h"
 #include "index.h"
 #include "new_ids.h"
 

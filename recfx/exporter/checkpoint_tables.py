@@ -83,7 +83,7 @@ class CheckpointTable:
                 )
             return ids
         index = self._read_index()
-        self.ids, self._side_row = len(index), int(index.slot_table()[1])
+        self.ids, self._side_row = len(index), int(index.side_row)
         return index.answer(ids)
 
     def read_rows(self, rows: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ class CheckpointTable:
         """None if ids are rows. Known after ``rows_of``."""
         if not self.spec.has_index:
             return None
-        return FrozenIndex(empty_index(self.spec, "meta").slots.size(0), self._side_row)
+        return FrozenIndex(empty_index(self.spec, "meta").slot_count, self._side_row)
 
     def row_pieces(self) -> Iterator[torch.Tensor]:
         """Read from the checkpoint."""

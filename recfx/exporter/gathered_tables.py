@@ -72,7 +72,7 @@ class GatheredTable:
         """None if ids are rows."""
         if not self.spec.has_index:
             return None
-        return FrozenIndex(empty_index(self.spec, "meta").slots.size(0), self.side_row)
+        return FrozenIndex(empty_index(self.spec, "meta").slot_count, self.side_row)
 
     def row_pieces(self) -> Iterator[torch.Tensor]:
         """Joined from the parts of all ranks that have some."""
@@ -82,16 +82,9 @@ class GatheredTable:
             yield self.ranks.rows(self.number, begin, min(begin + step, rows))
 
     def slot_pieces(self) -> Iterator[torch.Tensor]:
-        """As they are, if one rank has the whole index; otherwise made from all ids, which takes this table's index."""
-        if not self.spec.has_index:
-            return
-        _, _, table = self.ranks.tables[self.number]
-        if len(table.slices(table.saved)) > 1:
+        """Made from the ids of all ranks, which takes this table's index."""
+        if self.spec.has_index:
             yield from self._joined().slot_table()[0].split(PIECE_BYTES // 16)
-            return
-        slots, step = empty_index(self.spec, "meta").slots.size(0), PIECE_BYTES // 16
-        for begin in range(0, slots, step):
-            yield self.ranks.slots(self.number, begin, min(begin + step, slots))
 
     def _joined(self) -> HashIndex:
         index, rows, step = empty_index(self.spec, "cpu"), self.spec.num_embeddings, PIECE_BYTES // 16

@@ -24,7 +24,7 @@ from recfx.sharding.ranks_agree import on_all_ranks
 
 _Result = TypeVar("_Result")
 
-_NOTHING, _ENDED, _ROWS, _IDS, _STATES, _SLOTS = range(-1, 5)
+_NOTHING, _ENDED, _ROWS, _IDS, _STATES = range(-1, 4)
 
 
 def group_of(model: nn.Module) -> dist.ProcessGroup | None:
@@ -130,12 +130,6 @@ class Ranks:
         self._gather(_IDS, number, begin, end, row_ids[begin:end])
         self._gather(_STATES, number, begin, end, row_state[begin:end])
 
-    def slots(self, number: int, begin: int, end: int) -> torch.Tensor:
-        """Some slots, int64 ``[end - begin, 2]``, of an index that one rank holds as a whole."""
-        found = torch.empty(end - begin, 2, dtype=torch.int64, device="cpu")
-        self._gather(_SLOTS, number, begin, end, found)
-        return found
-
     def _gather(self, kind: int, number: int, begin: int, end: int, target: torch.Tensor) -> None:
         with interrupts(allowed=False):
             self._command(kind, number, begin, end)
@@ -216,15 +210,11 @@ class Ranks:
 
 def _holders(kind: int, table: ShardedTable, begin: int, end: int) -> list[Shard]:
     """The shards that have parts of a piece."""
-    if kind == _SLOTS:
-        return list(table.slices(table.saved))
     saved = table.saved if kind == _ROWS else table.slices(table.saved)
     return [shard for shard in saved if shard.rows[0] < end and begin < shard.rows[1]]
 
 
 def _part(kind: int, module: ShardedHashEmbeddingBagCollection, shard: Shard, begin: int, end: int) -> torch.Tensor:
-    if kind == _SLOTS:
-        return module.store.index(shard.name).slot_table()[0][begin:end]
     first = shard.rows[0]
     rows = slice(max(begin, first) - first, min(end, shard.rows[1]) - first)
     if kind == _ROWS:
@@ -235,7 +225,5 @@ def _part(kind: int, module: ShardedHashEmbeddingBagCollection, shard: Shard, be
 
 def _place(kind: int, shard: Shard, target: torch.Tensor, begin: int, end: int) -> torch.Tensor:
     """Where a shard's part of a piece belongs in the piece."""
-    if kind == _SLOTS:
-        return target
     rows = target[max(begin, shard.rows[0]) - begin : min(end, shard.rows[1]) - begin]
     return rows[:, slice(*shard.columns)] if kind == _ROWS else rows

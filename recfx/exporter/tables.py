@@ -69,8 +69,7 @@ class LocalTable:
         """None if ids are rows."""
         if self.hash_index is None:
             return None
-        slots, side_row = self.hash_index.slot_table()
-        return FrozenIndex(slots.size(0), int(side_row))
+        return FrozenIndex(self.hash_index.slot_count, int(self.hash_index.index_buffers().side_row))
 
     @property
     def ids(self) -> int:
@@ -84,6 +83,6 @@ class LocalTable:
             yield piece.cpu()
 
     def slot_pieces(self) -> Iterator[torch.Tensor]:
-        """Views of the slot table."""
+        """Pieces of the slot table, which is made for this."""
         if self.hash_index is not None:
             yield from self.hash_index.slot_table()[0].split(PIECE_BYTES // 16)

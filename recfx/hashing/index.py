@@ -14,7 +14,8 @@ from recfx.kernels import buckets, host
 from recfx.kernels.hash_index import InFlight
 from recfx.kernels.index_buffers import COUNTERS, FREED, INSERTED, NEVER_USED, TAKEN, IndexPolicy, is_taken
 from recfx.kernels.pooled_lookup import IndexView
-from recfx.kernels.slot_table import longest_probe
+from recfx.kernels.slot_groups import longest_probe
+from recfx.kernels.slot_table import slot_count
 
 _DEFAULT_CONFIG = HashConfig()
 
@@ -124,8 +125,8 @@ class HashIndex(IndexStorage):
         if ids.is_meta:
             return torch.empty_like(ids, dtype=torch.int64)
         cpu_ids, buffers, policy = ids.to("cpu", torch.int64), self.index_buffers(), self.policy
-        slots, side_row, lock = buffers.slots, buffers.side_row, buffers.lock
-        rows = host.hash_index().find(cpu_ids, slots, side_row, policy.own_dense_rows, lock, policy.row_begin)
+        groups, side_row, lock = buffers.slot_groups, buffers.side_row, buffers.lock
+        rows = host.hash_index().find(cpu_ids, groups, side_row, policy.own_dense_rows, lock, policy.row_begin)
         return rows.to(ids.device)
 
     def find_or_insert(self, ids: Tensor) -> Tensor:
@@ -230,7 +231,7 @@ class HashIndex(IndexStorage):
     def map_version(self) -> tuple[int, int, int]:
         """Equal as long as every id has the row that it had; different in copies of the index.
 
-        Read it before the slots: a change that is under way shows afterwards. What was written from outside shows after
+        Read it before the rows: a change that is under way shows afterwards. What was written from outside shows after
         ``refresh``; what other processes do to an index in shared memory does not show.
         """
         # Whatever gives a row to an id counts it, also if another id loses the row; erasing does not count, but numbers
@@ -241,14 +242,14 @@ class HashIndex(IndexStorage):
 
     def items(self) -> tuple[Tensor, Tensor]:
         """All ids and their rows, int64, on the CPU, sorted by row. Dense ids are not listed. Empty on meta."""
-        if self.slots.is_meta:
+        if self.slot_groups.is_meta:
             return _no_ids(), _no_ids()
         buffers = self.index_buffers()
         rows = torch.nonzero(is_taken(buffers.row_state)).squeeze(1)
         return buffers.row_ids[rows], rows
 
     def __len__(self) -> int:
-        return 0 if self.slots.is_meta else int(self.index_buffers().bucket_taken.sum())
+        return 0 if self.slot_groups.is_meta else int(self.index_buffers().bucket_taken.sum())
 
     def __bool__(self) -> bool:
         return True  # despite __len__: `if module:` must not skip an empty index
@@ -262,7 +263,7 @@ class HashIndex(IndexStorage):
         was full), ``unseen_answers`` (occurrences without a row, in eval or before admission, which read the
         ``config.unseen`` answer). The counts of training are saved with the index.
         """
-        if self.slots.is_meta:
+        if self.slot_groups.is_meta:
             return dict.fromkeys(COUNTERS, 0)
         counters = dict(zip(COUNTERS, self.counts.tolist(), strict=True))
         for name, count in zip(EVAL_COUNTERS, self.fold_eval_counts().tolist(), strict=True):
@@ -274,7 +275,7 @@ class HashIndex(IndexStorage):
 
         Oldest first. Candidates that first appeared in the same batch are in no particular order across buckets.
         """
-        if self.slots.is_meta:
+        if self.slot_groups.is_meta:
             return _no_ids(), _no_ids()
         buffers = self.index_buffers()
         places = torch.nonzero(buffers.candidate_counts).squeeze(1)
@@ -282,8 +283,11 @@ class HashIndex(IndexStorage):
         return buffers.candidate_ids[places], buffers.candidate_counts[places].long()
 
     def longest_probe(self) -> int:
-        """How many slots the slowest ``find`` of an id reads; 0 for an empty index. Reads the whole slot table."""
-        return 0 if self.slots.is_meta else longest_probe(self.index_buffers().slots)
+        """How many groups of slots (cache lines) the slowest ``find`` of an id reads; 0 for an empty index.
+
+        Reads all groups.
+        """
+        return 0 if self.slot_groups.is_meta else longest_probe(self.index_buffers().slot_groups)
 
     def occupancy(self) -> Occupancy:
         """Taken rows and all rows, of the index and of its fullest bucket (the first one, if several are tied)."""
@@ -307,11 +311,11 @@ class HashIndex(IndexStorage):
             training: ids without a row get one afterwards, so meanwhile they do not share one.
         """
         self.refresh()
-        slots, views = self._buffers["slots"], self._views
-        if views is None or views[0].slots is not slots:
+        slot_groups, views = self._buffers["slot_groups"], self._views
+        if views is None or views[0].slot_groups is not slot_groups:
             config = self.config
             answering = IndexView(
-                self.slots,
+                self.slot_groups,
                 self.side_row,
                 config.dense_rows,
                 config.buckets if config.unseen == "share" else 0,
@@ -330,12 +334,20 @@ class HashIndex(IndexStorage):
         self.written()
 
     def slot_table(self) -> tuple[Tensor, Tensor]:
-        """The slot table int64 ``[slots, 2]`` of (id, row), and the row of id -1, int64 ``[1]``: views, not copies.
+        """The slot table int64 ``[slots, 2]`` of (id, row), and the row of id -1, int64 ``[1]``: new tensors.
 
-        ``fbgemm::pruned_hashmap_lookup`` can read the slot table; see ``recfx/kernels/slot_table.py``.
+        This is the form of an index that is only read: ``fbgemm::pruned_hashmap_lookup`` can read the slot table; see
+        ``recfx/kernels/slot_table.py``.
         """
-        buffers = self.index_buffers()
-        return buffers.slots, buffers.side_row
+        buffers, slots = self.index_buffers(), self.slot_count
+        made = torch.empty(slots, 2, dtype=torch.int64, device="cpu"), torch.empty(1, dtype=torch.int64, device="cpu")
+        host.hash_index().slot_tables_(*made, [slots], [buffers.row_ids], [buffers.row_state], [buffers.lock])
+        return made
+
+    @property
+    def slot_count(self) -> int:
+        """How many slots the slot table has."""
+        return slot_count(self.policy.own_index_rows)
 
     def extra_repr(self) -> str:
         config = self.config
@@ -373,7 +385,7 @@ class HashIndex(IndexStorage):
                 module_path=self.name,
                 what_to_do="flatten them with .reshape(-1).",
             )
-        if self.slots.is_meta and not ids.is_meta:
+        if self.slot_groups.is_meta and not ids.is_meta:
             raise InputError(
                 "The index is on the meta device, where it holds no ids, but was asked for the rows of ids.",
                 reason="index_on_meta",

@@ -51,7 +51,7 @@ def has_index(saved: Mapping[str, object]) -> bool:
 def allocate(policy: IndexPolicy, device: str) -> IndexBuffers:
     """Uninitialised buffers, on ``"cpu"`` or ``"meta"``."""
     buffers = allocate_buffers(policy, device)
-    for read_at_random in (buffers.slots, buffers.row_scores, buffers.candidate_slots):
+    for read_at_random in (buffers.slot_groups, buffers.row_scores, buffers.candidate_slot_groups):
         advise_huge_pages(read_at_random)
     return buffers
 

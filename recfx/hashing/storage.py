@@ -48,7 +48,7 @@ class IndexStorage(nn.Module):
         device: ``"meta"`` (also as torch's default device) allocates nothing; any other means the CPU.
     """
 
-    slots: Tensor
+    slot_groups: Tensor
     side_row: Tensor
     row_ids: Tensor
     row_state: Tensor
@@ -74,8 +74,8 @@ class IndexStorage(nn.Module):
         saved = state.state_names(config)
         for key, tensor in buffers._asdict().items():
             self.register_buffer(key, tensor, persistent=key in saved)
-        self.register_buffer(IDENTITY, identity(config, name).to(buffers.slots.device))
-        self.register_buffer("eval_counts", self._zero_eval_counts(buffers.slots.device), persistent=False)
+        self.register_buffer(IDENTITY, identity(config, name).to(buffers.slot_groups.device))
+        self.register_buffer("eval_counts", self._zero_eval_counts(buffers.slot_groups.device), persistent=False)
         # Not registered as submodules, because they are part of the model elsewhere.
         self.__dict__["_leader"], self.__dict__["_followers"] = None, []
         self.__dict__["_initializer"], self.__dict__["_expects_load"] = None, False
@@ -166,7 +166,7 @@ class IndexStorage(nn.Module):
 
     def holds_ids(self) -> bool:
         """Whether any id has a row or is counted, even in an invalid state that was written from outside."""
-        if self.slots.is_meta:
+        if self.slot_groups.is_meta:
             return False
         candidate_counts: Any = self._buffers["candidate_counts"]
         return bool(is_taken(self.row_state).any()) or bool(candidate_counts.any())
@@ -176,7 +176,7 @@ class IndexStorage(nn.Module):
     @property
     def is_shared(self) -> bool:
         """Whether other processes may write to the index (``share_memory``)."""
-        return not self.slots.is_meta and self.slots.is_shared()
+        return not self.slot_groups.is_meta and self.slot_groups.is_shared()
 
     def number_state(self) -> None:
         """Record, after the fact, that ids have lost their rows, or that another state has taken the place of this."""
@@ -235,9 +235,9 @@ class IndexStorage(nn.Module):
 
         A small tensor shows what ``fn`` does, so that the index itself is not copied for nothing.
         """
-        was_meta = self.slots.is_meta
+        was_meta = self.slot_groups.is_meta
         # A number that no other call has used, so that the memory which to_empty() gets cannot contain it by chance.
-        probe = torch.full((8,), next(_fresh_number), dtype=torch.int64, device=self.slots.device)
+        probe = torch.full((8,), next(_fresh_number), dtype=torch.int64, device=self.slot_groups.device)
         result = fn(probe)
         if result.is_meta:
             if not was_meta:
@@ -253,7 +253,7 @@ class IndexStorage(nn.Module):
         return self
 
     def _replace(self, buffers: IndexBuffers) -> None:
-        device = buffers.slots.device
+        device = buffers.slot_groups.device
         own = {IDENTITY: identity(self.config, self.name).to(device), "eval_counts": self._zero_eval_counts(device)}
         self.fold_eval_counts()  # lest they be added to the new counts
         self._buffers.update({**buffers._asdict(), **own})  # in one step, which nothing can interrupt
@@ -264,7 +264,10 @@ class IndexStorage(nn.Module):
     def _fill(self, buffers: IndexBuffers, followers: Sequence[IndexStorage] = ()) -> None:
         # In place, because other modules may share these tensors; in one operator, so that Ctrl-C cannot leave it half
         # done.
-        own = {IDENTITY: identity(self.config, self.name), "eval_counts": self._zero_eval_counts(self.slots.device)}
+        own = {
+            IDENTITY: identity(self.config, self.name),
+            "eval_counts": self._zero_eval_counts(self.slot_groups.device),
+        }
         sources = {key: tensor for key, tensor in {**buffers._asdict(), **own}.items() if key != "lock"}
         indexes = [self, *followers]
         targets = [getattr(index, key) for index in indexes for key in sources]
@@ -281,7 +284,7 @@ class IndexStorage(nn.Module):
         return torch.zeros(len(EVAL_COUNTERS), dtype=torch.int64, device=device)
 
     def __getstate__(self) -> dict[str, Any]:
-        if not self.slots.is_meta and not torch.compiler.is_compiling():
+        if not self.slot_groups.is_meta and not torch.compiler.is_compiling():
             self._notice_written_state()  # a written state is checked before it is copied
             self.fold_eval_counts()
         # Rows that are not initialised stay that way: the weights may have been copied already.
@@ -303,7 +306,7 @@ class IndexStorage(nn.Module):
     # Saving and loading
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        if not self.slots.is_meta:
+        if not self.slot_groups.is_meta:
             self.index_buffers()  # a state that was written from outside is checked before it is saved
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
@@ -335,7 +338,7 @@ class IndexStorage(nn.Module):
             if if_absent == state.FORGET and self.holds_ids():
                 self._warn_of_forgetting()
         buffers = state.buffers_from_state(self.config, self.policy, self.name, saved)
-        if not self.slots.is_meta:
+        if not self.slot_groups.is_meta:
             self._fill(buffers)
         elif local_metadata.get("assign_to_params_buffers", False):
             self._replace(buffers)

@@ -49,7 +49,7 @@ class IndexFacts:
         trained: the same counters, training alone.
         evaluated: ``ids_seen``, ``shared_answers`` and ``unseen_answers`` in eval mode.
         candidates: None with ``admit_after=1``.
-        longest_probe: slots that the slowest lookup looks at.
+        longest_probe: slot groups (cache lines) that the slowest lookup reads.
         bytes: size of all its tensors.
         usable_share: share of its rows that are expected to be taken when the first id meets a full bucket.
         room: number of new ids that are expected to fit from here on before one meets a full bucket.

@@ -29,7 +29,7 @@ class HashingReport:
         worst_bucket_occupancy: share of that bucket's rows that are taken.
         counters: (name, count) pairs of what has happened so far; see :attr:`HashIndex.counters`.
         candidates: number of ids that were seen but not admitted; None with ``admit_after=1``.
-        longest_probe: number of slots that the slowest lookup visits.
+        longest_probe: number of slot groups (cache lines) that the slowest lookup reads.
         index_bytes: size of the index, without the weight.
         usable_share: the share of the index's rows expected to be taken when the first id meets a full bucket.
         room: number of new ids that are expected to fit before one meets a full bucket.

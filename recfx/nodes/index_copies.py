@@ -66,13 +66,13 @@ class IndexCopies:
     @property
     def bytes(self) -> int:
         """What the copies take, once they have been made; some bytes per table are left out."""
-        slots = [index.slots for index in self._indexes() if index is not None]
-        return sum(each.numel() * each.element_size() for each in slots)
+        return sum(16 * index.slot_count for index in self._indexes() if index is not None)
 
     def _read(self, indexes: Sequence[HashIndex | None], device: torch.device) -> ReadIndexes:
         present = [index for index in indexes if index is not None]
         views = [index.view() for index in present]
-        ends = [0, *accumulate(view.slots.shape[0] for view in views)]
+        slot_counts = [index.slot_count for index in present]
+        ends = [0, *accumulate(slot_counts)]
         facts, numbers = [], iter(range(len(present)))
         for index in indexes:
             if index is None:
@@ -80,15 +80,16 @@ class IndexCopies:
                 continue
             number = next(numbers)
             rows = index.row_end - index.row_begin
-            facts.append(IndexFacts.of(views[number], number, ends[number], rows))
+            facts.append(IndexFacts.of(views[number], number, ends[number], slot_counts[number], rows))
         pinned = pins(device.type)
         slots = torch.empty(ends[-1], 2, dtype=torch.int64, device="cpu", pin_memory=pinned)
         side_rows = torch.empty(len(present), dtype=torch.int64, device="cpu", pin_memory=pinned)
-        self._operators().copy_slots_(
+        self._operators().slot_tables_(
             slots,
             side_rows,
-            [view.slots for view in views],
-            [view.side_row for view in views],
+            slot_counts,
+            [index.row_ids for index in present],
+            [index.row_state for index in present],
             [index.lock for index in present],
         )
         return ReadIndexes(slots, side_rows, torch.tensor(facts, dtype=torch.int64, device="cpu", pin_memory=pinned))

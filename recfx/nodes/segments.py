@@ -44,7 +44,7 @@ def find_rows(
         ids,
         [segment.begin for segment in segments],
         [segment.end for segment in segments],
-        [each.slots for each in buffers],
+        [each.slot_groups for each in buffers],
         [each.side_row for each in buffers],
         [each.lock for each in buffers],
         [policy.own_dense_rows for policy in policies],

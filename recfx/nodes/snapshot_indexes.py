@@ -57,7 +57,7 @@ class SnapshotIndexes(NodeModule):
         indexes = self.hash_ids.indexes
         if indexes.counts_every_id or not self.hash_ids.training or not indexes.operators.FINDS_ON_ANY_THREAD:
             return False
-        return not any(indexes.index(name).slots.is_meta for name in indexes.hashed)
+        return not any(indexes.index(name).slot_groups.is_meta for name in indexes.hashed)
 
 
 def _stamp(index: HashIndex) -> tuple[Any, ...]:

@@ -126,7 +126,7 @@ def _index(shard: Shard, module: HashEmbeddingBagCollection, replicated: bool, g
     assert config is not None
     whole = module.index(shard.table.name)
     index = HashIndex(config.rows, config=config, name=shard.table.name, device="cpu", row_begin=first, row_end=end)
-    if not whole.slots.is_meta:
+    if not whole.slot_groups.is_meta:
         state = slice_state(whole.state_dict(), first, end)
         if replicated:
             for name in sorted(state):

@@ -138,7 +138,7 @@ def main(directory: Path) -> None:
 
 
 def _is_compared(name: str) -> bool:
-    return not name.startswith("optimizer.") and not name.endswith((".slots",))
+    return not name.startswith("optimizer.") and not name.endswith((".slot_groups",))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from recfx.modules.collection import unsharded_collections
 from tests.builders.optimizers import attach
 from tests.checkpoint.training import KINDS, RAW, OnePart, Training, TwoPart, assert_same, batch
 
-DERIVED = (".slots",)  # may be laid out in another order
+DERIVED = (".slot_groups",)  # may be laid out in another order
 
 
 def without_derived(training: Training) -> dict[str, object]:

@@ -33,7 +33,7 @@ CONFIGS: dict[str, recfx.HashConfig] = {
 }
 ROWS = 300
 # Of an index, and the same for the same content; how full the queues of rows to evict are says nothing.
-_DERIVED = ("slots", "side_row", "free_rows", "bucket_taken")
+_DERIVED = ("slot_groups", "side_row", "free_rows", "bucket_taken")
 
 
 class TwoPart(nn.Module):

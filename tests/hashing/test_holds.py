@@ -93,7 +93,9 @@ def test_what_is_read_at_random_asks_for_huge_pages_before_it_is_written(monkeyp
     asked: list[int] = []
     monkeypatch.setattr(state, "advise_huge_pages", lambda tensor: asked.append(tensor.data_ptr()))
     buffers = HashIndex(64, config=HashConfig(on_full="evict", admit_after=2)).index_buffers()
-    assert asked == [each.data_ptr() for each in (buffers.slots, buffers.row_scores, buffers.candidate_slots)]
+    assert asked == [
+        each.data_ptr() for each in (buffers.slot_groups, buffers.row_scores, buffers.candidate_slot_groups)
+    ]
 
 
 def test_an_index_that_expects_a_load_is_readable_by_what_is_about_to_load_it() -> None:

@@ -143,7 +143,7 @@ def test_stays_on_the_cpu_and_keeps_its_types() -> None:
         move()
         assert_equal(index, expected)
         assert all(index._buffers[key] is tensor for key, tensor in tensors.items())
-    assert index.slots.is_shared()
+    assert index.slot_groups.is_shared()
     assert index.row_state.dtype == torch.uint8
 
 
@@ -168,7 +168,7 @@ def test_meta() -> None:
     ids, on_meta = torch.tensor([1, 2, 3]), torch.empty(3, dtype=torch.int64, device="meta")
     assert index.find(on_meta).shape == index.answer(on_meta).shape == index.erase(on_meta).shape == (3,)
     assert index.insert(on_meta)[0].is_meta
-    assert HashIndex(4, device="meta").slots.is_meta
+    assert HashIndex(4, device="meta").slot_groups.is_meta
 
     index = HashIndex(40, device=torch.device("meta"))
     assert nn.Sequential(index).to_empty(device="cpu")[0] is index
@@ -178,7 +178,7 @@ def test_meta() -> None:
     assert index.insert(torch.tensor([4], device="meta"))[0].is_meta
 
     index.to_empty(device="meta")
-    assert index.slots.is_meta
+    assert index.slot_groups.is_meta
     index.to_empty(device="cpu")
     assert len(index) == 0
     assert index.insert(ids)[0].tolist() == [0, 1, 2]
@@ -236,7 +236,7 @@ def test_copies() -> None:
         assert_equal(other, index)
         other.insert(torch.tensor([71]))
         assert len(other) == len(index) + 1
-        assert other.slots.device.type == "cpu"
+        assert other.slot_groups.device.type == "cpu"
 
 
 def test_reset() -> None:
@@ -361,9 +361,9 @@ def test_views_are_made_anew_only_when_the_slots_were_replaced() -> None:
     before = index.view(), index.view(training=True)
     assert index.view() is before[0]
     assert index.view(training=True) is before[1]
-    index._buffers["slots"] = index.slots.clone()
+    index._buffers["slot_groups"] = index.slot_groups.clone()
     for training in (False, True):
         view = index.view(training)
         assert view is not before[training]
-        assert view.slots is index.slots
+        assert view.slot_groups is index.slot_groups
         assert index.view(training) is view

@@ -140,7 +140,7 @@ def test_long_life_does_not_wear_out_the_index() -> None:
         ids = torch.arange(300) * 977 + generation * 1_000_003
         assert torch.equal(index.insert(ids)[1], torch.arange(300))
         assert (index.erase(ids[torch.randperm(300)]) >= 0).all()
-    assert (index.slots == -1).all()
+    assert (index.slot_groups == -1).all()
     assert index.occupancy().taken == 0
     assert index.find(torch.arange(-2, 1000)).unique().tolist() == [-1]
 
@@ -158,7 +158,7 @@ def test_long_life_of_an_index_that_evicts(evict: str) -> None:
         assert index.insert(torch.tensor(ids))[0].tolist() == expected.rows
     assert_is(index, model)
     assert index.counters["evicted"] > 7000
-    assert int((index.slots[:, 0] != -1).sum()) == 40
+    assert int((index.slot_groups[:, :4] != -1).sum()) == 40
     new = HashIndex(40, config=config)
     new.load_state_dict(index.state_dict())
     assert index.longest_probe() <= new.longest_probe() + 4

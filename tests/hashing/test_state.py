@@ -80,8 +80,8 @@ def test_state_of_a_plain_table_means_an_empty_index() -> None:
 
 def test_unexpected_keys_are_reported() -> None:
     index = filled()
-    with pytest.raises(RuntimeError, match=r"Unexpected key\(s\) in state_dict: \"slots\""):
-        index.load_state_dict({**state_of(index), "slots": index.slots})
+    with pytest.raises(RuntimeError, match=r"Unexpected key\(s\) in state_dict: \"slot_groups\""):
+        index.load_state_dict({**state_of(index), "slot_groups": index.slot_groups})
 
 
 def swap_buckets(state: State) -> None:
@@ -195,7 +195,7 @@ def test_meta_index_loads_with_assign_only() -> None:
     index = HashIndex(64, config=HashConfig(buckets=2), name="t1", device="meta")
     with pytest.warns(UserWarning, match="no-op"):
         index.load_state_dict(filled().state_dict())
-    assert index.slots.is_meta
+    assert index.slot_groups.is_meta
     index.load_state_dict(filled().state_dict(), assign=True)
     assert torch.equal(index.items()[0], filled().items()[0])
     assert index.insert(torch.tensor([999]))[1].numel() == 1

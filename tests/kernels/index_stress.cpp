@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "find.h"
+#include "find_in_groups.h"
 #include "index_lock.h"
 #include "table_batch.h"
 
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kRows = 512;
 constexpr int64_t kBucketCount = 4;
-constexpr int64_t kSlotCount = 1024;
+constexpr int64_t kGroupCount = 140;  // 560 slots for 512 rows: many ids are far from home
 constexpr int64_t kUniverse = 4 * kRows;
 constexpr int64_t kBatchSize = 96;
 
@@ -33,8 +33,9 @@ void check(bool holds, const char* what) {
 
 // The buffers that HashIndex would own.
 struct Buffers {
-  std::vector<Slot> slots = std::vector<Slot>(kSlotCount, Slot{kEmptyId, kNoRow});
-  std::vector<Slot> candidate_slots = slots;
+  std::vector<SlotGroup> slot_groups = std::vector<SlotGroup>(
+      kGroupCount, SlotGroup{{kEmptyId, kEmptyId, kEmptyId, kEmptyId}, {kNoRow, kNoRow, kNoRow, kNoRow}});
+  std::vector<SlotGroup> candidate_slot_groups = slot_groups;
   int64_t side_row = kNoRow;
   int64_t candidate_side_row = kNoRow;
   std::vector<int64_t> row_ids = std::vector<int64_t>(kRows, kEmptyId);
@@ -72,7 +73,7 @@ Index view(Buffers& of, bool lfu, int64_t admit_after) {
                  .share_unseen = false,
                  .mark_new = true},
       .slice = RowSlice(kRows, 0, kBucketCount, 0, kRows),
-      .table = SlotTable(of.slots.data(), kSlotCount, &of.side_row),
+      .table = SlotGroups(of.slot_groups.data(), kGroupCount, &of.side_row),
       .row_ids = of.row_ids.data(),
       .row_state = of.row_state.data(),
       .free_rows = FreeRows(of.free_rows.data(), kRows),
@@ -85,7 +86,7 @@ Index view(Buffers& of, bool lfu, int64_t admit_after) {
   };
   if (admit_after > 1) {
     index.candidates = Candidates{
-        .table = SlotTable(of.candidate_slots.data(), kSlotCount, &of.candidate_side_row),
+        .table = SlotGroups(of.candidate_slot_groups.data(), kGroupCount, &of.candidate_side_row),
         .ids = of.candidate_ids.data(),
         .counts = of.candidate_counts.data(),
         .order = of.candidate_order.data(),

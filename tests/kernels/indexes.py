@@ -43,8 +43,13 @@ def assert_same(left: IndexBuffers, right: IndexBuffers) -> None:
     """Equal bit for bit, except for what nobody can see: the order of slots, and what the queues have in store."""
     for name in (*STATE, *DERIVED):
         assert torch.equal(getattr(left, name), getattr(right, name)), name
-    for slots in ("slots", "candidate_slots"):
-        assert sorted(getattr(left, slots).tolist()) == sorted(getattr(right, slots).tolist()), slots
+    for name in ("slot_groups", "candidate_slot_groups"):
+        assert _held(getattr(left, name)) == _held(getattr(right, name)), name
+
+
+def _held(slot_groups: torch.Tensor) -> list[tuple[int, int]]:
+    ids, rows = slot_groups.chunk(2, dim=1)
+    return sorted(zip(ids[ids != -1].tolist(), rows[ids != -1].tolist(), strict=True))
 
 
 def assert_sound(buffers: IndexBuffers, policy: IndexPolicy) -> None:
@@ -54,9 +59,9 @@ def assert_sound(buffers: IndexBuffers, policy: IndexPolicy) -> None:
     assert_same(buffers, rebuilt)
     ids, rows = buffers.row_ids[buffers.row_state == TAKEN], torch.nonzero(buffers.row_state == TAKEN).squeeze(1)
     assert torch.equal(
-        hash_index.find(ids, buffers.slots, buffers.side_row, policy.own_dense_rows, None, policy.row_begin), rows
+        hash_index.find(ids, buffers.slot_groups, buffers.side_row, policy.own_dense_rows, None, policy.row_begin), rows
     )
     if policy.admits:
         places = torch.nonzero(buffers.candidate_counts).squeeze(1)
-        slots = buffers.candidate_slots, buffers.candidate_side_row
+        slots = buffers.candidate_slot_groups, buffers.candidate_side_row
         assert torch.equal(hash_index.find(buffers.candidate_ids[places], *slots, 0), places)

@@ -43,18 +43,22 @@ def test_copies_are_the_slots() -> None:
     indexes = [filled(0), filled(1)]
     found = copies_of(indexes)
     slots, side_rows = torch.empty_like(found.slots), torch.empty_like(found.side_rows)
-    arguments = [index.slots for index in indexes], [index.side_row for index in indexes], [i.lock for i in indexes]
-    hash_index.copy_slots_(slots, side_rows, *arguments)
-    assert torch.equal(slots, torch.cat([index.slots for index in indexes]))
+    counts, states = [index.slot_count for index in indexes], [index.row_state for index in indexes]
+    arguments = counts, [index.row_ids for index in indexes], states, [index.lock for index in indexes]
+    hash_index.slot_tables_(slots, side_rows, *arguments)
+    assert torch.equal(slots, torch.cat([index.slot_table()[0] for index in indexes]))
     assert torch.equal(side_rows, torch.cat([index.side_row for index in indexes]))
     for wrong in (slots[:-1], slots.int()):
         with pytest.raises(RuntimeError, match=r"do not fit into|must be int64"):
-            hash_index.copy_slots_(wrong, side_rows, *arguments)
+            hash_index.slot_tables_(wrong, side_rows, *arguments)
     with pytest.raises(RuntimeError, match="one entry per table"):
-        hash_index.copy_slots_(slots, side_rows, arguments[0], arguments[1][:1], arguments[2])
+        hash_index.slot_tables_(slots, side_rows, counts, arguments[1][:1], *arguments[2:])
+    with pytest.raises(RuntimeError, match=r"\d+ ids of table 0 do not fit into 1 slots"):
+        hash_index.slot_tables_(slots[:2], side_rows, [1, 1], *arguments[1:])
     other = torch.empty_like(slots), torch.empty_like(side_rows)
-    hash_index_reference.copy_slots_(*other, *arguments)
-    assert torch.equal(other[0], slots)
+    hash_index_reference.slot_tables_(*other, *arguments)
+    for held, wanted in zip(other[0].split(counts), slots.split(counts), strict=True):
+        assert sorted(held.tolist()) == sorted(wanted.tolist())
     assert torch.equal(other[1], side_rows)
 
 

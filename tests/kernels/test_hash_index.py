@@ -57,8 +57,8 @@ def test_operators_equal_references(
             got: tuple[torch.Tensor, ...] = (hash_index.erase(ids, ours, policy),)
             expected: tuple[torch.Tensor, ...] = (reference.erase(ids, theirs, policy),)
         elif kind == "find":
-            got = (hash_index.find(ids, ours.slots, ours.side_row, dense_rows, ours.lock),)
-            expected = (reference.find(ids, theirs.slots, theirs.side_row, dense_rows),)
+            got = (hash_index.find(ids, ours.slot_groups, ours.side_row, dense_rows, ours.lock),)
+            expected = (reference.find(ids, theirs.slot_groups, theirs.side_row, dense_rows),)
         else:
             oldest = int(ours.counts[0]) + 1 - batches_in_flight
             got = insert(ids, ours, policy, oldest)
@@ -193,8 +193,10 @@ def test_results_do_not_depend_on_threads(config: dict[str, Any]) -> None:
             torch.set_num_threads(count)
             buffers, policy = empty(30_000, **config)
             answers = [tensor for batch in ids.split(25_000) for tensor in insert(batch, buffers, policy)]
-            found = hash_index.find(ids, buffers.slots, buffers.side_row, 0)
-            kept = buffers._replace(victims=buffers.slots, oldest=buffers.slots)  # what is not used there is garbage
+            found = hash_index.find(ids, buffers.slot_groups, buffers.side_row, 0)
+            kept = buffers._replace(
+                victims=buffers.slot_groups, oldest=buffers.slot_groups
+            )  # what is not used there is garbage
             results.append((*answers, found, *kept))
     finally:
         torch.set_num_threads(threads)
@@ -228,7 +230,7 @@ def test_find_tables_is_find_on_each_stretch(tables: list[tuple[list[int], list[
         ends.append(begins[-1] + len(asked))
         built.append(buffers)
         dense.append(dense_rows)
-    ids, slots, side_rows = torch.cat(pieces), [b.slots for b in built], [b.side_row for b in built]
+    ids, slots, side_rows = torch.cat(pieces), [b.slot_groups for b in built], [b.side_row for b in built]
     arguments = begins, ends, slots, side_rows, [b.lock for b in built], dense
     rows, absent = hash_index.find_tables(ids, *arguments)
     wanted_rows, wanted_absent = reference.find_tables(ids, *arguments)
@@ -236,7 +238,7 @@ def test_find_tables_is_find_on_each_stretch(tables: list[tuple[list[int], list[
     assert torch.equal(absent, wanted_absent)
     assert rows[: len(others)].tolist() == others
     for begin, end, buffers, dense_rows in zip(begins, ends, built, dense, strict=True):
-        alone = hash_index.find(ids[begin:end], buffers.slots, buffers.side_row, dense_rows)
+        alone = hash_index.find(ids[begin:end], buffers.slot_groups, buffers.side_row, dense_rows)
         assert torch.equal(rows[begin:end], alone)
 
 

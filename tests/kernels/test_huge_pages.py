@@ -49,9 +49,9 @@ def test_only_contiguous_memory() -> None:
 
 
 @needs_huge_pages
-def test_the_slot_table_of_a_big_index_is_advised() -> None:
-    slots, _ = HashIndex(600_000).slot_table()
-    assert is_advised(slots.data_ptr() + slots.nbytes // 2)
+def test_the_slots_of_a_big_index_are_advised() -> None:
+    groups = HashIndex(600_000).slot_groups
+    assert is_advised(groups.data_ptr() + groups.nbytes // 2)
 
 
 def huge_bytes(address: int) -> int:

@@ -26,15 +26,25 @@ def test_opcheck(config: dict[str, Any]) -> None:
     other = copy_of(index)
     ids = torch.tensor([5, 2, -1, 5, 2**63 - 1])
     insert(ids, index, policy)
-    slots, side_rows, locks = [index.slots] * 2, [index.side_row] * 2, [index.lock] * 2
+    slots, side_rows, locks = [index.slot_groups] * 2, [index.side_row] * 2, [index.lock] * 2
     both, policies = flat([index, other]), flat([policy, policy])
     cases: list[tuple[str, tuple[object, ...]]] = [
-        ("find", (ids, index.slots, index.side_row, 4)),
-        ("find", (ids, index.slots, index.side_row, 4, index.lock)),
-        ("find", (ids, index.slots, index.side_row, 4, index.lock, 7)),
+        ("find", (ids, index.slot_groups, index.side_row, 4)),
+        ("find", (ids, index.slot_groups, index.side_row, 4, index.lock)),
+        ("find", (ids, index.slot_groups, index.side_row, 4, index.lock, 7)),
         ("find_tables", (ids, [1, 3], [3, 5], slots, side_rows, locks, [4, 0])),
         ("find_tables", (ids, [1, 3], [3, 5], slots, side_rows, locks, [4, 0], [7, 0])),
-        ("copy_slots_", (torch.empty(2 * len(index.slots), 2).long(), torch.empty(2).long(), slots, side_rows, locks)),
+        (
+            "slot_tables_",
+            (
+                torch.empty(2 * 128, 2).long(),
+                torch.empty(2).long(),
+                [128] * 2,
+                [index.row_ids] * 2,
+                [index.row_state] * 2,
+                locks,
+            ),
+        ),
         ("find_or_insert", (ids, [0, 3], [3, 5], both, policies, [NOTHING_IN_FLIGHT, 1])),
         ("add_counts", ([index.counts, other.counts], list(range(12)))),
         ("mark_initialized", (both, policies, torch.tensor([4, 5, 5]), [0, 1], [1, 3])),
@@ -58,22 +68,22 @@ def test_scriptable() -> None:
     index, policy = empty(6, dense_rows=2)
     insert(torch.tensor([9, -1]), index, policy)
     ids = torch.tensor([1, -1, 9, 10])
-    assert use(ids, index.slots, index.side_row, index.lock).tolist() == [1, 3, 2, -1]
+    assert use(ids, index.slot_groups, index.side_row, index.lock).tolist() == [1, 3, 2, -1]
     assert train(ids, list(index), list(policy), NOTHING_IN_FLIGHT).tolist() == [1, 3, 2, 4]
     scripted = torch.jit.script(reference.find)
-    assert scripted(ids, index.slots, index.side_row, 2).tolist() == [1, 3, 2, 4]
+    assert scripted(ids, index.slot_groups, index.side_row, 2).tolist() == [1, 3, 2, 4]
     assert torch.jit.script(buckets.shared_rows)(torch.tensor([5]), 8, 2, 2, 0).numel() == 1
 
 
 class Find(torch.nn.Module):
     def __init__(self, index: IndexBuffers, dense_rows: int) -> None:
         super().__init__()
-        self.register_buffer("slots", index.slots)
+        self.register_buffer("slot_groups", index.slot_groups)
         self.register_buffer("side_row", index.side_row)
         self.dense_rows = dense_rows
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return torch.ops.recfx.find(ids, self.slots, self.side_row, self.dense_rows) + 1
+        return torch.ops.recfx.find(ids, self.slot_groups, self.side_row, self.dense_rows) + 1
 
 
 def test_exportable() -> None:
@@ -115,7 +125,7 @@ def test_compiled_operators_change_the_table_in_place(backend: str, config: dict
         rows, *_ = torch.ops.recfx.find_or_insert(
             ids * 3, [0], [ids.numel()], list(index), list(policy), [NOTHING_IN_FLIGHT]
         )
-        return rows + torch.ops.recfx.find(ids, index.slots, index.side_row, 0, index.lock)
+        return rows + torch.ops.recfx.find(ids, index.slot_groups, index.side_row, 0, index.lock)
 
     compiled = torch.compile(step, backend=backend)
     compiled(torch.arange(10).repeat(2))
@@ -124,7 +134,7 @@ def test_compiled_operators_change_the_table_in_place(backend: str, config: dict
     for first in (0, 5):
         ids = torch.arange(first, first + 10).repeat(2)
         wanted = insert(ids * 3, expected, policy).rows
-        wanted = wanted + torch.ops.recfx.find(ids, expected.slots, expected.side_row, 0)
+        wanted = wanted + torch.ops.recfx.find(ids, expected.slot_groups, expected.side_row, 0)
     assert torch.equal(rows, wanted)
     assert torch.equal(index.row_ids, expected.row_ids)
     assert [tensor.data_ptr() for tensor in index] == addresses
@@ -137,12 +147,11 @@ def test_compiled_operators_change_the_table_in_place(backend: str, config: dict
     [
         ({"ids": torch.zeros(2, 2, dtype=torch.int64)}, "ids must have 1 dimension"),
         ({"ids": torch.zeros(2)}, "ids must be int64"),
-        ({"slots": torch.full((12, 2), -1)}, "power of two"),
-        ({"slots": torch.full((16, 3), -1)}, r"\[slots, 2\]"),
+        ({"slot_groups": torch.full((12, 2), -1)}, r"\[groups, 8\]"),
         ({"row_state": torch.zeros(10, dtype=torch.int8)}, "row_state must be Byte"),
         ({"row_state": torch.zeros(3, dtype=torch.uint8)}, "row_state must have 10 elements"),
         ({"free_rows": torch.zeros(2, dtype=torch.int64)}, "free_rows must hold 1 words"),
-        ({"slots": torch.full((8, 2), -1)}, "more slots than rows"),
+        ({"slot_groups": torch.full((2, 8), -1)}, "more slots than rows"),
         ({"counts": torch.zeros(5, dtype=torch.int64)}, "counts must have 6 elements"),
         ({"lock": torch.zeros(0, dtype=torch.int64)}, r"lock must be \[1\]"),
         ({"row_scores": torch.zeros(20, dtype=torch.int64)[::2]}, "row_scores must be Long, contiguous"),
@@ -150,7 +159,7 @@ def test_compiled_operators_change_the_table_in_place(backend: str, config: dict
         ({"victim_heads": torch.zeros(2, 3, dtype=torch.int64)}, "victim_heads|victims must have 3 elements"),
         ({"candidate_counts": torch.zeros(10, dtype=torch.int64)}, "candidate_counts must be Int"),
         ({"candidate_order": torch.zeros(9, dtype=torch.int64)}, "candidate_order must have 10 elements"),
-        ({"candidate_slots": torch.full((8, 2), -1)}, "more .*slots than rows"),
+        ({"candidate_slot_groups": torch.full((2, 8), -1)}, "more .*slots than rows"),
     ],
 )
 def test_operators_check_what_they_are_given(change: dict[str, torch.Tensor], message: str) -> None:
@@ -168,7 +177,9 @@ def test_operators_check_what_they_are_given(change: dict[str, torch.Tensor], me
 def test_stretches_that_do_not_fit_are_refused(begins: list[int], ends: list[int]) -> None:
     index, policy = empty(8)
     with pytest.raises(RuntimeError, match=r"find_tables|has ids"):
-        torch.ops.recfx.find_tables(torch.arange(5), begins, ends, [index.slots], [index.side_row], [index.lock], [0])
+        torch.ops.recfx.find_tables(
+            torch.arange(5), begins, ends, [index.slot_groups], [index.side_row], [index.lock], [0]
+        )
     with pytest.raises(RuntimeError, match=r"find_or_insert|has ids|takes"):
         torch.ops.recfx.find_or_insert(torch.arange(5), begins, ends, list(index), list(policy), [NOTHING_IN_FLIGHT])
     assert index.lock.item() == 0

@@ -67,7 +67,15 @@ def test_rebuild_names_the_lowest_bad_row(
 def test_rebuild_makes_what_is_derived(operators: ModuleType) -> None:
     buffers, policy = filled()
     garbage = copy_of(buffers)
-    for name in ("slots", "side_row", "free_rows", "bucket_taken", "lock", "candidate_slots", "free_places"):
+    for name in (
+        "slot_groups",
+        "side_row",
+        "free_rows",
+        "bucket_taken",
+        "lock",
+        "candidate_slot_groups",
+        "free_places",
+    ):
         getattr(garbage, name).fill_(77)
     assert operators.rebuild(garbage, policy).problem == index_rebuild.NO_PROBLEM
     assert_same(garbage, buffers)

@@ -57,7 +57,7 @@ def cases(draw: st.DrawFn) -> Case:
         taken = torch.tensor([-1, 10**12, -5, *range(100, 100 + rows // 2)])
         index.find_or_insert(taken)
         share_buckets = buckets if draw(st.booleans()) else 0
-        indexes.append(IndexView(index.slots, index.side_row, dense_rows, share_buckets, seed))
+        indexes.append(IndexView(index.slot_groups, index.side_row, dense_rows, share_buckets, seed))
         absent = torch.arange(10**6, 10**6 + 10)
         pools.append(torch.cat([taken, torch.arange(dense_rows), absent]))
     table_of_feature = [0] * draw(st.integers(0, 1)) + list(range(tables))
@@ -128,7 +128,7 @@ def large_case(dtype: torch.dtype) -> Case:
     for _ in weights:
         index = HashIndex(2000)
         index.find_or_insert(torch.arange(1000) * 12345)
-        views.append(IndexView(index.slots, index.side_row, 0, 0, 0))
+        views.append(IndexView(index.slot_groups, index.side_row, 0, 0, 0))
         lengths = torch.randint(0, 30, (500,))
         sizes.append(lengths)
         parts.append(torch.randint(0, 1100, (int(lengths.sum()),)) * 12345)
@@ -181,7 +181,7 @@ def test_opcheck() -> None:
     ids, offsets = torch.tensor([5, -1, 9, 3, 4]), torch.tensor([0, 2, 3, 3, 5])
     scale, changed = torch.rand(5), torch.tensor([False, True, False, False, False])
     rows, tables = torch.arange(5), [0, 1]
-    slots, sides = [index.slots, empty.slots], [index.side_row, empty.side_row]
+    slots, sides = [index.slot_groups, empty.slot_groups], [index.side_row, empty.side_row]
     for name, arguments in (
         ("pooled_lookup", (rows, offsets, weights, tables, False, scale)),
         ("pooled_lookup", (rows, offsets, weights, tables, True, None)),
@@ -239,11 +239,11 @@ def test_pooled_lookup_checks_what_it_is_given(change: dict[str, object], messag
 @pytest.mark.parametrize(
     ("view", "message"),
     [
-        (IndexView(torch.full((3, 2), -1), torch.tensor([-1]), 0, 0, 0), "power of two"),
-        (IndexView(torch.full((4, 2), -1), torch.tensor([-1, -1]), 0, 0, 0), "side_row"),
-        (IndexView(torch.full((4, 2), -1), torch.tensor([-1]), -1, 0, 0), "dense rows"),
-        (IndexView(torch.full((4, 2), -1), torch.tensor([-1]), 1, 3, 0), "shares 3 buckets"),
-        (IndexView(torch.full((4, 2), -1), torch.tensor([-1]), 4, 1, 0), "dense rows"),
+        (IndexView(torch.full((3, 2), -1), torch.tensor([-1]), 0, 0, 0), r"must be \[groups, 8\]"),
+        (IndexView(torch.full((1, 8), -1), torch.tensor([-1, -1]), 0, 0, 0), "side_row"),
+        (IndexView(torch.full((1, 8), -1), torch.tensor([-1]), -1, 0, 0), "dense rows"),
+        (IndexView(torch.full((1, 8), -1), torch.tensor([-1]), 1, 3, 0), "shares 3 buckets"),
+        (IndexView(torch.full((1, 8), -1), torch.tensor([-1]), 4, 1, 0), "dense rows"),
     ],
 )
 def test_find_and_pool_checks_its_indexes(view: IndexView, message: str) -> None:

@@ -66,10 +66,10 @@ def cases(draw: st.DrawFn) -> Case:
         index = HashIndex(count, config=HashConfig(dense_rows=dense_rows, buckets=buckets, seed=seed, on_full="share"))
         taken = torch.tensor([-1, 10**12, -5, *range(100, 100 + count // 2)])
         index.find_or_insert(taken)
-        slots.append(index.slots)
+        slots.append(index.slot_table()[0])
         shared = buckets if draw(st.booleans()) else 0
         side_row = int(index.side_row)
-        tables.append(ServedTable(count, columns, row_format, len(index.slots), side_row, dense_rows, shared, seed))
+        tables.append(ServedTable(count, columns, row_format, index.slot_count, side_row, dense_rows, shared, seed))
         pools.append(torch.cat([taken, torch.tensor([0, 1, -(2**63), 2**63 - 1, 77777])]))
     batch_size = draw(st.integers(0, 4))
     features = len(tables) + 1

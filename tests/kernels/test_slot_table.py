@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recfx.kernels import free_rows, slot_table
+from recfx.kernels import slot_table
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -15,8 +15,7 @@ def test_slot_count_leaves_room_and_wastes_little(rows: int) -> None:
     assert slots & (slots - 1) == 0
     assert slots > rows, "probing for an absent id would not end"
     assert rows <= 0.75 * slots or rows < 3
-    index_bytes = 16 * slots + 9 * rows + 8 * free_rows.word_count(rows)
-    assert index_bytes <= 64 * rows + 16
+    assert slots < 2.7 * rows + 2
 
 
 @pytest.mark.parametrize("slots", [2**4, 2**10])
@@ -37,17 +36,13 @@ def test_fbgemm_reads_our_slots(slots: int) -> None:
     assert torch.equal(got, torch.cat([rows, torch.full_like(absent, -1)]))
 
 
-@given(st.lists(st.one_of(INT64, st.integers(-2, 12)), unique=True, max_size=15), st.data())
-def test_insert_find_erase(ids: list[int], data: st.DataObject) -> None:
+@given(st.lists(st.one_of(INT64, st.integers(-2, 12)), unique=True, max_size=15))
+def test_insert_and_find(ids: list[int]) -> None:
     slots, side_row = torch.full((32, 2), -1), torch.tensor([-1])
-    rows = dict(zip(ids, range(100, 200), strict=False))
-    slot_table.insert_into_slots(torch.tensor(ids).long(), torch.tensor(list(rows.values())).long(), slots, side_row)
-    asked = data.draw(st.lists(st.one_of(INT64, st.sampled_from([0, -1, *ids])), max_size=20))
-    for id_ in asked:
-        assert slot_table.erase_from_slots(id_, slots, side_row) == rows.pop(id_, -1)
-        found = slot_table.find_in_slots(torch.tensor(ids).long(), slots, side_row)
-        assert found.tolist() == [rows.get(other, -1) for other in ids]
-    assert int((slots[:, 0] != -1).sum()) + int(side_row != -1) == len(rows), "tombstones"
+    rows = torch.arange(100, 100 + len(ids))
+    slot_table.insert_into_slots(torch.tensor(ids).long(), rows, slots, side_row)
+    asked = torch.tensor([*ids, *(id_ ^ 1 for id_ in ids if id_ ^ 1 not in ids)]).long()
+    assert slot_table.find_in_slots(asked, slots, side_row).tolist() == rows.tolist() + [-1] * (len(asked) - len(ids))
 
 
 def test_find_is_scriptable() -> None:

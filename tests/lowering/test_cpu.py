@@ -77,7 +77,9 @@ class Indexes:
     def find_views(self) -> list[IndexView | None]:
         views: list[IndexView | None] = [None] * len(ROWS)
         for table, index in self.indexes.items():
-            views[table] = IndexView(index.slots, index.side_row, 0, 2 if self.share and not self.training else 0, 0)
+            views[table] = IndexView(
+                index.slot_groups, index.side_row, 0, 2 if self.share and not self.training else 0, 0
+            )
         return views
 
     def insert(self, ids: torch.Tensor, rows: torch.Tensor, absent_per_table: list[int]) -> None:

@@ -197,8 +197,8 @@ def test_an_index_at_the_root_is_named_without_a_dot() -> None:
     converted(two_bags(70, 80))
     assert recfx.verify(plain, converted, (two_bags(70, 80),)).ok
     index = converted.index("t")
-    used = torch.nonzero(index.slots[:, 0] != -1).squeeze(1)
-    index.slots[used, 1] = index.slots[used, 1].flip(0)
+    ids, slot_rows = index.slot_groups.chunk(2, dim=1)
+    slot_rows[ids != -1] = slot_rows[ids != -1].flip(0)
     (check,) = [check for check in recfx.verify(plain, converted, (two_bags(70, 80),)).checks if check.what == "index"]
     assert (check.mode, check.batch, check.where, check.largest) == ("", "", "t", float("inf"))
 

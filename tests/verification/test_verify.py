@@ -236,8 +236,10 @@ def test_two_ids_that_read_each_others_rows() -> None:
     assert recfx.verify(model, wrong, (batch(),)).ok
     index = wrong.ebc.index("t")
     rows = index.find(torch.tensor([1, 7]))
-    places_of = [int((index.slots[:, 0] == id_).nonzero()) for id_ in (1, 7)]
-    index.slots[places_of, 1] = rows.flip(0)
+    slot_ids, slot_rows = index.slot_groups.chunk(2, dim=1)
+    places = [slot_ids == id_ for id_ in (1, 7)]
+    for place, row in zip(places, rows.flip(0), strict=True):
+        slot_rows[place] = row
     assert index.find(torch.tensor([1, 7])).tolist() == rows.flip(0).tolist()
     report = recfx.verify(model, wrong, (batch(),))
     assert {("outputs", "0"), ("gradients", TABLE), ("parameters", TABLE)} <= found(report)
@@ -406,8 +408,8 @@ def test_an_index_that_finds_other_rows_than_it_lists_is_named() -> None:
     model, converted = pair(HASHED)
     converted(batch((70, 80)))
     index = converted.ebc.index("t")
-    used = torch.nonzero(index.slots[:, 0] != -1).squeeze(1)
-    index.slots[used, 1] = index.slots[used, 1].flip(0)
+    ids, slot_rows = index.slot_groups.chunk(2, dim=1)
+    slot_rows[ids != -1] = slot_rows[ids != -1].flip(0)
     report = recfx.verify(model, converted, (batch((70, 80)),))
     assert not report.ok
     (check,) = [check for check in report.checks if check.what == "index"]

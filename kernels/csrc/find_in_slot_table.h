@@ -1,10 +1,11 @@
-// Finds the rows of ids, prefetching slots. This file does not use torch.
+// Finds the rows of ids in a slot table, prefetching slots. This file does not use torch.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "clones.h"
+#include "dense_ids.h"
 #include "slot_table.h"
 
 namespace recfx {
@@ -13,15 +14,9 @@ namespace recfx {
 // buffers.
 constexpr int64_t kLookahead = 64;
 
-// The dense ids [begin, begin + rows), which are rows themselves, in this order. Other ids are looked up.
-struct DenseIds {
-  int64_t rows;
-  int64_t begin = 0;
-};
-
 // Finds the rows of ids[begin, end) in blocks of kLookahead ids: -1 if an id is neither dense nor in the table. The
 // homes of a block are computed and prefetched one block early.
-// // from_zero: the dense ids begin at 0. This spares the index of a whole table the cost of slices, some 5 % of a
+// from_zero: the dense ids begin at 0. This spares the index of a whole table the cost of slices, some 5 % of a
 // find.
 template <bool from_zero>
 class Finder {
