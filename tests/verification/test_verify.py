@@ -237,8 +237,8 @@ def test_two_ids_that_read_each_others_rows() -> None:
     index = wrong.ebc.index("t")
     rows = index.find(torch.tensor([1, 7]))
     slot_ids, slot_rows = index.slot_groups.chunk(2, dim=1)
-    places = [slot_ids == id_ for id_ in (1, 7)]
-    for place, row in zip(places, rows.flip(0), strict=True):
+    holds = [slot_ids == id_ for id_ in (1, 7)]
+    for place, row in zip(holds, rows.flip(0), strict=True):
         slot_rows[place] = row
     assert index.find(torch.tensor([1, 7])).tolist() == rows.flip(0).tolist()
     report = recfx.verify(model, wrong, (batch(),))
