@@ -11,6 +11,7 @@ from torch import fx, nn
 from recfx.discovery.classify import CONVERTED, Finding
 from recfx.discovery.discover import discover
 from recfx.drawing.calls import Call, find_calls
+from recfx.drawing.costs import Costs, costs_of
 from recfx.drawing.drawing import BEFORE, CALL, DENSE, INPUT, OUTPUT, Drawing, DrawnCollection, DrawnNode
 from recfx.drawing.steps import drawn_steps
 from recfx.drawing.tables import drawn_tables
@@ -31,12 +32,13 @@ def collect(subject: nn.Module) -> Drawing:
         DrawingError: ``no_collection``.
     """
     model = unwrap(subject)
+    costs = costs_of(model)
     graph_module = model.graph_module if isinstance(model, WholeGraph) else model
     if isinstance(graph_module, fx.GraphModule) and (own := graph_module.meta.get(PASSES_KEY)):
-        nodes, collections = _graph_of_collection(graph_module, own)
+        nodes, collections = _graph_of_collection(graph_module, own, costs)
     else:
         findings = discover(model.python_model if isinstance(model, WholeGraph) else model).findings
-        collections = tuple(_collection(finding) for finding in findings)
+        collections = tuple(_collection(finding, costs) for finding in findings)
         places = {id(finding.module): position for position, finding in enumerate(findings)}
         if isinstance(graph_module, fx.GraphModule):
             nodes = _graph_of_model(graph_module, places)
@@ -67,7 +69,7 @@ def _subtitle(model: nn.Module) -> str:
     return f"recfx {__version__}, torch {torch.__version__}, {'train' if model.training else 'eval'} mode{rank}"
 
 
-def _collection(finding: Finding) -> DrawnCollection:
+def _collection(finding: Finding, costs: Costs) -> DrawnCollection:
     module, source = finding.module, finding.source
     steps: tuple[PassRecord, ...] = ()
     graph_module = None
@@ -81,12 +83,12 @@ def _collection(finding: Finding) -> DrawnCollection:
         device=str(getattr(module, "device", "") or ""),
         sources=() if source is None else (source,),
         tables=drawn_tables(module),
-        steps=drawn_steps(steps, graph_module),
+        steps=drawn_steps(steps, graph_module, costs),
     )
 
 
 def _graph_of_collection(
-    graph_module: fx.GraphModule, records: tuple[PassRecord, ...]
+    graph_module: fx.GraphModule, records: tuple[PassRecord, ...], costs: Costs
 ) -> tuple[tuple[DrawnNode, ...], tuple[DrawnCollection, ...]]:
     """The graph is that of one collection itself."""
     metas = [node.meta for node in records[-1].nodes if node.meta is not None]
@@ -99,7 +101,7 @@ def _graph_of_collection(
         device=metas[0].device if metas else "",
         sources=() if source is None else (source,),
         tables=drawn_tables(graph_module),
-        steps=drawn_steps(records, graph_module),
+        steps=drawn_steps(records, graph_module, costs),
     )
     return (_lone_call(0, one),), (one,)
 

@@ -53,6 +53,7 @@ class DrawnNode:
         tables: the tables that it works on.
         passes: the passes that made or changed it.
         collectives: the collective calls that it makes.
+        cost: what it costs per step, if that is known, one line each.
         source: the line of the user's code that it comes from.
         collection: for a call, the position of the collection among those of the drawing; otherwise -1.
     """
@@ -70,6 +71,7 @@ class DrawnNode:
     tables: tuple[str, ...] = ()
     passes: tuple[str, ...] = ()
     collectives: tuple[Collective, ...] = ()
+    cost: tuple[str, ...] = ()
     source: SourceLocation | None = None
     collection: int = -1
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import gzip
 import json
 import re
 from html import escape
@@ -12,7 +14,7 @@ from recfx.drawing.assets import read, viz_js
 from recfx.drawing.drawing import Drawing, DrawnCollection, DrawnNode, DrawnStep, DrawnTable
 from recfx.drawing.view import EXPANDED_UP_TO, STACK_FROM
 from recfx.inspect import wording
-from recfx.ir.meta import Collective
+from recfx.ir.meta import Collective, SourceLocation
 
 
 def render_html(drawing: Drawing) -> str:
@@ -21,7 +23,7 @@ def render_html(drawing: Drawing) -> str:
         "TITLE": escape(drawing.title),
         "SUBTITLE": escape(drawing.subtitle),
         "STYLE": read("page.css"),
-        "DATA": _script_data(_Records().page(drawing)),
+        "DATA": _packed(_Records().page(drawing)),
         "ENGINE": viz_js(),
         "SCRIPT": read("page.js"),
     }
@@ -32,10 +34,10 @@ def render_html(drawing: Drawing) -> str:
     return re.sub(r"<!--([A-Z]+)-->", lambda mark: parts[mark[1]], page)
 
 
-def _script_data(data: Any) -> str:
-    """JSON that may stand inside a script element, whatever names the model has."""
-    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+def _packed(data: Any) -> str:
+    """Compressed JSON as letters and digits, which may stand inside a script element whatever names the model has."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode(errors="backslashreplace"), mtime=0)).decode()
 
 
 class _Records:
@@ -44,6 +46,7 @@ class _Records:
     def __init__(self) -> None:
         self.nodes: list[dict[str, Any]] = []
         self.places: dict[tuple[int, DrawnNode], int] = {}
+        self.sources: dict[SourceLocation, str] = {}
 
     def page(self, drawing: Drawing) -> dict[str, Any]:
         collections = [self.collection(number, one) for number, one in enumerate(drawing.collections)]
@@ -85,21 +88,28 @@ class _Records:
         key = (number, node)
         if key not in self.places:
             self.places[key] = len(self.nodes)
-            self.nodes.append(_node(node, positions))
+            self.nodes.append(_node(node, positions) | self.source(node.source))
         return self.places[key]
+
+    def source(self, source: SourceLocation | None) -> dict[str, str]:
+        if source is None:
+            return {}
+        if source not in self.sources:
+            self.sources[source] = wording.place_of(source.file, source.line)
+        return {"source": self.sources[source]}
 
 
 def _node(node: DrawnNode, positions: dict[str, int]) -> dict[str, Any]:
-    """The fields that say something."""
-    fields: dict[str, Any] = {each.name: getattr(node, each.name) for each in dataclasses.fields(node)}
+    """The fields that say something, but the source."""
+    names = [each.name for each in dataclasses.fields(node) if each.name not in ("source", "collection")]
+    fields: dict[str, Any] = {name: getattr(node, name) for name in names}
     fields["stage"] = node.stage
-    fields["source"] = "" if node.source is None else wording.place_of(node.source.file, node.source.line)
     fields["collectives"] = [_collective(each) for each in node.collectives]
     # A shard is called after its table.
     fields["tables"] = [
         positions.get(name, positions.get(name.rpartition("@")[0], -1)) for name in node.tables
     ]  # fmt: skip
-    if fields.pop("collection") >= 0:
+    if node.collection >= 0:
         fields["collection"] = node.collection
     if len(node.line) > 500:
         fields["line"] = f"{node.line[:400]} ... {node.line[-80:]}"

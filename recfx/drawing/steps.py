@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import sympy
 from torch import fx
 
+from recfx.drawing.costs import Costs
 from recfx.drawing.drawing import ITEM, DrawnNode, DrawnStep
 from recfx.errors import ConversionError
 from recfx.inspect import wording
@@ -18,18 +19,22 @@ from recfx.nodes import HashLookup, Lookup
 from recfx.passes.base import PassRecord
 
 
-def drawn_steps(records: Sequence[PassRecord], graph_module: fx.GraphModule | None) -> tuple[DrawnStep, ...]:
+def drawn_steps(
+    records: Sequence[PassRecord], graph_module: fx.GraphModule | None, costs: Costs
+) -> tuple[DrawnStep, ...]:
     """One step per record; the last ones know the kernels that serve the lookups now, and why.
 
     Args:
         records: of the passes, in order.
         graph_module: the graph that they have made.
+        costs: of the nodes of that graph.
     """
     kernels = {} if graph_module is None else _kernels(graph_module)
-    return tuple(_step(record, kernels) for record in records)
+    last = len(records) - 1
+    return tuple(_step(record, kernels, costs if place == last else {}) for place, record in enumerate(records))
 
 
-def _step(record: PassRecord, kernels: dict[str, tuple[str, ...]]) -> DrawnStep:
+def _step(record: PassRecord, kernels: dict[str, tuple[str, ...]], costs: Costs) -> DrawnStep:
     given, giver, nodes = "", "", []
     for node in record.nodes:
         if node.op == "placeholder":
@@ -37,12 +42,12 @@ def _step(record: PassRecord, kernels: dict[str, tuple[str, ...]]) -> DrawnStep:
         elif node.op == "output":
             giver = node.inputs[0] if node.inputs else ""
         else:
-            nodes.append(_node(node, kernels))
+            nodes.append(_node(node, kernels, costs))
     declined = tuple(f"{one.code}: {one.message}" for one in record.declined)
     return DrawnStep(record.name, record.modified, tuple(nodes), giver, given, declined)
 
 
-def _node(node: NodeSnapshot, kernels: dict[str, tuple[str, ...]]) -> DrawnNode:
+def _node(node: NodeSnapshot, kernels: dict[str, tuple[str, ...]], costs: Costs) -> DrawnNode:
     meta = node.meta
     if meta is None:
         return DrawnNode(node.name, ITEM, node.line, node.inputs)
@@ -61,6 +66,7 @@ def _node(node: NodeSnapshot, kernels: dict[str, tuple[str, ...]]) -> DrawnNode:
         tables=meta.tables,
         passes=meta.passes,
         collectives=meta.collectives,
+        cost=costs.get((meta.collection, node.name), ()),
         source=meta.source,
     )
 

@@ -3,7 +3,6 @@
 // The page of recfx.draw. `data` has the facts, Graphviz (the global Viz) places boxes and arrows, and this script joins
 // the two. All names are the user's, so they are only ever set as text, never as markup.
 
-const data = JSON.parse(document.getElementById("data").textContent);
 const STAGES = {
   select: "select: which ids",
   hash: "hash: ids to rows",
@@ -15,17 +14,19 @@ const STAGES = {
 const MOST_RESULTS = 40;
 const MOST_TABLES = 100;
 const BEFORE = 0;
+const READABLE = 0.65; // the least zoom at which text can be read
 
 const byId = (id) => document.getElementById(id);
+let data = null; // the facts
+let viz = null; // Graphviz
 const state = {
-  step: data.steps.length - 1,
+  step: 0,
   open: new Set(), // calls whose collection is not collapsed
   unstacked: new Set(), // stacks that are drawn one by one
   selected: null, // the key of a box
   found: new Set(), // keys of boxes that the search has found
   zoom: 1,
 };
-let viz = null;
 const views = { before: null, after: null };
 
 // --- elements
@@ -50,8 +51,19 @@ function counted(number, word) {
 
 // --- facts
 
-const outer = data.outer.map((place) => data.nodes[place]);
-const calls = outer.filter((node) => node.kind === "call");
+let outer = []; // the nodes around the collections, and their calls
+let calls = [];
+
+/** The data is compressed JSON; `fetch` would ask the network. */
+async function load() {
+  const packed = Uint8Array.from(atob(byId("data").textContent.trim()), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  data = JSON.parse(await new Response(stream).text());
+  outer = data.outer.map((place) => data.nodes[place]);
+  calls = outer.filter((node) => node.kind === "call");
+  state.step = data.steps.length - 1;
+}
+
 const collectionOf = (call) => data.collections[call.collection];
 const labelOf = (collection) => collection.paths[0] || "(root)";
 
@@ -337,7 +349,7 @@ function onKey(event, view, box) {
   }
 }
 
-/** The box below or above along an arrow, or the nearest one at the same height; otherwise any in that direction. */
+/** Down and up: the nearest box along an arrow, or else any in that direction. Left and right: the nearest one. */
 function neighbour(view, key, direction) {
   const centre = (other) => {
     const { x, y, width, height } = view.elements.get(other).getBBox();
@@ -354,7 +366,7 @@ function neighbour(view, key, direction) {
     const aside = Math.abs(vertical ? otherX - x : otherY - y);
     if (other === key || ahead < 1) continue;
     const linked = view.arrows.has(`${key}\n${other}`) || view.arrows.has(`${other}\n${key}`);
-    const distance = ahead + 4 * aside - (vertical && linked ? 1e6 : 0);
+    const distance = vertical ? 8 * ahead + aside - (linked ? 1e6 : 0) : ahead + 4 * aside;
     if (distance < least) [best, least] = [other, distance];
   }
   return best;
@@ -646,12 +658,13 @@ function zoomBy(factor) {
   for (const side of Object.keys(views)) if (views[side]) resize(side);
 }
 
-function fit() {
+/** Show the whole graph, unless that would make it smaller than `least`. */
+function fit(least) {
   const view = views.after ?? views.before;
   const canvas = byId(view.side);
-  const room = Math.min(canvas.clientWidth / view.width, canvas.clientHeight / view.height);
+  const room = Math.min((canvas.clientWidth - 16) / view.width, (canvas.clientHeight - 16) / view.height);
   state.zoom = 1;
-  zoomBy(Math.min(room * 0.97, 1));
+  zoomBy(Math.min(Math.max(room, least), 1));
 }
 
 async function start() {
@@ -659,10 +672,11 @@ async function start() {
   setTheme(system.matches);
   system.addEventListener("change", (event) => setTheme(event.matches));
   byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
-  byId("legend").append(...Object.entries(STAGES).map(([stage, text]) => element("li", { class: `swatch-${stage}` }, text)));
+  const legend = Object.entries(STAGES).map(([stage, text]) => element("li", { class: `swatch-${stage}` }, text));
+  byId("legend").append(...legend, element("li", { class: "touched" }, "touched by this pass"));
+  [viz] = await Promise.all([Viz.instance(), load()]);
   document.querySelector("main").classList.toggle("only-before", data.steps.length === 1);
-
-  viz = await Viz.instance();
+  document.body.classList.toggle("only-before", data.steps.length === 1);
   const all = new View(data.steps.length - 1, () => false);
   if (all.boxes.size <= data.expandedUpTo) openCalls();
   byId("step").max = data.steps.length - 1;
@@ -674,13 +688,13 @@ async function start() {
   byId("collapse-all").addEventListener("click", () => openAll(false));
   byId("zoom-in").addEventListener("click", () => zoomBy(1.25));
   byId("zoom-out").addEventListener("click", () => zoomBy(0.8));
-  byId("zoom-fit").addEventListener("click", fit);
+  byId("zoom-fit").addEventListener("click", () => fit(0));
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || origin === null || !views[origin.side].elements.has(origin.key)) return;
     if (byId("details").contains(document.activeElement)) focusBox(views[origin.side], origin.key);
   });
   redraw();
-  fit();
+  fit(READABLE);
   document.documentElement.dataset.ready = "true";
 }
 

@@ -1,0 +1,328 @@
+"""The page in a browser: what is seen, what a click and a key do, and what is read out."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+from torchrec import EmbeddingBagCollection, PoolingType
+
+import recfx
+from recfx import HashConfig
+from tests.inspect.models import Towers, config, dlrm
+from tests.support.browser import Page
+
+RAW = HashConfig(dense_rows=0)
+PREFIX = "sparse_arch_embedding_bag_collection"
+SIDES = ("before", "after")
+AFTER = "#after [aria-label*='{}']"
+
+
+def tables(first: int, count: int, **more: Any) -> nn.Module:
+    return EmbeddingBagCollection([config(first + each, rows=4, dim=4, **more) for each in range(count)])
+
+
+def whole() -> nn.Module:
+    model, sample = dlrm()
+    return recfx.convert(model, sample, hashing=RAW, verify=False, whole_graph=True)
+
+
+def many() -> nn.Module:
+    """50 collections, 500 tables."""
+    return recfx.convert(nn.ModuleDict({f"c{each}": tables(10 * each, 10) for each in range(50)}), hashing=RAW)
+
+
+def opened(page: Page, model: nn.Module, tmp_path: Path) -> Page:
+    recfx.draw(model, tmp_path / "model.html")
+    page.open(tmp_path / "model.html")
+    return page
+
+
+def texts(page: Page, selector: str) -> list[str]:
+    found: list[str] = page.run(
+        f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => e.textContent.trim())"
+    )
+    return found
+
+
+def boxes(page: Page, side: str = "after") -> list[str]:
+    """The first line of each box."""
+    return texts(page, f"#{side} g.node text:first-of-type")
+
+
+def details(page: Page) -> dict[str, str]:
+    names, values = texts(page, "#details dt"), texts(page, "#details dd")
+    return dict(zip(names, values, strict=True))
+
+
+def focused(page: Page) -> str:
+    label: str = page.run("document.activeElement.getAttribute('aria-label') ?? document.activeElement.id")
+    return label
+
+
+def test_before_and_after_stand_side_by_side(page: Page, tmp_path: Path) -> None:
+    opened(page, whole(), tmp_path)
+    dense = ["dense_arch", "to_dict", "to_dict['f0']", "to_dict['f1']", "cat", "reshape", "inter_arch", "over_arch"]
+    around = {"dense_features", "sparse_features", "output", *dense}
+    assert set(boxes(page, "before")) == {"EmbeddingBagCollection", *around}
+    made = {"select_features", "hash_lookup", "mean_divide", "keyed_tensor"}
+    assert set(boxes(page)) == made | around
+    assert "[B*(L_f0 + L_f1)]" in texts(page, "#after g.edge text")
+    stages = page.run(
+        "[...document.querySelectorAll('#after g.node')].map((e) => /stage-\\w+/.exec(e.className.baseVal)[0])"
+    )
+    assert {"stage-select", "stage-lookup", "stage-dense", "stage-io"} == set(stages)
+    left, right = (
+        page.run(f"document.getElementById('{side}').getBoundingClientRect().x") for side in ("before", "after")
+    )
+    assert left < right
+    assert page.complaints == []
+    assert page.requests == [(tmp_path / "model.html").resolve().as_uri()]  # nothing else, from nowhere
+
+
+def test_a_clicked_node_tells_where_it_comes_from(page: Page, tmp_path: Path) -> None:
+    model, sample = dlrm()
+    opened(page, recfx.convert(model, sample, hashing=RAW, verify=False), tmp_path)
+    page.click(AFTER.format("hash_lookup"))
+    assert texts(page, "#details-title") == [f"{PREFIX}_hash_lookup"]
+    found = details(page)
+    assert re.fullmatch(r"torchrec/models/dlrm\.py:\d+", found["source"])
+    assert found["collection"] == "sparse_arch.embedding_bag_collection"
+    assert found["touched by"] == "expand_collection → insert_hash → batch_lookups → fuse_hash_lookup → lower"
+    assert (found["device"], found["kernel"], found["shape"]) == ("cpu", "cpu", "[B, 16]")
+    assert found["why"] == "cpu: the first that can serve these tables"
+    assert "bytes read" in found["cost"]
+    assert "stay in memory" in found["cost"]
+    assert texts(page, "#details tbody tr td:first-child") == ["t0", "t1"]
+    assert page.run("document.querySelectorAll('.selected').length") == 1
+    page.click("#before g.node")
+    assert details(page)["class"] == "HashEmbeddingBagCollection"
+    assert details(page)["tables"] == "2"
+    assert page.complaints == []
+
+
+def test_the_slider_steps_through_the_passes(page: Page, tmp_path: Path) -> None:
+    opened(page, whole(), tmp_path)
+    names = ["before", *(each.name for each in recfx.passes())]
+    page.run("document.getElementById('step').focus()")
+    assert texts(page, "#step-name") == [f"lower ({len(names) - 1} of {len(names) - 1})"]
+    seen = {}
+    for place in reversed(range(len(names) - 1)):
+        page.press("ArrowLeft")
+        assert page.run("document.getElementById('step').getAttribute('aria-valuetext')").startswith(names[place])
+        seen[names[place]] = set(boxes(page))
+    assert "EmbeddingBagCollection" in seen["before"]
+    assert {"select_features", "lookup", "keyed_tensor"} <= seen["expand_collection"]
+    assert "hash_ids" in seen["insert_hash"] - seen["expand_collection"]
+    assert page.run("document.getElementById('step-back').disabled") is True
+    page.click("#step-on")
+    assert texts(page, "#after-caption") == ["After expand_collection"]
+    assert "expand_collection changed 1 collection" in texts(page, "#status")[0]
+    assert page.run("document.querySelectorAll('#after .touched').length") == 4
+    assert page.complaints == []
+
+
+def test_search_finds_tables_and_features(page: Page, tmp_path: Path) -> None:
+    opened(page, many(), tmp_path)
+    page.run("document.getElementById('search').focus()")
+    page.type("f123")
+    assert texts(page, "#results li") == ["feature f123: table t123 in c12"]
+    assert texts(page, "#search-count") == ["1 match"]
+    assert page.run("document.querySelectorAll('#after .found').length") == 1
+    page.click("#results button")
+    assert "hash_lookup" in boxes(page)  # its collection is not collapsed any more
+    assert texts(page, "#details-title") == ["c12_hash_lookup"]
+    assert texts(page, "#details tr.found td:first-child") == ["t123"]
+    assert focused(page).startswith("hash_lookup")
+    page.run("document.getElementById('search').select()")
+    page.type("no such thing")
+    assert (texts(page, "#results li"), texts(page, "#search-count")) == ([], ["Nothing found"])
+    assert page.complaints == []
+
+
+def test_collections_collapse(page: Page, tmp_path: Path) -> None:
+    opened(page, many(), tmp_path)
+    assert len(boxes(page)) == len(boxes(page, "before")) == 50  # 500 tables, collapsed at first
+    page.click(AFTER.format("c7,"))
+    assert details(page)["tables"] == "10"
+    assert texts(page, "#details button")[0] == "Expand"
+    page.click("#details button")
+    assert len(boxes(page)) == 49 + 5
+    page.click(AFTER.format("select_features"))
+    page.click("#details button")
+    assert texts(page, "#details-title") == ["c7"]
+    assert len(boxes(page)) == 50
+    page.click("#expand-all")
+    assert len(boxes(page)) == 50 * 5
+    page.click("#collapse-all")
+    assert len(boxes(page)) == 50
+    assert page.complaints == []
+
+
+def test_many_like_nodes_are_one_stack(page: Page, tmp_path: Path) -> None:
+    opened(page, recfx.convert(nn.ModuleDict({"only": tables(0, 500)}), hashing=RAW), tmp_path)
+    page.run("goTo(data.steps.indexOf('insert_hash'))")
+    assert "▸ 500 x lookup" in boxes(page)
+    page.click(AFTER.format("500 x lookup"))
+    assert texts(page, "#details-title") == ["500 nodes: lookup"]
+    assert texts(page, "#details ul button")[:2] == ["only_lookup", "only_lookup_1"]
+    page.click("#details ul li:nth-of-type(2) button")
+    assert texts(page, "#details-title") == ["only_lookup_1"]
+    assert texts(page, "#details tbody td:first-child") == ["t1"]
+    page.click(AFTER.format("500 x lookup"))
+    page.click("#details button")
+    assert boxes(page).count("lookup") == 500
+    assert page.complaints == []
+
+
+def test_all_of_it_works_with_the_keyboard(page: Page, tmp_path: Path) -> None:
+    opened(page, whole(), tmp_path)
+    order = []
+    for _ in range(16):
+        page.press("Tab")
+        order.append(focused(page))
+    wanted = [
+        "collapse-all",
+        "expand-all",
+        "Zoom out",
+        "Zoom in",
+        "zoom-fit",
+        "theme",
+        "Previous pass",
+        "step",
+        "search",
+    ]
+    assert [each for each in order if each in wanted] == wanted
+    assert page.run("document.querySelectorAll('#after [tabindex=\"0\"]').length") == 1  # one stop; arrows go on
+    page.run("document.querySelector(\"#after [aria-label*='select_features']\").focus()")
+    page.press("ArrowDown")
+    page.press("ArrowDown")
+    assert focused(page).startswith("mean_divide")
+    page.press("ArrowUp")
+    assert not focused(page).startswith("mean_divide")
+    page.run("document.querySelector(\"#after [aria-label*='hash_lookup']\").focus()")
+    page.press("Enter")
+    assert texts(page, "#details-title") == [f"{PREFIX}_hash_lookup"]
+    assert focused(page) == "details"
+    page.press("Escape")
+    assert focused(page).startswith("hash_lookup")
+    assert page.complaints == []
+
+
+def test_a_screen_reader_is_told_everything(page: Page, tmp_path: Path) -> None:
+    opened(page, whole(), tmp_path)
+    page.call("Accessibility.enable")
+    tree = page.call("Accessibility.getFullAXTree")["nodes"]
+    heard = [
+        (node["role"]["value"], node["name"]["value"])
+        for node in tree
+        if not node["ignored"] and node.get("role") and node.get("name")
+    ]
+    assert [role for role, name in heard if role in ("button", "slider", "searchbox", "region") and not name] == []
+    buttons = [name for role, name in heard if role in ("button", "ToggleButton")]
+    lookup = f"hash_lookup, 2 tables, kernel cpu, shape [B, 16], {PREFIX}_hash_lookup"
+    assert lookup in buttons
+    assert ("slider", "Graph after pass") in heard
+    assert ("searchbox", "Find a table, feature, node or collection") in heard
+    assert ("region", f"{PREFIX}_hash_lookup") not in heard
+    assert ("heading", "The same graph as a list") in heard
+    assert f"{PREFIX}_mean_divide" in buttons  # in the list
+    assert page.run("document.documentElement.lang") == "en"
+
+
+def test_light_and_dark(page: Page, tmp_path: Path) -> None:
+    recfx.draw(whole(), tmp_path / "model.html")
+    background = "getComputedStyle(document.body).backgroundColor"
+    seen = {}
+    for dark in (False, True):
+        page.show(width=1500, height=1000, dark=dark)
+        page.open(tmp_path / "model.html")
+        seen[dark] = page.run(background)
+        page.click("#theme")
+        assert page.run("document.getElementById('theme').getAttribute('aria-pressed')") == json.dumps(not dark)
+        assert page.run(background) != seen[dark]
+        page.click("#theme")
+        for stage, (paper, ink) in colours(page).items():
+            assert contrast(paper, ink) >= 4.5, (stage, dark)  # what WCAG asks of text
+    assert seen[False] != seen[True]
+
+
+def colours(page: Page) -> dict[str, tuple[str, str]]:
+    """Background and text colour of each entry of the legend."""
+    found: dict[str, tuple[str, str]] = page.run(
+        "Object.fromEntries([...document.querySelectorAll('#legend li[class^=swatch]')].map((e) => "
+        "[e.className, [getComputedStyle(e).backgroundColor, getComputedStyle(e).color]]))"
+    )
+    return found
+
+
+def contrast(one: str, other: str) -> float:
+    lights = sorted(map(luminance, (one, other)))
+    return (lights[1] + 0.05) / (lights[0] + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_a_model_that_is_not_converted(page: Page, tmp_path: Path) -> None:
+    opened(page, Towers(), tmp_path)
+    assert set(boxes(page, "before")) == {"EmbeddingBagCollection", "OwnForward", "EmbeddingCollection"}
+    assert page.run("getComputedStyle(document.getElementById('after-figure')).display") == "none"
+    assert page.run("getComputedStyle(document.getElementById('step-control')).display") == "none"
+    page.click("#before [aria-label*='own']")
+    assert "own_forward" in details(page)["why"]
+    assert "tests/inspect/models.py:" in details(page)["source"]
+    page.click("#before [aria-label*='user']")
+    assert details(page)["names"] == "useritem"
+    assert page.complaints == []
+
+
+def test_names_are_never_markup(page: Page, tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror=alert(1)><b>"
+    named = EmbeddingBagCollection([config(0), config(1, pooling=PoolingType.MEAN)])
+    named.embedding_bag_configs()[0].feature_names[0] = evil
+    opened(page, recfx.convert(nn.ModuleDict({evil.replace(".", "_"): named})), tmp_path)
+    page.run("document.getElementById('search').focus()")
+    page.type("img")
+    page.click("#results button")
+    assert evil in " ".join(texts(page, "#details td"))
+    assert page.run("document.querySelectorAll('img, b').length") == 0
+    assert page.complaints == []
+    assert len(page.requests) == 1
+
+
+def data_of(path: Path) -> dict[str, Any]:
+    """The data in a page."""
+    packed = re.search(r'id="data">([^<]*)</script>', path.read_bytes().decode())
+    assert packed is not None
+    found: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed[1])))
+    return found
+
+
+@pytest.mark.parametrize("collections", [1, 50, 1000])
+def test_a_page_of_1000_tables_is_small(collections: int, tmp_path: Path) -> None:
+    count = 1000 // collections
+    model = nn.ModuleDict({f"c{each}": tables(count * each, count) for each in range(collections)})
+    recfx.draw(recfx.convert(model, hashing=RAW), tmp_path / "model.html")
+    assert (tmp_path / "model.html").stat().st_size < 2_500_000
+    found = data_of(tmp_path / "model.html")
+    names = itertools.chain.from_iterable(each["tables"] for each in found["collections"])
+    assert [name for name, *_ in names] == [f"t{each}" for each in range(1000)]
+
+
+def test_equal_models_give_equal_pages(tmp_path: Path) -> None:
+    make: Callable[[], nn.Module] = whole
+    for name in ("one", "other"):
+        recfx.draw(make(), tmp_path / f"{name}.html")
+    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "other.html").read_bytes()
