@@ -11,10 +11,12 @@ from recfx.errors import ConversionError
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.whole_graph import WholeGraph
 from recfx.nodes import InputDistStart
+from recfx.planner.placements import PRIVATE
 from recfx.pricing.cost import Cost
 from recfx.pricing.cost_data import COST_VERSION, features_of
 from recfx.pricing.graph_nodes import GraphReader, graphs_of
 from recfx.pricing.hardware import ASCEND_910B, H100, Hardware
+from recfx.pricing.planned_model import planned_as_sharded
 from recfx.pricing.this_machine import this_machine
 from recfx.pricing.work import NodeCost
 from recfx.record.wrappers import unwrap
@@ -65,7 +67,9 @@ def cost(model_or_graph: nn.Module, topology: Any = None) -> Cost:
         world_size=world_size,
         rank=rank,
         trains=model.training,
+        device=_device(model),
         hardware_of=_hardware(topology, model),
+        planned=tuple(planned_as_sharded(each) for each in collections if each.is_sharded),
     )
 
 
@@ -91,5 +95,9 @@ def _hardware(topology: Any, model: nn.Module) -> Callable[[], Hardware]:
             reason="invalid_argument",
             what_to_do="pass one of recfx.pricing.hardware, ASCEND_910B or H100, or a Hardware of your own numbers.",
         )
-    device = next((each.device.type for each in model.parameters() if not each.is_meta), "cpu")
-    return {"cuda": lambda: H100, "npu": lambda: ASCEND_910B}.get(device, this_machine)
+    return {"cuda": lambda: H100, "npu": lambda: ASCEND_910B}.get(_device(model), this_machine)
+
+
+def _device(model: nn.Module) -> str:
+    found = next((each.device.type for each in model.parameters() if not each.is_meta), "cpu")
+    return "npu" if found == PRIVATE else found

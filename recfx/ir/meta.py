@@ -39,11 +39,15 @@ class Collective:
         operation: ``"all_to_all"``, ``"reduce_scatter"`` or ``"all_gather"``.
         bytes: symbolic size of what this rank passes to the call, including its own part.
         backward: whether the call runs in the backward.
+        ranks: how many ranks take part; 0 if all do.
+        across_hosts: whether these are on one host each.
     """
 
     operation: str
     bytes: sympy.Expr
     backward: bool = False
+    ranks: int = 0
+    across_hosts: bool = False
 
 
 @dataclass(frozen=True)

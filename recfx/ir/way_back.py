@@ -10,8 +10,9 @@ from typing import ClassVar, NamedTuple
 import sympy
 from torch import nn
 
-from recfx.ir.columns import Columns
+from recfx.ir.columns import Columns, total_dim
 from recfx.ir.meta import Collective
+from recfx.ir.sent_rows import SentRows
 from recfx.ir.shard import Shard
 
 
@@ -43,6 +44,20 @@ class Hop:
     samples: sympy.Expr
     collectives: tuple[Collective, ...]
     start: Callable[..., nn.Module]
+
+
+class HopSize(NamedTuple):
+    """How much one hop sends, without the modules that send it.
+
+    Args:
+        dim: the number of columns that the rank sends.
+        samples: the symbolic number of rows.
+        collectives: as in :class:`Hop`.
+    """
+
+    dim: int
+    samples: sympy.Expr
+    collectives: tuple[Collective, ...]
 
 
 @dataclass(frozen=True)
@@ -78,3 +93,17 @@ class WayBack(ABC):
     @abstractmethod
     def arriving(self, shards: Sequence[Shard], world: World) -> list[Columns]:
         """The columns that a rank gets for its own samples, after the last hop."""
+
+    def hop_sizes(self, sent: SentRows, shards: Sequence[Shard], world: World) -> tuple[HopSize, ...]:
+        """How much a rank sends, hop by hop: the sizes of what :meth:`hops` returns.
+
+        A way back that answers from ``sent`` alone can be asked for a thousand ranks; this answer looks at all shards.
+
+        Args:
+            sent: how wide the rows are that each rank sends.
+            shards: as for :meth:`hops`.
+            world: the rank for which to answer.
+        """
+        return tuple(
+            HopSize(total_dim(list(hop.columns)), hop.samples, hop.collectives) for hop in self.hops(shards, world)
+        )

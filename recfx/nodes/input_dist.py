@@ -85,6 +85,11 @@ class InputDistStart(NodeModule):
         return found
 
     @property
+    def arriving(self) -> int:
+        """How many keys this rank receives."""
+        return int(self._dist._splits[self.group.rank()])
+
+    @property
     def is_pipelined(self) -> bool:
         """Whether a TorchRec pipeline sends the sizes of all collections in one message."""
         return isinstance(self._dist.forward, KJTAllToAllForward)

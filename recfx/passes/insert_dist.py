@@ -18,6 +18,7 @@ import sympy
 from torch import fx
 
 from recfx.ir import GraphVerificationError
+from recfx.ir import exchange as wire
 from recfx.ir.columns import Columns, total_dim
 from recfx.ir.key_order import KeyOrder
 from recfx.ir.meta import BATCH, WORLD, Collective
@@ -40,7 +41,6 @@ from recfx.nodes import (
 )
 from recfx.nodes.base import NodeModule
 from recfx.nodes.dist_groups import DistGroups, sent_on
-from recfx.passes import _collectives as wire
 from recfx.passes._nodes import add_node, node_name, nodes_of_kind, remove_node, renumber, resources_of
 from recfx.passes.base import PassResult
 

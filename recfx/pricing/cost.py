@@ -8,7 +8,10 @@ from typing import Any
 from recfx.pricing.cost_data import CostAtData, CostData
 from recfx.pricing.cost_json import cost_at_json, cost_json
 from recfx.pricing.cost_text import cost_at_text, cost_text
-from recfx.pricing.node_price import price
+from recfx.pricing.graph_nodes import DENSE
+from recfx.pricing.node_price import Totals, price
+from recfx.pricing.planned_nodes import PlannedGraphs
+from recfx.pricing.rank_totals import price_step
 from recfx.pricing.values import BATCH_SIZE, LENGTH, Values
 
 
@@ -39,6 +42,13 @@ class Cost(CostData):
             InputError: ``invalid_argument``, ``missing_feature``.
         """
         values, hardware = Values(B, self.world_size, L, self.features), self.hardware_of()
+        nodes = tuple(price(node, values, hardware) for node in self.nodes)
+        step = None
+        if self.planned:
+            graphs = [PlannedGraphs(each, values.symbols, self.trains, self.device) for each in self.planned]
+            sharded = {each.name for each in self.planned}
+            rest = [node for node in nodes if node.kind == DENSE or node.collection not in sharded]
+            step = price_step(graphs, values, hardware, Totals.of(rest))
         return CostAt(
             version=self.version,
             batch=values.batch,
@@ -46,7 +56,8 @@ class Cost(CostData):
             rank=self.rank,
             lengths={name: float(length) for name, length in values.lengths.items()},
             hardware=hardware,
-            nodes=tuple(price(node, values, hardware) for node in self.nodes),
+            nodes=nodes,
+            step=step,
         )
 
     def __str__(self) -> str:

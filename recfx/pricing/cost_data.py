@@ -10,6 +10,8 @@ import sympy
 
 from recfx.pricing.hardware import Hardware
 from recfx.pricing.node_price import NodePrice, Totals
+from recfx.pricing.planned_tables import PlannedCollection
+from recfx.pricing.rank_totals import StepPrice
 from recfx.pricing.work import NodeCost, Resident
 
 COST_VERSION = "1"
@@ -27,6 +29,7 @@ class CostAtData:
         lengths: the mean number of ids per sample, by feature.
         hardware: what the times are predicted for.
         nodes: every node, in order.
+        step: all ranks, if the model is sharded.
     """
 
     version: str
@@ -36,16 +39,27 @@ class CostAtData:
     lengths: Mapping[str, float]
     hardware: Hardware
     nodes: tuple[NodePrice, ...]
+    step: StepPrice | None = None
 
     @cached_property
     def totals(self) -> Totals:
-        """The sums over all nodes."""
+        """The sums over all nodes of this rank."""
         return Totals.of(self.nodes)
 
     @property
     def seconds(self) -> float:
-        """The predicted time of a step."""
-        return self.totals.seconds
+        """The predicted time of a step; if there are several ranks, with their waiting for each other."""
+        return self.totals.seconds if self.step is None else self.step.seconds
+
+    @property
+    def ranks(self) -> tuple[Totals, ...]:
+        """The totals of every rank."""
+        return (self.totals,) if self.step is None else self.step.ranks
+
+    @property
+    def imbalance(self) -> float:
+        """The time of the slowest rank over the mean of all ranks, 1 if all are equal."""
+        return 1.0 if self.step is None else self.step.imbalance
 
 
 @dataclass(frozen=True)
@@ -59,7 +73,9 @@ class CostData:
         world_size: the number of ranks.
         rank: the rank whose nodes these are.
         trains: whether a step has a backward.
+        device: the type of the device that has the tables.
         hardware_of: gives the hardware that times are predicted for; only asked when a time is.
+        planned: the sharded collections, on all ranks.
     """
 
     version: str
@@ -68,7 +84,9 @@ class CostData:
     world_size: int
     rank: int
     trains: bool
+    device: str
     hardware_of: Callable[[], Hardware]
+    planned: tuple[PlannedCollection, ...] = ()
 
     @property
     def read_bytes(self) -> sympy.Expr:

@@ -11,10 +11,12 @@ import sympy
 
 from recfx.pricing.cost_data import CostAtData, CostData
 
+_FIELDS = ("version", "rank", "world_size", "trains", "device", "features", "nodes")
+
 
 def cost_json(cost: CostData) -> str:
     """Indented."""
-    return json.dumps(plain(cost), indent=2)
+    return json.dumps({name: plain(getattr(cost, name)) for name in _FIELDS}, indent=2)
 
 
 def cost_at_json(cost: CostAtData) -> str:

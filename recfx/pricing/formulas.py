@@ -7,8 +7,7 @@ depends on the order of a batch's keys is counted as if they had to be put into 
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import sympy
+from typing import Any
 
 from recfx.pricing.node_facts import NodeFacts, TableLoad
 from recfx.pricing.work import Phases, Work
@@ -24,7 +23,7 @@ STEP_FLOPS = 6
 Formula = Callable[[NodeFacts], Phases]
 
 
-def _batch_bytes(facts: NodeFacts, bags: sympy.Expr | None = None) -> sympy.Expr:
+def _batch_bytes(facts: NodeFacts, bags: Any | None = None) -> Any:
     """Ids, weights and lengths."""
     per_id = ID_BYTES + (WEIGHT_BYTES if facts.is_weighted else 0)
     return per_id * facts.ids + LENGTH_BYTES * (facts.bags if bags is None else bags)
@@ -73,12 +72,12 @@ def to_device(facts: NodeFacts) -> Phases:
 
 def hash_ids(facts: NodeFacts) -> Phases:
     """Finds each id's slot; a table that evicts or admits also counts the id."""
-    return Phases(Work.total([_find(table, facts.trains) for table in facts.tables]))
+    return Phases(Work.total([_once(_find, table, facts.trains) for table in facts.tables]))
 
 
 def find_ids(facts: NodeFacts) -> Phases:
     """Finds each id's slot."""
-    return Phases(Work.total([_find(table, counts=False) for table in facts.tables]))
+    return Phases(Work.total([_once(_find, table, False) for table in facts.tables]))
 
 
 def insert_ids(facts: NodeFacts) -> Phases:
@@ -95,10 +94,10 @@ def find_rows(facts: NodeFacts) -> Phases:
 
 def lookup(facts: NodeFacts) -> Phases:
     """Reads a row per id, and writes a sum per bag; the backward reads the gradients and steps the rows."""
-    forward = Work.total([_pool(table, facts.is_weighted) for table in facts.tables])
+    forward = Work.total([_once(_pool, table, facts.is_weighted) for table in facts.tables])
     if not facts.trains:
         return Phases(forward)
-    return Phases(forward, Work.total([_backward(table) for table in facts.tables if table.is_trained]))
+    return Phases(forward, Work.total([_once(_backward, table) for table in facts.tables if table.is_trained]))
 
 
 def hash_lookup(facts: NodeFacts) -> Phases:
@@ -162,6 +161,14 @@ FORMULAS: dict[str, Formula] = {
 }
 
 
+def _once(formula: Callable[..., Work], table: TableLoad, *options: bool) -> Work:
+    """The work that one table is; a load that many ranks or plans share is asked once."""
+    found = table.known.get((formula, options))
+    if found is None:
+        found = table.known[formula, options] = formula(table, *options)
+    return found
+
+
 def _copy(facts: NodeFacts) -> Phases:
     work = Work(facts.value_bytes, facts.value_bytes)
     return Phases(work, work if facts.trains else Work())
@@ -198,7 +205,7 @@ def _backward(table: TableLoad) -> Work:
     gradient = table.spec.output_dtype.itemsize * dim
     if table.rule is None:
         # A gradient of the whole table, which is cleared before the rows are added up.
-        whole = table.row_bytes * sympy.Integer(table.spec.num_embeddings)
+        whole = table.row_bytes * table.spec.num_embeddings
         return Work(
             read_bytes=(ID_BYTES + gradient + table.row_bytes) * table.ids,
             written_bytes=whole + table.row_bytes * table.ids,

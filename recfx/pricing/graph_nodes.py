@@ -8,9 +8,9 @@ from typing import Any
 import sympy
 from torch import fx, nn
 
-from recfx.ir.meta import BATCH, WORLD, NodeMeta, node_meta
+from recfx.ir.meta import BATCH, WORLD, node_meta
 from recfx.ir.tables import TableSpec
-from recfx.ir.typed_access import find_module
+from recfx.ir.typed_access import find_module, meta_of, node_module
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.nodes import Bucketize, HashLookup, InputDistStart, Lookup, SelectFeatures, TableStore
 from recfx.nodes.unexpanded import UnexpandedCollection
@@ -19,7 +19,7 @@ from recfx.pricing.formulas import FORMULAS
 from recfx.pricing.node_facts import NodeFacts, TableLoad
 from recfx.pricing.node_parts import store_of, tables_of
 from recfx.pricing.residents import Residents
-from recfx.pricing.work import ZERO, NodeCost, Resident
+from recfx.pricing.work import NodeCost, Resident
 
 DENSE = "dense"
 """The kind of what recfx did not make."""
@@ -48,7 +48,7 @@ class GraphReader:
         for node in graph_module.graph.nodes:
             meta, module = node_meta(node), find_module(graph_module, node)
             if meta is not None:
-                found.append(self._made_by_recfx(node, meta, module, selects.get(meta.collection), calls))
+                found.append(self._made_by_recfx(graph_module, node, selects.get(meta.collection), calls))
             elif module is not None:
                 found.append(self.dense(node.name, module, calls))
         return found
@@ -58,12 +58,15 @@ class GraphReader:
         phases = dense_phases(module, self._trains)
         device = next((parameter.device.type for parameter in module.parameters()), "")
         resident = self.residents.of_dense(module)
-        return NodeCost(name, DENSE, "", (), device, "", phases.forward, phases.backward, (), resident, calls)
+        return NodeCost(
+            name, DENSE, "", (), device, "", phases.forward.symbolic(), phases.backward.symbolic(), (), resident, calls
+        )
 
     def _made_by_recfx(
-        self, node: fx.Node, meta: NodeMeta, module: nn.Module | None, select: SelectFeatures | None, calls: int
+        self, graph_module: fx.GraphModule, node: fx.Node, select: SelectFeatures | None, calls: int
     ) -> NodeCost:
-        facts = self._facts(node, meta, module, select)
+        meta, module = meta_of(node), find_module(graph_module, node)
+        facts = self._facts(graph_module, node, module, select)
         phases = FORMULAS[meta.kind](facts)
         collectives = tuple(each for each in meta.collectives if self._trains or not each.backward)
         return NodeCost(
@@ -73,14 +76,17 @@ class GraphReader:
             tables=meta.tables,
             device=meta.device,
             kernel=meta.kernel,
-            forward=phases.forward,
-            backward=phases.backward,
+            forward=phases.forward.symbolic(),
+            backward=phases.backward.symbolic(),
             collectives=collectives,
             resident=self._resident(module),
             calls=calls,
         )
 
-    def _facts(self, node: fx.Node, meta: NodeMeta, module: Any, select: SelectFeatures | None) -> NodeFacts:
+    def _facts(
+        self, graph_module: fx.GraphModule, node: fx.Node, module: Any, select: SelectFeatures | None
+    ) -> NodeFacts:
+        meta = meta_of(node)
         specs, store = tables_of(module), store_of(module)
         rows = {} if select is None else {table.name: table.num_embeddings for table in select.tables}
         loads = tuple(_load(spec, rows, store) for spec in specs)
@@ -91,9 +97,9 @@ class GraphReader:
             kind=meta.kind,
             tables=loads,
             ids=ids,
-            bags=sympy.Add(*(load.bags for load in loads)) if loads else _bags(meta, select),
+            bags=sympy.Add(*(load.bags for load in loads)) if loads else _bags(graph_module, node, select),
             sent_bags=BATCH * keys,
-            value_bytes=meta.bytes if len(meta.shape) == 2 else ZERO,
+            value_bytes=meta.bytes if len(meta.shape) == 2 else 0,
             is_weighted=select is not None and select.is_weighted,
             parts=sum(1 for each in node.all_input_nodes if _is_pooled(each)),
             moves=not isinstance(module, InputDistStart) or module.positions is not None,
@@ -136,11 +142,13 @@ def _load(spec: TableSpec, rows: dict[str, int], store: TableStore | None) -> Ta
     return TableLoad.of(spec, of_table, weight.shape[1] * weight.element_size(), rule, weight.requires_grad)
 
 
-def _bags(meta: NodeMeta, select: SelectFeatures | None) -> sympy.Expr:
+def _bags(graph_module: fx.GraphModule, node: fx.Node, select: SelectFeatures | None) -> sympy.Expr:
     """The bags of a node whose module names no tables."""
-    if meta.kind == "input_dist_wait":
-        return WORLD * BATCH * len(meta.tables)
-    return BATCH * (len(meta.tables) if select is None else len(select.keys))
+    if meta_of(node).kind == "input_dist_wait":
+        item = node.all_input_nodes[0]
+        start = node_module(graph_module, item.all_input_nodes[0], InputDistStart)
+        return WORLD * BATCH * start.arriving
+    return BATCH * (0 if select is None else len(select.keys))
 
 
 def _is_pooled(node: fx.Node) -> bool:

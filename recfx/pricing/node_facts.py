@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import sympy
 
-from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.ir.tables import TableSpec
 from recfx.optim.rules.rule import Rule
-from recfx.pricing.work import ZERO
+from recfx.pricing.symbols import SYMBOLS, Symbols, total
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TableLoad:
     """One table, or one shard of a table, with what a batch does to it on its rank.
+
+    Sizes of batches are expressions or numbers, and so is everything that follows from them.
 
     Args:
         spec: the table or the shard.
@@ -23,37 +26,45 @@ class TableLoad:
         row_bytes: bytes of one row.
         rule: the fused optimizer that trains it; None if the backward returns a gradient, or if it is not trained.
         is_trained: whether the backward reaches it.
+        known: what formulas have found out about it.
     """
 
     spec: TableSpec
-    ids: sympy.Expr
-    samples: sympy.Expr
+    ids: Any
+    samples: Any
     row_bytes: int
     rule: Rule | None = None
     is_trained: bool = True
+    known: dict[Any, Any] = field(default_factory=dict)
 
-    @property
-    def bags(self) -> sympy.Expr:
+    @cached_property
+    def bags(self) -> Any:
         """The number of bags."""
         return self.samples * len(self.spec.feature_names)
 
-    @property
-    def distinct_rows(self) -> sympy.Expr:
+    @cached_property
+    def distinct_rows(self) -> Any:
         """An upper bound of the rows that a batch touches."""
+        if not isinstance(self.ids, sympy.Basic):
+            return min(self.ids, self.spec.num_embeddings)
         # Not evaluated: sympy would try to compare the symbols.
         return sympy.Min(self.ids, sympy.Integer(self.spec.num_embeddings), evaluate=False)
 
-    @property
+    @cached_property
     def state_row_bytes(self) -> int:
         """Bytes of the fused optimizer's state of one row."""
-        if self.rule is None:
-            return 0
-        rows = self.rule.states
-        return sum(4 * state.shape(1, self.spec.embedding_dim)[1] for state in rows)
+        states = () if self.rule is None else self.rule.states
+        return sum(4 * state.shape(1, self.spec.embedding_dim)[1] for state in states)
 
     @classmethod
     def of(
-        cls, spec: TableSpec, rows_of_table: int, row_bytes: int, rule: Rule | None = None, is_trained: bool = True
+        cls,
+        spec: TableSpec,
+        rows_of_table: int,
+        row_bytes: int,
+        rule: Rule | None = None,
+        is_trained: bool = True,
+        symbols: Symbols = SYMBOLS,
     ) -> TableLoad:
         """The load of a table, or of a shard, which gets the ids of all ranks.
 
@@ -63,10 +74,15 @@ class TableLoad:
             row_bytes: bytes of one row.
             rule: its fused optimizer.
             is_trained: whether the backward reaches it.
+            symbols: of the batch.
         """
-        samples = WORLD * BATCH if spec.shard_of else BATCH
-        share = sympy.Rational(spec.num_embeddings, rows_of_table)
-        ids = samples * share * sympy.Add(*(mean_length(feature) for feature in spec.feature_names))
+        samples = symbols.world * symbols.batch if spec.shard_of else symbols.batch
+        lengths = total(symbols.length(feature) for feature in spec.feature_names)
+        ids = (
+            samples * lengths * sympy.Rational(spec.num_embeddings, rows_of_table)
+            if symbols is SYMBOLS
+            else (samples * lengths * spec.num_embeddings / rows_of_table)
+        )
         return cls(spec, ids, samples, row_bytes, rule, is_trained)
 
 
@@ -80,7 +96,7 @@ class NodeFacts:
         ids: the number of ids that it takes.
         bags: the number of bags that they are in.
         sent_bags: the number of bags that leave it, if it copies bags to several ranks.
-        value_bytes: bytes of its value.
+        value_bytes: bytes of its value, if that is pooled rows.
         is_weighted: whether ids carry weights.
         parts: the number of its inputs that hold pooled rows.
         moves: whether it puts bags into another order.
@@ -88,11 +104,11 @@ class NodeFacts:
     """
 
     kind: str
-    tables: tuple[TableLoad, ...]
-    ids: sympy.Expr
-    bags: sympy.Expr
-    sent_bags: sympy.Expr = ZERO
-    value_bytes: sympy.Expr = ZERO
+    tables: tuple[TableLoad, ...] = ()
+    ids: Any = 0
+    bags: Any = 0
+    sent_bags: Any = 0
+    value_bytes: Any = 0
     is_weighted: bool = False
     parts: int = 1
     moves: bool = True

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+from recfx.ir.meta import Collective
 from recfx.pricing.hardware import Hardware
 from recfx.pricing.times import WorkAt, seconds_of_collective, seconds_of_work
 from recfx.pricing.values import Values
-from recfx.pricing.work import NodeCost, Resident, Work
+from recfx.pricing.work import NO_RESIDENT, NodeCost, Resident, Work
 
 _INDEX_KINDS = frozenset({"hash_ids", "find_ids", "insert_ids"})
 
@@ -56,7 +57,7 @@ def price(node: NodeCost, values: Values, hardware: Hardware) -> NodePrice:
     for collective in node.collectives:
         passed = values.number(collective.bytes)
         wire += passed
-        seconds += seconds_of_collective(collective.operation, passed, values.world, hardware)
+        seconds += seconds_of_call(collective, passed, values.world, hardware)
     return NodePrice(
         name=node.name,
         kind=node.kind,
@@ -71,6 +72,12 @@ def price(node: NodeCost, values: Values, hardware: Hardware) -> NodePrice:
     )
 
 
+def seconds_of_call(collective: Collective, passed: float, world_size: int, hardware: Hardware) -> float:
+    """How long one collective takes, if this rank passes so many bytes to it."""
+    ranks = collective.ranks or world_size
+    return seconds_of_collective(collective.operation, passed, ranks, hardware, across_hosts=collective.across_hosts)
+
+
 def work_at(work: Work, values: Values) -> WorkAt:
     """The numbers of one phase."""
     return WorkAt(*(values.number(getattr(work, each.name)) for each in fields(work)))
@@ -80,24 +87,33 @@ def work_at(work: Work, values: Values) -> WorkAt:
 class Totals:
     """The sums over all nodes of one rank; fields as in :class:`NodePrice`."""
 
-    read_bytes: float
-    written_bytes: float
-    flops: float
-    wire_bytes: float
-    resident: Resident
-    seconds: float
+    read_bytes: float = 0.0
+    written_bytes: float = 0.0
+    flops: float = 0.0
+    wire_bytes: float = 0.0
+    resident: Resident = NO_RESIDENT
+    seconds: float = 0.0
 
     @property
     def resident_bytes(self) -> int:
         """Bytes that stay in memory between steps."""
         return self.resident.total
 
+    def plus(self, other: Totals | NodePrice) -> Totals:
+        """The sum of both."""
+        return Totals(
+            read_bytes=self.read_bytes + other.read_bytes,
+            written_bytes=self.written_bytes + other.written_bytes,
+            flops=self.flops + other.flops,
+            wire_bytes=self.wire_bytes + other.wire_bytes,
+            resident=self.resident + other.resident,
+            seconds=self.seconds + other.seconds,
+        )
+
     @classmethod
     def of(cls, nodes: Iterable[NodePrice]) -> Totals:
         """The sums over ``nodes``."""
-        read = written = flops = wire = seconds = 0.0
-        resident = Resident()
+        found = cls()
         for node in nodes:
-            read, written, flops = read + node.read_bytes, written + node.written_bytes, flops + node.flops
-            wire, seconds, resident = wire + node.wire_bytes, seconds + node.seconds, resident + node.resident
-        return cls(read, written, flops, wire, resident, seconds)
+            found = found.plus(node)
+        return found

@@ -1,15 +1,15 @@
-"""What one node does in one step, as expressions in ``B``, ``W`` and ``L_<feature>``."""
+"""What one node does in one step: expressions in ``B``, ``W`` and ``L_<feature>``, or numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import sympy
 
 from recfx.ir.meta import Collective
-
-ZERO: sympy.Expr = sympy.Integer(0)
+from recfx.pricing.symbols import total
 
 
 @dataclass(frozen=True)
@@ -25,19 +25,23 @@ class Work:
         copied_bytes: bytes copied between the host and a device.
     """
 
-    read_bytes: sympy.Expr = ZERO
-    written_bytes: sympy.Expr = ZERO
-    flops: sympy.Expr = ZERO
-    random_accesses: sympy.Expr = ZERO
-    copied_bytes: sympy.Expr = ZERO
+    read_bytes: Any = 0
+    written_bytes: Any = 0
+    flops: Any = 0
+    random_accesses: Any = 0
+    copied_bytes: Any = 0
 
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
     @classmethod
-    def total(cls, parts: list[Work]) -> Work:
-        """The sum of ``parts``; one sum per field, because a sum of sums of symbols would take quadratic time."""
-        return cls(*(sympy.Add(*(getattr(part, each.name) for part in parts)) for each in fields(cls)))
+    def total(cls, parts: Sequence[Work]) -> Work:
+        """The sum of ``parts``."""
+        return cls(*(total(getattr(part, each.name) for part in parts) for each in fields(cls)))
+
+    def symbolic(self) -> Work:
+        """The same, with numbers as expressions."""
+        return Work(*(sympy.sympify(getattr(self, each.name)) for each in fields(self)))
 
 
 NOTHING = Work()
@@ -77,6 +81,9 @@ class Resident:
 
     def __add__(self, other: Resident) -> Resident:
         return Resident(self.weights + other.weights, self.optimizer + other.optimizer, self.index + other.index)
+
+
+NO_RESIDENT = Resident()
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from torch import nn
 
 from recfx.ir.columns import Columns, total_bytes, total_dim
 from recfx.ir.meta import BATCH, WORLD, Collective
+from recfx.ir.sent_rows import SentRows
 from recfx.ir.shard import Shard
-from recfx.ir.way_back import Hop, WayBack, World
+from recfx.ir.way_back import Hop, HopSize, WayBack, World
 from recfx.nodes.output_dist import AllToAll, CrossHost, OwnBatch, ReduceScatter
 
 _EVERYBODY: sympy.Expr = WORLD * BATCH
@@ -40,7 +41,13 @@ class AllToAllBack(WayBack):
         def start(groups: Any, parts: _Parts, device: torch.device) -> nn.Module:
             return AllToAll(groups.pooled, mine, parts, device, dims)
 
-        return (Hop(tuple(mine), _EVERYBODY, _all_to_all(mine, sum(map(total_bytes, sent)), world.size), start),)
+        collectives = _all_to_all(total_bytes(mine), sum(map(total_bytes, sent)), world.size)
+        return (Hop(tuple(mine), _EVERYBODY, collectives, start),)
+
+    def hop_sizes(self, sent: SentRows, shards: Sequence[Shard], world: World) -> tuple[HopSize, ...]:
+        """One."""
+        mine = sent.by_rank[world.rank]
+        return (HopSize(mine.dim, _EVERYBODY, _all_to_all(mine.bytes, sent.once.bytes, world.size)),)
 
     def arriving(self, shards: Sequence[Shard], world: World) -> list[Columns]:
         """One rank after another."""
@@ -62,7 +69,11 @@ class ReduceScatterBack(WayBack):
         def start(groups: Any, parts: _Parts, device: torch.device) -> nn.Module:
             return ReduceScatter(groups.pooled, columns, parts, device)
 
-        return (Hop(tuple(columns), _EVERYBODY, _reduce_scatter(columns, world.size), start),)
+        return (Hop(tuple(columns), _EVERYBODY, _reduce_scatter(total_bytes(columns), world.size), start),)
+
+    def hop_sizes(self, sent: SentRows, shards: Sequence[Shard], world: World) -> tuple[HopSize, ...]:
+        """One."""
+        return (HopSize(sent.once.dim, _EVERYBODY, _reduce_scatter(sent.once.bytes, world.size)),)
 
     def arriving(self, shards: Sequence[Shard], world: World) -> list[Columns]:
         """Everything."""
@@ -89,9 +100,18 @@ class TwoHops(WayBack):
         def across(groups: Any, parts: _Parts, device: torch.device) -> nn.Module:
             return CrossHost(groups.cross, mine, parts, device, dims, local_rank, local_size)
 
+        on_host, everywhere = total_bytes(mine), sum(map(total_bytes, by_host))
         return (
-            Hop(tuple(mine), _EVERYBODY, _reduce_scatter(mine, local_size, hosts), inside),
-            Hop(tuple(mine), hosts * BATCH, _all_to_all(mine, sum(map(total_bytes, by_host)), hosts), across),
+            Hop(tuple(mine), _EVERYBODY, _reduce_scatter(on_host, local_size, hosts), inside),
+            Hop(tuple(mine), hosts * BATCH, _all_to_all(on_host, everywhere, hosts, across_hosts=True), across),
+        )
+
+    def hop_sizes(self, sent: SentRows, shards: Sequence[Shard], world: World) -> tuple[HopSize, ...]:
+        """Two."""
+        mine, hosts = sent.by_host[world.rank // self.local_size], len(sent.by_host)
+        return (
+            HopSize(mine.dim, _EVERYBODY, _reduce_scatter(mine.bytes, self.local_size, hosts)),
+            HopSize(mine.dim, hosts * BATCH, _all_to_all(mine.bytes, sent.once.bytes, hosts, across_hosts=True)),
         )
 
     def arriving(self, shards: Sequence[Shard], world: World) -> list[Columns]:
@@ -119,7 +139,11 @@ class Stay(WayBack):
         def start(groups: Any, parts: _Parts, device: torch.device) -> nn.Module:
             return OwnBatch(groups.pooled, columns, parts, device)
 
-        return (Hop(tuple(columns), _EVERYBODY, _own_batch(columns, world.size), start),)
+        return (Hop(tuple(columns), _EVERYBODY, _own_batch(total_bytes(columns), world.size), start),)
+
+    def hop_sizes(self, sent: SentRows, shards: Sequence[Shard], world: World) -> tuple[HopSize, ...]:
+        """One."""
+        return (HopSize(sent.once.dim, _EVERYBODY, _own_batch(sent.once.bytes, world.size)),)
 
     def arriving(self, shards: Sequence[Shard], world: World) -> list[Columns]:
         """Everything."""
@@ -145,26 +169,32 @@ def _once(shards: Sequence[Shard]) -> list[Columns]:
 # What is sent
 
 
-def _all_to_all(sent: list[Columns], arriving_bytes: int, ranks: int) -> tuple[Collective, ...]:
-    """Pooled rows of all ranks' samples; the gradients of this rank's samples come back."""
+def _all_to_all(
+    sent_bytes: int, arriving_bytes: int, ranks: int, *, across_hosts: bool = False
+) -> tuple[Collective, ...]:
+    """Pooled rows of all ranks' samples; the gradients of this rank's samples come back. Sizes are those of a row."""
     if ranks == 1:
         return ()
+    part = ranks if across_hosts else 0
     return (
-        Collective("all_to_all", ranks * BATCH * total_bytes(sent)),
-        Collective("all_to_all", BATCH * arriving_bytes, backward=True),
+        Collective("all_to_all", ranks * BATCH * sent_bytes, False, part, across_hosts),
+        Collective("all_to_all", BATCH * arriving_bytes, True, part, across_hosts),
     )
 
 
-def _reduce_scatter(sent: list[Columns], ranks: int, counterparts: int = 1) -> tuple[Collective, ...]:
+def _reduce_scatter(row_bytes: int, ranks: int, counterparts: int = 1) -> tuple[Collective, ...]:
     """Parts of sums for the samples of ``ranks`` times ``counterparts`` ranks."""
-    if ranks == 1 or not sent:
+    if ranks == 1 or not row_bytes:
         return ()
-    own = counterparts * BATCH * total_bytes(sent)
-    return Collective("reduce_scatter", ranks * own), Collective("all_gather", own, backward=True)
+    own, part = counterparts * BATCH * row_bytes, ranks if counterparts > 1 else 0
+    return (
+        Collective("reduce_scatter", ranks * own, False, part),
+        Collective("all_gather", own, True, part),
+    )
 
 
-def _own_batch(columns: list[Columns], ranks: int) -> tuple[Collective, ...]:
+def _own_batch(row_bytes: int, ranks: int) -> tuple[Collective, ...]:
     """Nothing; but the gradients of this rank's samples go to all ranks."""
     if ranks == 1:
         return ()
-    return (Collective("all_gather", BATCH * total_bytes(columns), backward=True),)
+    return (Collective("all_gather", BATCH * row_bytes, backward=True),)

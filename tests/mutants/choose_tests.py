@@ -20,7 +20,7 @@ _IN_TRITON = (
 BESIDE = {
     "passes": ["passes", "modules/test_means.py", "optim/test_settings_of_tables.py", "ir"],
     "passes/insert_dist.py": ["passes", "sharding/test_types.py", "sharding/test_hashed.py", "sharding/test_mixed.py"],
-    "passes/_collectives.py": ["passes", "sharding/test_wire.py", "sharding/test_explain.py"],
+    "ir/exchange.py": ["passes", "sharding/test_wire.py", "sharding/test_explain.py"],
     "nodes": ["nodes", "modules", "passes", "lowering"],
     "nodes/input_dist.py": [
         "sharding/test_wire.py", "sharding/test_out_of_step.py", "sharding/test_corner_cases.py",

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.pricing.hardware import H100
+from recfx.pricing.planned_model import planned_as_sharded
+from recfx.pricing.planned_nodes import PlannedGraphs
+from recfx.pricing.symbols import SYMBOLS
+from recfx.pricing.work import Work
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from tests.sharding.cases import Case, batches, build, shard
 from tests.sharding.ranks import ranks
@@ -93,3 +99,52 @@ def test_every_optimizer(optimizer: str) -> None:
 @pytest.mark.parametrize("number", [1, 3, 4])
 def test_mixed_plans(number: int) -> None:
     check(Case(**{**random_case(number, 4).__dict__, "sizes": (3,)}), 4)
+
+
+def nodes_and_plan(rank: int, world_size: int, case: Case) -> tuple[list[Any], list[Any], list[Any]]:
+    """The nodes of this rank's graph, those that were planned without a graph, and totals of both."""
+    standard, _ = build(case)
+    sharded = shard(case, standard, world_size)
+    planned = planned_as_sharded(sharded)
+    nodes = PlannedGraphs(planned, SYMBOLS, trains=True).nodes(rank)
+    graph = [replace(node, device="", kernel="") for node in recfx.cost(sharded, H100).nodes]
+    at = recfx.cost(sharded, H100).at(5, L=3)
+    own = at.ranks[rank]
+    totals = [
+        (getattr(at.totals, name), getattr(own, name))
+        for name in ("read_bytes", "written_bytes", "flops", "wire_bytes", "resident_bytes")
+    ]
+    return graph, [node.cost(planned.name, "", 1) for node in nodes], totals
+
+
+def check_plan(case: Case, world_size: int) -> None:
+    for graph, planned, totals in ranks(world_size).run(nodes_and_plan, case):
+        assert [node.name for node in planned] == [node.name for node in graph]
+        for found, expected in zip(planned, graph, strict=True):
+            for field in fields(found):
+                ours, theirs = getattr(found, field.name), getattr(expected, field.name)
+                if isinstance(ours, Work):
+                    for each in fields(ours):
+                        difference = getattr(ours, each.name) - getattr(theirs, each.name)
+                        assert sympy.simplify(difference) == 0, (found.name, field.name, each.name)
+                else:
+                    assert ours == theirs, (found.name, field.name)
+        for expected, found in totals:
+            assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("kind", sorted(TYPES))
+def test_planned_nodes_are_those_of_the_graph(kind: str, world_size: int) -> None:
+    check_plan(one_type(kind, local_size=2 if world_size == 4 else 0, optimizer="adagrad"), world_size)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("kind", sorted(TYPES))
+def test_planned_nodes_of_hashed_tables(kind: str, world_size: int) -> None:
+    check_plan(hashed_case(kind, "error", local_size=2 if world_size == 4 else 0), world_size)
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 4])
+def test_planned_nodes_of_mixed_plans(number: int) -> None:
+    check_plan(random_case(number, 4), 4)

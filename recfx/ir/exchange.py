@@ -16,13 +16,20 @@ _INT64, _FLOAT32 = 8, 4
 
 def sent_ids(shards: list[Shard]) -> sympy.Expr:
     """The ids that a rank sends to these shards. Cutting a table's rows into pieces does not change their number."""
-    whole = [shard for shard in shards if shard.piece < 0 or _is_first_piece(shard, shards)]
-    return BATCH * sympy.Add(*(mean_length(feature) for shard in whole for feature in shard.table.feature_names))
+    features = [feature for shard in _whole(shards) for feature in shard.table.feature_names]
+    return BATCH * sympy.Add(*map(mean_length, features))
 
 
-def _is_first_piece(shard: Shard, shards: list[Shard]) -> bool:
-    same = [each for each in shards if each.table is shard.table and each.columns == shard.columns]
-    return shard is same[0]
+def _whole(shards: list[Shard]) -> list[Shard]:
+    """One shard for every time that a table's ids are sent: the first of the pieces of each block of columns."""
+    seen: set[tuple[str, tuple[int, int]]] = set()
+    found = []
+    for shard in shards:
+        block = (shard.table.name, shard.columns)
+        if shard.piece < 0 or block not in seen:
+            found.append(shard)
+        seen.add(block)
+    return found
 
 
 def arriving_ids(shards: list[Shard]) -> sympy.Expr:
@@ -43,9 +50,13 @@ def of_splits(world_size: int) -> tuple[Collective, ...]:
 
 def of_ids(shards: list[Shard], world_size: int, is_weighted: bool) -> tuple[Collective, ...]:
     """``input_dist_wait``: lengths and ids, and weights if there are any."""
+    bags = sum(len(shard.table.feature_names) for shard in shards)
+    return of_sent(bags, sent_ids(shards), world_size, is_weighted)
+
+
+def of_sent(bags: int, ids: sympy.Expr, world_size: int, is_weighted: bool) -> tuple[Collective, ...]:
+    """The same, for so many bags per sample of this rank, and so many ids."""
     if world_size == 1:
         return ()
-    bags = BATCH * sum(len(shard.table.feature_names) for shard in shards)
-    ids = sent_ids(shards)
-    sizes = [bags * _INT64, ids * _INT64] + ([ids * _FLOAT32] if is_weighted else [])
+    sizes = [BATCH * bags * _INT64, ids * _INT64] + ([ids * _FLOAT32] if is_weighted else [])
     return tuple(Collective("all_to_all", size) for size in sizes)

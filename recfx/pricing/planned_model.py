@@ -1,0 +1,51 @@
+"""The collections of a model as a plan shards them, or as they are sharded already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.converted_collection import ConvertedCollection
+from recfx.pricing.planned_tables import PlannedCollection, TableTraits
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.optimizer_settings import optimizer_settings
+from recfx.sharding.plan import read_plan
+
+
+def planned_as_sharded(collection: ConvertedCollection) -> PlannedCollection:
+    """A collection that is sharded; nothing is communicated."""
+    assert isinstance(collection, ShardedHashEmbeddingBagCollection)
+    traits = {}
+    for table in collection.tables:
+        local = collection.local_shards(table.name)
+        trained = not local or collection.weight(local[0].name).requires_grad
+        traits[table.name] = TableTraits(collection.dtypes[table.name], collection.fused.get(table.name), trained)
+    return PlannedCollection(
+        collection.collection, collection.sharding, traits, collection.is_weighted(), max(collection.calls, 1)
+    )
+
+
+def planned_by(
+    collection: HashEmbeddingBagCollection, plan: Mapping[str, Any], world_size: int, path: str = ""
+) -> PlannedCollection:
+    """A collection as a plan would shard it; nothing is sharded.
+
+    Args:
+        collection: a converted collection, which may be on meta.
+        plan: the sharding of each table.
+        world_size: the number of ranks.
+        path: fully qualified name of the collection.
+
+    Raises:
+        ConversionError: the same as ``read_plan``.
+    """
+    sharding = read_plan(collection.tables, plan, 0, world_size, path)
+    fused = optimizer_settings(collection, sharding, None, dense_as_torchrec=False).fused
+    traits = {
+        table.name: TableTraits(
+            collection.weight(table.name).dtype, fused.get(table.name), collection.weight(table.name).requires_grad
+        )
+        for table in collection.tables
+    }
+    return PlannedCollection(path, sharding, traits, collection.is_weighted(), max(collection.calls, 1))

@@ -1,0 +1,306 @@
+"""The nodes that a rank's graph will have under a plan, with what the formulas know of them; nothing is made.
+
+They are those of the passes: tests compare them with the graphs of real ranks, node by node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import sympy
+
+from recfx.ir import exchange
+from recfx.ir.meta import BATCH, WORLD, Collective, mean_length
+from recfx.ir.sent_rows import SentRows
+from recfx.ir.shard import Shard
+from recfx.ir.tables import TableSpec, output_dtype
+from recfx.ir.way_back import HopSize, WayBack, World
+from recfx.passes._nodes import node_name
+from recfx.pricing.formulas import FORMULAS
+from recfx.pricing.node_facts import NodeFacts, TableLoad
+from recfx.pricing.planned_tables import PlannedCollection, PlannedTable
+from recfx.pricing.symbols import Symbols, total
+from recfx.pricing.work import NO_RESIDENT, NodeCost, Resident
+
+
+@dataclass(frozen=True)
+class PlannedNode:
+    """One node.
+
+    Args:
+        name: as in the graph.
+        tables: the names of the tables that it works on.
+        facts: what the formulas know of it.
+        collectives: its collective calls.
+        resident: what it keeps.
+        on_host: whether it runs on the host of the device that has the tables.
+    """
+
+    name: str
+    tables: tuple[str, ...]
+    facts: NodeFacts
+    collectives: tuple[Collective, ...] = ()
+    resident: Resident = NO_RESIDENT
+    on_host: bool = False
+
+    def cost(self, collection: str, device: str, calls: int) -> NodeCost:
+        """Its cost, in the symbols that it was made with."""
+        phases = FORMULAS[self.facts.kind](self.facts)
+        return NodeCost(
+            name=self.name,
+            kind=self.facts.kind,
+            collection=collection,
+            tables=self.tables,
+            device="cpu" if self.on_host else device,
+            kernel="",
+            forward=phases.forward.symbolic(),
+            backward=phases.backward.symbolic(),
+            collectives=self.collectives,
+            resident=self.resident,
+            calls=calls,
+        )
+
+
+class PlannedGraphs:
+    """The graphs of one sharded collection on all ranks.
+
+    Args:
+        planned: the collection.
+        symbols: of the batch.
+        trains: whether a step has a backward.
+        device: the type of the device that has the tables.
+        tables: the collection's tables if they are known already, in its order.
+    """
+
+    def __init__(
+        self,
+        planned: PlannedCollection,
+        symbols: Symbols,
+        trains: bool,
+        device: str = "cpu",
+        tables: Sequence[PlannedTable] | None = None,
+    ) -> None:
+        self.planned, self.symbols, self.trains, self.device = planned, symbols, trains, device
+        self.world_size = planned.sharding.world_size
+        self.tables = (
+            tables
+            if tables is not None
+            else [
+                PlannedTable(each, planned.traits[each.table.name], self.world_size, symbols)
+                for each in planned.sharding.tables
+            ]
+        )
+        self.ways = [_Way(way, [each for each in self.tables if each.way == way]) for way in planned.sharding.ways_back]
+
+    # What all ranks have in common
+
+    @cached_property
+    def sent_bags(self) -> int:
+        """The bags that a rank sends per sample."""
+        return sum(len(each.shards) * len(each.table.feature_names) for each in self.tables)
+
+    @cached_property
+    def sent_ids(self) -> sympy.Expr:
+        """The ids that a rank sends, as an expression."""
+        terms = [each.times_sent * mean_length(feature) for each in self.tables for feature in each.table.feature_names]
+        return BATCH * sympy.Add(*terms)
+
+    @cached_property
+    def _sent_ids(self) -> Any:
+        length = self.symbols.length
+        sent = (each.times_sent * length(feature) for each in self.tables for feature in each.table.feature_names)
+        return self.symbols.batch * total(sent)
+
+    @cached_property
+    def _arrives_in_order(self) -> bool:
+        """Whether no bag has to be moved before ids are sent: every table is sent once, in the order of ranks."""
+        if any(len(each.shards) != 1 for each in self.tables):
+            return False
+        in_turn = [(each.shards[0].rank, each.table.name) for way in self.ways for each in way.tables]
+        names = [name for _, name in sorted(in_turn, key=lambda place: place[0])]
+        return names == [each.table.name for each in self.tables]
+
+    @cached_property
+    def _exchange(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+        sent = exchange.of_sent(self.sent_bags, self.sent_ids, self.world_size, self.planned.is_weighted)
+        return exchange.of_splits(self.world_size), sent
+
+    # One rank
+
+    def kind_of_rank(self, rank: int) -> Hashable:
+        """Ranks of one kind have graphs that cost the same."""
+        loads = [id(each.load(shard)) for each in self.tables for shard in each.on_rank.get(rank, ())]
+        world = World(rank, self.world_size)
+        return tuple(loads), tuple(tuple(hop.dim for hop in way.hops(world)) for way in self.ways)
+
+    def nodes(self, rank: int) -> list[PlannedNode]:
+        """The nodes of one rank, in the order of its graph."""
+        return _Rank(self, rank).nodes()
+
+    def resident(self, rank: int) -> Resident:
+        """What one rank keeps."""
+        found = Resident()
+        for each in self.tables:
+            for shard in each.on_rank.get(rank, ()):
+                found += each.resident(shard)
+        return found
+
+
+class _Way:
+    """The tables that travel back in one way."""
+
+    def __init__(self, way: WayBack, tables: list[PlannedTable]) -> None:
+        self.way, self.tables = way, tables
+        self.rows = SentRows.together([each.rows for each in tables])
+        self.specs = tuple(each.table for each in tables)
+        self.element_bytes = output_dtype(self.specs).itemsize
+        self.has_means = any(spec.pooling == "MEAN" for spec in self.specs)
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        """The shards of all ranks."""
+        return [shard for each in self.tables for shard in each.shards]
+
+    def hops(self, world: World) -> tuple[HopSize, ...]:
+        """What a rank sends."""
+        return self.way.hop_sizes(self.rows, self.shards, world)
+
+
+class _Rank:
+    """Lists the nodes of one rank."""
+
+    def __init__(self, graphs: PlannedGraphs, rank: int) -> None:
+        self.graphs, self.rank = graphs, rank
+        self.found: list[PlannedNode] = []
+        self.numbers: dict[str, int] = {}
+        symbols = graphs.symbols
+        self.batch, self.everybody = symbols.batch, symbols.world * symbols.batch
+        self.specs = graphs.planned.tables
+        self.local = [
+            (each, shard) for way in graphs.ways for each in way.tables for shard in each.on_rank.get(rank, ())
+        ]
+        self.loads = tuple(each.load(shard) for each, shard in self.local)
+        self.arrived_ids = total(load.ids for load in self.loads)
+        self.arrived_bags = total(load.bags for load in self.loads)
+        self.is_hashed = any(each.table.has_index for each, _ in self.local)
+        self.crosses = graphs.device != "cpu" and self.is_hashed
+        self.ids_on_host = self.crosses and graphs.device not in ("cuda",)
+
+    def nodes(self) -> list[PlannedNode]:
+        self._send_ids()
+        self._hash()
+        started = [self._look_up(way) for way in self.graphs.ways]
+        for way, hops in zip(self.graphs.ways, started, strict=True):
+            self._collect(way, hops)
+        keyed = self._value(self.batch, sum(way.rows.once.dim for way in self.graphs.ways), self.specs)
+        self._add("keyed_tensor", self.specs, value_bytes=keyed, parts=len(self.graphs.ways))
+        return self._with_fused_lookup()
+
+    def _send_ids(self) -> None:
+        graphs = self.graphs
+        keys = sum(len(spec.feature_names) for spec in self.specs)
+        ids = self.batch * total(graphs.symbols.length(name) for spec in self.specs for name in spec.feature_names)
+        bags, sent_bags = self.batch * keys, self.batch * graphs.sent_bags
+        self._add("select_features", self.specs, ids=ids, bags=bags)
+        if self.ids_on_host:
+            self._add("to_host", self.specs, ids=ids, bags=bags)
+        splits, tensors = graphs._exchange
+        sent, cut = graphs._sent_ids, any(each.is_cut for each in graphs.tables)
+        if cut:
+            self._add("bucketize", self.specs, ids=sent, bags=bags, sent_bags=sent_bags, on_host=self.ids_on_host)
+        moves = not cut and not graphs._arrives_in_order
+        host = self.ids_on_host
+        self._add(
+            "input_dist_start", self.specs, splits, ids=sent, bags=bags, sent_bags=sent_bags, moves=moves, on_host=host
+        )
+        names = tuple(shard.name for _, shard in self.local)
+        self._add("input_dist_wait", names, tensors, ids=self.arrived_ids, bags=self.arrived_bags, on_host=host)
+
+    def _hash(self) -> None:
+        if not self.is_hashed:
+            return
+        size: dict[str, Any] = {"ids": self.arrived_ids, "bags": self.arrived_bags}
+        names = tuple(shard.name for _, shard in self.local)
+        if self.crosses and not self.ids_on_host:
+            self._add("to_host", names, **size)
+        index = Resident(index=sum(each.resident(shard).index for each, shard in self.local))
+        self._add("hash_ids", names, loads=self.loads, resident=index, on_host=self.crosses, **size)
+        if self.crosses:
+            self._add("to_device", names, **size)
+
+    def _look_up(self, way: _Way) -> tuple[HopSize, ...]:
+        groups: dict[Hashable, list[tuple[PlannedTable, Shard]]] = {}
+        for each in way.tables:
+            for shard in each.on_rank.get(self.rank, ()):
+                groups.setdefault(each.traits.group, []).append((each, shard))
+        for group in groups.values():
+            loads = tuple(each.load(shard) for each, shard in group)
+            kept = Resident()
+            for each, shard in group:
+                kept += replace(each.resident(shard), index=0)
+            names = tuple(shard.name for _, shard in group)
+            ids, bags = total(load.ids for load in loads), total(load.bags for load in loads)
+            self._add("lookup", names, loads=loads, resident=kept, ids=ids, bags=bags)
+        hops = way.hops(World(self.rank, self.graphs.world_size))
+        self._send(way, hops[0], len(groups))
+        return hops
+
+    def _collect(self, way: _Way, hops: tuple[HopSize, ...]) -> None:
+        for hop in hops[1:]:
+            arrived = self._value(self._samples(hop), hop.dim, way.specs)
+            self._add("output_dist_wait", way.specs, value_bytes=arrived)
+            self._send(way, hop, 1)
+        arrived = self._value(self.batch, way.rows.once.dim, way.specs)
+        self._add("output_dist_wait", way.specs, value_bytes=arrived)
+        if way.has_means:
+            bags = self.batch * sum(len(spec.feature_names) for spec in way.specs)
+            self._add("mean_divide", way.specs, value_bytes=arrived, bags=bags)
+
+    def _send(self, way: _Way, hop: HopSize, parts: int) -> None:
+        value = self._value(self._samples(hop), hop.dim, way.specs)
+        self._add("output_dist_start", way.specs, hop.collectives, value_bytes=value, parts=parts)
+
+    def _samples(self, hop: HopSize) -> Any:
+        """The rows of a hop in the symbols of this."""
+        symbols = self.graphs.symbols
+        if isinstance(symbols.batch, sympy.Basic):
+            return hop.samples
+        return int(hop.samples.xreplace({BATCH: sympy.Integer(symbols.batch), WORLD: sympy.Integer(symbols.world)}))
+
+    def _value(self, samples: Any, dim: int, specs: tuple[TableSpec, ...]) -> Any:
+        return samples * dim * output_dtype(specs).itemsize
+
+    def _add(
+        self,
+        kind: str,
+        tables: tuple[TableSpec, ...] | tuple[str, ...],
+        collectives: tuple[Collective, ...] = (),
+        *,
+        loads: tuple[TableLoad, ...] = (),
+        resident: Resident = NO_RESIDENT,
+        on_host: bool = False,
+        **sizes: Any,
+    ) -> None:
+        number = self.numbers[kind] = self.numbers.get(kind, -1) + 1
+        name = node_name(self.graphs.planned.name, kind if number == 0 else f"{kind}_{number}")
+        names = tuple(table if isinstance(table, str) else table.name for table in tables)
+        facts = NodeFacts(kind, loads, is_weighted=self.graphs.planned.is_weighted, trains=self.graphs.trains, **sizes)
+        made = tuple(each for each in collectives if self.graphs.trains or not each.backward)
+        self.found.append(PlannedNode(name, names, facts, made, resident, on_host))
+
+    def _with_fused_lookup(self) -> list[PlannedNode]:
+        """On a CPU, one kernel finds the rows and pools them, if a single lookup reads them."""
+        lookups = [node for node in self.found if node.facts.kind == "lookup"]
+        if not self.is_hashed or self.graphs.device != "cpu" or len(lookups) != 1:
+            return self.found
+        (lookup,), (hashed,) = lookups, [node for node in self.found if node.facts.kind == "hash_ids"]
+        fused = replace(
+            lookup,
+            name=node_name(self.graphs.planned.name, "hash_lookup"),
+            facts=replace(lookup.facts, kind="hash_lookup"),
+            resident=lookup.resident + hashed.resident,
+        )
+        return [fused if node is lookup else node for node in self.found if node is not hashed]

@@ -1,0 +1,137 @@
+"""What every rank of a sharded model costs in numbers, and how long the ranks need together."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+
+from recfx.ir.node_kinds import NODE_KINDS, Stage
+from recfx.pricing.formulas import FORMULAS
+from recfx.pricing.hardware import Hardware
+from recfx.pricing.node_price import Totals, seconds_of_call, work_at
+from recfx.pricing.planned_nodes import PlannedGraphs, PlannedNode
+from recfx.pricing.times import seconds_of_work
+from recfx.pricing.values import Values
+
+IDS, TABLES, OUTPUT, WIRE, DENSE = "ids", "tables", "output", "wire", "dense"
+"""The parts of a step: before ids are exchanged; hashing and lookups; after pooled rows have arrived; the collectives;
+and what recfx did not make."""
+
+
+@dataclass(frozen=True)
+class StepPrice:
+    """All ranks, in numbers.
+
+    Args:
+        ranks: the totals of every rank; their seconds do not count waiting for other ranks.
+        seconds: the predicted time of a step, in which ranks wait for each other at every collective.
+        parts: how it is made up, by part of a step.
+    """
+
+    ranks: tuple[Totals, ...]
+    seconds: float
+    parts: dict[str, float]
+
+    @property
+    def imbalance(self) -> float:
+        """The time of the slowest rank over the mean of all ranks, 1 if all are equal."""
+        times = [each.seconds for each in self.ranks]
+        return max(times) * len(times) / sum(times) if sum(times) else 1.0
+
+    @property
+    def fullest(self) -> int:
+        """The resident bytes of the rank that has most."""
+        return max(each.resident_bytes for each in self.ranks)
+
+
+@dataclass
+class _Rank:
+    """One rank: its totals, the times between collectives, and those of the collectives by node and operation."""
+
+    totals: Totals
+    between: dict[tuple[int, str, int], float] = field(default_factory=dict)
+    calls: dict[tuple[int, str, str], float] = field(default_factory=dict)
+    numbers: dict[tuple[int, str, str], int] = field(default_factory=dict)
+
+
+def price_step(
+    collections: Sequence[PlannedGraphs], values: Values, hardware: Hardware, rest: Totals | None = None
+) -> StepPrice:
+    """The price of one step on all ranks.
+
+    Args:
+        collections: the graphs, made with the numbers of ``values``.
+        values: of the batch.
+        hardware: of the ranks.
+        rest: what else each rank has and does.
+    """
+    world = max((each.world_size for each in collections), default=1)
+    known: dict[Hashable, _Rank] = {}
+    ranks: list[_Rank] = []
+    for rank in range(world):
+        kind = tuple(each.kind_of_rank(rank) for each in collections)
+        if kind not in known:
+            known[kind] = _price_rank(collections, rank, values, hardware)
+        ranks.append(known[kind])
+    totals = []
+    for number, found in enumerate(ranks):
+        own = found.totals
+        for each in collections:  # ranks that do the same may keep indexes of different sizes
+            own = replace(own, resident=own.resident + each.resident(number))
+        totals.append(own if rest is None else own.plus(rest))
+    parts = dict.fromkeys((IDS, TABLES, OUTPUT, WIRE), 0.0) | ({DENSE: rest.seconds} if rest is not None else {})
+    kinds = list(known.values())
+    for part in dict.fromkeys(key for each in kinds for key in each.between):
+        parts[part[1]] += max(each.between.get(part, 0.0) for each in kinds)
+    for call in dict.fromkeys(key for each in kinds for key in each.calls):
+        slowest = max(each.calls.get(call, 0.0) for each in kinds)
+        parts[WIRE] += slowest * max(each.numbers.get(call, 0) for each in kinds)
+    return StepPrice(tuple(totals), sum(parts.values()), parts)
+
+
+def _price_rank(collections: Sequence[PlannedGraphs], rank: int, values: Values, hardware: Hardware) -> _Rank:
+    found = _Rank(Totals())
+    for number, graphs in enumerate(collections):
+        calls = graphs.planned.calls
+        for node in graphs.nodes(rank):
+            phases = FORMULAS[node.facts.kind](node.facts)
+            for backward, work in enumerate((phases.forward, phases.backward)):
+                size = work_at(work, values)
+                seconds = calls * seconds_of_work(size, hardware, node.on_host) if any(size) else 0.0
+                key = (number, _part(node.facts.kind), backward)
+                found.between[key] = found.between.get(key, 0.0) + seconds
+                found.totals = found.totals.plus(
+                    Totals(calls * size.read_bytes, calls * size.written_bytes, calls * size.flops, seconds=seconds)
+                )
+            _add_calls(found, number, node, values, hardware, calls)
+    return found
+
+
+def _add_calls(found: _Rank, number: int, node: PlannedNode, values: Values, hardware: Hardware, calls: int) -> None:
+    """Add a node's collectives. An all-to-all ends when the rank that receives most has received it."""
+    arriving = _arriving(node, values)
+    for collective in node.collectives:
+        passed = values.number(collective.bytes)
+        seconds = calls * seconds_of_call(collective, passed * arriving, values.world, hardware)
+        key = (number, node.name, collective.operation)
+        # What one rank sends in the forward it receives in the backward.
+        found.calls[key] = max(found.calls.get(key, 0.0), seconds)
+        found.numbers[key] = found.numbers.get(key, 0) + 1
+        found.totals = found.totals.plus(Totals(wire_bytes=calls * passed, seconds=seconds))
+
+
+def _arriving(node: PlannedNode, values: Values) -> float:
+    """How much more ids arrive than are sent, if they do."""
+    facts = node.facts
+    if facts.kind != "input_dist_wait" or not node.collectives:
+        return 1.0
+    passed = sum(values.number(collective.bytes) for collective in node.collectives)
+    per_id = 8 + (4 if facts.is_weighted else 0)
+    return max(1.0, (per_id * facts.ids + 8 * facts.bags) / passed) if passed else 1.0
+
+
+def _part(kind: str) -> str:
+    stage = NODE_KINDS[kind].stage
+    if stage in (Stage.SELECT, Stage.INPUT_DIST):
+        return IDS
+    return OUTPUT if stage is Stage.ASSEMBLE or kind == "output_dist_wait" else TABLES
