@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,12 +11,11 @@ from recfx.errors import IdRangeError
 from recfx.kernels.fused_step import fused_step_
 from recfx.kernels.per_sample_weights import per_sample_weight_gradients
 from recfx.lowering._step_counts import StepCounts
+from recfx.lowering._step_numbers import NumbersOfTables
 from recfx.lowering._trained_batch import TrainedBatch
 from recfx.lowering.registry import LookupSpec
-from recfx.optim.rules.rule import STEP, Rule, StepNumbers
+from recfx.optim.rules.rule import Rule, StepNumbers
 from recfx.optim.rules.sgd import SGD
-
-_SETTINGS = ("lr", "weight_decay", "eps")
 
 
 class CpuBackward:
@@ -31,16 +29,21 @@ class CpuBackward:
         self.tables, self.optimizers = spec.tables, spec.optimizers
         self.table_of_feature = [table for table, each in enumerate(spec.tables) for _ in each.feature_names]
         self.mean = spec.pooling == "MEAN"
+        self.rule: Rule = SGD if spec.optimizers[0] is None else spec.optimizers[0].rule  # the same for all tables
         self._counts = StepCounts(spec.optimizers)
-        self._known: list[weakref.ref[torch.Tensor] | None] = []
+        self._trained: list[bool] = []
+        self._numbers = NumbersOfTables(self.rule)
+        self._nothing = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
         """See ``Backward``."""
-        tables = [weight.detach() for weight in batch.weights]
         try:
-            return per_sample_weight_gradients(batch.values, batch.offsets, grad_output, tables, self.table_of_feature)
+            with torch.no_grad():
+                return per_sample_weight_gradients(
+                    batch.values, batch.offsets, grad_output, batch.weights, self.table_of_feature
+                )
         except IndexError as error:
-            raise self._beyond_the_end(batch, tables) from error
+            raise self._beyond_the_end(batch) from error
 
     def weight_gradients(
         self, batch: TrainedBatch, grad_output: torch.Tensor, wanted: Sequence[bool]
@@ -53,7 +56,7 @@ class CpuBackward:
             else torch.empty(0, weight.shape[1], dtype=torch.float32, device="cpu")
             for weight, want in zip(batch.weights, wanted, strict=True)
         ]
-        numbers = list(StepNumbers(-1.0)) * len(totals)
+        numbers: list[float] = list(StepNumbers(-1.0)) * len(totals)
         self._run(batch, grad_output, totals, [], list(wanted), SGD.name, numbers, None)
         return [total if want else None for total, want in zip(totals, wanted, strict=True)]
 
@@ -62,54 +65,43 @@ class CpuBackward:
         trained = [weight.requires_grad for weight in batch.weights]
         if not any(trained):
             return
-        rule = self.optimizers[0].rule  # tables of one lookup have the same rule
-        states = self._states(batch.weights, trained)
-        counts = self._counts.shared()
+        try:
+            self._step(batch, grad_output, trained)
+        except RuntimeError:
+            # The operator has checked every state before it changed anything.
+            if not self._prepare(batch.weights, trained):
+                raise
+            self._step(batch, grad_output, trained)
+
+    def _step(self, batch: TrainedBatch, grad_output: torch.Tensor, trained: list[bool]) -> None:
+        # Looked up anew in every step, because any state may be replaced between steps, as by a checkpoint.
+        held = [optimizer.state for optimizer in self.optimizers]
+        counts = self._counts.of(held)
+        if self.rule.counts_steps and (counts is None or trained != self._trained):
+            self._prepare(batch.weights, trained)
+            held = [optimizer.state for optimizer in self.optimizers]
+            counts = self._counts.shared()
+        self._trained = trained
+        states = [self._tensors(held, each.name) for each in self.rule.states]
         # Only rules that save the number of steps read it.
-        counted = [0.0] * len(trained) if counts is None or not rule.saves_step else (counts + 1).tolist()
-        weights = [weight.detach() for weight in batch.weights]  # a step is not an edit that autograd should see
-        self._run(batch, grad_output, weights, states, trained, rule.name, self._numbers(counted), counts)
+        counted = (counts + 1).tolist() if counts is not None and self.rule.saves_step else None
+        numbers = self._numbers.of([optimizer.group for optimizer in self.optimizers], counted)
+        self._run(batch, grad_output, batch.weights, states, trained, self.rule.name, numbers, counts)
 
-    def _states(self, weights: list[torch.Tensor], trained: list[bool]) -> list[list[torch.Tensor]]:
-        """The states of each table, by number; those of a table that is not trained are not read."""
-        rule = self.optimizers[0].rule
-        if not self._is_known(rule, trained):
-            for optimizer, weight, is_trained in zip(self.optimizers, weights, trained, strict=True):
-                if is_trained:
-                    optimizer.prepare(weight)
-            self._known = [
-                weakref.ref(optimizer.state[state.name]) if is_trained else None  # others may not be ready
-                for optimizer, is_trained in zip(self.optimizers, trained, strict=True)
-                for state in rule.states
-            ]
-        nothing = torch.empty(0, dtype=torch.float32, device="cpu")
-        return [[optimizer.state.get(state.name, nothing) for optimizer in self.optimizers] for state in rule.states]
+    def _tensors(self, held: list[dict[str, Any]], name: str) -> list[torch.Tensor]:
+        """That state of each table; an empty tensor, which the operator refuses if it needs it, where there is none."""
+        return [state.get(name, self._nothing) for state in held]
 
-    def _is_known(self, rule: Rule, trained: list[bool]) -> bool:
-        """Whether all states are those that were prepared; any may be replaced between steps, as by a checkpoint."""
-        known = iter(self._known)
-        for optimizer, is_trained in zip(self.optimizers, trained, strict=True):
-            state = optimizer.state
-            for each in rule.states:
-                reference = next(known, None)
-                if is_trained and (reference is None or state.get(each.name) is not reference()):
-                    return False
-            if is_trained and rule.counts_steps and STEP not in state:
-                return False
-        return True
-
-    def _numbers(self, counted: list[float]) -> list[float]:
-        """``StepNumbers`` of all tables, computed once for each setting that they share."""
-        numbers: list[float] = []
-        known: dict[Any, list[float]] = {}
-        for optimizer, step in zip(self.optimizers, counted, strict=True):
-            group = optimizer.group
-            betas = group.get("betas")  # a list, if the settings come from a file
-            key = (*map(group.get, _SETTINGS), betas and tuple(betas), step)
-            if key not in known:
-                known[key] = [float(number) for number in optimizer.rule.step_numbers(step, group)]
-            numbers += known[key]
-        return numbers
+    def _prepare(self, weights: list[torch.Tensor], trained: list[bool]) -> bool:
+        """Make the states that kernels cannot read yet; whether there was one."""
+        waiting = [
+            (optimizer, weight)
+            for optimizer, weight, is_trained in zip(self.optimizers, weights, trained, strict=True)
+            if is_trained and not optimizer.is_ready(weight)
+        ]
+        for optimizer, weight in waiting:
+            optimizer.prepare(weight)
+        return bool(waiting)
 
     def _run(
         self,
@@ -124,31 +116,32 @@ class CpuBackward:
     ) -> None:
         first, second = (*states, [], [])[:2]
         try:
-            fused_step_(
-                batch.values,
-                batch.offsets,
-                grad_output,
-                weights,
-                first,
-                second,
-                self.table_of_feature,
-                is_stepped,
-                rule,
-                numbers,
-                self.mean,
-                batch.scale,
-                counts,
-            )
+            with torch.no_grad():  # a step is not an edit that autograd should see
+                fused_step_(
+                    batch.values,
+                    batch.offsets,
+                    grad_output,
+                    weights,
+                    first,
+                    second,
+                    self.table_of_feature,
+                    is_stepped,
+                    rule,
+                    numbers,
+                    self.mean,
+                    batch.scale,
+                    counts,
+                )
         except IndexError as error:
-            raise self._beyond_the_end(batch, batch.weights) from error
+            raise self._beyond_the_end(batch) from error
 
-    def _beyond_the_end(self, batch: TrainedBatch, weights: list[torch.Tensor]) -> Exception:
+    def _beyond_the_end(self, batch: TrainedBatch) -> Exception:
         """The error for a row that the forward looked up and that its table no longer has; the first table with one."""
         batch_size = (batch.offsets.numel() - 1) // len(self.table_of_feature)
         borders = batch.offsets[::batch_size].tolist()
         for feature, table in enumerate(self.table_of_feature):
             rows = batch.values[borders[feature] : borders[feature + 1]]
-            last, name = weights[table].shape[0] - 1, self.tables[table].name
+            last, name = batch.weights[table].shape[0] - 1, self.tables[table].name
             if rows.numel() and int(rows.max()) > last:
                 return IdRangeError(
                     f"the backward of table {name!r} reached row {int(rows.max())}, but its last row is {last}: since "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,10 @@ class StepCounts:
         self._share()
         return self._counts
 
+    def of(self, held: Sequence[dict[str, Any]]) -> torch.Tensor | None:
+        """What ``shared`` returns, if it is already in the states that the optimizers hold; otherwise None."""
+        return self._counts if self._are_views([state.get(STEP) for state in held]) else None
+
     def count(self, trained: list[bool]) -> None:
         """Count a step of the trained tables."""
         counts = self.shared()
@@ -38,7 +43,7 @@ class StepCounts:
     def _share(self) -> None:
         """Put views of one tensor in the place of the optimizers' own tensors, if they are not there already."""
         steps = [optimizer.state.get(STEP) for optimizer in self._optimizers]
-        if len(steps) == len(self._views) and all(a is b for a, b in zip(steps, self._views, strict=True)):
+        if self._are_views(steps):
             return
         none = torch.zeros((), dtype=torch.float32, device="cpu")  # of a table that was never trained
         self._counts = torch.stack([none if step is None else step.detach().to(none) for step in steps])
@@ -47,3 +52,6 @@ class StepCounts:
             self._views.append(None if step is None else view)
             if step is not None:
                 optimizer.state[STEP] = view
+
+    def _are_views(self, steps: Sequence[torch.Tensor | None]) -> bool:
+        return len(steps) == len(self._views) and all(map(operator.is_, steps, self._views))

@@ -47,8 +47,7 @@ struct StepArguments {
 StepNumbers numbers_of(at::ArrayRef<double> numbers, int64_t table) {
   const double* of_table = numbers.data() + table * static_cast<int64_t>(kNumbers);
   const auto number = [&](int64_t k) { return static_cast<float>(of_table[k]); };
-  return {number(0), number(1), number(2), number(3), number(4),
-          number(5), number(6), number(7), number(8), number(9)};
+  return {number(0), number(1), number(2), number(3), number(4), number(5), number(6), number(7), number(8), number(9)};
 }
 
 template <typename Rule, typename weight_t, typename position_t>

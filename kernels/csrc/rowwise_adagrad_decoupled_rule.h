@@ -1,4 +1,4 @@
-// Row-wise Adagrad with decoupled weight decay; see recfx/optim/rules/rowwise_adagrad_decoupled.py. This file does not use torch.
+// Row-wise Adagrad, weight decay decoupled; see recfx/optim/rules/rowwise_adagrad_decoupled.py. Without torch.
 #pragma once
 
 #include <cmath>

@@ -110,7 +110,7 @@ class FusedOptimizer:
         Raises:
             ConversionError: ``optimizer_state_shape``.
         """
-        if self._is_ready(weight):
+        if self.is_ready(weight):
             return
         if weight.dtype != torch.float32:  # torch.optim keeps state in the table's dtype, and has to find it so
             self.state = dict(self.state)
@@ -139,7 +139,7 @@ class FusedOptimizer:
             if tensor is not None:
                 tensor.index_fill_(0, rows.to(tensor.device), self.start(each.name))
 
-    def _is_ready(self, weight: torch.Tensor) -> bool:
+    def is_ready(self, weight: torch.Tensor) -> bool:
         """Whether kernels can address every state: as contiguous float32 rows on the weight's device."""
         for each in self.rule.states:
             tensor = self.state.get(each.name)
