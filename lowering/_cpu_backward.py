@@ -22,18 +22,29 @@ class CpuBackward:
     """The backward of one lookup.
 
     Args:
-        spec: the lookup. Its weights are not kept.
+        tables: the names of its tables.
+        optimizers: the fused optimizer of each table, all of one rule; or None.
+        table_of_feature: the table that each feature reads.
+        mean: whether it pools means.
     """
 
-    def __init__(self, spec: LookupSpec) -> None:
-        self.tables, self.optimizers = spec.tables, spec.optimizers
-        self.table_of_feature = [table for table, each in enumerate(spec.tables) for _ in each.feature_names]
-        self.mean = spec.pooling == "MEAN"
-        self.rule: Rule = SGD if spec.optimizers[0] is None else spec.optimizers[0].rule  # the same for all tables
-        self._counts = StepCounts(spec.optimizers)
+    def __init__(
+        self, tables: Sequence[str], optimizers: Sequence[Any], table_of_feature: list[int], mean: bool
+    ) -> None:
+        self.tables, self.optimizers, self.table_of_feature, self.mean = tables, optimizers, table_of_feature, mean
+        self.rule: Rule = SGD if optimizers[0] is None else optimizers[0].rule
+        self.shared: tuple[Any, CpuBackward] | None = None  # see _cpu_shared_step
+        self._counts = StepCounts(optimizers)
         self._trained: list[bool] = []
         self._numbers = NumbersOfTables(self.rule)
         self._nothing = torch.empty(0, dtype=torch.float32, device="cpu")
+
+    @classmethod
+    def of(cls, spec: LookupSpec) -> CpuBackward:
+        """That of ``spec``, whose weights are not kept."""
+        table_of_feature = [table for table, each in enumerate(spec.tables) for _ in each.feature_names]
+        names = [table.name for table in spec.tables]
+        return cls(names, spec.optimizers, table_of_feature, spec.pooling == "MEAN")
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
         """See ``Backward``."""
@@ -141,7 +152,7 @@ class CpuBackward:
         borders = batch.offsets[::batch_size].tolist()
         for feature, table in enumerate(self.table_of_feature):
             rows = batch.values[borders[feature] : borders[feature + 1]]
-            last, name = batch.weights[table].shape[0] - 1, self.tables[table].name
+            last, name = batch.weights[table].shape[0] - 1, self.tables[table]
             if rows.numel() and int(rows.max()) > last:
                 return IdRangeError(
                     f"the backward of table {name!r} reached row {int(rows.max())}, but its last row is {last}: since "

@@ -33,12 +33,13 @@ class NumbersOfTables:
         keys: list[Any] = [tuple(map(group.get, names)) for group in groups]
         if steps is None and keys == self._keys:
             return self._numbers
-        settings, by_step = keys, steps is not None
+        settings: list[Any] | None = keys
+        by_step = steps is not None
         keys = list(zip(keys, steps, strict=True)) if steps is not None else keys
         try:
             group_of = dict(zip(keys, groups, strict=True))
         except TypeError:  # betas are a list, if they come from a file
-            keys = [_hashable(key) for key in keys]
+            keys, settings = [_hashable(key) for key in keys], None
             group_of = dict(zip(keys, groups, strict=True))
         found = {
             key: [float(number) for number in self._rule.step_numbers(key[1] if by_step else 0.0, group)]

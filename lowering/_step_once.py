@@ -38,6 +38,13 @@ class GradientPart(Protocol):
     def step_with(self, parts: Sequence[Any]) -> None:
         """Step all tables with the sum of ``parts``: this one, and others of the same lookup and tables."""
 
+    def step_shared(self, parts: Sequence[tuple[Any, tuple[int, ...]]]) -> bool:
+        """Step these tables of ``parts`` in one call: of any lookups, and some may read the same weight.
+
+        Returns:
+            False, if the target cannot. Nothing has changed then.
+        """
+
 
 class _Left:
     """One part until the step has used it. The autograd node holds it, so that it is freed with the graph."""
@@ -171,7 +178,7 @@ def _step(parts: list[tuple[GradientPart, tuple[int, ...]]]) -> None:
     if alike and len(read) == len(set(read)) and all(len(tables) == len(part.weights) for part, tables in parts):
         for same in lookups.values():
             same[0].step_with(same)
-    else:
+    elif not parts[0][0].step_shared(parts):
         step_by_weight(parts)
 
 

@@ -40,6 +40,8 @@ class Backward(Protocol):
         """Take one step of the fused optimizers of all tables that are trained."""
 
 
+PartsOfTables = Sequence[tuple[Any, tuple[int, ...]]]
+StepShared = Callable[[PartsOfTables], bool]
 Forward = Callable[[torch.Tensor | None], LookedUp]
 _SCALE = 5  # position of the per-sample weights in the arguments of the autograd function
 
@@ -51,11 +53,15 @@ class TrainableLookup:
         spec: the lookup. Its weights are not kept: they may be replaced, and the old ones must then be freed.
         backward: the target's kernels.
         takes_absent: whether they take rows of -1; otherwise such ids are left out before they are called.
+        step_shared: steps tables that several lookups read in one call, see ``GradientPart.step_shared``; None: the
+            target has no such kernel.
     """
 
-    def __init__(self, spec: LookupSpec, backward: Backward, takes_absent: bool) -> None:
+    def __init__(
+        self, spec: LookupSpec, backward: Backward, takes_absent: bool, step_shared: StepShared | None = None
+    ) -> None:
         self.tables, self.pooling, self.optimizers = spec.tables, spec.pooling, spec.optimizers
-        self.backward, self.takes_absent = backward, takes_absent
+        self.backward, self.takes_absent, self.step_shared = backward, takes_absent, step_shared
         self._once = StepOnce()
 
     def __call__(
@@ -106,6 +112,10 @@ class _Part:
         batch = joined([part.batch for part in parts], features)
         gradients = [part.grad_output for part in parts]
         self.trainable.backward.step(batch, gradients[0] if len(gradients) == 1 else torch.cat(gradients))
+
+    def step_shared(self, parts: PartsOfTables) -> bool:
+        step = self.trainable.step_shared
+        return step is not None and step(parts)
 
 
 class _TableBatchedLookup(torch.autograd.Function):

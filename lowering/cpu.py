@@ -15,6 +15,7 @@ from recfx.kernels import bag_offsets, bucketize, fused_step, hash_index, librar
 from recfx.kernels.huge_pages import move_to_huge_pages
 from recfx.kernels.pooled_lookup import IndexView, find_and_pool, pool_again_, pooled_lookup
 from recfx.lowering._cpu_backward import CpuBackward
+from recfx.lowering._cpu_shared_step import step_shared
 from recfx.lowering._trainable_lookup import LookedUp, TrainableLookup
 from recfx.lowering.registry import FindingKernel, IdsToRows, LookupBatch, LookupKernel, LookupSpec
 
@@ -91,9 +92,9 @@ class CpuLookup:
 
     def __init__(self, spec: LookupSpec) -> None:
         self._mean = spec.pooling == "MEAN"
-        backward = CpuBackward(spec)
+        backward = CpuBackward.of(spec)
         self._table_of_feature = backward.table_of_feature
-        self._trainable = TrainableLookup(spec, backward, takes_absent=True)
+        self._trainable = TrainableLookup(spec, backward, takes_absent=True, step_shared=step_shared)
         self._no_index = IndexView.none()
         self._has_moved = False
 

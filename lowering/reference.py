@@ -120,6 +120,9 @@ class _Part:
         every_table = tuple(range(len(self.weights)))
         step_by_weight([(part, every_table) for part in parts])
 
+    def step_shared(self, parts: Sequence[tuple[Any, tuple[int, ...]]]) -> bool:
+        return False
+
 
 class _FusedLookup(torch.autograd.Function):
     """The usual forward; the backward leaves its part of the optimizer's step, for all features of a table at once."""

@@ -7,6 +7,7 @@ import gc
 import os
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.modules.embedding_configs import PoolingType
 
 import recfx
+from recfx.lowering import _step_once
 from recfx.lowering._step_once import Trigger
+from recfx.optim.attached import attached_optimizers
 from tests.builders.optimizers import OPTIMIZERS, attach
 
 ROWS, DIM = 12, 4
@@ -310,6 +313,56 @@ class Same(nn.Module):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_tables_of_one_collection_that_share_a_weight(optimizer: str) -> None:
     check(optimizer, lambda model, number: model(batch(4, number)).backward(), build=Same)
+
+
+class Mixed(nn.Module):
+    """Three collections that read the same weights: means, sums, and sums with weights of ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.means, self.weighted = collection(), collection(is_weighted=True)
+        sums = [replace(each, pooling=PoolingType.SUM) for each in self.means.embedding_bag_configs()]
+        self.sums = EmbeddingBagCollection(sums)
+        for other in (self.sums, self.weighted):
+            for table, bag in self.means.embedding_bags.items():
+                other.embedding_bags[table].weight = bag.weight
+
+    def forward(self, sizes: tuple[int, int, int], number: int) -> torch.Tensor:
+        found = self.means(batch(sizes[0], number)), self.sums(batch(sizes[1], number + 1))
+        weighted = self.weighted(batch(sizes[2], number + 2, weighted=True))
+        return sum((loss(each.values()) for each in (*found, weighted)), torch.zeros(()))
+
+
+@pytest.fixture
+def _only_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("a weight was stepped in ATen")
+
+    monkeypatch.setattr(_step_once, "step_by_weight", refuse)
+
+
+@pytest.mark.usefixtures("_only_in_cpp")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_target_cpu_steps_shared_weights_in_one_call(optimizer: str) -> None:
+    """Means, sums and weighted sums of the same rows, in batches of different sizes, and with a table frozen."""
+
+    def step(model: nn.Module, number: int) -> None:
+        model.get_parameter("means.embedding_bags.t0.weight").requires_grad_(number != 1)
+        model((3, 4, 6), 10 * number).backward()
+        model((2, 2, 2), 10 * number + 5).backward()
+
+    check(optimizer, step, build=Mixed)
+    check(optimizer, both_towers, build=Towers)
+    check(optimizer, lambda model, number: model(batch(4, number)).backward(), build=Same)
+
+
+def test_steps_of_shared_weights_are_counted_once() -> None:
+    _, converted = pair("adam", Mixed)
+    for _ in range(3):
+        converted((3, 4, 6), 0).backward()
+    for parameter in converted.parameters():
+        (optimizer,) = attached_optimizers(parameter)
+        assert float(optimizer.state[parameter]["step"]) == 3.0
 
 
 def test_raw_ids_that_come_in_two_calls() -> None:
