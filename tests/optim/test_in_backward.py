@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec.optim import optimizers as placeholders
 from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
@@ -99,10 +100,15 @@ def test_what_a_scheduler_writes_into_the_group_is_no_argument() -> None:
             torch.optim.Adam,
             {
                 "momentum1": ("exp_avg", (ROWS, DIM)),
-                "momentum2": ("exp_avg_sq", (ROWS, DIM)),
+                "exp_avg_sq": ("exp_avg_sq", (ROWS, DIM)),
                 "step": ("step", (1,)),
             },
         ),
+        (
+            placeholders.PartialRowWiseLAMB,
+            {"momentum1": ("exp_avg", (ROWS, DIM)), "exp_avg_sq": ("exp_avg_sq", (ROWS,)), "step": ("step", (1,))},
+        ),
+        (placeholders.LarsSGD, {"momentum1": ("momentum_buffer", (ROWS, DIM))}),
     ],
 )
 def test_the_keyed_optimizer(kind: type[torch.optim.Optimizer], names: dict[str, tuple[str, tuple[int, ...]]]) -> None:
@@ -111,6 +117,8 @@ def test_the_keyed_optimizer(kind: type[torch.optim.Optimizer], names: dict[str,
     converted = recfx.convert(model)
     train(converted, batch(0, 1, 2))
     keyed = converted.fused_optimizer
+    (table,) = recfx.explain(converted).collections[0].tables
+    assert (table.kernel, table.optimizer) == ("cpu", f"fused {converted.fused_optimizers()['t'].rule.name}")
     assert isinstance(keyed, KeyedOptimizer)
     assert keyed.params.keys() == {"embedding_bags.t.weight"}
     assert keyed.params["embedding_bags.t.weight"] is converted.weight("t")

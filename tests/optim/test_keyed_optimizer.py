@@ -119,7 +119,7 @@ def test_state_that_is_not_that_of_the_loaded_weights_is_refused(wrong: torch.Te
     train(small)
     big.load_state_dict(small.state_dict())
     before, saved = state(big), state(small)
-    saved[NAME]["a.momentum2"] = wrong
+    saved[NAME]["a.exp_avg_sq"] = wrong
     with pytest.raises(recfx.CheckpointError) as caught:
         big.fused_optimizer.load_state_dict({"state": saved})
     assert (caught.value.reason, caught.value.module_path) == ("rows_mismatch", NAME)

@@ -27,7 +27,7 @@ STATES = {
     "sgd": (),
     "adagrad": ("momentum1",),
     "rowwise_adagrad": ("momentum1",),
-    "adam": ("momentum1", "momentum2", "step"),
+    "adam": ("momentum1", "exp_avg_sq", "step"),
 }
 
 

@@ -46,8 +46,8 @@ def test_a_row_that_comes_late_is_corrected_by_the_tables_count() -> None:
 def test_its_state_is_saved_with_the_count() -> None:
     ours = fused(ADAM, {"lr": 0.3}, table())
     shapes = {name: tuple(value.shape) for name, value in ours.named_state().items()}
-    assert shapes == {"momentum1": (ROWS, DIM), "momentum2": (ROWS, DIM), "step": (1,)}
-    assert ours.starts() == {"momentum1": 0.0, "momentum2": 0.0, "step": 0.0}
+    assert shapes == {"momentum1": (ROWS, DIM), "exp_avg_sq": (ROWS, DIM), "step": (1,)}
+    assert ours.starts() == {"momentum1": 0.0, "exp_avg_sq": 0.0, "step": 0.0}
 
 
 def test_it_never_is_the_dense_rule() -> None:

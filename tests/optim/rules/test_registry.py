@@ -44,6 +44,13 @@ def test_it_says_when_cut_columns_change_it(rule: Rule) -> None:
     assert found is None or "3 column blocks" in found[0]
 
 
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_states_are_saved_under_the_names_of_torchrec(rule: Rule) -> None:
+    """TorchRec 1.8 calls the first one "momentum1", and any other as FBGEMM's ``get_optimizer_state`` calls it."""
+    names = [each.name for each in rule.states]
+    assert [each.saved_as for each in rule.states] == ["momentum1", *names[1:]][: len(names)]
+
+
 def test_no_two_stand_for_the_same() -> None:
     stand_for = [each for rule in RULES for each in (rule.name, *rule.classes, *rule.fused_types)]
     assert len(set(stand_for)) == len(stand_for)
