@@ -84,7 +84,7 @@ class FusedOptimizer:
         return {saved_as: self.start(name) for saved_as, name in self.rule.saved_states.items()}
 
     def named_state(self) -> dict[str, torch.Tensor]:
-        """Views of the state under TorchRec's names: ``momentum1``, ``exp_avg_sq`` ([rows] or [rows, dim]), ``step``."""
+        """Views of the state under TorchRec's names: ``momentum1`` ([rows] or [rows, dim]) and so on."""
         state = {saved_as: self.state[name] for saved_as, name in self.rule.saved_states.items()}
         one_dimensional = self.rule.one_dimensional
         return {name: tensor.view(-1) if name in one_dimensional else tensor for name, tensor in state.items()}
