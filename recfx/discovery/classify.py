@@ -45,6 +45,7 @@ class Finding:
         why: why it is kept or refused; None if it is neither.
         found: ``traced``, ``walked`` or ``never called``.
         source: the line that calls it, or the class that holds it.
+        call_sites: all lines that were seen to call it, in the order of the calls.
         calls: how often one forward calls it, as far as the trace can see.
         suspected: the refusal, if code may call it other than through the model's modules; a sample can clear it.
     """
@@ -55,6 +56,7 @@ class Finding:
     why: Diagnostic | None = None
     found: str = "walked"
     source: SourceLocation | None = None
+    call_sites: tuple[SourceLocation, ...] = ()
     calls: int = 0
     suspected: Diagnostic | None = None
 

@@ -138,7 +138,10 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
                     counts[leaves[id(module)]] = counts.get(leaves[id(module)], 0) + 1
                     finding = wanted[leaves[id(module)]]
                     called.add(id(finding.module))
-                    finding.source = source_of(node) or finding.source
+                    site = source_of(node)
+                    if site is not None and site not in finding.call_sites:
+                        finding.call_sites += (site,)
+                    finding.source = finding.call_sites[0] if finding.call_sites else finding.source
         for key, count in counts.items():
             wanted[key].calls = max(wanted[key].calls, count)
         for rollback in tracer.rollbacks:

@@ -20,6 +20,7 @@ def recorded(discovery: Discovery, on_unsupported: str, before: Conversion | Non
             finding.why,
             finding.found,
             finding.source,
+            finding.call_sites,
         )
         for finding in discovery.findings
     ]

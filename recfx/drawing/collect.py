@@ -16,10 +16,12 @@ from recfx.drawing.drawing import BEFORE, CALL, DENSE, INPUT, OUTPUT, Drawing, D
 from recfx.drawing.steps import drawn_steps
 from recfx.drawing.tables import drawn_tables
 from recfx.errors import DrawingError
+from recfx.ir.meta import SourceLocation
 from recfx.ir.printer import format_node
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.whole_graph import WholeGraph
 from recfx.passes.base import PASSES_KEY, PassRecord
+from recfx.record.conversion import conversion_of
 from recfx.record.wrappers import unwrap
 from recfx.tracing.shallow_tracer import source_of
 from recfx.version import __version__
@@ -38,7 +40,8 @@ def collect(subject: nn.Module) -> Drawing:
         nodes, collections = _graph_of_collection(graph_module, own, costs)
     else:
         findings = discover(model.python_model if isinstance(model, WholeGraph) else model).findings
-        collections = tuple(_collection(finding, costs) for finding in findings)
+        sites = {found.paths[0]: found.call_sites for found in conversion_of(model).found}
+        collections = tuple(_collection(finding, sites.get(finding.path, ()), costs) for finding in findings)
         places = {id(finding.module): position for position, finding in enumerate(findings)}
         if isinstance(graph_module, fx.GraphModule):
             nodes = _graph_of_model(graph_module, places)
@@ -69,7 +72,7 @@ def _subtitle(model: nn.Module) -> str:
     return f"recfx {__version__}, torch {torch.__version__}, {'train' if model.training else 'eval'} mode{rank}"
 
 
-def _collection(finding: Finding, costs: Costs) -> DrawnCollection:
+def _collection(finding: Finding, call_sites: tuple[SourceLocation, ...], costs: Costs) -> DrawnCollection:
     module, source = finding.module, finding.source
     steps: tuple[PassRecord, ...] = ()
     graph_module = None
@@ -81,7 +84,7 @@ def _collection(finding: Finding, costs: Costs) -> DrawnCollection:
         status=finding.status,
         why="" if finding.why is None else str(finding.why),
         device=str(getattr(module, "device", "") or ""),
-        sources=() if source is None else (source,),
+        sources=call_sites or (() if source is None else (source,)),
         tables=drawn_tables(module),
         steps=drawn_steps(steps, graph_module, costs),
     )

@@ -69,7 +69,7 @@ class _Records:
             "status": one.status,
             "why": one.why,
             "device": one.device,
-            "sources": [wording.place_of(source.file, source.line) for source in one.sources],
+            "sources": [_place(source) for source in one.sources],
             "tables": [_table(table) for table in one.tables],
             "steps": [self.step(number, step, positions) for step in one.steps],
         }
@@ -95,7 +95,7 @@ class _Records:
         if source is None:
             return {}
         if source not in self.sources:
-            self.sources[source] = wording.place_of(source.file, source.line)
+            self.sources[source] = _place(source)
         return {"source": self.sources[source]}
 
 
@@ -114,6 +114,11 @@ def _node(node: DrawnNode, positions: dict[str, int]) -> dict[str, Any]:
     if len(node.line) > 500:
         fields["line"] = f"{node.line[:400]} ... {node.line[-80:]}"
     return {name: value for name, value in fields.items() if value not in ("", (), [])}
+
+
+def _place(source: SourceLocation) -> str:
+    place = wording.place_of(source.file, source.line)
+    return place if source.called_from is None else f"{place}, called from {_place(source.called_from)}"
 
 
 def _collective(one: Collective) -> str:

@@ -22,10 +22,17 @@ def mean_length(feature: str) -> sympy.Symbol:
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """A line of the user's code."""
+    """A line of the user's code.
+
+    Args:
+        file: its file.
+        line: its number.
+        called_from: the last line of code outside of installed packages that was on the way to it, if it is in one.
+    """
 
     file: str
     line: int
+    called_from: SourceLocation | None = None
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"

@@ -26,6 +26,7 @@ class Found:
     why: Diagnostic | None
     found: str
     source: SourceLocation | None
+    call_sites: tuple[SourceLocation, ...] = ()
 
 
 @dataclass

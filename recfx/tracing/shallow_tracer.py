@@ -14,6 +14,7 @@ import threading
 import traceback
 import typing
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -238,14 +239,22 @@ def _run_in_yield(function: Callable[..., Any], *settings: Any, **keywords: Any)
     yield
 
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 
 
 def source_of(node: fx.Node) -> SourceLocation | None:
-    """The line of the user's code that made a traced node."""
+    """The line of the user's code that made a traced node, which may be in a package such as TorchRec."""
     frames = _FRAME.findall(node.stack_trace or "")
-    for file, line in reversed(frames):
-        if not file.startswith(_NOT_THE_USERS):
-            return SourceLocation(file, int(line))
-    return None
+    # What comes before is on the way to the trace, not to the node.
+    start = max((place for place, frame in enumerate(frames) if frame[2] == trace_graph.__name__), default=-1)
+    lines = [
+        SourceLocation(file, int(line))
+        for file, line, _ in frames[start + 1 :]
+        if not file.startswith((*_NOT_THE_USERS, "<string>"))
+    ]
+    if not lines:
+        return None
+    own = [line for line in lines if not any(folder in line.file for folder in _INSTALLED)]
+    return lines[-1] if not own or own[-1] == lines[-1] else replace(lines[-1], called_from=own[-1])

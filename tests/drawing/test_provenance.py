@@ -1,0 +1,205 @@
+"""Each node knows the line of the user's code that it comes from, and the passes that touched it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec.models.dlrm import DLRM
+
+import recfx
+from recfx import HashConfig
+from recfx.drawing.collect import collect
+from recfx.drawing.drawing import CALL, DrawnCollection, DrawnNode
+from recfx.ir.meta import SourceLocation, node_meta
+from tests.inspect.models import batch, collection, dlrm
+from tests.passes.small_collection import ADOPTED, INDEXED
+from tests.passes.small_collection import collection as small_collection
+
+RAW = HashConfig(dense_rows=0)
+
+
+def line_of(mark: str) -> SourceLocation:
+    """The line of this file that ends in a comment."""
+    lines = Path(__file__).read_text().splitlines()
+    (found,) = [number for number, line in enumerate(lines, 1) if line.endswith(f"  # {mark}")]
+    return SourceLocation(__file__, found)
+
+
+def definition_of(kind: type) -> SourceLocation:
+    return SourceLocation(__file__, inspect.getsourcelines(kind)[1])
+
+
+class Inner(nn.Module):
+    def __init__(self, ebc: EmbeddingBagCollection) -> None:
+        super().__init__()
+        self.ebc = ebc
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        pooled = self.ebc(features)  # inner
+        values: torch.Tensor = pooled.values()
+        return values
+
+
+class Middle(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Inner(collection()), Inner(collection())
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        first: torch.Tensor = self.first(features)
+        return first + self.second(features)
+
+
+class Nested(nn.Module):
+    """Two collections, three modules down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle = Middle()
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        pooled: torch.Tensor = self.middle(features)
+        return pooled
+
+
+class Shared(nn.Module):
+    """One collection under two names, called from two lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = collection()
+        self.item = self.user
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        user: torch.Tensor = self.user(features).values()  # shared once
+        item: torch.Tensor = self.item(features).values()  # shared twice
+        return user + item
+
+
+class OwnCollection(EmbeddingBagCollection):
+    """A subclass with the standard forward."""
+
+
+class InnerToo(Inner):
+    """A subclass whose forward is that of its base class."""
+
+
+class Subclassed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = InnerToo(collection(kind=OwnCollection))
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        pooled: torch.Tensor = self.part(features)
+        return pooled
+
+
+class AroundDLRM(nn.Module):
+    """The collection is called by TorchRec's code, which this code calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dlrm: DLRM = dlrm()[0]
+
+    def forward(self, dense: torch.Tensor, sparse: KeyedJaggedTensor) -> torch.Tensor:
+        logits: torch.Tensor = self.dlrm(dense, sparse)  # dlrm
+        return logits.sigmoid()
+
+
+SAMPLE = (batch([1, 2, 3, 4]),)
+
+
+def sources(model: nn.Module) -> dict[str, tuple[SourceLocation, ...]]:
+    return {one.path: one.sources for one in collect(model).collections}
+
+
+def node_sources(one: DrawnCollection) -> set[SourceLocation | None]:
+    return {node.source for step in one.steps for node in step.nodes if node.kind != "item"}
+
+
+@pytest.mark.parametrize(
+    ("build", "wanted"),
+    [
+        (Nested, {"middle.first.ebc": ["inner"], "middle.second.ebc": ["inner"]}),
+        (Shared, {"user": ["shared once", "shared twice"]}),
+        (Subclassed, {"part.ebc": ["inner"]}),
+    ],
+)
+def test_collections_know_the_lines_that_call_them(
+    build: Callable[[], nn.Module], wanted: dict[str, list[str]]
+) -> None:
+    places = {path: tuple(line_of(mark) for mark in marks) for path, marks in wanted.items()}
+    for whole_graph in (False, True):
+        converted = recfx.convert(build(), SAMPLE, hashing=RAW, whole_graph=whole_graph)
+        assert sources(converted) == places
+        for one in collect(converted).collections:
+            assert node_sources(one) == {places[one.path][0]}
+
+
+@pytest.mark.parametrize(
+    ("build", "path", "holder"),
+    [(Nested, "middle.first.ebc", Inner), (Shared, "user", Shared), (Subclassed, "part.ebc", InnerToo)],
+)
+def test_without_a_sample_it_is_the_class_that_holds_the_collection(
+    build: Callable[[], nn.Module], path: str, holder: type
+) -> None:
+    assert sources(build())[path] == (definition_of(holder),)
+    converted = recfx.convert(build(), hashing=RAW)
+    assert sources(converted)[path] == (definition_of(holder),)
+    assert {node_sources(one).pop() for one in collect(converted).collections if one.path == path} == {
+        definition_of(holder)
+    }
+
+
+def test_each_call_of_a_shared_collection_knows_its_own_line() -> None:
+    graph = recfx.trace(recfx.convert(Shared(), SAMPLE, hashing=RAW), SAMPLE)
+    calls = [node for node in collect(graph).nodes if node.kind == CALL]
+    assert [call.source for call in calls] == [line_of("shared once"), line_of("shared twice")]
+    assert len({call.name for call in calls}) == 2
+    assert {call.collection for call in calls} == {0}
+    for mark, call in zip(("shared once", "shared twice"), calls, strict=True):
+        inside = [node for node in graph.graph.nodes if node.name.startswith("user_") and node_meta(node) is not None]
+        assert line_of(mark) in {node_meta(node).source for node in inside}  # type: ignore[union-attr]
+        assert call.inputs == ("features",)
+
+
+def test_code_of_the_model_around_the_collections_has_lines_as_well() -> None:
+    graph = recfx.trace(recfx.convert(Shared(), SAMPLE), SAMPLE)
+    by_name: dict[str, DrawnNode] = {node.name: node for node in collect(graph).nodes}
+    assert by_name["values"].source == line_of("shared once")
+    assert by_name["values_1"].source == line_of("shared twice")
+
+
+def test_a_collection_that_a_package_calls_knows_the_users_line_too() -> None:
+    converted = recfx.convert(AroundDLRM(), dlrm()[1], verify=False)
+    ((source,),) = sources(converted).values()
+    assert source.file.endswith("torchrec/models/dlrm.py")
+    assert "self.embedding_bag_collection(" in Path(source.file).read_text().splitlines()[source.line - 1]
+    assert source.called_from == line_of("dlrm")
+
+
+def test_the_passes_that_touched_a_node() -> None:
+    graph = small_collection(INDEXED, ADOPTED).graph_module
+    touched = {node.name: meta.passes for node in graph.graph.nodes if (meta := node_meta(node)) is not None}
+    assert touched == {
+        "ebc_select_features": ("expand_collection",),
+        "ebc_hash_lookup": (
+            "expand_collection", "insert_hash", "elide_hash", "batch_lookups", "fuse_hash_lookup", "lower",
+        ),
+        "ebc_mean_divide": ("insert_hash", "batch_lookups", "fuse_hash_lookup"),  # its input is another in the end
+        "ebc_keyed_tensor": ("expand_collection", "insert_hash", "batch_lookups"),
+    }  # fmt: skip
+
+
+def test_a_fused_node_has_the_passes_of_both_that_it_replaces() -> None:
+    graph = small_collection(INDEXED, INDEXED).graph_module
+    (fused,) = [
+        meta for node in graph.graph.nodes if (meta := node_meta(node)) is not None and meta.kind == "hash_lookup"
+    ]
+    assert fused.passes == ("expand_collection", "insert_hash", "batch_lookups", "fuse_hash_lookup", "lower")
