@@ -12,7 +12,7 @@ from recfx.discovery.classify import CONVERTED, Finding
 from recfx.discovery.discover import discover
 from recfx.drawing.calls import Call, find_calls
 from recfx.drawing.costs import Costs, costs_of
-from recfx.drawing.drawing import BEFORE, CALL, DENSE, INPUT, OUTPUT, Drawing, DrawnCollection, DrawnNode
+from recfx.drawing.drawing import CALL, DENSE, INPUT, OUTPUT, Drawing, DrawnCollection, DrawnNode
 from recfx.drawing.steps import drawn_steps
 from recfx.drawing.tables import drawn_tables
 from recfx.errors import DrawingError
@@ -20,7 +20,7 @@ from recfx.ir.meta import SourceLocation
 from recfx.ir.printer import format_node
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.whole_graph import WholeGraph
-from recfx.passes.base import PASSES_KEY, PassRecord
+from recfx.passes.base import BEFORE, PASSES_KEY, PassRecord
 from recfx.record.conversion import conversion_of
 from recfx.record.wrappers import unwrap
 from recfx.tracing.shallow_tracer import source_of

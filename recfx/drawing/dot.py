@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from recfx.drawing.drawing import BEFORE, Drawing
+from recfx.drawing.drawing import Drawing
 from recfx.drawing.view import Box, View, view_of
+from recfx.passes.base import BEFORE
 
 COLOURS = {
     "select": "#cfe3f5",

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from recfx.ir.meta import Collective, SourceLocation
 from recfx.ir.node_kinds import NODE_KINDS, Stage
 
-BEFORE = "before"
-"""The name of the step before the first pass."""
-
 INPUT, OUTPUT, CALL, DENSE, ITEM = "input", "output", "call", "dense", "item"
 """Kinds of nodes that are not recfx's: the model's inputs and outputs, calls of collections, other nodes of the model,
 and items of what a node of recfx's returns, which are drawn as edges."""

@@ -4,6 +4,7 @@ from recfx.inspect.collection_report import CollectionReport, NodeReport, PassRe
 from recfx.inspect.report import Report
 from recfx.inspect.report_data import REPORT_VERSION, Verification
 from recfx.inspect.sharding_report import ShardingReport, ShardReport
+from recfx.inspect.step_diff import diff_steps
 from recfx.inspect.table_report import HashingReport, TableReport
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "ShardingReport",
     "TableReport",
     "Verification",
+    "diff_steps",
 ]

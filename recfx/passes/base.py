@@ -69,6 +69,9 @@ class PassRecord:
         return self  # it is frozen, so copies of a model share it
 
 
+BEFORE = "before"
+"""The name of the step before the first pass; every other step has the name of its pass."""
+
 PASSES_KEY = "recfx_passes"
 """Where a graph module's ``meta`` has the records of the passes that made it."""
 

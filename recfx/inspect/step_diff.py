@@ -1,0 +1,84 @@
+"""What changed between two steps of the passes, as text."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from torch import fx, nn
+
+from recfx.discovery.discover import check_module
+from recfx.errors import ConversionError
+from recfx.inspect import wording
+from recfx.modules.converted_collection import converted_collections
+from recfx.modules.whole_graph import WholeGraph
+from recfx.passes._nodes import node_name
+from recfx.passes.base import BEFORE, PASSES_KEY, PassRecord
+from recfx.record.wrappers import unwrap
+
+
+def diff_steps(model_or_graph: nn.Module, first: str, second: str, *, context: int = 3) -> str:
+    """The lines by which the graphs of a model's collections differ between two steps, as a unified diff.
+
+    Args:
+        model_or_graph: a converted model, also inside wrappers; or a graph of ``recfx.trace``, or of one collection.
+        first: the name of a pass, whose result is meant, or ``"before"``.
+        second: likewise; it may also come before ``first``.
+        context: how many equal lines to show around each change.
+
+    Returns:
+        one section per collection that differs; ``""`` if none does. A collection that has not run a pass, because
+        none of its own has that name, is taken as its last pass before that left it.
+
+    Raises:
+        ConversionError: ``invalid_argument``: it is not a module; ``no_collection``: nothing in it is converted;
+            ``unknown_step``.
+    """
+    check_module(model_or_graph, "model_or_graph")
+    collections = _records(unwrap(model_or_graph))
+    if not collections:
+        raise ConversionError(
+            "no collection of the model is converted, so no pass has run.",
+            reason="no_collection",
+            what_to_do="convert the model first.",
+        )
+    steps = (BEFORE, *dict.fromkeys(record.name for records in collections.values() for record in records))
+    for step in (first, second):
+        if step not in steps:
+            raise ConversionError(
+                f"there is no step {step!r}.", reason="unknown_step", what_to_do=f"use one of {', '.join(steps)}."
+            )
+    parts: list[str] = []
+    for path, records in collections.items():
+        old, new = (_text(path, records, steps[: steps.index(step) + 1]).splitlines() for step in (first, second))
+        before, after = (f"{wording.name_of(path)} {_when(step)}" for step in (first, second))
+        parts += difflib.unified_diff(old, new, before, after, n=context, lineterm="")
+    return "".join(f"{line}\n" for line in parts)
+
+
+def _when(step: str) -> str:
+    return step if step == BEFORE else f"after {step}"
+
+
+def _records(model: nn.Module) -> dict[str, Sequence[PassRecord]]:
+    """The records of the passes of each collection, by fully qualified name."""
+    if isinstance(model, fx.GraphModule) and (own := model.meta.get(PASSES_KEY)):
+        metas = [node.meta for node in own[-1].nodes if node.meta is not None]
+        return {metas[0].collection if metas else "": own}
+    if isinstance(model, WholeGraph):
+        model = model.python_model
+    return {path: each.pass_records for path, each in converted_collections(model).items()}
+
+
+def text_before(path: str) -> str:
+    """The text of a collection's graph before the first pass, as ``format_graph`` prints it.
+
+    Args:
+        path: fully qualified name of the collection.
+    """
+    name = node_name(path, "collection")
+    return f"features = input\n{name} = collection(features)\nreturn {name}"
+
+
+def _text(path: str, records: Sequence[PassRecord], done: Sequence[str]) -> str:
+    return next((record.text for record in reversed(records) if record.name in done), text_before(path))
