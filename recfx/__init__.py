@@ -9,6 +9,7 @@
 from recfx.checkpoint import load_checkpoint, save_checkpoint
 from recfx.conversion.convert import convert
 from recfx.conversion.trace import trace
+from recfx.conversion.trace_directory import trace_sharded
 from recfx.conversion.unconvert import unconvert
 from recfx.drawing.draw import draw
 from recfx.errors import (
@@ -35,13 +36,14 @@ from recfx.passes import passes
 from recfx.pipeline.train_pipeline import TrainPipeline
 from recfx.planner.default_sharders import sharders
 from recfx.planner.plan import plan
-from recfx.planner.torchrec_entry import extend_torchrec
+from recfx.planner.torchrec_entry import AFTER_SHARDING, extend_torchrec
 from recfx.record.verify_report import VerifyReport
 from recfx.tracing.sample import Sample
 from recfx.verification.verify import verify
 from recfx.version import __version__
 
 extend_torchrec()  # DistributedModelParallel(recfx.convert(model)) shards what was converted, as it does without recfx
+AFTER_SHARDING.append(trace_sharded)  # what RECFX_TRACE asks for
 extend_torch()  # torch.jit.script compiles what was converted
 
 __all__ = [

@@ -23,6 +23,7 @@ from recfx.conversion.refusals import (
     refuse_unsupported,
 )
 from recfx.conversion.sharding import shard_model, sharded_replacements
+from recfx.conversion.trace_directory import ConversionTrace, Stages
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE
 from recfx.discovery.discover import discover
 from recfx.discovery.recorded import recorded
@@ -80,6 +81,34 @@ def convert(
     Raises:
         ConversionError: with a reason code; the model is as it was.
     """
+    trace, stages = ConversionTrace.begin(model), Stages()
+    try:
+        converted = _convert(
+            model, sample, hashing, plan, env, device, backend, whole_graph, verify, inplace, on_unsupported, stages
+        )
+    except BaseException as error:
+        if trace is not None:
+            trace.failure(error, stages)
+        raise
+    if trace is not None:
+        trace.result(converted, stages)
+    return converted
+
+
+def _convert(
+    model: nn.Module,
+    sample: Any,
+    hashing: Hashing,
+    plan: ShardingPlan | None,
+    env: ShardingEnv | None,
+    device: torch.device | str | None,
+    backend: str,
+    whole_graph: bool,
+    verify: bool | None,
+    inplace: bool,
+    on_unsupported: str,
+    stages: Stages,
+) -> nn.Module:
     call = None if sample is None else Sample.of(sample)
     check_arguments(model, call, plan, env, whole_graph, verify, on_unsupported)
     sharded, keep = plan is not None or env is not None, on_unsupported == "keep"
@@ -88,27 +117,34 @@ def convert(
     refuse_unsupported(discovery, on_unsupported)
     if sharded:
         refuse_sharded(discovery)
+    stages.done("discover")
     if discovery.of(CONVERTED) and not discovery.of(CONVERTIBLE):
         refuse_other_request(discovery, hashing, backend)
         if sharded:
             model = shard_model(model, plan, env, device, inplace)
+            stages.done("shard, and run the passes")
         place(model, device)
         guard_loading(model)
-        return as_whole_graph(model, call) if whole_graph else model
+        model = as_whole_graph(model, call) if whole_graph else model
+        stages.done("make a whole graph" if whole_graph else "place, and patch")
+        return model
     with TableResizing(under_ddp=_holds_ddp(model)) as resizing:
         replacements = replace_collections(discovery.of(CONVERTIBLE), hashing, backend, resizing, keep)
         if not keep and not isinstance(hashing, Mapping):
             refuse_raw_ids_of_kept(discovery, replacements)
         converted, _ = copy_modules(model, replacements)
+        stages.done("replace, and run the passes")
         conversion = recorded(discovery, on_unsupported, before=conversion_of(model))
         conversion.notes += compile_dropped(model, inplace)
         attach_conversion(converted, conversion)
         if verified:
             conversion.notes += check_conversion(model, converted, call, conversion, discovery, asked=bool(verify))
+            stages.done("verify")
         if sharded:
             before = converted
             converted = shard_model(converted, plan, env, device, inplace=False)
             replacements = sharded_replacements(replacements, before, converted)
+            stages.done("shard, and run the passes")
         place(converted, device)
         guard_loading(converted)
         if whole_graph:
@@ -117,6 +153,7 @@ def convert(
             converted = patch(model, converted, replacements, discovery.findings)
             guard_loading(converted)
         resizing.keep()
+        stages.done("make a whole graph" if whole_graph else "place, and patch")
     return converted
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import fx, nn
 
@@ -34,15 +34,14 @@ def diff_steps(model_or_graph: nn.Module, first: str, second: str, *, context: i
         ConversionError: ``invalid_argument``: it is not a module; ``no_collection``: nothing in it is converted;
             ``unknown_step``.
     """
-    check_module(model_or_graph, "model_or_graph")
-    collections = _records(unwrap(model_or_graph))
+    collections = _records(model_or_graph)
     if not collections:
         raise ConversionError(
             "no collection of the model is converted, so no pass has run.",
             reason="no_collection",
             what_to_do="convert the model first.",
         )
-    steps = (BEFORE, *dict.fromkeys(record.name for records in collections.values() for record in records))
+    steps = _names(collections)
     for step in (first, second):
         if step not in steps:
             raise ConversionError(
@@ -60,8 +59,30 @@ def _when(step: str) -> str:
     return step if step == BEFORE else f"after {step}"
 
 
-def _records(model: nn.Module) -> dict[str, Sequence[PassRecord]]:
+def step_names(model_or_graph: nn.Module) -> tuple[str, ...]:
+    """The steps of a model's collections, in order: ``"before"``, then the passes that any of them has run."""
+    return _names(_records(model_or_graph))
+
+
+def graph_texts(model_or_graph: nn.Module, step: str) -> dict[str, str]:
+    """The graph of each collection after a step, with the metadata of its nodes, by fully qualified name."""
+    collections = _records(model_or_graph)
+    steps = _names(collections)
+    found = {}
+    for path, records in collections.items():
+        record = _last(records, steps[: steps.index(step) + 1])
+        found[path] = text_before(path) if record is None else record.text_with_meta
+    return found
+
+
+def _names(collections: Mapping[str, Sequence[PassRecord]]) -> tuple[str, ...]:
+    return (BEFORE, *dict.fromkeys(record.name for records in collections.values() for record in records))
+
+
+def _records(model_or_graph: nn.Module) -> dict[str, Sequence[PassRecord]]:
     """The records of the passes of each collection, by fully qualified name."""
+    check_module(model_or_graph, "model_or_graph")
+    model = unwrap(model_or_graph)
     if isinstance(model, fx.GraphModule) and (own := model.meta.get(PASSES_KEY)):
         metas = [node.meta for node in own[-1].nodes if node.meta is not None]
         return {metas[0].collection if metas else "": own}
@@ -81,4 +102,9 @@ def text_before(path: str) -> str:
 
 
 def _text(path: str, records: Sequence[PassRecord], done: Sequence[str]) -> str:
-    return next((record.text for record in reversed(records) if record.name in done), text_before(path))
+    record = _last(records, done)
+    return text_before(path) if record is None else record.text
+
+
+def _last(records: Sequence[PassRecord], done: Sequence[str]) -> PassRecord | None:
+    return next((record for record in reversed(records) if record.name in done), None)

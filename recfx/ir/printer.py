@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from recfx.ir.meta import node_meta
+from recfx.ir.meta import NodeMeta, node_meta
 from recfx.ir.node_kinds import NODE_KINDS
 from recfx.ir.tables import TableSpec
 from recfx.ir.typed_access import find_module
@@ -24,12 +24,16 @@ def format_graph(graph_module: fx.GraphModule, *, with_meta: bool = False) -> st
     lines = []
     for node in graph_module.graph.nodes:
         line = format_node(graph_module, node)
-        meta = node_meta(node)
-        if with_meta and meta is not None:
-            shape = ", ".join(str(size) for size in meta.shape)
-            line += f"  # tables={','.join(meta.tables)} shape=[{shape}] bytes={meta.bytes} by={meta.made_by}"
-        lines.append(line)
+        lines.append(line + format_meta(node_meta(node)) if with_meta else line)
     return "\n".join(lines)
+
+
+def format_meta(meta: NodeMeta | None) -> str:
+    """What a line says of the node's metadata, as a comment."""
+    if meta is None:
+        return ""
+    shape = ", ".join(str(size) for size in meta.shape)
+    return f"  # tables={','.join(meta.tables)} shape=[{shape}] bytes={meta.bytes} by={meta.made_by}"
 
 
 def format_node(graph_module: fx.GraphModule, node: fx.Node) -> str:

@@ -11,6 +11,7 @@ from torch import fx
 
 from recfx.diagnostics import Diagnostic
 from recfx.ir import verify_graph
+from recfx.ir.printer import format_meta
 from recfx.ir.snapshot import GraphHistory, NodeSnapshot
 
 
@@ -64,6 +65,11 @@ class PassRecord:
     def text(self) -> str:
         """The graph after the pass, as ``format_graph`` prints it."""
         return "\n".join(node.line for node in self.nodes)
+
+    @property
+    def text_with_meta(self) -> str:
+        """The same with the metadata of each node."""
+        return "\n".join(node.line + format_meta(node.meta) for node in self.nodes)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PassRecord:
         return self  # it is frozen, so copies of a model share it

@@ -32,6 +32,10 @@ from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, StockSharde
 from recfx.sharding.data_parallel import leave_to_collections
 
 _MARK = "_recfx_extends"
+
+AFTER_SHARDING: list[Callable[[nn.Module], None]] = []
+"""Called with each ``DistributedModelParallel`` that has sharded converted collections."""
+
 Sharders = list[ModuleSharder[nn.Module]]
 
 
@@ -177,12 +181,16 @@ def _extend_model_parallel(original: Callable[..., None]) -> Callable[..., None]
         bound = signature.bind(*arguments, **keywords)
         _extend(bound)
         model = bound.arguments["module"]
-        if unsharded_collections(model):
+        converted = bool(unsharded_collections(model))
+        if converted:
             env: ShardingEnv | None = bound.arguments.get("env")
             group = model_parallel.dist.GroupMember.WORLD
             world_size = env.world_size if env is not None else 1 if group is None else group.size()
             refuse_left_out(model, bound.arguments.get("plan"), bound.arguments["sharders"], world_size)
         original(*bound.args, **bound.kwargs)
+        if converted:
+            for observe in AFTER_SHARDING:
+                observe(bound.args[0])
 
     return extended
 

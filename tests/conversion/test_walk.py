@@ -20,6 +20,7 @@ from tests.structure import LAYERS
 # Calls of a package by a file below it, each of a function that was handed down, and why.
 CALLBACKS: dict[tuple[str, str], str] = {
     ("recfx.ir.printer", "nodes"): "the printer shows what the module of a node says of itself",
+    ("recfx.ir.snapshot", "nodes"): "the tables that the module of a node works on, which are whole ones for shards",
     ("recfx.nodes.fx_leaf", "modules"): "every leaf of a trace is called through its base class",
     ("recfx.nodes.fx_leaf", "tracing"): "the tracer that the user's forward runs under notes the call",
     ("recfx.nodes.fx_leaf", "verification"): "hooks count the calls of collections, and note what they pool",

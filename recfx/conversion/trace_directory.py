@@ -1,0 +1,221 @@
+"""``RECFX_TRACE=directory``: what each conversion did, as files to read or to attach to a bug report.
+
+Every conversion in every process has a folder of its own: ``001-DLRM``, or ``001-DLRM-rank-0`` where there are several
+ranks. Files hold graphs, reports, versions and times; no weights and no ids.
+
+Tracing never stops a conversion, because it might be that of one rank among many: what cannot be written is a warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from recfx.conversion.trace_index import index_of_all, index_page
+from recfx.drawing.draw import draw
+from recfx.errors import RecfxError
+from recfx.inspect import diff_steps, wording
+from recfx.inspect.explain import explain
+from recfx.inspect.step_diff import graph_texts, step_names
+from recfx.ir import format_graph
+from recfx.modules.converted_collection import converted_collections
+from recfx.modules.whole_graph import WholeGraph
+from recfx.record.wrappers import unwrap
+from recfx.version import __version__
+
+VARIABLE = "RECFX_TRACE"
+
+
+class TraceWarning(UserWarning):
+    """The trace of a conversion could not be written; the conversion itself is not affected."""
+
+
+class Stages:
+    """The times of the stages of a conversion."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def done(self, name: str) -> None:
+        """Count the time since the last stage ended for the stage ``name``."""
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
+        self._since = now
+
+
+class ConversionTrace:
+    """The folder of one conversion.
+
+    Args:
+        folder: where to write; it exists, and is empty.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: list[tuple[str, str]] = []
+
+    @classmethod
+    def begin(cls, model: nn.Module) -> ConversionTrace | None:
+        """A new folder below the directory that ``RECFX_TRACE`` names; None if it is not set, or cannot be written."""
+        directory = os.environ.get(VARIABLE, "")
+        if not directory:
+            return None
+        try:
+            Path(directory).mkdir(parents=True, exist_ok=True)
+            return cls(_new_folder(Path(directory), _name_of(model)))
+        except OSError as error:
+            _warn(f"{VARIABLE}={directory} cannot be written ({error.strerror or error}): nothing is traced")
+            return None
+
+    def result(self, converted: nn.Module, stages: Stages) -> None:
+        """Write what the conversion made."""
+        with self._warning():
+            report = explain(converted)
+            self._write("report.txt", f"{report}\n", "the report")
+            self._write("report.html", report.to_html(), "the report as a page")
+            self._write("report.json", report.to_json(), "the report for programs")
+            steps = step_names(converted)
+            if len(steps) > 1:
+                self._file(
+                    "graph.html", "the graphs before and after, pass by pass", lambda path: draw(converted, path)
+                )
+                self._passes(converted, steps)
+            for name, text in _whole_graphs(converted).items():
+                self._write(name, text, "the graph of the whole model in that mode")
+            self._finish(converted, stages, "converted")
+
+    def failure(self, error: BaseException, stages: Stages) -> None:
+        """Write why there is no result."""
+        with self._warning():
+            self._write("error.txt", _error_text(error), "why the conversion failed")
+            reason = f" ({error.reason})" if isinstance(error, RecfxError) else ""
+            self._finish(None, stages, f"failed: {type(error).__name__}{reason}")
+
+    def _passes(self, converted: nn.Module, steps: tuple[str, ...]) -> None:
+        (self.folder / "passes").mkdir()
+        for number, step in enumerate(steps):
+            parts = [f"# {wording.name_of(path)}\n{text}\n" for path, text in graph_texts(converted, step).items()]
+            when = step if number == 0 else f"after {step}"
+            self._write(f"passes/{number:02d}-{step}.txt", "\n".join(parts), f"the graphs {when}")
+            if number and (changed := diff_steps(converted, steps[number - 1], step)):
+                self._write(f"passes/{number:02d}-{step}.diff", changed, f"what {step} changed")
+
+    def _finish(self, converted: nn.Module | None, stages: Stages, outcome: str) -> None:
+        times = {"stages": stages.seconds, "passes": {} if converted is None else _pass_seconds(converted)}
+        self._write("timings.json", json.dumps(times, indent=2) + "\n", "seconds of each stage, and of each pass")
+        versions = _versions()
+        self._write("versions.json", json.dumps(versions, indent=2) + "\n", "versions, and the rank")
+        page = index_page(self.folder.name, outcome, versions, stages.seconds, self.files)
+        self._write("index.html", page, "")
+        top = self.folder.parent
+        folders = sorted(each.name for each in top.iterdir() if (each / "index.html").is_file())
+        part = top / f".index-{os.getpid()}-{self.folder.name}"  # several processes may write it at the same time
+        part.write_text(index_of_all(folders), encoding="utf-8")
+        os.replace(part, top / "index.html")
+
+    def _write(self, name: str, text: str, what: str) -> None:
+        self._file(name, what, lambda path: _write_text(path, text))
+
+    def _file(self, name: str, what: str, write: Callable[[Path], None]) -> None:
+        write(self.folder / name)
+        if what:
+            self.files.append((name, what))
+
+    @contextlib.contextmanager
+    def _warning(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever it is, the conversion itself is not affected
+            _warn(f"the trace of a conversion in {self.folder} is not complete: {error}")
+
+
+def trace_sharded(model: nn.Module) -> None:
+    """Trace the graphs of a model that TorchRec's ``DistributedModelParallel`` has just sharded."""
+    trace = ConversionTrace.begin(unwrap(model))
+    if trace is not None:
+        trace.result(model, Stages())
+
+
+_MAY_QUOTE_THE_BATCH = ("sample_failed",)
+
+
+def _error_text(error: BaseException) -> str:
+    """What was raised, and where. The message of an error that is not recfx's may quote ids, and is left out."""
+    parts = []
+    current: BaseException | None = error
+    while current is not None:
+        ours = isinstance(current, RecfxError) and current.reason not in _MAY_QUOTE_THE_BATCH
+        message = str(current) if ours else "(its message is left out here: it may quote the batch)"
+        frames = "".join(traceback.format_list(traceback.extract_tb(current.__traceback__)))
+        parts.append(f"{type(current).__name__}: {message}\n{frames}")
+        current = current.__cause__
+    return "\ncaused by:\n".join(parts)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def _new_folder(directory: Path, name: str) -> Path:
+    number = 1
+    while True:
+        folder = directory / f"{number:03d}-{name}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+            continue
+        return folder
+
+
+def _name_of(model: object) -> str:
+    inner = unwrap(model) if isinstance(model, nn.Module) else model
+    name = re.sub(r"\W", "_", type(inner).__name__)[:80]
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return f"{name}-rank-{dist.get_rank()}" if several else name
+
+
+def _whole_graphs(model: nn.Module) -> dict[str, str]:
+    inner = unwrap(model)
+    if not isinstance(inner, WholeGraph):
+        return {}
+    graphs = {"train_graph.txt": inner.train_graph, "eval_graph.txt": inner.eval_graph}
+    return {name: format_graph(graph, with_meta=True) + "\n" for name, graph in graphs.items()}
+
+
+def _pass_seconds(model: nn.Module) -> dict[str, dict[str, float]]:
+    inner = unwrap(model)
+    root = inner.python_model if isinstance(inner, WholeGraph) else inner
+    return {
+        path: {record.name: record.seconds for record in collection.pass_records}
+        for path, collection in converted_collections(root).items()
+    }
+
+
+def _versions() -> Mapping[str, object]:
+    several = dist.is_available() and dist.is_initialized()
+    return {
+        "recfx": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "rank": dist.get_rank() if several else 0,
+        "world_size": dist.get_world_size() if several else 1,
+    }
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"recfx: {message}.", TraceWarning, stacklevel=2)

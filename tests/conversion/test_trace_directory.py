@@ -1,0 +1,214 @@
+"""RECFX_TRACE: what is written, what is not, and that conversions do not get in each other's way."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+
+import recfx
+from recfx import HashConfig
+from recfx.conversion.trace_directory import TraceWarning
+from tests.inspect.balanced import Balanced
+from tests.inspect.models import Wrapped, batch, collection, dlrm
+from tests.sharding.cases import Case, Model, Table, build, plan_of
+from tests.sharding.ranks import ranks
+
+RAW = HashConfig(dense_rows=0)
+PASSES = [each.name for each in recfx.passes()]
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    found = tmp_path / "trace"
+    monkeypatch.setenv("RECFX_TRACE", str(found))
+    return found
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_pass_the_report_and_the_times_are_written(directory: Path) -> None:
+    model, sample = dlrm()
+    converted = recfx.convert(model, sample, hashing=RAW)
+    folder = directory / "001-DLRM"
+    texts = {f"passes/{number:02d}-{name}.txt" for number, name in enumerate(["before", *PASSES])}
+    changed = [record.name for record in converted.sparse_arch.embedding_bag_collection.pass_records if record.modified]
+    diffs = {f"passes/{1 + PASSES.index(name):02d}-{name}.diff" for name in changed}
+    reports = {"report.txt", "report.html", "report.json"}
+    others = {"graph.html", "timings.json", "versions.json", "index.html"}
+    assert names(folder) == texts | diffs | reports | others
+    assert "# sparse_arch.embedding_bag_collection\nfeatures = input\n" in (folder / "passes/00-before.txt").read_text()
+    last = (folder / f"passes/{len(PASSES):02d}-lower.txt").read_text()
+    assert "hash_lookup(" in last
+    assert "bytes=8*B*(L_f0 + L_f1) by=expand_collection" in last
+    assert (
+        "+++ sparse_arch.embedding_bag_collection after fuse_hash_lookup"
+        in (folder / "passes/06-fuse_hash_lookup.diff").read_text()
+    )
+    assert "1 converted" in (folder / "report.txt").read_text()
+    assert json.loads((folder / "report.json").read_text())["ok"] is True
+    times = json.loads((folder / "timings.json").read_text())
+    stages = ["discover", "replace, and run the passes", "verify", "place, and patch"]
+    assert list(times["stages"]) == stages
+    assert list(times["passes"]["sparse_arch.embedding_bag_collection"]) == PASSES
+    assert all(seconds >= 0 for seconds in times["stages"].values())
+    assert json.loads((folder / "versions.json").read_text())["torch"] == torch.__version__
+
+
+def test_index_pages_link_to_everything(directory: Path) -> None:
+    recfx.convert(Wrapped(collection()))
+    recfx.convert(Wrapped(collection()))
+    page = Balanced()
+    page.feed((directory / "index.html").read_text())
+    assert page.open == []
+    links = re.findall(r'href="([^"]+)"', (directory / "index.html").read_text())
+    assert links == ["001-Wrapped/index.html", "002-Wrapped/index.html"]
+    for link in links:
+        folder = (directory / link).parent
+        page = Balanced()
+        page.feed((directory / link).read_text())
+        assert page.open == []
+        linked = set(re.findall(r'href="([^"]+)"', (directory / link).read_text()))
+        assert linked == names(folder) - {"index.html"}
+
+
+def test_nothing_is_written_unless_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECFX_TRACE", "")
+    monkeypatch.chdir(tmp_path)
+    recfx.convert(Wrapped(collection()))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_there_are_no_weights_and_no_ids_in_it(directory: Path) -> None:
+    model, secret_ids = Wrapped(collection()), [7077177, -123123123, 99099099, 31337313]
+    weights = [0.43218765, 0.87651234]
+    with torch.no_grad():
+        for bag, value in zip(model.inner.embedding_bags.values(), weights, strict=True):
+            bag.weight.fill_(value)
+    converted = recfx.convert(model, hashing=RAW)
+    converted(batch(secret_ids))
+    recfx.convert(converted, (batch(secret_ids),), hashing=RAW, whole_graph=True)  # ids are in the indexes now
+    with pytest.raises(recfx.ConversionError):
+        recfx.convert(Wrapped(collection()), (batch(secret_ids),))  # they are out of range, which the error says
+    contents = b"\n".join(path.read_bytes() for path in directory.rglob("*") if path.is_file())
+    for secret in secret_ids:
+        assert str(abs(secret)).encode() not in contents
+        assert f"{abs(secret):,}".encode() not in contents
+        assert struct.pack("<q", secret) not in contents
+    for value in weights:
+        assert str(value)[:7].encode() not in contents
+        assert struct.pack("<f", value) not in contents
+    assert {path.name for path in directory.iterdir()} == {"index.html", "001-Wrapped", "002-Wrapped", "003-Wrapped"}
+
+
+def test_a_conversion_that_fails_says_why(directory: Path) -> None:
+    with pytest.raises(recfx.ConversionError):
+        recfx.convert(Wrapped(collection()), hashing={"nobody": RAW})
+    folder = directory / "001-Wrapped"
+    assert names(folder) == {"error.txt", "timings.json", "versions.json", "index.html"}
+    text = (folder / "error.txt").read_text()
+    assert text.startswith("ConversionError: [unknown_table] hashing names 'nobody', which no collection has.")
+    assert "replace_collections.py" in text
+    assert "failed: ConversionError (unknown_table)" in (folder / "index.html").read_text()
+
+
+def test_a_model_that_is_a_whole_graph(directory: Path) -> None:
+    model, sample = dlrm()
+    recfx.convert(model, sample, whole_graph=True, verify=False)
+    folder = directory / "001-DLRM"
+    assert "inter_arch" in (folder / "train_graph.txt").read_text()
+    assert "by=expand_collection" in (folder / "eval_graph.txt").read_text()
+    assert "make a whole graph" in json.loads((folder / "timings.json").read_text())["stages"]
+
+
+def test_a_directory_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    monkeypatch.setenv("RECFX_TRACE", str(tmp_path / "file"))
+    with pytest.warns(TraceWarning, match=r"RECFX_TRACE=.*file cannot be written .*: nothing is traced"):
+        converted = recfx.convert(Wrapped(collection()))
+    assert recfx.explain(converted).ok
+    assert (tmp_path / "file").read_text() == "not a directory"
+
+
+def test_a_disk_that_fills_up_does_not_lose_the_conversion(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Path.write_text
+
+    def full(path: Path, text: str, *more: Any, **other: Any) -> int:
+        if path.name == "report.html":
+            raise OSError(28, "No space left on device")
+        return write(path, text, *more, **other)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.warns(TraceWarning, match="is not complete: .*No space left"):
+        converted = recfx.convert(Wrapped(collection()))
+    assert recfx.explain(converted).ok
+
+
+def test_threads_do_not_share_a_folder(directory: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: recfx.convert(Wrapped(collection())), range(4)))
+    folders = sorted(path.name for path in directory.iterdir() if path.is_dir())
+    assert folders == [f"{number:03d}-Wrapped" for number in (1, 2, 3, 4)]
+    assert all("graph.html" in names(directory / folder) for folder in folders)
+
+
+def on_a_rank(rank: int, world_size: int, directory: str) -> list[str]:
+    case = Case((Table("rows", 64, 8, ("f0",), "SUM", ("row_wise",)),), hashing=RAW, raw_ids=20)
+    standard, width = build(case)
+    os.environ["RECFX_TRACE"] = directory
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", TraceWarning)
+            converted = recfx.convert(Model(standard, width), hashing=case.hashing)
+            plan = ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, converted.sparse, world_size))})
+            recfx.convert(converted, plan=plan)
+            DistributedModelParallel(converted, plan=plan, sharders=recfx.sharders())
+    finally:
+        del os.environ["RECFX_TRACE"]
+    return sorted(path.name for path in Path(directory).iterdir() if path.is_dir())
+
+
+def test_ranks_do_not_share_a_folder(tmp_path: Path) -> None:
+    ranks(2).run(on_a_rank, str(tmp_path))
+    folders = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert folders == [f"{number:03d}-Model-rank-{rank}" for number in (1, 2, 3) for rank in (0, 1)]
+    for folder in folders:
+        dist = "input_dist_start" in (tmp_path / folder / f"passes/{len(PASSES):02d}-lower.txt").read_text()
+        assert dist is not folder.startswith("001")
+    versions = json.loads((tmp_path / "003-Model-rank-1/versions.json").read_text())
+    assert (versions["rank"], versions["world_size"]) == (1, 2)
+
+
+SCRIPT = """
+import recfx
+from tests.inspect.models import Wrapped, collection
+recfx.convert(Wrapped(collection()))
+"""
+
+
+def test_processes_do_not_share_a_folder(directory: Path) -> None:
+    recfx.convert(Wrapped(collection()))
+    subprocess.run([sys.executable, "-c", SCRIPT], check=True, cwd=Path(__file__).parents[2])
+    assert [path.name for path in sorted(directory.iterdir()) if path.is_dir()] == ["001-Wrapped", "002-Wrapped"]
+
+
+def test_the_traced_model_is_an_ordinary_one(directory: Path) -> None:
+    model: nn.Module = Wrapped(collection())
+    converted = recfx.convert(model, inplace=True)
+    assert converted is model
+    assert (directory / "001-Wrapped/report.txt").read_text() == f"{recfx.explain(model)}\n"
