@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from tqdm import tqdm
 import recfx
 
 EVALUATION_BATCH = 4096
+LOG_EVERY = 50
 HELD_BACK = 0.1
 
 
@@ -62,11 +64,12 @@ def main() -> int:
     section("4. Training", "a new id gets a row when it is first seen; the tables' optimizer runs inside backward")
     untrained = copy.deepcopy(model)  # otherwise the report would count the ids without rows that it reads now
     before = auc(held_back.labels, predict(untrained, held_back, options))
-    seconds, samples = train(model, training, options)
+    seconds, samples, health = train(model, training, options)
     trained = predict(model, held_back, options)
     after = auc(held_back.labels, trained)
     print(f"AUC on {len(held_back):,} held-back rows: {before:.4f} before, {after:.4f} after {options.steps:,} steps")
     print(f"{samples / seconds:,.0f} samples/s, {torch.get_num_threads()} threads, batches of {options.batch_size:,}")
+    show_health(health)
 
     section("5. recfx.explain", "what was converted, how ids become rows, which kernel was chosen and why")
     print(recfx.explain(model))
@@ -134,15 +137,16 @@ def sample_of(rows: Rows, options: argparse.Namespace) -> tuple[torch.Tensor, Ke
     return rows[:64].model_input(options.device)
 
 
-def train(model: DLRM, training: Rows, options: argparse.Namespace) -> tuple[float, int]:
+def train(model: DLRM, training: Rows, options: argparse.Namespace) -> tuple[float, int, dict[str, float]]:
     """The usual loop: Adam for the dense part, while the tables take their own step inside ``backward``.
 
     Returns:
-        the time in seconds, and the number of samples.
+        the time in seconds, the number of samples, and the last scalars of ``recfx.monitor``.
     """
     dense_parameters = [*model.dense_arch.parameters(), *model.over_arch.parameters()]
     optimizer = torch.optim.Adam(dense_parameters, lr=options.dense_lr)
     model.train()
+    watched, writer, health = recfx.monitor(model), tensorboard(options), {}
     samples = 0
     batches: Iterable[Rows] = training.shuffled_batches(options.batch_size, options.steps, options.seed)
     bar = tqdm(
@@ -158,7 +162,29 @@ def train(model: DLRM, training: Rows, options: argparse.Namespace) -> tuple[flo
         samples += len(batch)
         if step % 10 == 0:
             bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
-    return time.perf_counter() - begin, samples
+        if step % LOG_EVERY == LOG_EVERY - 1 or step == options.steps - 1:
+            health = watched.scalars()  # watched.log(writer, step) does both
+            for name, value in health.items() if writer is not None else ():
+                writer.add_scalar(name, value, step)
+    return time.perf_counter() - begin, samples, health
+
+
+def tensorboard(options: argparse.Namespace) -> Any:
+    """A ``SummaryWriter``, which needs the package ``tensorboard``; None without ``--tensorboard``."""
+    if options.tensorboard is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(options.tensorboard)
+
+
+def show_health(health: dict[str, float]) -> None:
+    """The fullest table, in the last interval of training."""
+    fullest = max((tag for tag in health if tag.endswith("/worst_bucket")), key=lambda tag: health[tag])
+    table = fullest.removesuffix("/worst_bucket")
+    found = {tag.removeprefix(f"{table}/"): value for tag, value in health.items() if tag.startswith(f"{table}/")}
+    print(f"recfx.monitor, fullest table: {table}")
+    print(f"  {', '.join(f'{name} {value:.3g}' for name, value in found.items())}")
 
 
 @torch.no_grad()
@@ -269,6 +295,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--dense-lr", type=float, default=1e-3, help="learning rate of the rest (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tensorboard", metavar="DIR", help="write the scalars of recfx.monitor there")
     options = parser.parse_args()
     options.device = find_device(options.device)
     if options.smoke:

@@ -3,7 +3,8 @@
 ``convert`` rewrites the ``torchrec.EmbeddingBagCollection``s of any model to hashed collections of explicit nodes;
 ``explain``, ``trace``, ``draw`` and ``verify`` show what it did and that the result is right; ``unconvert`` undoes it;
 ``save_checkpoint`` and ``load_checkpoint`` save and restore a training run; ``plan`` and ``sharders`` shard a model;
-``TrainPipeline`` trains a sharded one; ``export`` writes a model for a server without Python, and ``load`` reads it.
+``TrainPipeline`` trains a sharded one, and ``monitor`` watches its tables; ``export`` writes a model for a server
+without Python, and ``load`` reads it.
 """
 
 from recfx.checkpoint import load_checkpoint, save_checkpoint
@@ -30,6 +31,7 @@ from recfx.hashing import HashConfig, HashIndex
 from recfx.inspect import Report
 from recfx.inspect.cost import cost
 from recfx.inspect.explain import explain
+from recfx.inspect.monitor import Monitor, monitor
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.embedding_bag_config import HashEmbeddingBagConfig
 from recfx.passes import passes
@@ -58,6 +60,7 @@ __all__ = [
     "HashIndex",
     "InputError",
     "LoadedModel",
+    "Monitor",
     "OutOfStepError",
     "RecfxError",
     "Report",
@@ -73,6 +76,7 @@ __all__ = [
     "export",
     "load",
     "load_checkpoint",
+    "monitor",
     "passes",
     "plan",
     "save_checkpoint",

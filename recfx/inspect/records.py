@@ -12,11 +12,8 @@ from recfx.inspect.report_data import Verification
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.whole_graph import WholeGraph
 from recfx.record.conversion import Conversion, Found, conversion_of
-from recfx.record.wrappers import unwrap
+from recfx.record.wrappers import unwrap, without_wrappers
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
-
-# What DistributedDataParallel, torch.compile and DistributedModelParallel call the model inside.
-_WRAPPERS = {"module", "_orig_mod", "_dmp_wrapped_module"}
 
 
 @dataclass(frozen=True)
@@ -41,25 +38,25 @@ class Records:
 
     def of_collection(self, finding: Finding) -> Found | None:
         """What was recorded when ``finding`` was converted or kept."""
-        by_path, without_wrappers = self._by_path
+        by_path, inside = self._by_path
         for path in finding.paths:
             if path in by_path:
                 return by_path[path]
         # The module may have been wrapped, or taken out of its wrapper, since then.
-        candidates = without_wrappers.get(_strip(finding.path), [])
+        candidates = inside.get(without_wrappers(finding.path), [])
         return candidates[0] if candidates else None
 
     @cached_property
     def _by_path(self) -> tuple[dict[str, Found], dict[str, list[Found]]]:
         """The findings, by path in the model, and by that path without wrappers."""
         by_path: dict[str, Found] = {}
-        without_wrappers: dict[str, list[Found]] = {}
+        inside: dict[str, list[Found]] = {}
         for prefix, record in reversed(self.conversions):
             for found in record.found:
                 for path in found.paths:
                     by_path[_join(prefix, path)] = found
-                    without_wrappers.setdefault(_strip(_join(prefix, path)), []).append(found)
-        return by_path, without_wrappers
+                    inside.setdefault(without_wrappers(_join(prefix, path)), []).append(found)
+        return by_path, inside
 
     def traced(self) -> bool:
         """Whether a conversion has traced where collections are called."""
@@ -78,10 +75,6 @@ class Records:
             return Verification(bool(record.verification.ok), str(record.verification))
         given = self.traced() or isinstance(unwrap(model), WholeGraph)
         return Verification(None, "not run: verify=False" if given else "not run: no sample")
-
-
-def _strip(path: str) -> str:
-    return ".".join(part for part in path.split(".") if part not in _WRAPPERS)
 
 
 def _join(prefix: str, path: str) -> str:

@@ -8,6 +8,14 @@ from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+# What DistributedDataParallel, torch.compile and DistributedModelParallel call the model inside.
+_INSIDE = {"module", "_orig_mod", "_dmp_wrapped_module"}
+
+
+def without_wrappers(path: str) -> str:
+    """A fully qualified name, as it is without wrappers."""
+    return ".".join(part for part in path.split(".") if part not in _INSIDE)
+
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside DistributedDataParallel, DistributedModelParallel and torch.compile wrappers."""

@@ -1,0 +1,172 @@
+"""``recfx.monitor``: how full the indexes of a model are and what happens in them, as scalars for TensorBoard.
+
+Training is not slowed down: nothing is hooked into it, and the counters are there anyway. A call of ``scalars`` reads a
+few numbers per table, and one window of the slots of one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from recfx.discovery.discover import check_module
+from recfx.errors import ConversionError
+from recfx.hashing import HashIndex
+from recfx.inspect.facts import path_of_table
+from recfx.inspect.index_health import Health, IndexHealth
+from recfx.modules.converted_collection import ConvertedCollection, converted_collections
+from recfx.nodes.dist_groups import sent_on
+from recfx.record.wrappers import without_wrappers
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+
+
+class ScalarWriter(Protocol):
+    """Anything that takes scalars as TensorBoard's ``SummaryWriter`` does."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> Any:
+        """Record one number."""
+        ...
+
+
+def monitor(model: nn.Module, *, probed_groups: int = 16_384) -> Monitor:
+    """Watch the tables of a model that have an index.
+
+    Make it of the model that is trained: after it was sharded, and after a checkpoint was loaded, or the counts that
+    were saved with it belong to the first interval.
+
+    Args:
+        model: a converted model, sharded or not, also inside DDP and torch.compile wrappers. It does not change.
+        probed_groups: how many groups of four slots each call reads to find out how long lookups take. They belong to one
+            table at a time, and one window after the other is read, so that a large table takes several calls. 0 leaves
+            ``longest_probe`` out.
+
+    Raises:
+        ConversionError: ``invalid_argument``; ``no_collection``: nothing in the model is converted.
+    """
+    check_module(model)
+    if type(probed_groups) is not int or probed_groups < 0:
+        raise ConversionError(
+            f"probed_groups={probed_groups!r} is not a number of groups.",
+            reason="invalid_argument",
+            what_to_do="pass a whole number, 0 or more.",
+        )
+    collections = converted_collections(model)
+    if not collections:
+        raise ConversionError(
+            "there is no converted collection in the model.",
+            reason="no_collection",
+            what_to_do="pass the model that recfx.convert returned, or what shards or wraps it.",
+        )
+    tables: dict[str, list[IndexHealth]] = {}
+    for path, collection in collections.items():
+        for table, indexes in _indexes(collection).items():
+            tables[path_of_table(path, table)] = [IndexHealth(index) for index in indexes]
+    names = [without_wrappers(path) for path in tables]
+    if len(set(names)) == len(names):  # otherwise the user's own modules have such names
+        tables = dict(zip(names, tables.values(), strict=True))
+    return Monitor(tables, probed_groups)
+
+
+class Monitor:
+    """The scalars of a model's tables, each time for the interval since the last time. See :func:`monitor`.
+
+    Attributes:
+        tables: the fully qualified names of all tables that have an index, also of those on other ranks.
+    """
+
+    def __init__(self, tables: Mapping[str, list[IndexHealth]], probed_groups: int) -> None:
+        self._tables = dict(tables)
+        self._probed_groups = probed_groups
+        self._turn = 0
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return tuple(self._tables)
+
+    def scalars(self, group: dist.ProcessGroup | None = None, *, probe_all: bool = False) -> dict[str, float]:
+        """The scalars now, as ``{"<table>/occupancy": 0.61, ...}``.
+
+        State, as it is now:
+
+        - ``occupancy``: share of the index's rows that are taken.
+        - ``worst_bucket``: share of the fullest bucket's rows that are taken; the table is full when this is 1.
+        - ``longest_probe``: how many groups of slots (cache lines) the slowest lookup reads. Of the windows that were read so
+          far, until all were; left out before the first.
+
+        Of the ids seen in training since the last call, counting each occurrence:
+
+        - ``insert_rate``: ids that got a row, per id seen.
+        - ``evict_rate``: ids that lost their row to another id, per id seen; with ``on_full="evict"``.
+        - ``admit_rate``: ids that got a row, per id that got one or was not admitted; with ``admit_after``. An admitted
+          id counts as inserted as well.
+        - ``unseen_rate``: share that had no row yet and read the ``unseen`` answer; with ``admit_after``.
+        - ``shared_rate``: share that found its bucket full and trained a shared row; with ``on_full="share"``.
+
+        Of the ids seen in eval mode since the last call:
+
+        - ``eval_unseen_rate``: share that had no row and read the ``unseen`` answer.
+
+        A rate over no ids is left out.
+
+        Args:
+            group: None: this rank's own rows; nothing is communicated, and tables that have no rows here are left out.
+                A process group: all rows of all its ranks; each of them must call this at the same time, and gets the
+                same numbers.
+            probe_all: read all groups of all tables, which takes milliseconds per 100,000 rows.
+        """
+        self._probe(probe_all)
+        found = {name: Health.of(parts) for name, parts in self._tables.items()}
+        if group is not None:
+            found = _of_all_ranks(found, group)
+        return {
+            f"{name}/{scalar}": value for name, health in found.items() for scalar, value in health.scalars().items()
+        }
+
+    def log(
+        self, writer: ScalarWriter | None, step: int, group: dist.ProcessGroup | None = None, *, probe_all: bool = False
+    ) -> None:
+        """Write the scalars to TensorBoard, or to anything with ``add_scalar(tag, value, step)``.
+
+        Args:
+            writer: None on ranks that take part in the sum but write nothing.
+            step: the number of the step.
+            group, probe_all: as for ``scalars``.
+        """
+        for name, value in self.scalars(group, probe_all=probe_all).items():
+            if writer is not None:
+                writer.add_scalar(name, value, step)
+
+    def _probe(self, everything: bool) -> None:
+        parts = [part for each in self._tables.values() for part in each if part.is_allocated]
+        if everything:
+            for part in parts:
+                part.probe_all()
+        elif parts and self._probed_groups:
+            part = parts[self._turn % len(parts)]
+            if part.probe(self._probed_groups):  # its last window: the next call reads another table
+                self._turn += 1
+
+
+def _indexes(collection: ConvertedCollection) -> dict[str, list[HashIndex]]:
+    """The indexes of this rank, by name of the whole table; none for a table without rows here."""
+    if not isinstance(collection, ShardedHashEmbeddingBagCollection):
+        return {table: [collection.index(table)] for table in collection.tables_with_index()}
+    local = collection.sharding.local_of
+    return {table: [collection.index(shard.name) for shard in local(table)] for table in collection.tables_with_index()}
+
+
+def _of_all_ranks(found: Mapping[str, Health], group: dist.ProcessGroup) -> dict[str, Health]:
+    """The sums over all ranks, and the largest of what cannot be summed."""
+    device = sent_on(group)
+    sums = torch.tensor([health.summed for health in found.values()], dtype=torch.int64, device=device)
+    largest = torch.tensor([health.largest for health in found.values()], dtype=torch.float32, device=device)
+    dist.all_reduce(sums, group=group)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    return {
+        name: Health(tuple(summed), tuple(most))
+        for name, summed, most in zip(found, sums.tolist(), largest.tolist(), strict=True)
+    }
