@@ -93,7 +93,7 @@ def test_dlrm_after_conversion_with_an_index() -> None:
             ("unseen_answers", 1),
         ),
         longest_probe=1,
-        index_bytes=5100,
+        index_bytes=4716,
         usable_share=1.0,
         room=96,
         batches_until_full=24,
