@@ -40,9 +40,9 @@ def monitor(model: nn.Module, *, probed_groups: int = 16_384) -> Monitor:
 
     Args:
         model: a converted model, sharded or not, also inside DDP and torch.compile wrappers. It does not change.
-        probed_groups: how many groups of four slots each call reads to find out how long lookups take. They belong to one
-            table at a time, and one window after the other is read, so that a large table takes several calls. 0 leaves
-            ``longest_probe`` out.
+        probed_groups: how many groups of four slots each call reads to find out how long lookups take. They belong to
+            one table at a time, and one window after the other is read, so that a large table takes several calls. 0
+            leaves ``longest_probe`` out.
 
     Raises:
         ConversionError: ``invalid_argument``; ``no_collection``: nothing in the model is converted.
@@ -94,8 +94,8 @@ class Monitor:
 
         - ``occupancy``: share of the index's rows that are taken.
         - ``worst_bucket``: share of the fullest bucket's rows that are taken; the table is full when this is 1.
-        - ``longest_probe``: how many groups of slots (cache lines) the slowest lookup reads. Of the windows that were read so
-          far, until all were; left out before the first.
+        - ``longest_probe``: how many groups of slots (cache lines) the slowest lookup reads. Of the windows that were
+          read so far, until all were; left out before the first.
 
         Of the ids seen in training since the last call, counting each occurrence:
 
