@@ -18,11 +18,12 @@ struct LarsSgdRule {
     const float of_values = norm(row.values, row.dim);
     const float wanted = norm(row.gradient, row.dim) + numbers.own_decay * of_values;
     const float rate = wanted == 0.0F ? 0.0F : numbers.learning_rate * of_values / wanted;
+    // Two loops: the compiler makes vectors of each, but not of both in one.
     for (int64_t j = 0; j < row.dim; ++j) {
-      const float decayed = row.gradient[j] + numbers.own_decay * row.values[j];
-      const float first = numbers.momentum * row.first[j] + rate * decayed;
-      row.first[j] = first;
-      row.values[j] -= first;
+      row.first[j] = numbers.momentum * row.first[j] + rate * (row.gradient[j] + numbers.own_decay * row.values[j]);
+    }
+    for (int64_t j = 0; j < row.dim; ++j) {
+      row.values[j] -= row.first[j];
     }
   }
 };
