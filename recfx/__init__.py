@@ -29,6 +29,7 @@ from recfx.exporter.report import ExportReport
 from recfx.exporter.torch_entry import extend_torch
 from recfx.hashing import HashConfig, HashIndex
 from recfx.inspect import Report
+from recfx.inspect.compare_plans import compare_plans
 from recfx.inspect.cost import cost
 from recfx.inspect.explain import explain
 from recfx.inspect.monitor import Monitor, monitor
@@ -69,6 +70,7 @@ __all__ = [
     "TrainPipeline",
     "VerifyReport",
     "__version__",
+    "compare_plans",
     "convert",
     "cost",
     "draw",

@@ -2,80 +2,243 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import fx, nn
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.types import ShardingPlan
 
+from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError
+from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.whole_graph import WholeGraph
 from recfx.nodes import InputDistStart
+from recfx.planner.hardware_of import AnyTopology, device_of, hardware_of, of_ranks
 from recfx.planner.placements import PRIVATE
+from recfx.planner.plan import plan as make_plan
+from recfx.planner.topology import NpuTopology
 from recfx.pricing.cost import Cost
 from recfx.pricing.cost_data import COST_VERSION, features_of
 from recfx.pricing.graph_nodes import GraphReader, graphs_of
 from recfx.pricing.hardware import ASCEND_910B, H100, Hardware
-from recfx.pricing.planned_model import planned_as_sharded
+from recfx.pricing.planned_model import planned_as_sharded, planned_by
+from recfx.pricing.planned_nodes import PlannedGraphs
+from recfx.pricing.planned_tables import PlannedCollection
+from recfx.pricing.symbols import SYMBOLS
 from recfx.pricing.this_machine import this_machine
 from recfx.pricing.work import NodeCost
 from recfx.record.wrappers import unwrap
+from recfx.replacement.dry_run import as_converted
+from recfx.sharding.planned_ranks import check_plan, ranks_named
 
 
-def cost(model_or_graph: nn.Module, topology: Any = None) -> Cost:
+def cost(
+    model_or_graph: nn.Module,
+    topology: Any = None,
+    *,
+    plan: ShardingPlan | None = None,
+    world_size: int | None = None,
+) -> Cost:
     """What each node costs per step: bytes read, written, sent and kept, and flops, as expressions.
 
     The expressions are in ``B`` (samples per rank), ``W`` (ranks) and ``L_<feature>`` (mean number of ids per sample);
-    ``.at(B=..., L=...)`` gives numbers, and predicts times. A model in training mode is priced with its backward. What
-    recfx did not make is one node, of which only the linear layers count as work.
+    ``.at(B=..., L=...)`` gives numbers, predicts times, and says what every rank has and does. Nothing is run, no
+    table is allocated, and no process group is needed: a plan for 1,024 ranks is priced in this process.
+
+    A model in training mode is priced with its backward. What recfx did not make is one node, of which only the linear
+    layers count as work.
 
     Args:
-        model_or_graph: a converted model, sharded (this rank's part is priced) or not; or a graph of
-            ``recfx.trace``.
-        topology: what times are predicted for: a :class:`recfx.pricing.hardware.Hardware`. Default: that of the
-            device of the tables.
+        model_or_graph: a model, converted or not, sharded (this rank's graph is priced) or not; or a graph of
+            ``recfx.trace``. A model that is not converted yet is priced as ``convert`` would convert it by default.
+        topology: TorchRec's topology or an :func:`recfx.planner.topology.npu_topology`: its links and memories are what
+            times are predicted for, and a model that is not sharded is priced as ``recfx.plan`` would shard it over its
+            ranks. Or a :class:`recfx.pricing.hardware.Hardware`, for times alone. Default: the device of the tables;
+            for a CPU, this machine, measured the first time that a time is asked for.
+        plan: the plan to price, for a model that is not sharded.
+        world_size: the number of ranks that ``plan`` is for. Default: those of the topology or, without one, up to the
+            last that the plan names.
 
     Raises:
-        ConversionError: ``invalid_argument``, ``no_collection``.
+        ConversionError: ``invalid_argument``, ``no_collection``, ``already_sharded``, ``plan_unknown_collection``,
+            ``plan_missing_collection``, and those of ``recfx.plan`` and of sharding.
     """
-    if not isinstance(model_or_graph, nn.Module):
-        raise ConversionError(
-            f"it is a {type(model_or_graph).__name__}, not a model or a graph.",
-            reason="invalid_argument",
-            what_to_do="pass a converted model, or a graph of recfx.trace.",
-        )
+    check_module(model_or_graph, "model_or_graph")
+    _check_topology(topology)
     model = unwrap(model_or_graph)
     if isinstance(model, WholeGraph):
         model = model.graph_module
-    reader = GraphReader(model.training)
     collections = list(graphs_of(model))
+    sharded = [each for each in collections if each.is_sharded]
+    is_graph = isinstance(model, fx.GraphModule)
+    if is_graph or sharded:
+        _refuse_plan(plan, "a graph" if is_graph else "a sharded model")
+        return _as_it_is(model, collections, topology)
+    converted = as_converted(model)
+    if not converted:
+        raise _no_collection()
+    again = None if isinstance(topology, Hardware) else _again(model_or_graph, topology)
+    if plan is None and isinstance(topology, (Topology, NpuTopology)) and topology.world_size > 1:
+        plan = make_plan(model, topology)
+    if plan is None:
+        distinct = {id(each): each for each in converted.values()}
+        return _as_it_is(model, list(distinct.values()), topology, again)
+    check_plan(plan)
+    if world_size is None:
+        has_ranks = isinstance(topology, (Topology, NpuTopology))
+        world_size = topology.world_size if has_ranks else ranks_named(plan)
+    return _as_planned(model, converted, plan, world_size, topology, again)
+
+
+def _as_it_is(
+    model: nn.Module,
+    collections: list[Any],
+    topology: AnyTopology | Hardware | None,
+    again: Callable[[int], Cost] | None = None,
+) -> Cost:
+    """A graph, or a model with converted collections."""
+    reader = GraphReader(model.training)
     if isinstance(model, fx.GraphModule):
         nodes = reader.nodes_of(model)
     else:
-        nodes = _nodes_of_model(model, collections, reader)
-    if not any(node.kind != "dense" for node in nodes):
-        raise ConversionError(
-            "there is no converted collection in it.",
-            reason="no_collection",
-            what_to_do="convert the model with recfx.convert first, or pass a graph of recfx.trace.",
-        )
+        nodes = [node for each in collections for node in reader.nodes_of(each.graph_module, max(each.calls, 1))]
+        nodes += [] if _is_one_of(model, collections) else [reader.dense("dense", model)]
+    if all(node.kind == "dense" for node in nodes):
+        raise _no_collection()
     rank, world_size = _ranks(model)
+    planned = tuple(planned_as_sharded(each) for each in collections if each.is_sharded)
+    return _cost(nodes, model, topology, planned, rank, world_size, again)
+
+
+def _as_planned(
+    model: nn.Module,
+    converted: Mapping[str, HashEmbeddingBagCollection],
+    plan: ShardingPlan,
+    world_size: int,
+    topology: AnyTopology | Hardware | None,
+    again: Callable[[int], Cost] | None,
+) -> Cost:
+    """A model as a plan would shard it, seen from rank 0."""
+    planned = planned_collections(converted, plan, world_size)
+    reader, trains, device = GraphReader(model.training), model.training, _device_of(topology, model)
+    nodes: list[NodeCost] = []
+    for each in planned:
+        graphs = PlannedGraphs(each, SYMBOLS, trains, device)
+        nodes += [node.cost(each.name, device, each.calls) for node in graphs.nodes(0)]
+    collections = list(converted.values())
+    if not _is_one_of(model, collections):
+        for each_collection in collections:
+            reader.residents.of_dense(each_collection)  # counted above
+        nodes.append(reader.dense("dense", model))
+    return _cost(nodes, model, topology, planned, 0, world_size, again)
+
+
+def planned_collections(
+    converted: Mapping[str, HashEmbeddingBagCollection], plan: ShardingPlan, world_size: int
+) -> tuple[PlannedCollection, ...]:
+    """The collections of a model as a plan would shard them.
+
+    Args:
+        converted: by every path of each collection.
+        plan: of the model.
+        world_size: the number of ranks.
+
+    Raises:
+        ConversionError: ``plan_unknown_collection``, ``plan_missing_collection``, and those of ``read_plan``.
+    """
+    per_collection: Mapping[str, Any] = plan.plan
+    unknown = [path for path in per_collection if path not in converted]
+    if unknown:
+        raise ConversionError(
+            f"the plan names {unknown[0]!r}, which is no collection that recfx shards; the model has "
+            f"{sorted(converted)}.",
+            reason="plan_unknown_collection",
+            module_path=unknown[0],
+            what_to_do="make the plan from this model.",
+        )
+    aliases: dict[int, list[str]] = {}
+    for path, collection in converted.items():
+        aliases.setdefault(id(collection), []).append(path)
+    found = []
+    for paths in aliases.values():
+        planned = next((path for path in paths if path in per_collection), None)
+        if planned is None:
+            raise ConversionError(
+                "the plan does not name this collection.",
+                reason="plan_missing_collection",
+                module_path=paths[0],
+                what_to_do="make the plan from this model.",
+            )
+        found.append(planned_by(converted[planned], per_collection[planned], world_size, paths[0]))
+    return tuple(found)
+
+
+def _cost(
+    nodes: list[NodeCost],
+    model: nn.Module,
+    topology: AnyTopology | Hardware | None,
+    planned: tuple[PlannedCollection, ...],
+    rank: int,
+    world_size: int,
+    again: Callable[[int], Cost] | None,
+) -> Cost:
     return Cost(
         version=COST_VERSION,
         nodes=tuple(nodes),
-        features=features_of(nodes),
+        features=features_of(nodes, planned),
         world_size=world_size,
         rank=rank,
         trains=model.training,
-        device=_device(model),
+        device=_device_of(topology, model),
         hardware_of=_hardware(topology, model),
-        planned=tuple(planned_as_sharded(each) for each in collections if each.is_sharded),
+        planned=planned,
+        again=again,
     )
 
 
-def _nodes_of_model(model: nn.Module, collections: list[ConvertedCollection], reader: GraphReader) -> list[NodeCost]:
-    nodes = [node for each in collections for node in reader.nodes_of(each.graph_module, max(each.calls, 1))]
-    return [*nodes, reader.dense("dense", model)] if model not in collections else nodes
+def _again(model: nn.Module, topology: AnyTopology | None) -> Callable[[int], Cost]:
+    """The cost of the model on another number of ranks, for which a plan is made."""
+
+    def again(world_size: int) -> Cost:
+        if topology is not None:
+            return cost(model, of_ranks(topology, world_size))
+        return cost(model, Topology(world_size, _device(unwrap(model)), created_by_factory=True))
+
+    return again
+
+
+def _check_topology(topology: Any) -> None:
+    if topology is not None and not isinstance(topology, (Hardware, Topology, NpuTopology)):
+        raise ConversionError(
+            f"topology is a {type(topology).__name__}.",
+            reason="invalid_argument",
+            what_to_do="pass a torchrec.distributed.planner.Topology, recfx.planner.topology.npu_topology(...), or one "
+            "of recfx.pricing.hardware: ASCEND_910B, H100, or a Hardware of your own numbers.",
+        )
+
+
+def _refuse_plan(plan: object, what: str) -> None:
+    if plan is not None:
+        raise ConversionError(
+            f"{what} has its own plan, and cannot be priced with another.",
+            reason="already_sharded",
+            what_to_do="leave out plan=, or pass the model before it is sharded.",
+        )
+
+
+def _no_collection() -> ConversionError:
+    return ConversionError(
+        "there is no collection in it that is converted or can be.",
+        reason="no_collection",
+        what_to_do="pass a model that holds a torchrec.EmbeddingBagCollection, or a graph of recfx.trace.",
+    )
+
+
+def _is_one_of(model: nn.Module, collections: list[Any]) -> bool:
+    """Whether the model itself is a collection."""
+    return any(each is model for each in collections) or isinstance(model, ConvertedCollection)
 
 
 def _ranks(model: nn.Module) -> tuple[int, int]:
@@ -86,16 +249,18 @@ def _ranks(model: nn.Module) -> tuple[int, int]:
     return 0, 1
 
 
-def _hardware(topology: Any, model: nn.Module) -> Callable[[], Hardware]:
+def _hardware(topology: AnyTopology | Hardware | None, model: nn.Module) -> Callable[[], Hardware]:
     if isinstance(topology, Hardware):
         return lambda: topology
     if topology is not None:
-        raise ConversionError(
-            f"topology is a {type(topology).__name__}.",
-            reason="invalid_argument",
-            what_to_do="pass one of recfx.pricing.hardware, ASCEND_910B or H100, or a Hardware of your own numbers.",
-        )
+        return lambda: hardware_of(topology)
     return {"cuda": lambda: H100, "npu": lambda: ASCEND_910B}.get(_device(model), this_machine)
+
+
+def _device_of(topology: AnyTopology | Hardware | None, model: nn.Module) -> str:
+    if isinstance(topology, Hardware):
+        return topology.device or _device(model)
+    return _device(model) if topology is None else device_of(topology)
 
 
 def _device(model: nn.Module) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Literal
@@ -16,7 +14,6 @@ from recfx.diagnostics import Diagnostic, Severity
 from recfx.discovery.classify import CONVERTIBLE, REFUSED, Finding
 from recfx.discovery.discover import Discovery, check_module, discover
 from recfx.errors import ConversionError
-from recfx.hashing import HashConfig
 from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import describe_converted, describe_other, with_reasons
 from recfx.inspect.describe_sharded import describe_sharded
@@ -26,11 +23,9 @@ from recfx.inspect.report import Report
 from recfx.inspect.report_data import REPORT_VERSION, Verification
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.whole_graph import WholeGraph
-from recfx.optim.attached import attached_optimizers
 from recfx.record.conversion import Found
 from recfx.record.wrappers import unwrap
-from recfx.replacement.replace_collections import replace_collections
-from recfx.replacement.resize_tables import TableResizing
+from recfx.replacement.dry_run import dry_run, unchanged
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.tracing.sample import Sample
 from recfx.version import __version__
@@ -68,14 +63,14 @@ def explain(
     records = Records.of(model)
     traceable = not records.traced() and not isinstance(unwrap(model), WholeGraph)
     call = Sample.of(sample) if sample is not None and traceable else None
-    with _unchanged(model):
+    with unchanged(model):
         discovery = discover(model, call)
         for finding in discovery.of(CONVERTIBLE):
             found = records.of_collection(finding)
             if found is not None and found.why is not None and found.status == REFUSED:
                 # It was refused with the hashing requested then; the default hashing might not be refused.
                 finding.refuse(found.why)
-        replacements = _dry_run(discovery)
+        replacements = dry_run(discovery)
         collections = [
             _collection(
                 finding, replacements.get(id(finding.module), finding.module), records.of_collection(finding), planned
@@ -88,6 +83,7 @@ def explain(
     reasons = [reason for collection in collections for reason in collection.reasons]
     reasons += _model_reasons(discovery, rollbacks, verification) + notes
     if planned is not None:
+        reasons += planned.price()
         reasons += planned.unknown({path for finding in discovery.findings for path in finding.paths})
     reasons.sort(key=lambda reason: reason.severity.rank)
     return Report(
@@ -116,15 +112,6 @@ def _holder(model: nn.Module) -> nn.Module:
     if isinstance(inside, WholeGraph) and isinstance(inside.python_model, HashEmbeddingBagCollection):
         return inside.python_model
     return model
-
-
-def _dry_run(discovery: Discovery) -> dict[int, nn.Module]:
-    """What the convertible collections would become: converted ones around their parameters, by ``id`` of the original.
-
-    Collections whose tables cannot be converted are refused in ``discovery``.
-    """
-    with TableResizing() as resizing:
-        return replace_collections(discovery.of(CONVERTIBLE), HashConfig(), "auto", resizing, keep_refused=True)
 
 
 def _collection(
@@ -190,24 +177,3 @@ def _model_reasons(discovery: Discovery, rollbacks: list[Diagnostic], verificati
         advice = "please report this, with the model."
         reasons.append(Diagnostic("verification_failed", "", message, advice, Severity.ERROR))
     return reasons
-
-
-@contextlib.contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Undo side effects of looking: modes of ScriptModules, which are never copied, and empty optimizer state."""
-    modes = [(module, module.training) for module in model.modules()]
-    states = [
-        (optimizer.state, weight)
-        for weight in model.parameters()
-        for optimizer in attached_optimizers(weight)
-        if weight not in getattr(optimizer, "state", {weight})
-    ]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            if module.training != training:
-                module.training = training
-        for state, weight in states:  # reading the defaultdict created an entry
-            if weight in state and not state[weight]:
-                del state[weight]

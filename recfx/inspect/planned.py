@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
-from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan
 
 from recfx.diagnostics import Diagnostic, Severity
 from recfx.errors import ConversionError
@@ -15,7 +14,8 @@ from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import with_reasons
 from recfx.inspect.describe_sharded import with_plan
 from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.sharding.placement import rank_of
+from recfx.planner.priced_plan import PricedPlan
+from recfx.sharding.planned_ranks import check_plan, ranks_named
 
 
 class PlannedSharding:
@@ -32,20 +32,13 @@ class PlannedSharding:
     """
 
     def __init__(self, plan: Any) -> None:
-        if not isinstance(plan, ShardingPlan):
-            raise ConversionError(
-                f"plan is a {type(plan).__name__}.",
-                reason="invalid_argument",
-                what_to_do="pass a torchrec.distributed.types.ShardingPlan, from recfx.plan or TorchRec's planner.",
-            )
+        check_plan(plan)
         self.per_collection: Mapping[str, Any] = plan.plan
+        self.pricing = plan.pricing if isinstance(plan, PricedPlan) else None
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         else:
-            self.rank, self.world_size = 0, 1 + max(map(_last_rank, self._tables()), default=0)
-
-    def _tables(self) -> list[ParameterSharding]:
-        return [table for tables in self.per_collection.values() for table in tables.values()]
+            self.rank, self.world_size = 0, ranks_named(plan)
 
     def describe(self, described: CollectionReport, collection: HashEmbeddingBagCollection) -> CollectionReport:
         """Add what the plan does to a collection that ``describe_converted`` has described, or why it cannot."""
@@ -62,6 +55,12 @@ class PlannedSharding:
         except ConversionError as error:
             described = with_reasons(described)
             return replace(described, reasons=(*described.reasons, error.diagnostic))
+
+    def price(self) -> list[Diagnostic]:
+        """How the plan was chosen, if recfx made it."""
+        if self.pricing is None:
+            return []
+        return [Diagnostic("plan_price", "", f"the plan is {self.pricing}")]
 
     def unknown(self, paths: set[str]) -> list[Diagnostic]:
         """What the plan names that is not among the collections at ``paths``."""
@@ -83,12 +82,3 @@ def already_sharded(described: CollectionReport) -> CollectionReport:
     message = "the collection is already sharded: the report describes its own plan, not the one given."
     reason = Diagnostic("already_sharded", described.path, message, "explain without plan=.", Severity.ERROR)
     return replace(described, reasons=(*described.reasons, reason))
-
-
-def _last_rank(table: ParameterSharding) -> int:
-    ranks = list(table.ranks or [])
-    if isinstance(table.sharding_spec, EnumerableShardingSpec):
-        for shard in table.sharding_spec.shards:
-            rank = rank_of(shard)
-            ranks += [] if rank is None else [rank]
-    return max(ranks, default=0)

@@ -15,9 +15,13 @@ from recfx.discovery.classify import CONVERTED, CONVERTIBLE, classify
 from recfx.errors import ConversionError
 from recfx.planner.default_sharders import torchrec_sharders
 from recfx.planner.enumerator import OrderedEnumerator
+from recfx.planner.hardware_of import check_topology, device_of, hardware_of
 from recfx.planner.placements import replace_placements
+from recfx.planner.priced_plan import PricedPlan
+from recfx.planner.priced_proposals import PricedProposals
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types
 from recfx.planner.topology import NpuTopology
+from recfx.replacement.dry_run import as_converted
 from recfx.sharding.collection import sharded_collections
 from recfx.sharding.types import type_named
 
@@ -31,6 +35,10 @@ def plan(
     empty_ranks: bool = False,
 ) -> ShardingPlan:
     """How to shard the collections of ``model``; the same arguments give the same plan in every process.
+
+    TorchRec's proposers propose plans, each of which is priced as ``recfx.cost`` prices it, with the constants of the
+    topology; the plan is the cheapest of those that fit. It is a :class:`recfx.planner.priced_plan.PricedPlan`, whose
+    ``pricing`` also names the runner-up; ``recfx.explain(model, plan=plan)`` shows both.
 
     No process group is needed, and the model is not changed. It may be on the meta device, and converted or not (recfx
     shards an ``EmbeddingBagCollection`` after conversion, so the plan may use everything that converted collections
@@ -49,12 +57,7 @@ def plan(
         ConversionError: ``plan_does_not_fit`` with TorchRec's own text, ``plan_failed``, ``unknown_table``,
             ``no_sharding_option``, ``no_collection``, ``already_sharded``, ``invalid_topology``.
     """
-    if not isinstance(topology, (Topology, NpuTopology)):
-        raise ConversionError(
-            f"topology is a {type(topology).__name__}.",
-            reason="invalid_topology",
-            what_to_do="pass a torchrec.distributed.planner.Topology or recfx.planner.topology.npu_topology(...).",
-        )
+    check_topology(topology)
     for path in sharded_collections(model):
         raise ConversionError(
             "the collection is sharded already.",
@@ -66,10 +69,14 @@ def plan(
     sharders = planning_sharders(model, others=pod is topology)
     limits = dict(constraints or {})
     _check(model, sharders, pod.compute_device, limits)
+    prices = PricedProposals(
+        pod, as_converted(model), hardware_of(topology), device_of(topology), batch_size, model.training
+    )
     planner = EmbeddingShardingPlanner(
         topology=pod,
         batch_size=batch_size,
         enumerator=OrderedEnumerator(pod, batch_size, limits, empty_ranks=empty_ranks),
+        performance_model=prices,
         constraints=limits,
         stats=[],
         debug=False,
@@ -78,9 +85,10 @@ def plan(
         found: ShardingPlan = planner.plan(model, sharders)
     except PlannerError as error:
         raise _refusal(error) from error
-    if pod is topology:
-        return found
-    return replace_placements(found, "npu", pod.local_world_size)
+    if pod is not topology:
+        found = replace_placements(found, "npu", pod.local_world_size)
+    pricing = prices.pricing()
+    return found if pricing is None else PricedPlan(found.plan, pricing)
 
 
 def planning_sharders(model: nn.Module, *, others: bool) -> list[ModuleSharder[nn.Module]]:

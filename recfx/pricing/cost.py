@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from recfx.errors import ConversionError
+from recfx.pricing.comparison import Sweep
 from recfx.pricing.cost_data import CostAtData, CostData
 from recfx.pricing.cost_json import cost_at_json, cost_json
 from recfx.pricing.cost_text import cost_at_text, cost_text
@@ -31,16 +34,21 @@ class CostAt(CostAtData):
 class Cost(CostData):
     """What each node of a model costs per step. ``str()`` is for a terminal. The base class has the fields."""
 
-    def at(self, B: int = BATCH_SIZE, *, L: Any = LENGTH) -> CostAt:
+    def at(self, B: int = BATCH_SIZE, W: int | None = None, L: Any = LENGTH) -> CostAt:
         """The cost in numbers.
 
         Args:
             B: samples per rank.
+            W: the number of ranks. Default: those that the cost is for. For any other number, a model that is not
+                sharded yet is planned anew, as ``recfx.plan`` does.
             L: the mean number of ids per sample: a number for all features, or a mapping with one for each.
 
         Raises:
             InputError: ``invalid_argument``, ``missing_feature``.
+            ConversionError: ``already_sharded``, and those of ``recfx.plan``.
         """
+        if W is not None and Values(B, W, L, ()).world != self.world_size:
+            return self._on(W).at(B, L=L)
         values, hardware = Values(B, self.world_size, L, self.features), self.hardware_of()
         nodes = tuple(price(node, values, hardware) for node in self.nodes)
         step = None
@@ -59,6 +67,21 @@ class Cost(CostData):
             nodes=nodes,
             step=step,
         )
+
+    def sweep(self, W: Iterable[int], *, B: int = BATCH_SIZE, L: Any = LENGTH) -> Sweep:
+        """The cost on several numbers of ranks; arguments and errors are those of :meth:`at`."""
+        return Sweep(tuple(self.at(B, world_size, L) for world_size in W))
+
+    def _on(self, world_size: int) -> Cost:
+        if self.again is None:
+            raise ConversionError(
+                f"this is the cost on {self.world_size} ranks of a model that is already sharded, of a graph, or of "
+                f"hardware without links between hosts; it says nothing about {world_size} ranks.",
+                reason="already_sharded",
+                what_to_do="pass the model before it is sharded, with a topology.",
+            )
+        found: Cost = self.again(world_size)
+        return found
 
     def __str__(self) -> str:
         return cost_text(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import sympy
 
@@ -76,6 +77,7 @@ class CostData:
         device: the type of the device that has the tables.
         hardware_of: gives the hardware that times are predicted for; only asked when a time is.
         planned: the sharded collections, on all ranks.
+        again: gives the cost of the same model on another number of ranks, if it is not sharded already.
     """
 
     version: str
@@ -87,6 +89,7 @@ class CostData:
     device: str
     hardware_of: Callable[[], Hardware]
     planned: tuple[PlannedCollection, ...] = ()
+    again: Callable[[int], Any] | None = None
 
     @property
     def read_bytes(self) -> sympy.Expr:
@@ -127,10 +130,17 @@ class CostData:
         return {node.name: node for node in self.nodes}[name]
 
 
-def features_of(nodes: Sequence[NodeCost]) -> tuple[str, ...]:
-    """The features whose lengths the expressions of ``nodes`` name, in alphabetical order."""
+def features_of(nodes: Sequence[NodeCost], planned: Sequence[PlannedCollection] = ()) -> tuple[str, ...]:
+    """The features whose lengths the cost depends on, in alphabetical order.
+
+    Args:
+        nodes: of one rank.
+        planned: the sharded collections, on all ranks.
+    """
     symbols: set[sympy.Basic] = set()
     for node in nodes:
         for expression in (node.read_bytes, *(each.bytes for each in node.collectives)):
             symbols |= expression.free_symbols
-    return tuple(sorted(str(symbol)[2:] for symbol in symbols if str(symbol).startswith("L_")))
+    found = {str(symbol)[2:] for symbol in symbols if str(symbol).startswith("L_")}
+    found |= {name for each in planned for table in each.tables for name in table.feature_names}
+    return tuple(sorted(found))

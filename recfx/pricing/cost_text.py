@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import sympy
+
 from recfx.pricing.cost_data import CostAtData, CostData
 from recfx.pricing.node_price import NodePrice, Totals
 
@@ -67,13 +69,19 @@ def in_time(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def shortened(expression: object) -> str:
-    """An expression, without the middle of a sum of many terms."""
-    arguments = getattr(expression, "args", ())
-    if not getattr(expression, "is_Add", False) or len(arguments) <= _MOST_TERMS:
-        return str(expression)
-    shown = " + ".join(str(each) for each in arguments[:_MOST_TERMS])
-    return f"{shown} + ... ({len(arguments) - _MOST_TERMS} more terms)"
+def shortened(expression: sympy.Expr) -> str:
+    """An expression, with only the first terms of sums of many."""
+    found = sympy.sympify(expression)
+    return str(found.replace(_is_long, lambda part: _cut(*part.args)) if found.has(sympy.Add) else found)
+
+
+def _is_long(part: sympy.Basic) -> bool:
+    return bool(part.is_Add) and len(part.args) > _MOST_TERMS
+
+
+def _cut(*terms: sympy.Expr) -> sympy.Expr:
+    shown = " + ".join(str(term) for term in terms[:_MOST_TERMS])
+    return sympy.Symbol(f"({shown} + {len(terms) - _MOST_TERMS} more)")
 
 
 def _where(rank: int, world_size: int) -> str:

@@ -36,6 +36,7 @@ class Hardware:
         network_bandwidth: bytes per second that one rank sends to other hosts.
         collective_latency: seconds per collective call, whatever it sends, by operation.
         ranks_per_host: ranks that share a host, and its ``link_bandwidth``.
+        device: torch's type of the device; ``""`` for that of the model.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Hardware:
     network_bandwidth: Constant
     collective_latency: Mapping[str, Constant]
     ranks_per_host: int = 8
+    device: str = ""
 
     def constants(self) -> dict[str, Constant]:
         """Every constant, by name; those of one operation as ``link_bandwidth.all_to_all``."""
@@ -94,6 +96,7 @@ ASCEND_910B = Hardware(
     link_bandwidth=same_for_all(392 * GB / 2, _SHEET_910B + ": seven HCCS links of 56 GB/s in both directions"),
     network_bandwidth=Constant(25 * GB, _SHEET_910B + ": one 200 Gbit/s RoCE port per device"),
     collective_latency=same_for_all(30e-6, _CALL),
+    device="npu",
 )
 
 H100 = Hardware(
@@ -110,4 +113,27 @@ H100 = Hardware(
     link_bandwidth=same_for_all(450 * GB, _SHEET_H100 + ": NVLink, one direction"),
     network_bandwidth=Constant(50 * GB, "DGX H100 data sheet: one 400 Gbit/s port per device; not measured"),
     collective_latency=same_for_all(20e-6, _CALL),
+    device="cuda",
+)
+
+_HOST = "assumption: a few threads of a server; not measured"
+
+CPU_HOST = Hardware(
+    name="CPU",
+    memory_bandwidth=Constant(20 * GB, _HOST),
+    random_access=Constant(10e-9, _HOST_LATENCY),
+    flops=Constant(1e11, _HOST),
+    node_overhead=Constant(20e-6, _HOST),
+    host_memory_bandwidth=Constant(20 * GB, _HOST),
+    host_random_access=Constant(10e-9, _HOST_LATENCY),
+    copy_bandwidth=Constant(20 * GB, _HOST),
+    # gloo has no reduce-scatter of its own: it sums everything everywhere.
+    link_bandwidth={
+        "all_to_all": Constant(1 * GB, "assumption: gloo over TCP; not measured"),
+        "reduce_scatter": Constant(0.5 * GB, "assumption: gloo over TCP, as a sum on all ranks; not measured"),
+        "all_gather": Constant(1 * GB, "assumption: gloo over TCP; not measured"),
+    },
+    network_bandwidth=Constant(1.25 * GB, "assumption: a network of 10 Gbit/s; not measured"),
+    collective_latency=same_for_all(200e-6, "assumption: gloo over TCP; not measured"),
+    device="cpu",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from recfx.ir.shards import CollectionSharding
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.pricing.planned_tables import PlannedCollection, TableTraits
@@ -41,11 +42,15 @@ def planned_by(
         ConversionError: the same as ``read_plan``.
     """
     sharding = read_plan(collection.tables, plan, 0, world_size, path)
-    fused = optimizer_settings(collection, sharding, None, dense_as_torchrec=False).fused
-    traits = {
-        table.name: TableTraits(
-            collection.weight(table.name).dtype, fused.get(table.name), collection.weight(table.name).requires_grad
-        )
-        for table in collection.tables
-    }
+    traits = traits_of(collection, sharding)
     return PlannedCollection(path, sharding, traits, collection.is_weighted(), max(collection.calls, 1))
+
+
+def traits_of(collection: HashEmbeddingBagCollection, sharding: CollectionSharding) -> dict[str, TableTraits]:
+    """What the plan of some tables of a collection does not say, by table name."""
+    fused = optimizer_settings(collection, sharding, None, dense_as_torchrec=False).fused
+    found = {}
+    for each in sharding.tables:
+        weight = collection.weight(each.table.name)
+        found[each.table.name] = TableTraits(weight.dtype, fused.get(each.table.name), weight.requires_grad)
+    return found

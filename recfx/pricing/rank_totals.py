@@ -55,7 +55,12 @@ class _Rank:
 
 
 def price_step(
-    collections: Sequence[PlannedGraphs], values: Values, hardware: Hardware, rest: Totals | None = None
+    collections: Sequence[PlannedGraphs],
+    values: Values,
+    hardware: Hardware,
+    rest: Totals | None = None,
+    *,
+    with_residents: bool = True,
 ) -> StepPrice:
     """The price of one step on all ranks.
 
@@ -64,6 +69,7 @@ def price_step(
         values: of the batch.
         hardware: of the ranks.
         rest: what else each rank has and does.
+        with_residents: whether to find out what every rank keeps.
     """
     world = max((each.world_size for each in collections), default=1)
     known: dict[Hashable, _Rank] = {}
@@ -76,7 +82,7 @@ def price_step(
     totals = []
     for number, found in enumerate(ranks):
         own = found.totals
-        for each in collections:  # ranks that do the same may keep indexes of different sizes
+        for each in collections if with_residents else ():  # ranks that do the same may keep indexes of different sizes
             own = replace(own, resident=own.resident + each.resident(number))
         totals.append(own if rest is None else own.plus(rest))
     parts = dict.fromkeys((IDS, TABLES, OUTPUT, WIRE), 0.0) | ({DENSE: rest.seconds} if rest is not None else {})

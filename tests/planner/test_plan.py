@@ -162,7 +162,8 @@ def test_replace_placements(device: str, index: int | None, expected: set[str]) 
 
 
 def test_placements_that_cannot_be_replaced() -> None:
-    plan = recfx.plan(Model(), stock(device="cpu"))
+    wanted = {f"p{number}": ParameterConstraints(sharding_types=["table_wise"]) for number in range(3)}
+    plan = recfx.plan(Model(), stock(device="cpu"), wanted)
     with pytest.raises(recfx.ConversionError, match="local_world_size") as caught:
         replace_placements(plan, "npu")
     assert caught.value.reason == "unsupported_placement"

@@ -1,0 +1,100 @@
+"""A plan with its price, and with that of the plan that came second."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torchrec.distributed.types import ShardingPlan
+
+from recfx.pricing.cost_text import in_time
+
+
+@dataclass(frozen=True)
+class PlanPrice:
+    """What one plan that was tried would cost.
+
+    Args:
+        seconds: the predicted time of a step.
+        parts: how it is made up: ids, tables, output, wire.
+        types: the sharding type of every table, by ``<collection>.<table>``.
+    """
+
+    seconds: float
+    parts: Mapping[str, float]
+    types: Mapping[str, str]
+
+    def __str__(self) -> str:
+        counts = Counter(self.types.values()).most_common()
+        return ", ".join(f"{count} {name}" for name, count in counts)
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """How a plan was chosen.
+
+    Args:
+        hardware: what times were predicted for.
+        batch_size: samples per rank.
+        tried: the number of different plans that were priced.
+        chosen: the cheapest.
+        runner_up: the cheapest of the others; None if there was no other.
+    """
+
+    hardware: str
+    batch_size: int
+    tried: int
+    chosen: PlanPrice
+    runner_up: PlanPrice | None = None
+
+    def __str__(self) -> str:
+        text = (
+            f"the cheapest of {self.tried} plans: {self.chosen}, {in_time(self.chosen.seconds)} per step predicted for "
+            f"{self.hardware} and {self.batch_size} samples per rank"
+        )
+        other = self.runner_up
+        if other is None:
+            return text + "; no other plan fits."
+        return f"{text}; the runner-up ({other}) takes {in_time(other.seconds)}: {self.why_it_lost()}."
+
+    def why_it_lost(self) -> str:
+        """What the runner-up does in more time, the largest part first."""
+        other = self.runner_up
+        if other is None:
+            return ""
+        more = {part: seconds - self.chosen.parts.get(part, 0.0) for part, seconds in other.parts.items()}
+        listed = sorted(more.items(), key=lambda each: -abs(each[1]))
+        shown = [f"{_WORDS[part]} {_signed(seconds)}" for part, seconds in listed if abs(seconds) > 1e-9]
+        moved = [name for name, kind in other.types.items() if self.chosen.types.get(name) != kind]
+        if not shown:
+            return "it is as fast, and was proposed later"
+        where = f", with {len(moved)} table{'s' if len(moved) > 1 else ''} sharded otherwise" if moved else ""
+        return ", ".join(shown) + where
+
+
+_WORDS = {
+    "ids": "preparing ids",
+    "tables": "hashing and lookups on the slowest rank",
+    "output": "assembling the output",
+    "wire": "collectives",
+    "dense": "the rest of the model",
+    "others": "modules that recfx does not shard",
+}
+
+
+def _signed(seconds: float) -> str:
+    return ("+" if seconds >= 0 else "-") + in_time(abs(seconds))
+
+
+class PricedPlan(ShardingPlan):
+    """TorchRec's plan, which also knows its price.
+
+    Args:
+        plan: as in ``ShardingPlan``.
+        pricing: how it was chosen.
+    """
+
+    def __init__(self, plan: dict[str, object], pricing: Pricing) -> None:
+        super().__init__(plan)
+        self.pricing = pricing

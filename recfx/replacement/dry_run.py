@@ -1,0 +1,59 @@
+"""What a model's collections would become, to look at; the model stays as it is, and no table is allocated."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import nn
+
+from recfx.discovery.classify import CONVERTED, CONVERTIBLE
+from recfx.discovery.discover import Discovery, discover
+from recfx.hashing import HashConfig
+from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.optim.attached import attached_optimizers
+from recfx.replacement.replace_collections import replace_collections
+from recfx.replacement.resize_tables import TableResizing
+
+
+def dry_run(discovery: Discovery) -> dict[int, nn.Module]:
+    """What the convertible collections would become: converted ones around their parameters, by ``id`` of the original.
+
+    Collections whose tables cannot be converted are refused in ``discovery``.
+    """
+    with TableResizing() as resizing:
+        return replace_collections(discovery.of(CONVERTIBLE), HashConfig(), "auto", resizing, keep_refused=True)
+
+
+def as_converted(model: nn.Module) -> dict[str, HashEmbeddingBagCollection]:
+    """Every unsharded collection of ``model`` that is converted or can be, as converted, by each of its paths."""
+    found: dict[str, HashEmbeddingBagCollection] = {}
+    with unchanged(model):
+        discovery = discover(model)
+        replacements = dry_run(discovery)
+    for finding in discovery.findings:
+        collection = replacements.get(id(finding.module), finding.module)
+        if isinstance(collection, HashEmbeddingBagCollection) and finding.status in (CONVERTIBLE, CONVERTED):
+            found |= dict.fromkeys(finding.paths, collection)
+    return found
+
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Undo side effects of looking: modes of ScriptModules, which are never copied, and empty optimizer state."""
+    modes = [(module, module.training) for module in model.modules()]
+    states = [
+        (optimizer.state, weight)
+        for weight in model.parameters()
+        for optimizer in attached_optimizers(weight)
+        if weight not in getattr(optimizer, "state", {weight})
+    ]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            if module.training != training:
+                module.training = training
+        for state, weight in states:  # reading the defaultdict created an entry
+            if weight in state and not state[weight]:
+                del state[weight]

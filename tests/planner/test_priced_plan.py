@@ -1,0 +1,120 @@
+"""Plans are priced by ``recfx.cost``: the cheapest wins, and the report shows the runner-up."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import ShardingPlan
+
+import recfx
+from recfx.planner.priced_plan import PricedPlan
+from recfx.planner.topology import npu_topology
+from tests.sharding.models import Model
+
+# Rows of the 26 tables of a DLRM on Criteo's data, no more than 100,000.
+CRITEO = [
+    *(100_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 100_000, 100_000, 100_000, 10),
+    *(2_209, 11_938, 155, 4, 976, 14, 100_000, 100_000, 100_000, 100_000, 12_973, 108, 36),
+]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def dlrm(dim: int = 16) -> nn.Module:
+    tables = [
+        EmbeddingBagConfig(name=f"t{number}", num_embeddings=rows, embedding_dim=dim, feature_names=[f"f{number}"])
+        for number, rows in enumerate(CRITEO)
+    ]
+    return nn.ModuleDict({"ebc": EmbeddingBagCollection(tables, device=torch.device("meta"))})
+
+
+def types(plan: ShardingPlan) -> Counter[str]:
+    return Counter(table.sharding_type for tables in plan.plan.values() for table in tables.values())
+
+
+@pytest.mark.parametrize("hashing", [None, recfx.HashConfig(dense_rows=0)], ids=["static", "hashed"])
+def test_tables_of_a_dlrm_are_not_cut_by_rows(hashing: recfx.HashConfig | None) -> None:
+    """As TorchRec's own sharders have it, and unlike its estimates with the types that recfx adds on a CPU."""
+    model, topology = recfx.convert(dlrm(), hashing=hashing, verify=False), Topology(2, "cpu")
+    stock = EmbeddingShardingPlanner(topology=topology).plan(model, recfx.sharders())
+    assert types(stock)["row_wise"] > 20
+    assert types(recfx.plan(model, topology)) == {"table_wise": 26}
+
+
+def test_the_plan_is_the_cheapest_of_those_tried() -> None:
+    model, topology = dlrm(), Topology(4, "cuda")
+    plan = recfx.plan(model, topology, batch_size=4096)
+    assert isinstance(plan, PricedPlan)
+    pricing = plan.pricing
+    assert pricing.runner_up is not None
+    assert pricing.tried > 20
+    assert pricing.chosen.seconds < pricing.runner_up.seconds
+    others = {
+        kind: recfx.plan(model, topology, {f"t{n}": ParameterConstraints(sharding_types=[kind]) for n in range(26)})
+        for kind in ("data_parallel", "table_wise", "column_wise")
+    }
+    compared = recfx.compare_plans(model, {"chosen": plan, **others}, topology=topology, B=4096)
+    assert compared.best.name == "chosen"
+    chosen = next(row for row in compared if row.name == "chosen")
+    assert chosen.cost.seconds == pytest.approx(pricing.chosen.seconds)
+    assert dict(chosen.types) == dict(pricing.chosen.types)
+
+
+def test_the_report_shows_the_runner_up_and_why_it_lost() -> None:
+    model = dlrm()
+    plan = recfx.plan(model, Topology(2, "cpu"))
+    (reason,) = [each for each in recfx.explain(model, plan=plan).reasons if each.code == "plan_price"]
+    assert isinstance(plan, PricedPlan)
+    assert reason.message.startswith(f"the plan is the cheapest of {plan.pricing.tried} plans: 26 table_wise, ")
+    assert f"; the runner-up ({plan.pricing.runner_up}) takes " in reason.message
+    assert reason.message.endswith(" sharded otherwise.")
+    assert ": hashing and lookups on the slowest rank +" in reason.message
+
+
+def test_a_plan_without_a_choice_has_no_runner_up() -> None:
+    limits = {f"t{number}": ParameterConstraints(sharding_types=["table_wise"]) for number in range(26)}
+    plan = recfx.plan(dlrm(), Topology(1, "cpu"), limits)
+    assert isinstance(plan, PricedPlan)
+    assert plan.pricing.runner_up is None
+    assert str(plan.pricing).endswith("; no other plan fits.")
+
+
+def test_a_plan_of_a_pod_has_a_price() -> None:
+    plan = recfx.plan(Model(), npu_topology(16))
+    assert isinstance(plan, PricedPlan)
+    assert plan.pricing.hardware == "Ascend 910B"
+    assert plan.pricing.chosen.types.keys() == {
+        f"{path}.{table}" for path, tables in plan.plan.items() for table in tables
+    }
+
+
+def test_a_plan_travels_with_its_price() -> None:
+    plan = recfx.plan(Model(), Topology(2, "cpu"))
+    again = pickle.loads(pickle.dumps(plan))
+    assert again == plan
+    assert again.pricing == plan.pricing
+
+
+def test_tables_that_recfx_does_not_shard_are_rated_as_torchrec_rates_them() -> None:
+    other = EmbeddingCollection(
+        tables=[EmbeddingConfig(name="e", num_embeddings=1000, embedding_dim=64, feature_names=["e"])],
+        device=torch.device("meta"),
+    )
+    model = nn.ModuleDict({"ebc": dlrm()["ebc"], "sequence": other})
+    plan = recfx.plan(model, Topology(2, "cuda"))
+    assert isinstance(plan, PricedPlan)
+    assert plan.pricing.chosen.parts["others"] > 0

@@ -1,0 +1,213 @@
+"""Costs of plans, without processes: they are those of the sharded model, and a thousand ranks are no trouble."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel, row_wise, table_wise
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+
+import recfx
+from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
+from recfx.planner.topology import npu_topology
+from recfx.pricing.hardware import CPU_HOST, H100
+from tests.builders.optimizers import attach
+from tests.sharding.models import Model
+from tests.sharding.ranks import ranks
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def plan_of(model: nn.Module, path: str, world_size: int, kinds: dict[str, Any]) -> ShardingPlan:
+    """A plan as TorchRec makes it."""
+    collection = recfx.convert(model, verify=False).get_submodule(path)
+    module_plan = construct_module_sharding_plan(
+        collection,
+        kinds,
+        sharder=HashEmbeddingBagCollectionSharder(),
+        local_size=min(world_size, 8),
+        world_size=world_size,
+        device_type="cpu",
+    )
+    return ShardingPlan({path: module_plan})
+
+
+def many_tables(count: int, rows: int = 4096) -> nn.Module:
+    tables = [
+        EmbeddingBagConfig(name=f"t{number}", num_embeddings=rows, embedding_dim=16, feature_names=[f"f{number}"])
+        for number in range(count)
+    ]
+    return nn.ModuleDict({"ebc": EmbeddingBagCollection(tables, device=torch.device("meta"))})
+
+
+def planned_and_sharded(rank: int, world_size: int) -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    model = Model("cpu", rows=100)
+    for path in ("plain", "own"):
+        attach(model.get_submodule(path), "adagrad")
+    plan = recfx.plan(model, Topology(world_size, "cpu"))
+    before = recfx.cost(model, CPU_HOST, plan=plan)
+    sharded = recfx.convert(model, plan=plan, env=ShardingEnv.from_process_group(dist.group.WORLD), verify=False)
+    after = recfx.cost(sharded, CPU_HOST)
+    own = after.at(64, L=3)
+    planned = before.at(64, L=3)
+    return (
+        ([node.name for node in before.nodes], [node.name for node in after.nodes] if rank == 0 else None),
+        (planned.ranks, planned.seconds),
+        (own.ranks, own.seconds),
+        (planned.ranks[rank].wire_bytes, planned.ranks[rank].resident),
+        (own.totals.wire_bytes, own.totals.resident),
+    )
+
+
+def test_a_plan_costs_what_the_sharded_model_costs() -> None:
+    for names, planned, sharded, expected, found in ranks(2).run(planned_and_sharded):
+        assert names[1] is None or names[0] == names[1]
+        assert planned == sharded
+        assert expected == found
+
+
+def test_the_model_stays_as_it_is() -> None:
+    model = Model()
+    kinds = {name: type(module) for name, module in model.named_modules()}
+    recfx.cost(model, Topology(4, "cuda"))
+    assert {name: type(module) for name, module in model.named_modules()} == kinds
+
+
+def test_a_model_that_is_not_converted_is_priced_as_if_it_were() -> None:
+    model = Model("cpu", rows=50)
+    expected = recfx.cost(recfx.convert(model), H100).at(32)
+    assert recfx.cost(model, H100).at(32).totals == expected.totals
+
+
+def test_a_topology_plans_the_model() -> None:
+    cost = recfx.cost(Model(), npu_topology(8))
+    assert (cost.world_size, cost.rank, cost.device) == (8, 0, "npu")
+    at = cost.at(1024, L=2)
+    assert len(at.ranks) == 8
+    assert at.imbalance >= 1
+    assert at.seconds == pytest.approx(sum(at.step.parts.values()))
+    assert at.seconds >= max(rank.seconds for rank in at.ranks) * 0.5
+
+
+def test_other_numbers_of_ranks() -> None:
+    cost = recfx.cost(Model(), npu_topology(8))
+    assert cost.at(W=16).world_size == 16
+    assert cost.at(W=8).world_size == 8
+    sweep = cost.sweep([1, 2, 16], B=256)
+    assert [row.world_size for row in sweep] == [1, 2, 16]
+    assert [len(row.ranks) for row in sweep] == [1, 2, 16]
+    assert [each["world_size"] for each in json.loads(sweep.to_json())["sweep"]] == [1, 2, 16]
+    assert len(str(sweep).splitlines()) == 5
+
+
+def test_more_samples_and_ids_take_longer_and_ranks_send_more() -> None:
+    cost = recfx.cost(Model(), Topology(4, "cuda"))
+    small, large = cost.at(128, L=1), cost.at(1024, L=4)
+    assert large.seconds > small.seconds
+    assert large.totals.wire_bytes > 7 * small.totals.wire_bytes
+
+
+def test_plans_side_by_side() -> None:
+    model = many_tables(8)
+    spread = plan_of(model, "ebc", 4, {f"t{n}": table_wise(rank=n % 4) for n in range(8)})
+    heaped = plan_of(model, "ebc", 4, {f"t{n}": table_wise(rank=0) for n in range(8)})
+    copied = plan_of(model, "ebc", 4, {f"t{n}": data_parallel() for n in range(8)})
+    compared = recfx.compare_plans(
+        model, {"spread": spread, "heaped": heaped, "copied": copied}, topology=CPU_HOST, world_size=4, B=2048, L=10
+    )
+    cost = {row.name: row.cost for row in compared}
+    assert compared.best.name == "spread"
+    assert cost["heaped"].imbalance > 2
+    assert cost["spread"].imbalance == pytest.approx(1)
+    assert cost["copied"].ranks[3].resident_bytes == 4 * cost["spread"].ranks[3].resident_bytes
+    assert cost["heaped"].ranks[3].resident_bytes == 0
+    lines = str(compared).splitlines()
+    assert len(lines) == 5
+    assert [line.split()[0] for line in lines[2:]] == ["*", "heaped", "copied"]
+    data = json.loads(compared.to_json())
+    assert (data["best"], [plan["name"] for plan in data["plans"]]) == ("spread", ["spread", "heaped", "copied"])
+
+
+def test_a_thousand_ranks_without_processes() -> None:
+    model = many_tables(26)
+    plans = [
+        plan_of(model, "ebc", 1024, {f"t{n}": kind(n) for n in range(26)})
+        for kind in (lambda n: row_wise(), lambda n: table_wise(rank=n), lambda n: data_parallel())
+    ]
+    compared = recfx.compare_plans(model, plans, topology=npu_topology(1024))
+    for row in compared:
+        assert len(row.cost.ranks) == 1024
+    rows, tables, copies = (sum(rank.resident.weights for rank in row.cost.ranks) for row in compared)
+    assert rows == tables == 26 * 4096 * 16 * 4
+    assert copies == 1024 * rows
+
+
+def test_a_thousand_tables() -> None:
+    """Every table is looked at a few times, whatever their number: work per table does not grow with it."""
+    visits: list[int] = []
+    for count in (250, 1000):
+        model = many_tables(count)
+        plan = plan_of(model, "ebc", 8, {f"t{n}": table_wise(rank=n % 8) for n in range(count)})
+        found = recfx.cost(model, H100, plan=plan)
+        at = found.at(1024)
+        assert len(at.ranks) == 8
+        assert sum(rank.resident.weights for rank in at.ranks) == count * 4096 * 16 * 4
+        visits.append(_calls(lambda found=found: found.at(1024)))
+    assert visits[1] < 6 * visits[0]
+
+
+def _calls(function: Any) -> int:
+    """How many functions it calls."""
+    import cProfile
+    import pstats
+
+    profile = cProfile.Profile()
+    profile.runcall(function)
+    return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("plans", "reason"),
+    [
+        ([], "invalid_argument"),
+        ({}, "invalid_argument"),
+        ("plan", "invalid_argument"),
+        ([None], "invalid_argument"),
+        (["plan"], "invalid_argument"),
+        ([ShardingPlan({"other": {}})], "plan_unknown_collection"),
+        ([ShardingPlan({})], "plan_missing_collection"),
+    ],
+)
+def test_refuses_what_is_no_plan_of_the_model(plans: Any, reason: str) -> None:
+    with pytest.raises(recfx.ConversionError) as caught:
+        recfx.compare_plans(many_tables(2), plans)
+    assert caught.value.reason == reason
+
+
+def test_refuses_to_plan_a_graph_or_a_number_that_is_none() -> None:
+    model = recfx.convert(nn.ModuleDict({"ebc": many_tables(2)["ebc"]}))
+    graph = model["ebc"].graph_module
+    with pytest.raises(recfx.ConversionError) as caught:
+        recfx.cost(graph, plan=ShardingPlan({}))
+    assert caught.value.reason == "already_sharded"
+    with pytest.raises(recfx.ConversionError) as caught:
+        recfx.cost(graph).at(W=4)
+    assert caught.value.reason == "already_sharded"
+    with pytest.raises(recfx.InputError) as refused:
+        recfx.cost(model, Topology(2, "cpu")).at(W=0)
+    assert refused.value.reason == "invalid_argument"
