@@ -109,7 +109,7 @@ def _as_it_is(
         raise _no_collection()
     rank, world_size = _ranks(model)
     planned = tuple(planned_as_sharded(each) for each in collections if each.is_sharded)
-    return _cost(nodes, model, topology, planned, rank, world_size, again)
+    return _cost(nodes, model, topology, _device(model), planned, rank, world_size, again)
 
 
 def _as_planned(
@@ -132,7 +132,7 @@ def _as_planned(
         for each_collection in collections:
             reader.residents.of_dense(each_collection)  # counted above
         nodes.append(reader.dense("dense", model))
-    return _cost(nodes, model, topology, planned, 0, world_size, again)
+    return _cost(nodes, model, topology, device, planned, 0, world_size, again)
 
 
 def planned_collections(
@@ -179,6 +179,7 @@ def _cost(
     nodes: list[NodeCost],
     model: nn.Module,
     topology: AnyTopology | Hardware | None,
+    device: str,
     planned: tuple[PlannedCollection, ...],
     rank: int,
     world_size: int,
@@ -191,7 +192,7 @@ def _cost(
         world_size=world_size,
         rank=rank,
         trains=model.training,
-        device=_device_of(topology, model),
+        device=device,
         hardware_of=_hardware(topology, model),
         planned=planned,
         again=again,
