@@ -42,7 +42,7 @@ ifeq ($(INSTALL),)
 $(error HOST=$(HOST) is none of cpu, npu, cuda)
 endif
 
-.PHONY: help setup demo test check mutants tsan bench serve serve-sanitized serve-soak lint format ascend clean
+.PHONY: help setup demo test check mutants tsan bench serve serve-sanitized serve-soak picture lint format ascend clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -80,6 +80,9 @@ serve-soak: setup ## ten minutes of load on the C++ server, with newer files and
 
 mutants: setup ## put small faults into the code, one at a time: do the tests notice nine in ten of a sample?
 	@$(BIN)/python -m tests.mutants $(MUTANTS_FLAGS) $(MUTANTS)
+
+picture: setup ## make the screenshot in the README again; needs Chromium
+	@$(BIN)/python -m tests.drawing.picture examples/draw.png
 
 lint: $(INSTALLED) ## ruff, mypy, and clang-format for the C++ sources
 	@$(call say,"clang-format")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -82,10 +83,15 @@ def test_no_test_imports_another_test() -> None:
 
 
 def test_the_repository_holds_text_alone() -> None:
-    """A wheel, an archive or a checkpoint that was left behind would be in every clone for good."""
+    """A wheel, an archive or a checkpoint that was left behind would be in every clone for good.
+
+    The small pictures that the README shows are the exception.
+    """
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
     files = [ROOT / name for name in listed.split("\0") if name]
-    binary = [str(path.relative_to(ROOT)) for path in files if path.is_file() and b"\0" in path.read_bytes()]
-    assert not binary, "\n".join(binary)
+    binary = {str(path.relative_to(ROOT)) for path in files if path.is_file() and b"\0" in path.read_bytes()}
+    pictures = set(re.findall(r"!\[[^]]+\]\(([\w/.]+\.png)\)", (ROOT / "README.md").read_text()))
+    assert not binary - pictures, "\n".join(binary - pictures)
+    assert [name for name in pictures if not 0 < (ROOT / name).stat().st_size < 200_000] == []

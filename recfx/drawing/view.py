@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from recfx.drawing.drawing import CALL, INPUT, ITEM, OUTPUT, Drawing, DrawnCollection, DrawnNode, DrawnStep
+from recfx.drawing.drawing import CALL, DENSE, INPUT, ITEM, OUTPUT, Drawing, DrawnCollection, DrawnNode, DrawnStep
 
 STACK_FROM = 6
 """So many like nodes of a collection are drawn as one stack."""
@@ -61,9 +61,15 @@ class _View:
         self.view = View()
         self.takers: dict[str, list[str]] = {}  # the boxes that take the inputs of a call
         self.givers: dict[str, tuple[str, str]] = {}  # the box that gives a call's value, and the value's shape
+        stack_of = _outer_stacks(drawing.nodes)
         for node in drawing.nodes:
             if node.kind == CALL:
                 self.add_call(node)
+            elif node.name in stack_of:
+                first, count = stack_of[node.name]
+                self.givers[node.name], self.takers[node.name] = (first, ""), [first]
+                if node.name == first:
+                    self.view.add(Box(first, (_count(count, _short(node), times=True),), node.stage))
             else:
                 self.view.add(Box(node.name, (_short(node),), node.stage))
         for node in drawing.nodes:
@@ -127,6 +133,17 @@ class _View:
             leave = f"{call.name}/output"
             self.view.add(Box(leave, ("KeyedTensor",), "io", call.name))
             self.view.arrows[(box_of[step.giver][0], leave)] = shapes.get(step.giver, "")
+
+
+def _outer_stacks(nodes: tuple[DrawnNode, ...]) -> dict[str, tuple[str, int]]:
+    """For nodes of the model that do alike things with the same inputs, such as to take out one feature each: the first
+    of them, and how many they are.
+    """
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for node in nodes:
+        if node.kind == DENSE:
+            groups.setdefault((re.sub(r"'[^']*'|\d+", "", _short(node)), *node.inputs), []).append(node.name)
+    return {name: (names[0], len(names)) for names in groups.values() if len(names) >= STACK_FROM for name in names}
 
 
 def _stacks(call: str, step: DrawnStep) -> dict[str, tuple[str, int]]:

@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, PoolingType
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
+from torchrec.models.dlrm import DLRM
 
 import recfx
 from recfx import HashConfig
+from tests.drawing import picture
 from tests.inspect.models import Towers, config, dlrm
 from tests.support.browser import Page
+from tests.support.fake_group import fake_group
 
 RAW = HashConfig(dense_rows=0)
 PREFIX = "sparse_arch_embedding_bag_collection"
@@ -231,7 +235,7 @@ def test_a_screen_reader_is_told_everything(page: Page, tmp_path: Path) -> None:
     lookup = f"hash_lookup, 2 tables, kernel cpu, shape [B, 16], {PREFIX}_hash_lookup"
     assert lookup in buttons
     assert ("slider", "Graph after pass") in heard
-    assert ("searchbox", "Find a table, feature, node or collection") in heard
+    assert ("searchbox", "Find a table, feature or node") in heard
     assert ("region", f"{PREFIX}_hash_lookup") not in heard
     assert ("heading", "The same graph as a list") in heard
     assert f"{PREFIX}_mean_divide" in buttons  # in the list
@@ -273,6 +277,57 @@ def luminance(colour: str) -> float:
     parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_zoom(page: Page, tmp_path: Path) -> None:
+    opened(page, whole(), tmp_path)
+    width = "document.querySelector('#after svg').width.baseVal.value"
+    before = page.run(width)
+    page.click("#zoom-in")
+    assert page.run(width) == pytest.approx(1.25 * before, rel=1e-3)
+    page.click("#zoom-fit")
+    canvas = "document.getElementById('after')"
+    assert page.run(f"{canvas}.scrollHeight <= {canvas}.clientHeight && {canvas}.scrollWidth <= {canvas}.clientWidth")
+
+
+def test_many_like_nodes_of_the_model_are_one_stack(page: Page, tmp_path: Path) -> None:
+    """TorchRec's DLRM takes out one feature after the other."""
+    count = 20
+    model = DLRM(EmbeddingBagCollection([config(each, rows=10, dim=4) for each in range(count)]), 4, [8, 4], [4, 1])
+    ids = KeyedJaggedTensor(
+        [f"f{each}" for each in range(count)], torch.zeros(count).long(), lengths=torch.ones(count).int()
+    )
+    converted = recfx.convert(model, (torch.rand(1, 4), ids), verify=False, whole_graph=True)
+    opened(page, converted, tmp_path)
+    assert "▸ 20 x to_dict['f0']" in boxes(page)
+    page.click(AFTER.format("20 x to_dict"))
+    assert texts(page, "#details-title") == ["20 nodes: to_dict['f0']"]
+    page.click("#details button")
+    assert "to_dict['f19']" in boxes(page)
+    recfx.draw(converted, tmp_path / "model.dot")
+    assert "20 x to_dict['f0']" in (tmp_path / "model.dot").read_text()
+    assert page.complaints == []
+
+
+def test_a_sharded_model(page: Page, tmp_path: Path) -> None:
+    with fake_group(3, picture.RANKS):
+        opened(page, picture.sharded(), tmp_path)
+    assert "rank 3 of 8" in page.run("document.querySelector('header').textContent")
+    shown = boxes(page)
+    dist = ["bucketize", "input_dist_start", "input_dist_wait", "output_dist_start", "output_dist_wait"]
+    assert set(shown) >= {"select_features", "hash_lookup", "keyed_tensor", *dist}
+    assert {"ids_in_flight", "dist_context", "[B, 64]"} <= set(texts(page, "#after g.edge text"))
+    page.click("#after [aria-label*='input_dist_start']")
+    found = details(page)
+    assert "all_to_all" in found["sends"]
+    assert found["stage"] == "dist: between ranks"
+    assert "bytes sent" in found["cost"]
+    assert found["touched by"] == "insert_dist"
+    assert "tests/drawing/picture.py:" in found["source"]
+    page.run("goTo(data.steps.indexOf('insert_dist'))")
+    page.click("#after [aria-label*='lookup, 1 table']")
+    assert details(page)["touched by"] == "expand_collection → insert_dist"
+    assert page.complaints == []
 
 
 def test_a_model_that_is_not_converted(page: Page, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ const state = {
   unstacked: new Set(), // stacks that are drawn one by one
   selected: null, // the key of a box
   found: new Set(), // keys of boxes that the search has found
-  zoom: 1,
+  zoom: { before: 1, after: 1 },
 };
 const views = { before: null, after: null };
 
@@ -91,6 +91,18 @@ function itemLabel(item, collection) {
   return item.name.startsWith(prefix) ? item.name.slice(prefix.length) : item.name;
 }
 
+/** Nodes of the model that do alike things with the same inputs, such as to take out one feature each, by stack. */
+function outerStacks() {
+  const groups = new Map();
+  for (const node of outer) {
+    if (node.kind !== "dense") continue;
+    const key = [shortLine(node).replace(/'[^']*'|\d+/g, ""), ...(node.inputs ?? [])].join(" ");
+    groups.set(key, [...(groups.get(key) ?? []), node]);
+  }
+  const stacked = [...groups].filter(([key, nodes]) => nodes.length >= data.stackFrom && !state.unstacked.has(key));
+  return new Map(stacked.flatMap(([key, nodes]) => nodes.map((node) => [node, key])));
+}
+
 // --- views: the boxes and arrows of a step
 
 class View {
@@ -102,8 +114,10 @@ class View {
     this.takers = new Map();
     this.givers = new Map();
     this.collapse = collapse;
+    const stacks = outerStacks();
     for (const node of outer) {
       if (node.kind === "call") this.addCall(node);
+      else if (stacks.has(node)) this.addToStack(stacks.get(node), node);
       else this.add({ key: node.name, lines: [shortLine(node)], stage: node.stage, nodes: [node] });
     }
     for (const node of outer) {
@@ -122,6 +136,16 @@ class View {
     if (!this.boxes.has(tail) || !this.boxes.has(head)) return;
     const key = `${tail}\n${head}`;
     if (!this.arrows.has(key)) this.arrows.set(key, { tail, head, label });
+  }
+
+  addToStack(key, node) {
+    this.givers.set(node.name, [key, ""]);
+    this.takers.set(node.name, [key]);
+    const known = this.boxes.get(key);
+    if (known) known.nodes.push(node);
+    else this.add({ key, lines: [""], stage: node.stage, nodes: [node] });
+    const { nodes, lines } = this.boxes.get(key);
+    lines[0] = `▸ ${nodes.length.toLocaleString("en")} x ${shortLine(nodes[0])}`;
   }
 
   addCall(call) {
@@ -294,8 +318,8 @@ function resize(side) {
   const view = views[side];
   const svg = byId(side).querySelector("svg");
   if (!svg) return;
-  svg.setAttribute("width", view.width * state.zoom);
-  svg.setAttribute("height", view.height * state.zoom);
+  svg.setAttribute("width", view.width * state.zoom[side]);
+  svg.setAttribute("height", view.height * state.zoom[side]);
 }
 
 function mark() {
@@ -444,19 +468,20 @@ function showNode(node, call) {
 function showStack(box) {
   const [first] = box.nodes;
   const group = box.key;
-  show(`${counted(box.nodes.length, "node")}: ${first.kind}`, [
+  const collection = box.call ? collectionOf(box.call) : null;
+  show(`${counted(box.nodes.length, "node")}: ${collection ? first.kind : shortLine(first)}`, [
     facts([
       ["kind", first.kind],
       ["stage", STAGES[first.stage]],
-      ["source", code(first.source || collectionOf(box.call).sources[0])],
-      ["collection", code(labelOf(collectionOf(box.call)))],
+      ["source", code(first.source || collection?.sources[0])],
+      ["collection", collection ? code(labelOf(collection)) : ""],
       ["kernel", first.kernel],
     ]),
     button("Draw them one by one", () => {
       state.unstacked.add(group);
       redraw();
     }),
-    button("Collapse their collection", () => toggleCall(box.call, false)),
+    ...(collection ? [button("Collapse their collection", () => toggleCall(box.call, false))] : []),
     element(
       "ul",
       {},
@@ -653,18 +678,23 @@ function setTheme(dark) {
   byId("theme").setAttribute("aria-pressed", String(dark));
 }
 
+const shownViews = () => Object.values(views).filter((view) => view !== null);
+
 function zoomBy(factor) {
-  state.zoom = Math.min(Math.max(state.zoom * factor, 0.1), 4);
-  for (const side of Object.keys(views)) if (views[side]) resize(side);
+  for (const { side } of shownViews()) {
+    state.zoom[side] = Math.min(Math.max(state.zoom[side] * factor, 0.1), 4);
+    resize(side);
+  }
 }
 
-/** Show the whole graph, unless that would make it smaller than `least`. */
+/** Show whole graphs, unless that would make them smaller than `least`. */
 function fit(least) {
-  const view = views.after ?? views.before;
-  const canvas = byId(view.side);
-  const room = Math.min((canvas.clientWidth - 16) / view.width, (canvas.clientHeight - 16) / view.height);
-  state.zoom = 1;
-  zoomBy(Math.min(Math.max(room, least), 1));
+  for (const { side, width, height } of shownViews()) {
+    const { clientWidth, clientHeight } = byId(side);
+    const room = Math.min((clientWidth - 16) / width, (clientHeight - 16) / height);
+    state.zoom[side] = Math.min(Math.max(room, least), 1);
+    resize(side);
+  }
 }
 
 async function start() {
@@ -672,7 +702,7 @@ async function start() {
   setTheme(system.matches);
   system.addEventListener("change", (event) => setTheme(event.matches));
   byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
-  const legend = Object.entries(STAGES).map(([stage, text]) => element("li", { class: `swatch-${stage}` }, text));
+  const legend = Object.entries(STAGES).map(([stage, text]) => element("li", { class: `swatch-${stage}`, title: text }, text.split(":")[0]));
   byId("legend").append(...legend, element("li", { class: "touched" }, "touched by this pass"));
   [viz] = await Promise.all([Viz.instance(), load()]);
   document.querySelector("main").classList.toggle("only-before", data.steps.length === 1);
