@@ -1,4 +1,4 @@
-"""``python -m recfx graph``: the rewritten graph of each collection, after any pass."""
+"""``python -m recfx graph``: the rewritten graph of each collection, after any pass, or what passes changed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from recfx.commandline.command import Command, Outcome, WrongUsage, add_conversi
 from recfx.commandline.factory import Made
 from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.explain import explain
+from recfx.inspect.step_diff import diff_steps
 from recfx.inspect.wording import name_of
 
 GRAPH_VERSION = "1"
@@ -18,11 +19,23 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     parser.add_argument("--collection", metavar="NAME", help="only this one, by its fully qualified name")
     parser.add_argument("--after", metavar="PASS", help="after this pass instead of the last one")
+    parser.add_argument(
+        "--diff",
+        nargs=2,
+        metavar="STEP",
+        help="what changed between two steps, each the name of a pass, or 'before'; of all collections",
+    )
     add_conversion(parser)
 
 
 def _run(given: argparse.Namespace, made: Made) -> Outcome:
-    report = explain(converted(given, made))
+    model = converted(given, made)
+    if given.diff is not None:
+        if given.after is not None or given.collection is not None:
+            raise WrongUsage("--diff is about all collections, and has steps of its own: leave out the other options")
+        changed = diff_steps(model, *given.diff)
+        return Outcome(json.dumps({"version": GRAPH_VERSION, "diff": changed}) if given.json else changed.rstrip("\n"))
+    report = explain(model)
     collections = [one for one in report.collections if one.passes]
     if given.collection is not None:
         wanted = "" if given.collection == name_of("") else given.collection
@@ -59,8 +72,9 @@ def _plain(collection: CollectionReport, after: str | None) -> dict[str, object]
 COMMAND = Command(
     name="graph",
     help="the rewritten graph of each collection",
-    description="Print the graph that each collection is rewritten to, one node per line.",
-    example="graph model.py:make_model --after insert_hash",
+    description="Print the graph that each collection is rewritten to, one node per line, or what changed between two "
+    "passes.",
+    example="graph model.py:make_model --diff before lower",
     add_arguments=_add_arguments,
     run=_run,
 )

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from recfx import convert
+from recfx import HashConfig, convert
 from recfx.commandline.main import COMMANDS, _parser, main
+from recfx.inspect import diff_steps
 from recfx.inspect.explain import explain
 from tests.inspect.models import dlrm
 
@@ -32,6 +33,18 @@ def test_the_graph_is_that_of_the_report(capsys: pytest.CaptureFixture[str]) -> 
     assert [one["paths"] for one in found["collections"]] == [[DLRM]]
     assert found["collections"][0]["graph"] == passes[-1].graph
     assert [one["name"] for one in found["collections"][0]["passes"]] == [one.name for one in passes]
+
+
+def test_what_passes_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["graph", f"{MODELS}:dlrm", "--raw-ids", "--diff", "expand_collection", "insert_hash"]
+    expected = diff_steps(convert(dlrm()[0], hashing=HashConfig(dense_rows=0)), "expand_collection", "insert_hash")
+    assert "+sparse_arch_embedding_bag_collection_hash_ids = " in expected
+    assert main(command) == 0
+    assert capsys.readouterr().out == expected
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"version": "1", "diff": expected}
+    assert main(["graph", f"{MODELS}:dlrm", "--diff", "before", "afterwards"]) == 1
+    assert "[unknown_step]" in capsys.readouterr().err
 
 
 def test_graphs_of_several_collections(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,6 +121,7 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["explain"], "module:factory"),
         (["graph", f"{MODELS}:dlrm", "--after", "fusion"], "there is no pass 'fusion'; there are: expand_collection, "),
         (["graph", f"{MODELS}:dlrm", "--collection", "x"], f"no converted collection 'x'; there are: {DLRM}"),
+        (["graph", f"{MODELS}:dlrm", "--diff", "before", "lower", "--after", "lower"], "leave out the other options"),
         (["verify", f"{MODELS}:only_model"], "only_model returns no sample"),
         (["verify", f"{MODELS}:converted_dlrm"], "converted_dlrm returns a converted model"),
         (["draw", f"{MODELS}:only_model", "x.dot", "--whole-graph"], "only_model returns no sample"),
