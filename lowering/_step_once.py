@@ -10,12 +10,13 @@ checkpointing.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from recfx.lowering._profiler_ranges import STEP, is_profiling, later_range, running_node
 from recfx.optim.fused_optimizer import FusedOptimizer
 
 
@@ -110,9 +111,14 @@ Triggers = list[tuple[Trigger, tuple[int, ...]]]  # each with the positions of t
 
 
 class StepOnce:
-    """The fused step of one lookup."""
+    """The fused step of one lookup.
+
+    Attributes:
+        node: name of the graph node that ran the lookup last, if a profiler recorded it.
+    """
 
     def __init__(self) -> None:
+        self.node = ""
         self._weights: list[int] = []
         self._triggers: Triggers = []
 
@@ -122,10 +128,16 @@ class StepOnce:
         Args:
             weights: the lookup's tables.
         """
+        self.note_node()
         identities = list(map(id, weights))
         if identities != self._weights:
             self._weights, self._triggers = identities, self._find(weights)
         return self._triggers
+
+    def note_node(self) -> None:
+        """Called in the forward: learn the name under which profiles show the backward and the step."""
+        if is_profiling():
+            self.node = running_node()
 
     def _find(self, weights: list[torch.Tensor]) -> Triggers:
         """One trigger for all tables, except that a table which another lookup reads as well keeps its trigger."""
@@ -173,6 +185,13 @@ def _step(parts: list[tuple[GradientPart, tuple[int, ...]]]) -> None:
     lookups: dict[StepOnce, list[GradientPart]] = {}
     for part, _ in parts:
         lookups.setdefault(part.lookup, []).append(part)
+    with later_range(parts[0][0].lookup.node, STEP):
+        _step_lookups(parts, lookups)
+
+
+def _step_lookups(
+    parts: list[tuple[GradientPart, tuple[int, ...]]], lookups: Mapping[StepOnce, list[GradientPart]]
+) -> None:
     read = [weight for (first, *_) in lookups.values() for weight in map(id, first.weights)]
     alike = all(_same(part.weights, others[0].weights) for others in lookups.values() for part in others)
     if alike and len(read) == len(set(read)) and all(len(tables) == len(part.weights) for part, tables in parts):

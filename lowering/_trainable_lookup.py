@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.autograd.function import once_differentiable
 
+from recfx.lowering._profiler_ranges import BACKWARD, later_range
 from recfx.lowering._step_once import StepOnce, Triggers, leaf_gradients, leave_for_step, leaves
 from recfx.lowering._trained_batch import TrainedBatch, gradients_of_table, joined
 from recfx.lowering.registry import LookupSpec
@@ -82,6 +83,7 @@ class TrainableLookup:
         arguments: list[torch.Tensor] = []
         triggers: Triggers = []
         if torch.is_grad_enabled():
+            self._once.note_node()
             if self.optimizers[0] is None:
                 arguments = list(weights)
             elif any(weight.requires_grad for weight in weights):
@@ -145,6 +147,11 @@ class _TableBatchedLookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        with later_range(ctx.step[0].node, BACKWARD):
+            return _TableBatchedLookup._backward(ctx, grad_output)
+
+    @staticmethod
+    def _backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         trainable: TrainableLookup = ctx.trainable
         once, triggers = ctx.step
         if grad_output is None:  # there is no gradient; zeros instead would cause a step

@@ -19,6 +19,7 @@ from recfx.kernels import (
     row_initialization_reference,
 )
 from recfx.kernels.embedding_bag import embedding_bag, per_sample_weight_gradients, row_gradients
+from recfx.lowering._profiler_ranges import BACKWARD, later_range
 from recfx.lowering._step_once import StepOnce, Triggers, leaf_gradients, leave_for_step, leaves, step_by_weight
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 
@@ -145,6 +146,11 @@ class _FusedLookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        with later_range(ctx.step[0].node, BACKWARD):
+            return _FusedLookup._backward(ctx, grad_output)
+
+    @staticmethod
+    def _backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         once, triggers = ctx.step
         if grad_output is None:  # there is no gradient; zeros instead would cause a step
             return (None, None, None, None, None, *leaf_gradients(triggers))

@@ -6,6 +6,7 @@ alone, and under torchrun.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -214,6 +215,18 @@ def test_explore_sharding_under_torchrun() -> None:
     assert_ended_well(finished)
     assert "large_1    (2048, 64)  rows 2048..4095 columns 0..63" in finished.stdout
     assert "ebc_bucketize = bucketize(ebc_select_features)" in finished.stdout
+
+
+def test_profile_step(tmp_path: Path) -> None:
+    trace = tmp_path / "step.json"
+    finished = run_example("profile_step", "--smoke", "--trace", str(trace))
+    assert_ended_well(finished)
+    (line,) = [line for line in finished.stdout.splitlines() if "_hash_lookup" in line]
+    node, *numbers = line.replace(" ms", "").split()
+    assert len(numbers) == 6  # forward, backward, step, all of them, predicted, ratio
+    assert float(numbers[3]) == pytest.approx(sum(map(float, numbers[:3])), abs=0.002)
+    names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {node, f"{node} (backward)", f"{node} (step)"} <= names
 
 
 @pytest.mark.parametrize("processes", [0, 2])

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import profiler
 
+from recfx.lowering._profiler_ranges import forward_range, is_profiling
 from recfx.nodes.fx_leaf import FxLeaf
 
 
@@ -36,7 +36,7 @@ class NodeModule(FxLeaf):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return opaque(super().__call__, *args, **kwargs)
-        if not profiler._is_profiler_enabled:
+        if not is_profiling():
             return super().__call__(*args, **kwargs)
-        with torch.profiler.record_function(self.label):
+        with forward_range(self.label):
             return super().__call__(*args, **kwargs)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 from torchrec import KeyedJaggedTensor
 
 import recfx
+from recfx.lowering import _profiler_ranges
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table
+from tests.builders.optimizers import attach
 
 
 class Model(torch.nn.Module):
@@ -32,3 +35,32 @@ def test_profiler_ranges_are_node_names() -> None:
         "sparse_ebc_keyed_tensor",
     }
     assert names <= {event.key for event in profiled.key_averages()}
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_the_backward_and_the_step_have_the_node_s_name(backend: str) -> None:
+    model = Model()
+    attach(model, torch.optim.SGD, lr=0.1)
+    converted = recfx.convert(model, backend=backend)
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        for _ in range(2):
+            converted(one_bag(1, 2)).sum().backward()
+    counts = {event.key: event.count for event in profiled.key_averages() if event.key.startswith("sparse_ebc_lookup")}
+    assert counts == {"sparse_ebc_lookup": 2, "sparse_ebc_lookup (backward)": 2, "sparse_ebc_lookup (step)": 2}
+
+
+def test_a_lookup_without_an_optimizer_has_a_backward_alone() -> None:
+    converted = recfx.convert(Model(), backend="cpu")
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        converted(one_bag(1, 2)).sum().backward()
+    found = {event.key for event in profiled.key_averages() if event.key.startswith("sparse_ebc_lookup")}
+    assert found == {"sparse_ebc_lookup", "sparse_ebc_lookup (backward)"}
+
+
+def test_there_are_no_ranges_without_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    attach(model, torch.optim.SGD, lr=0.1)
+    converted = recfx.convert(model)
+    monkeypatch.setattr(torch.profiler, "record_function", lambda name: pytest.fail(f"a range {name}"))
+    converted(one_bag(1, 2)).sum().backward()
+    assert _profiler_ranges.running_node() == ""
