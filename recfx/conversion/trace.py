@@ -10,6 +10,7 @@ from recfx.conversion.convert import convert
 from recfx.conversion.whole_graph import build_whole_graph, sample_failed
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.whole_graph import WholeGraph, check_modes
+from recfx.record.conversion import attach_conversion, conversion_of
 from recfx.record.wrappers import unwrap
 from recfx.tracing.sample import Sample
 
@@ -42,4 +43,5 @@ def trace(model: nn.Module, sample: Any) -> fx.GraphModule:
         raise sample_failed(traced.not_compared)
     check_modes(converted, converted.training, traced.entered)
     traced.graph_module.meta["recfx_rollbacks"] = traced.rollbacks
+    attach_conversion(traced.graph_module, conversion_of(converted))
     return traced.graph_module

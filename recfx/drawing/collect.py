@@ -12,16 +12,16 @@ from recfx.discovery.classify import CONVERTED, Finding
 from recfx.discovery.discover import discover
 from recfx.drawing.calls import Call, find_calls
 from recfx.drawing.costs import Costs, costs_of
-from recfx.drawing.drawing import CALL, DENSE, INPUT, OUTPUT, Drawing, DrawnCollection, DrawnNode
+from recfx.drawing.drawing import CALL, DENSE, INPUT, OUTPUT, Drawing, DrawnCollection, DrawnNode, DrawnTable
 from recfx.drawing.steps import drawn_steps
 from recfx.drawing.tables import drawn_tables
 from recfx.errors import DrawingError
-from recfx.ir.meta import SourceLocation
 from recfx.ir.printer import format_node
+from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.whole_graph import WholeGraph
 from recfx.passes.base import BEFORE, PASSES_KEY, PassRecord
-from recfx.record.conversion import conversion_of
+from recfx.record.conversion import Found, conversion_of
 from recfx.record.wrappers import unwrap
 from recfx.tracing.shallow_tracer import source_of
 from recfx.version import __version__
@@ -39,9 +39,9 @@ def collect(subject: nn.Module) -> Drawing:
     if isinstance(graph_module, fx.GraphModule) and (own := graph_module.meta.get(PASSES_KEY)):
         nodes, collections = _graph_of_collection(graph_module, own, costs)
     else:
-        findings = discover(model.python_model if isinstance(model, WholeGraph) else model).findings
-        sites = {found.paths[0]: found.call_sites for found in conversion_of(model).found}
-        collections = tuple(_collection(finding, sites.get(finding.path, ()), costs) for finding in findings)
+        findings = discover(model.python_model if isinstance(model, WholeGraph) else subject).findings
+        records = {found.paths[0]: found for found in conversion_of(model).found}
+        collections = tuple(_collection(finding, records.get(finding.path), costs) for finding in findings)
         places = {id(finding.module): position for position, finding in enumerate(findings)}
         if isinstance(graph_module, fx.GraphModule):
             nodes = _graph_of_model(graph_module, places)
@@ -72,20 +72,24 @@ def _subtitle(model: nn.Module) -> str:
     return f"recfx {__version__}, torch {torch.__version__}, {'train' if model.training else 'eval'} mode{rank}"
 
 
-def _collection(finding: Finding, call_sites: tuple[SourceLocation, ...], costs: Costs) -> DrawnCollection:
+def _collection(finding: Finding, record: Found | None, costs: Costs) -> DrawnCollection:
     module, source = finding.module, finding.source
     steps: tuple[PassRecord, ...] = ()
     graph_module = None
     if isinstance(module, ConvertedCollection):
         steps, graph_module, source = tuple(module.pass_records), module.graph_module, module.source or source
+    kind, tables = type(module).__name__, drawn_tables(module)
+    call_sites = () if record is None else record.call_sites
     return DrawnCollection(
         paths=tuple(finding.paths),
-        kind=type(module).__name__,
+        kind=kind,
+        was=kind if record is None else record.kind,
         status=finding.status,
+        shape=_shape(tables),
         why="" if finding.why is None else str(finding.why),
         device=str(getattr(module, "device", "") or ""),
         sources=call_sites or (() if source is None else (source,)),
-        tables=drawn_tables(module),
+        tables=tables,
         steps=drawn_steps(steps, graph_module, costs),
     )
 
@@ -97,16 +101,26 @@ def _graph_of_collection(
     metas = [node.meta for node in records[-1].nodes if node.meta is not None]
     path = metas[0].collection if metas else ""
     source = metas[0].source if metas else None
+    tables = drawn_tables(graph_module)
     one = DrawnCollection(
         paths=(path,),
-        kind="HashEmbeddingBagCollection",
+        kind=HashEmbeddingBagCollection.__name__,
+        was="collection",  # the graph does not know
         status=CONVERTED,
+        shape=_shape(tables),
         device=metas[0].device if metas else "",
         sources=() if source is None else (source,),
-        tables=drawn_tables(graph_module),
+        tables=tables,
         steps=drawn_steps(records, graph_module, costs),
     )
     return (_lone_call(0, one),), (one,)
+
+
+def _shape(tables: tuple[DrawnTable, ...]) -> str:
+    """The shape of what is pooled from ``tables``; ``""`` if they are not pooled."""
+    if not tables or not all(table.pooling for table in tables):
+        return ""
+    return f"[B, {sum(table.dim * len(table.features) for table in tables)}]"
 
 
 def _lone_call(position: int, one: DrawnCollection) -> DrawnNode:

@@ -119,6 +119,8 @@ class DrawnCollection:
     Args:
         paths: every fully qualified name it has.
         kind: name of its class.
+        was: name of its class before conversion.
+        shape: of its output, symbolic; ``""`` if it is not pooled.
         status: ``"converted"``, ``"convertible"``, ``"kept"`` or ``"refused"``.
         why: why it is kept or refused; otherwise ``""``.
         device: of its tables.
@@ -129,7 +131,9 @@ class DrawnCollection:
 
     paths: tuple[str, ...]
     kind: str
+    was: str
     status: str
+    shape: str = ""
     why: str = ""
     device: str = ""
     sources: tuple[SourceLocation, ...] = ()

@@ -66,6 +66,8 @@ class _Records:
         return {
             "paths": one.paths,
             "kind": one.kind,
+            "was": one.was,
+            "shape": one.shape,
             "status": one.status,
             "why": one.why,
             "device": one.device,

@@ -84,12 +84,11 @@ class _View:
         if found is None or self.collapse or not found.nodes:
             lines = [one.label, _count(len(one.tables), "table")]
             if found is None:
-                lines.insert(0, one.kind if not one.steps else "EmbeddingBagCollection")
+                lines.insert(0, one.was)
             else:
                 lines.append(_count(sum(node.kind != ITEM for node in found.nodes), "node"))
             self.view.add(Box(call.name, tuple(lines), "lookup"))
-            shape = found.nodes[-1].shape if found is not None and found.nodes else ""
-            self.givers[call.name] = (call.name, shape)
+            self.givers[call.name] = (call.name, one.shape)
             return
         self.view.clusters[call.name] = one.label
         self.add_nodes(call, one, found)

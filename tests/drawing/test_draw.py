@@ -18,7 +18,8 @@ from torchrec import EmbeddingBagCollection
 
 import recfx
 from recfx import HashConfig
-from tests.inspect.models import Towers, Wrapped, collection, config, dlrm
+from tests.inspect.models import Towers, Wrapped, batch, collection, config, dlrm
+from tests.models import ZOO, Case
 
 needs_graphviz = pytest.mark.skipif(
     importlib.util.find_spec("py_mini_racer") is None and shutil.which("dot") is None,
@@ -58,7 +59,8 @@ def dot(model: nn.Module, folder: Path) -> str:
 def test_before_and_after_of_a_converted_model(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     text = dot(make(), tmp_path)
     assert 'subgraph "cluster before"' in text
-    assert f'[label="EmbeddingBagCollection\\n{COLLECTION}\\n2 tables", fillcolor="#cdebd1"]' in text
+    was = "collection" if make is of_collection else "EmbeddingBagCollection"
+    assert f'[label="{was}\\n{COLLECTION}\\n2 tables", fillcolor="#cdebd1"]' in text
     assert 'subgraph "cluster after"' in text
     assert 'label="hash_lookup\\n2 tables\\nkernel cpu"' in text
     assert '[label="[B*(L_f0 + L_f1)]"];' in text
@@ -82,7 +84,35 @@ def test_a_graph_of_a_model_that_is_not_converted(tmp_path: Path) -> None:
     model = Wrapped(collection())
     text = dot(fx.GraphModule(model, Leaves().trace(model)), tmp_path)
     assert '"before features" -> "before inner";' in text
-    assert '"before inner" -> "before values";' in text
+    assert '"before inner" -> "before values" [label="[B, 16]"];' in text
+
+
+def test_the_class_and_the_output_before_conversion_are_shown(tmp_path: Path) -> None:
+    class Own(EmbeddingBagCollection):
+        pass
+
+    model = Wrapped(collection(kind=Own))
+    text = dot(recfx.trace(recfx.convert(model), (batch([1, 2, 3, 4]),)), tmp_path)
+    assert '"before inner" [label="Own\\ninner\\n2 tables"' in text
+    assert '"before inner" -> "before values" [label="[B, 16]"];' in text
+    built = recfx.HashEmbeddingBagCollection(
+        [recfx.HashEmbeddingBagConfig(name="t", num_embeddings=4, embedding_dim=4)]
+    )
+    assert 'label="HashEmbeddingBagCollection\\n(root)\\n1 table"' in dot(built, tmp_path)
+
+
+@pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
+def test_every_model_of_the_zoo_can_be_drawn(case: Case, tmp_path: Path) -> None:
+    with case.around():
+        model, sample = case.model(), case.sample()
+        paths = recfx.explain(model).collections
+        text = dot(model, tmp_path)
+        converted = recfx.convert(model, sample, verify=False, whole_graph=not case.whole_graph)
+        after = dot(converted, tmp_path)
+        recfx.draw(converted, tmp_path / "model.html")
+    for found in paths:
+        assert f"{found.path or '(root)'}\\n" in text
+    assert "select_features" in after.partition("cluster after")[2]
 
 
 def test_equal_models_give_equal_files(tmp_path: Path) -> None:

@@ -153,11 +153,10 @@ class View {
     const found = stepOf(collection, this.step);
     if (found === null || found.nodes.length === 0 || this.collapse(call)) {
       const lines = [labelOf(collection), counted(collection.tables.length, "table")];
-      if (found === null) lines.unshift(collection.steps.length ? "EmbeddingBagCollection" : collection.kind);
+      if (found === null) lines.unshift(collection.was);
       else lines.push(`▸ ${counted(innerNodes(found).filter((node) => node.kind !== "item").length, "node")}`);
       this.add({ key: call.name, lines, stage: "lookup", nodes: [call], call, collapsed: found !== null });
-      const last = found?.nodes.length ? innerNodes(found).at(-1).shape : "";
-      this.givers.set(call.name, [call.name, last ?? ""]);
+      this.givers.set(call.name, [call.name, collection.shape]);
       return;
     }
     this.clusters.set(call.name, `▾ ${labelOf(collection)}`);
@@ -498,11 +497,13 @@ function showCollection(call, box) {
   show(labelOf(collection), [
     facts([
       ["class", code(collection.kind)],
+      ["before", collection.was === collection.kind ? "" : code(collection.was)],
       ["status", collection.status],
       ["why", collection.why],
       ["names", collection.paths.length > 1 ? collection.paths.map(code) : ""],
       ["source", call.source ? code(call.source) : collection.sources.map(code)],
       ["device", collection.device],
+      ["gives", code(collection.shape)],
       ["tables", collection.tables.length.toLocaleString("en")],
       ["passes", collection.steps.filter((step) => step.modified).map((step) => step.name).join(" → ")],
       ["declined", found === null ? "" : found.declined.slice(0, 20)],
