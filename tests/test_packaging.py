@@ -5,6 +5,7 @@ Builds run on a copy of the sources, through setuptools' build backend as it is 
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -140,6 +141,14 @@ def test_holds_every_module_and_the_cpp_sources(built: Path, form: str) -> None:
     page_engine = "recfx/drawing/assets/viz-global.js"  # its licence is that of the bytes that were published
     assert (built / form / page_engine).read_bytes() == (ROOT / page_engine).read_bytes()
     assert not any(path.is_symlink() for path in (built / form).rglob("*"))
+
+
+def test_the_layout_engine_is_the_one_that_was_published() -> None:
+    """Its licences, and the addresses of its sources, are those of this version."""
+    found = (ROOT / "recfx/drawing/assets/viz-global.js").read_bytes()
+    assert hashlib.sha256(found).hexdigest() == "c9e0b310f9883910e01c66054b48b7ff4be3d8695141116635e72b0af152692e"
+    assert found.startswith(b"/*!\nViz.js 3.31.0\n")
+    assert "@viz-js/viz, version 3.31.0" in (ROOT / "recfx/drawing/assets/licenses/README.txt").read_text()
 
 
 def test_sdist_holds_the_sources_of_the_server(built: Path) -> None:

@@ -77,7 +77,8 @@ def _collection(finding: Finding, record: Found | None, costs: Costs) -> DrawnCo
     steps: tuple[PassRecord, ...] = ()
     graph_module = None
     if isinstance(module, ConvertedCollection):
-        steps, graph_module, source = tuple(module.pass_records), module.graph_module, module.source or source
+        graph_module, source = module.graph_module, module.source or source
+        steps = graph_module.meta.get(PASSES_KEY, ())  # of the mode that it is in
     kind, tables = type(module).__name__, drawn_tables(module)
     call_sites = () if record is None else record.call_sites
     return DrawnCollection(

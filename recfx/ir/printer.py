@@ -38,10 +38,11 @@ def format_meta(meta: NodeMeta | None) -> str:
 
 def format_node(graph_module: fx.GraphModule, node: fx.Node) -> str:
     """The line of one node, without its metadata."""
-    return _format_call(node) + format_attributes(graph_module, node)
+    return format_call(node) + format_attributes(graph_module, node)
 
 
-def _format_call(node: fx.Node) -> str:
+def format_call(node: fx.Node) -> str:
+    """The line of one node, without the attributes of its module."""
     if node.op == "placeholder":
         return f"{node.name} = input"
     if node.op == "output":

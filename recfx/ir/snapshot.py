@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx
 
 from recfx.ir.meta import NodeMeta, annotate, node_meta
 from recfx.ir.node_kinds import NODE_KINDS
-from recfx.ir.printer import format_attributes, format_node
+from recfx.ir.printer import format_attributes, format_call
 from recfx.ir.typed_access import find_module
 
 
@@ -59,7 +59,7 @@ class GraphHistory:
     def __init__(self, graph_module: fx.GraphModule, earlier: Iterable[str] = ()) -> None:
         self._graph_module = graph_module
         self._passes = list(earlier)
-        self._seen = {node: _see(graph_module, node, None) for node in graph_module.graph.nodes}
+        self._seen = {node: _first_look(graph_module, node) for node in graph_module.graph.nodes}
 
     def after(self, pass_name: str) -> tuple[NodeSnapshot, ...]:
         """Note in the metadata of each node if this pass has touched it; returns the nodes as they are now."""
@@ -73,11 +73,12 @@ class GraphHistory:
                 done_by.setdefault(work, set()).update(() if meta is None else meta.passes)
         self._seen = {}
         for node in nodes:
-            was, meta = before.get(node), node_meta(node)
-            if meta is not None and (was is None or was.state != _state(self._graph_module, node)):
-                touched = meta.passes if was is not None else self._of_work(_work(self._graph_module, node), done_by)
+            was, meta, now = before.get(node), node_meta(node), _look(self._graph_module, node)
+            works = was.work if was is not None and was.state == now.state else _work(self._graph_module, node)
+            if meta is not None and (was is None or was.state != now.state):
+                touched = meta.passes if was is not None else self._of_work(works, done_by)
                 annotate(node, replace(meta, passes=(*touched, pass_name)))
-            self._seen[node] = _see(self._graph_module, node, was)
+            self._seen[node] = _see(node, now, works, was)
         self._passes.append(pass_name)
         return tuple(seen.snapshot for seen in self._seen.values())
 
@@ -89,22 +90,37 @@ class GraphHistory:
 
 def snapshot(graph_module: fx.GraphModule) -> tuple[NodeSnapshot, ...]:
     """The nodes of a graph as they are now."""
-    return tuple(_see(graph_module, node, None).snapshot for node in graph_module.graph.nodes)
+    return tuple(_first_look(graph_module, node).snapshot for node in graph_module.graph.nodes)
 
 
-def _see(graph_module: fx.GraphModule, node: fx.Node, was: _Seen | None) -> _Seen:
+class _Look(NamedTuple):
+    """What is read of a node once per pass.
+
+    Args:
+        attributes: those of its module that are printed.
+        state: what makes the node another one. Names do not, because nodes are renumbered when others have gone.
+    """
+
+    attributes: str
+    state: Hashable
+
+
+def _look(graph_module: fx.GraphModule, node: fx.Node) -> _Look:
+    meta, attributes = node_meta(node), format_attributes(graph_module, node)
+    known = None if meta is None else replace(meta, passes=())
+    return _Look(attributes, (tuple(node.all_input_nodes), attributes, known))
+
+
+def _first_look(graph_module: fx.GraphModule, node: fx.Node) -> _Seen:
+    return _see(node, _look(graph_module, node), _work(graph_module, node), None)
+
+
+def _see(node: fx.Node, look: _Look, work: frozenset[tuple[str, str]], was: _Seen | None) -> _Seen:
     inputs = tuple(source.name for source in node.all_input_nodes)
-    now = NodeSnapshot(node.name, node.op, format_node(graph_module, node), inputs, node_meta(node))
+    now = NodeSnapshot(node.name, node.op, format_call(node) + look.attributes, inputs, node_meta(node))
     if was is not None and was.snapshot == now:
         now = was.snapshot  # shared, because most passes leave most nodes as they are
-    return _Seen(now, _state(graph_module, node), _work(graph_module, node))
-
-
-def _state(graph_module: fx.GraphModule, node: fx.Node) -> Hashable:
-    """What makes a node another one: names do not, because nodes are renumbered when others have gone."""
-    meta = node_meta(node)
-    known = None if meta is None else replace(meta, passes=())
-    return tuple(node.all_input_nodes), format_attributes(graph_module, node), known
+    return _Seen(now, look.state, work)
 
 
 def _work(graph_module: fx.GraphModule, node: fx.Node) -> frozenset[tuple[str, str]]:

@@ -9,6 +9,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from torchrec import EmbeddingBagCollection
 
 import recfx
 from recfx import HashConfig
+from tests.drawing.page_data import data_of
 from tests.inspect.models import Towers, Wrapped, batch, collection, config, dlrm
 from tests.models import ZOO, Case
 
@@ -144,6 +146,15 @@ def test_svg_is_what_graphviz_makes_of_the_dot_file(tmp_path: Path) -> None:
     assert text.count('class="node"') == 1 + 6  # the collection before, four nodes after, its input and output
     assert "hash_lookup" in text
     assert "cluster" in text
+
+
+def test_only_passes_of_the_mode_that_the_model_is_in_are_drawn(tmp_path: Path) -> None:
+    model = converted()
+    records = model.get_submodule(COLLECTION).pass_records
+    assert isinstance(records, list)
+    records.append(replace(records[-1], name="find_on_device"))  # of the graph of eval mode, if it is another one
+    recfx.draw(model, tmp_path / "model.html")
+    assert data_of(tmp_path / "model.html")["steps"] == ["before", *(each.name for each in recfx.passes())]
 
 
 def test_svg_without_mini_racer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

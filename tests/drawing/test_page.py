@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import itertools
 import json
 import re
@@ -20,6 +18,7 @@ from torchrec.models.dlrm import DLRM
 import recfx
 from recfx import HashConfig
 from tests.drawing import picture
+from tests.drawing.page_data import data_of
 from tests.inspect.models import Towers, config, dlrm
 from tests.support.browser import Page
 from tests.support.fake_group import fake_group
@@ -355,14 +354,6 @@ def test_names_are_never_markup(page: Page, tmp_path: Path) -> None:
     assert page.run("document.querySelectorAll('img, b').length") == 0
     assert page.complaints == []
     assert len(page.requests) == 1
-
-
-def data_of(path: Path) -> dict[str, Any]:
-    """The data in a page."""
-    packed = re.search(r'id="data">([^<]*)</script>', path.read_bytes().decode())
-    assert packed is not None
-    found: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed[1])))
-    return found
 
 
 @pytest.mark.parametrize("collections", [1, 50, 250])
