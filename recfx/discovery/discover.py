@@ -87,15 +87,16 @@ def _walk(
         return
     finding = classify(module, path)
     if finding is not None:
-        holder: Any = type(module if parent is None else parent)
-        finding.source = _class_location(holder)
+        finding.source = _class_location(type(module if parent is None else parent))
         found[id(module)] = finding
         return
     if id(module) in ancestors or isinstance(module, torch.jit.ScriptModule):
         return
     for name, child in module._modules.items():
         if child is not None:
-            _walk(child, f"{path}.{name}" if path else name, module, found, ancestors | {id(module)})
+            # A container of torch's is not code of the user's, who has put it into something else.
+            holder = parent if parent is not None and type(module).__module__.startswith("torch.nn.") else module
+            _walk(child, f"{path}.{name}" if path else name, holder, found, ancestors | {id(module)})
 
 
 @functools.lru_cache(maxsize=1024)  # inspect parses the whole file to find a class

@@ -145,6 +145,7 @@ def test_search_finds_tables_and_features(page: Page, tmp_path: Path) -> None:
     assert texts(page, "#details-title") == ["c12_hash_lookup"]
     assert texts(page, "#details tr.found td:first-child") == ["t123"]
     assert focused(page).startswith("hash_lookup")
+    assert texts(page, "#results li") == []  # it lies above the graph, and has been used
     page.run("document.getElementById('search').select()")
     page.type("no such thing")
     assert (texts(page, "#results li"), texts(page, "#search-count")) == ([], ["Nothing found"])
@@ -276,6 +277,21 @@ def luminance(colour: str) -> float:
     parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_a_narrow_window(page: Page, tmp_path: Path) -> None:
+    """As a window that is zoomed in has: one below the other, nothing is lost."""
+    recfx.draw(whole(), tmp_path / "model.html")
+    page.show(width=640, height=1000)
+    page.open(tmp_path / "model.html")
+    places = [
+        page.run(f"document.querySelector('{each}').getBoundingClientRect().toJSON()")
+        for each in ("#step-control", "#search", "#before", "#after", "#details", "#list")
+    ]
+    assert all(place["width"] > 100 and place["height"] > 20 for place in places)
+    tops = [place["top"] for place in places]
+    assert tops == sorted(tops)
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_zoom(page: Page, tmp_path: Path) -> None:

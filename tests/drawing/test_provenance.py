@@ -157,6 +157,16 @@ def test_without_a_sample_it_is_the_class_that_holds_the_collection(
     }
 
 
+class InContainers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleDict({"a": nn.ModuleList([collection()])})
+
+
+def test_a_container_of_torch_does_not_count_as_the_holder() -> None:
+    assert sources(InContainers()) == {"towers.a.0": (definition_of(InContainers),)}
+
+
 def test_each_call_of_a_shared_collection_knows_its_own_line() -> None:
     graph = recfx.trace(recfx.convert(Shared(), SAMPLE, hashing=RAW), SAMPLE)
     calls = [node for node in collect(graph).nodes if node.kind == CALL]

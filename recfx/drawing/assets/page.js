@@ -351,7 +351,7 @@ function redraw() {
 function goTo(step) {
   state.step = Math.min(Math.max(step, 0), data.steps.length - 1);
   redraw();
-  search();
+  markFound();
   const modified = data.collections.filter((one) => one.steps.some((each) => each.name === data.steps[state.step] && each.modified));
   byId("status").textContent =
     state.step === BEFORE ? "" : `${data.steps[state.step]} changed ${counted(modified.length, "collection")}.`;
@@ -545,7 +545,7 @@ function toggleCall(call, open) {
   if (open) state.open.add(call.name);
   else state.open.delete(call.name);
   redraw();
-  search();
+  markFound();
   const view = views.after?.boxes ? views.after : views.before;
   const key = view.boxes.has(call.name) ? call.name : [...view.boxes.values()].find((box) => box.call === call)?.key;
   if (key !== undefined) {
@@ -561,7 +561,7 @@ function toggle(box) {
 function openAll(open) {
   state.open = new Set(open ? calls.map((call) => call.name) : []);
   redraw();
-  search();
+  markFound();
 }
 
 // --- search
@@ -598,7 +598,13 @@ function search() {
     ...found.slice(0, MOST_RESULTS).map((each) => element("li", {}, button(each.label, () => reveal(each)))),
     ...(more > 0 ? [element("li", { class: "quiet" }, `and ${more.toLocaleString("en")} more`)] : []),
   );
-  state.found = new Set(found.slice(0, 1000).flatMap((each) => keysOf(views.after ?? views.before, each)));
+  markFound();
+}
+
+function markFound() {
+  const text = byId("search").value.trim().toLowerCase();
+  const found = text ? matches(text).slice(0, 1000) : [];
+  state.found = new Set(found.flatMap((each) => keysOf(views.after ?? views.before, each)));
   mark();
 }
 
@@ -616,10 +622,11 @@ function holds(box, table) {
 
 function reveal(match) {
   const { call, table, node } = match;
+  byId("results").replaceChildren(); // until something else is typed
   if (call && collectionOf(call).steps.length && state.step > BEFORE && !state.open.has(call.name)) {
     state.open.add(call.name);
     redraw();
-    search();
+    markFound();
   }
   const view = views.after ?? views.before;
   const [key] = keysOf(view, match);
