@@ -87,7 +87,8 @@ def _walk(
         return
     finding = classify(module, path)
     if finding is not None:
-        finding.source = _class_location(type(module if parent is None else parent))
+        kind: Any = type(module if parent is None else parent)
+        finding.source = _class_location(kind)
         found[id(module)] = finding
         return
     if id(module) in ancestors or isinstance(module, torch.jit.ScriptModule):
