@@ -15,8 +15,6 @@ from recfx.pricing.work import Phases, Work
 ID_BYTES, LENGTH_BYTES, WEIGHT_BYTES, POOLED_BYTES = 8, 8, 4, 4
 # A find reads one line of the cache: at three quarters full, the slot of an id is nearly always in the first one.
 PROBE_BYTES = 64
-# Sorting the ids of a batch by row, before a fused step: four passes of eight-byte keys, with their positions.
-SORT_BYTES = 4 * (8 + 8)
 # The operations of a fused step per element: the square, its sum, the root, the division, the update.
 STEP_FLOPS = 6
 
@@ -215,8 +213,9 @@ def _backward(table: TableLoad) -> Work:
     touched = table.distinct_rows
     kept = table.row_bytes + table.state_row_bytes
     return Work(
-        read_bytes=(ID_BYTES + SORT_BYTES + gradient) * table.ids + kept * touched,
-        written_bytes=SORT_BYTES * table.ids + kept * touched,
+        read_bytes=(ID_BYTES + gradient) * table.ids + kept * touched,
+        written_bytes=kept * touched,
         flops=dim * table.ids + STEP_FLOPS * dim * touched,
         random_accesses=table.ids + touched,
+        sorted_ids=table.ids,
     )

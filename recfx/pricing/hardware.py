@@ -28,6 +28,7 @@ class Hardware:
         memory_bandwidth: bytes per second of the memory that holds the tables.
         random_access: seconds per read at a place that no prefetcher can guess, beyond the time for its bytes.
         flops: floating-point operations per second.
+        sort_per_id: seconds per id of a fused step, which sorts the ids of a batch by row.
         node_overhead: seconds per node and phase, whatever the node does.
         host_memory_bandwidth: bytes per second of the memory that holds the indexes.
         host_random_access: like ``random_access``, of that memory.
@@ -37,12 +38,15 @@ class Hardware:
         collective_latency: seconds per collective call, whatever it sends, by operation.
         ranks_per_host: ranks that share a host, and its ``link_bandwidth``.
         device: torch's type of the device; ``""`` for that of the model.
+        links_are_shared: whether what all ranks of a host send goes through the same memory, so that it does not matter
+            which of them sends it; otherwise each rank has a link of its own.
     """
 
     name: str
     memory_bandwidth: Constant
     random_access: Constant
     flops: Constant
+    sort_per_id: Constant
     node_overhead: Constant
     host_memory_bandwidth: Constant
     host_random_access: Constant
@@ -52,6 +56,7 @@ class Hardware:
     collective_latency: Mapping[str, Constant]
     ranks_per_host: int = 8
     device: str = ""
+    links_are_shared: bool = False
 
     def constants(self) -> dict[str, Constant]:
         """Every constant, by name; those of one operation as ``link_bandwidth.all_to_all``."""
@@ -80,6 +85,7 @@ _SHEET_H100 = "NVIDIA H100 SXM5 80GB data sheet, peak; not measured"
 _LINE = "assumption: a read is at least one line of 64 bytes at the memory's bandwidth; not measured"
 _LAUNCH = "assumption: one launch of a kernel; not measured"
 _CALL = "assumption: one collective call on a quiet network; not measured"
+_SORT = "assumption: four passes that read and write 16 bytes per id; not measured"
 _HOST_LATENCY = "assumption: 100 ns per miss of a host's cache, ten of which overlap; not measured"
 
 ASCEND_910B = Hardware(
@@ -87,6 +93,7 @@ ASCEND_910B = Hardware(
     memory_bandwidth=Constant(1600 * GB, _SHEET_910B + ": HBM2e"),
     random_access=Constant(64 / (1600 * GB), _LINE),
     flops=Constant(75e12, "published specification tables of the 910B: FP32; not measured"),
+    sort_per_id=Constant(128 / (1600 * GB), _SORT),
     node_overhead=Constant(10e-6, _LAUNCH),
     host_memory_bandwidth=Constant(
         4 * 8 * 25.6 * GB / 8, "four Kunpeng 920 with eight channels of DDR4-3200 each, divided by eight devices"
@@ -104,6 +111,7 @@ H100 = Hardware(
     memory_bandwidth=Constant(3350 * GB, _SHEET_H100 + ": HBM3"),
     random_access=Constant(64 / (3350 * GB), _LINE),
     flops=Constant(67e12, _SHEET_H100 + ": FP32"),
+    sort_per_id=Constant(128 / (3350 * GB), _SORT),
     node_overhead=Constant(5e-6, _LAUNCH),
     host_memory_bandwidth=Constant(
         2 * 8 * 38.4 * GB / 8, "two sockets with eight channels of DDR5-4800 each, divided by eight devices"
@@ -123,6 +131,7 @@ CPU_HOST = Hardware(
     memory_bandwidth=Constant(20 * GB, _HOST),
     random_access=Constant(10e-9, _HOST_LATENCY),
     flops=Constant(1e11, _HOST),
+    sort_per_id=Constant(20e-9, _HOST),
     node_overhead=Constant(20e-6, _HOST),
     host_memory_bandwidth=Constant(20 * GB, _HOST),
     host_random_access=Constant(10e-9, _HOST_LATENCY),
@@ -136,4 +145,5 @@ CPU_HOST = Hardware(
     network_bandwidth=Constant(1.25 * GB, "assumption: a network of 10 Gbit/s; not measured"),
     collective_latency=same_for_all(200e-6, "assumption: gloo over TCP; not measured"),
     device="cpu",
+    links_are_shared=True,
 )

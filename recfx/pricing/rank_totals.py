@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from recfx.ir.node_kinds import NODE_KINDS, Stage
 from recfx.pricing.formulas import FORMULAS
@@ -44,14 +45,22 @@ class StepPrice:
         return max(each.resident_bytes for each in self.ranks)
 
 
+class _Call(NamedTuple):
+    """One collective: the number of its collection, its node, its number there; and the call that sends it back."""
+
+    collection: int
+    node: str
+    number: int
+    pair: str
+
+
 @dataclass
 class _Rank:
     """One rank: its totals, the times between collectives, and those of the collectives by node and operation."""
 
     totals: Totals
     between: dict[tuple[int, str, int], float] = field(default_factory=dict)
-    calls: dict[tuple[int, str, str], float] = field(default_factory=dict)
-    numbers: dict[tuple[int, str, str], int] = field(default_factory=dict)
+    calls: dict[_Call, float] = field(default_factory=dict)
 
 
 def price_step(
@@ -89,10 +98,20 @@ def price_step(
     kinds = list(known.values())
     for part in dict.fromkeys(key for each in kinds for key in each.between):
         parts[part[1]] += max(each.between.get(part, 0.0) for each in kinds)
-    for call in dict.fromkeys(key for each in kinds for key in each.calls):
-        slowest = max(each.calls.get(call, 0.0) for each in kinds)
-        parts[WIRE] += slowest * max(each.numbers.get(call, 0) for each in kinds)
+    parts[WIRE] += _on_the_wire(ranks, hardware, world)
     return StepPrice(tuple(totals), sum(parts.values()), parts)
+
+
+def _on_the_wire(ranks: list[_Rank], hardware: Hardware, world: int) -> float:
+    """The seconds of all collectives, each of which ends when the last rank has what it needs."""
+    calls = dict.fromkeys(call for rank in ranks for call in rank.calls)
+    if hardware.links_are_shared and world <= hardware.ranks_per_host:
+        return sum(sum(rank.calls.get(call, 0.0) for rank in ranks) / len(ranks) for call in calls)
+    slowest: dict[tuple[int, str, str], float] = {}  # what one rank sends in the forward it receives in the backward
+    for call in calls:
+        pair = (call.collection, call.node, call.pair)
+        slowest[pair] = max(slowest.get(pair, 0.0), *(rank.calls.get(call, 0.0) for rank in ranks))
+    return sum(slowest[call.collection, call.node, call.pair] for call in calls)
 
 
 def _price_rank(collections: Sequence[PlannedGraphs], rank: int, values: Values, hardware: Hardware) -> _Rank:
@@ -115,14 +134,12 @@ def _price_rank(collections: Sequence[PlannedGraphs], rank: int, values: Values,
 
 def _add_calls(found: _Rank, number: int, node: PlannedNode, values: Values, hardware: Hardware, calls: int) -> None:
     """Add a node's collectives. An all-to-all ends when the rank that receives most has received it."""
-    arriving = _arriving(node, values)
-    for collective in node.collectives:
+    arriving = 1.0 if hardware.links_are_shared else _arriving(node, values)
+    for place, collective in enumerate(node.collectives):
         passed = values.number(collective.bytes)
         seconds = calls * seconds_of_call(collective, passed * arriving, values.world, hardware)
-        key = (number, node.name, collective.operation)
-        # What one rank sends in the forward it receives in the backward.
-        found.calls[key] = max(found.calls.get(key, 0.0), seconds)
-        found.numbers[key] = found.numbers.get(key, 0) + 1
+        paired = node.facts.kind == "output_dist_start"
+        found.calls[_Call(number, node.name, place, collective.operation if paired else str(place))] = seconds
         found.totals = found.totals.plus(Totals(wire_bytes=calls * passed, seconds=seconds))
 
 

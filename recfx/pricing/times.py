@@ -16,6 +16,7 @@ class WorkAt(NamedTuple):
     flops: float
     random_accesses: float
     copied_bytes: float
+    sorted_ids: float
 
 
 def seconds_of_work(work: WorkAt, hardware: Hardware, on_host: bool = False) -> float:
@@ -34,6 +35,7 @@ def seconds_of_work(work: WorkAt, hardware: Hardware, on_host: bool = False) -> 
         + work.random_accesses * miss.value
         + work.flops / hardware.flops.value
         + work.copied_bytes / hardware.copy_bandwidth.value
+        + work.sorted_ids * hardware.sort_per_id.value
     )
 
 

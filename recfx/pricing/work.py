@@ -23,6 +23,7 @@ class Work:
         random_accesses: how many of the reads go to places that no prefetcher can guess: rows of tables, slots of
             indexes.
         copied_bytes: bytes copied between the host and a device.
+        sorted_ids: how many ids are sorted by row, before a fused step.
     """
 
     read_bytes: Any = 0
@@ -30,6 +31,7 @@ class Work:
     flops: Any = 0
     random_accesses: Any = 0
     copied_bytes: Any = 0
+    sorted_ids: Any = 0
 
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))

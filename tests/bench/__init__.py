@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, str] = {
         "train_step",
         "hashed",
         "sharded",
+        "plans",
         "small_batch",
         "pipeline",
         "export",

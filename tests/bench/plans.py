@@ -1,0 +1,154 @@
+"""``plans``: ten plans on two processes, the predicted time of a step of each against the measured one.
+
+Printed are the times of every plan, how far the predictions spread, and the rank correlation (Spearman's) of predicted
+and measured times. The latter are those of the fastest quarter of the steps of each plan, which other processes disturb
+least. Plans take turns, and the machine's constants are measured before, by these processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torchrec.distributed import sharding_plan
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+
+import recfx
+from recfx.pricing.this_machine import machine_of
+from tests.bench.harness import Contestant, Result, take_turns
+from tests.bench.setup import Ids, Setup
+from tests.bench.workload import OPTIMIZERS, attach, standard_collection
+from tests.support.forkserver import forkserver
+
+WORLD_SIZE = 2
+TABLES, ROWS = 8, 50_000
+OPTIMIZER = OPTIMIZERS[2]
+
+
+def _kinds() -> dict[str, Callable[[int], Any]]:
+    """How each of the ten plans shards the table of a number."""
+    rows, copies = sharding_plan.row_wise(), sharding_plan.data_parallel()
+
+    def on(rank: int) -> Any:
+        return sharding_plan.table_wise(rank=rank)
+
+    halves, quarters, eighths = (sharding_plan.column_wise(ranks=[0, 1] * times) for times in (1, 2, 4))
+    return {
+        "tables": lambda table: on(table % 2),
+        "tables, one in four copied": lambda table: copies if table % 4 == 3 else on((table + table // 4) % 2),
+        "tables, half of them copied": lambda table: copies if table % 2 else on(table // 2 % 2),
+        "copies": lambda table: copies,
+        "columns in halves": lambda table: halves,
+        "columns in quarters": lambda table: quarters,
+        "columns in eighths": lambda table: eighths,
+        "rows": lambda table: rows,
+        "tables and rows": lambda table: rows if table % 2 else on(table // 2 % 2),
+        "rows and copies": lambda table: copies if table % 2 else rows,
+    }
+
+
+def run(setup: Setup) -> Iterator[Result]:
+    """One step, forward and backward with the fused row-wise Adagrad, from this rank's KJT."""
+    forkserver()
+    sizes = asdict(setup) | {"tables": min(setup.tables, TABLES), "rows": min(setup.rows, ROWS)}
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(_rank, (folder, sizes), nprocs=WORLD_SIZE, start_method="forkserver")
+        yield from torch.load(os.path.join(folder, "results"), weights_only=False)
+
+
+def _rank(rank: int, folder: str, sizes: dict[str, Any]) -> None:
+    setup = Setup(**sizes)
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(max(1, setup.threads // WORLD_SIZE))
+    store = os.path.join(folder, "store")
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD_SIZE)
+    results = _measure(rank, setup)
+    if rank == 0:
+        torch.save(results, os.path.join(folder, "results"))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _measure(rank: int, setup: Setup) -> list[Result]:
+    assert dist.group.WORLD is not None
+    hardware = machine_of(dist.group.WORLD)
+    torch.manual_seed(rank)
+    ids = Ids(setup, "uniform")
+    gradient = torch.rand(setup.batch, setup.tables * setup.dim)
+    contestants, predicted = [], {}
+    for name, kind in _kinds().items():
+        model = _model(setup, kind)
+        predicted[name] = 1e3 * recfx.cost(model, hardware).at(setup.batch, L=setup.bag_length).seconds
+        contestants.append(_contestant(name, model, ids, gradient))
+    times = take_turns(contestants, setup.iterations, setup.warm_up)
+    measured = {name: fastest_quarter(each) for name, each in times.items()}
+    facts = {**setup.facts("uniform"), "processes": WORLD_SIZE, "optimizer": OPTIMIZER.name}
+    facts["threads"] = torch.get_num_threads()
+    facts["predicted_spread"] = round(max(predicted.values()) / min(predicted.values()), 3)
+    facts["rank_correlation"] = round(spearman(list(predicted.values()), list(measured.values())), 3)
+    return [_result(name, times[name], predicted[name], facts) for name in sorted(predicted, key=predicted.__getitem__)]
+
+
+def _model(setup: Setup, kind: Callable[[int], Any]) -> nn.Module:
+    torch.manual_seed(0)
+    collection = standard_collection(setup)
+    attach(collection, OPTIMIZER)
+    converted = recfx.convert(collection, hashing=None, verify=False)
+    per_table = {f"table_{table}": kind(table) for table in range(setup.tables)}
+    plan = sharding_plan.construct_module_sharding_plan(
+        converted,
+        per_table,
+        sharder=recfx.sharders()[0],
+        local_size=WORLD_SIZE,
+        world_size=WORLD_SIZE,
+        device_type="cpu",
+    )
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    return recfx.convert(converted, plan=ShardingPlan({"": plan}), env=env, hashing=None, verify=False)
+
+
+def _contestant(name: str, model: nn.Module, ids: Ids, gradient: torch.Tensor) -> Contestant:
+    batches = ids.batches()
+
+    def step(iteration: int) -> None:
+        model(batches[iteration]).values().backward(gradient)
+        dist.barrier()  # a step is over when it is over on all ranks
+
+    return Contestant(name, step)
+
+
+def _result(name: str, times: dict[int, float], predicted: float, facts: dict[str, Any]) -> Result:
+    measured = sorted(times.values())
+    low, _, high = statistics.quantiles(measured, n=4)
+    return Result(
+        name=f"plans/{WORLD_SIZE}",
+        ours=name,
+        ours_ms=statistics.median(measured),
+        peer="predicted",
+        peer_ms=predicted,
+        quiet_ratio=fastest_quarter(times) / predicted,
+        spread=(low / predicted, high / predicted),
+        setup=facts,
+    )
+
+
+def fastest_quarter(times: dict[int, float]) -> float:
+    """The median of the fastest quarter of all steps."""
+    return statistics.median(sorted(times.values())[: max(1, len(times) // 4)])
+
+
+def spearman(first: list[float], second: list[float]) -> float:
+    """The rank correlation of two lists without equal numbers: 1 if they have the same order, -1 if the opposite."""
+    places = [torch.tensor(each, dtype=torch.float64).argsort().argsort() for each in (first, second)]
+    count = len(first)
+    squares = int((places[0] - places[1]).square().sum())
+    return 1 - 6 * squares / (count * (count**2 - 1))

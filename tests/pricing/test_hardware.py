@@ -1,0 +1,91 @@
+"""Constants of hardware: each with its source, measured or known; and the times that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch.distributed as dist
+from torchrec.distributed.planner import Topology
+
+from recfx.planner.hardware_of import hardware_of, of_ranks
+from recfx.planner.topology import npu_topology
+from recfx.pricing.hardware import ASCEND_910B, COLLECTIVES, CPU_HOST, GB, H100, Hardware
+from recfx.pricing.this_machine import machine_of, this_machine
+from recfx.pricing.times import WorkAt, seconds_of_collective, seconds_of_work
+from tests.sharding.ranks import ranks
+
+
+def check_constants(hardware: Hardware) -> None:
+    constants = hardware.constants()
+    for name in ("link_bandwidth", "collective_latency"):
+        assert {f"{name}.{operation}" for operation in COLLECTIVES} <= constants.keys()
+    for name, (value, source) in constants.items():
+        assert value > 0 or name == "sort_per_id", name
+        assert source, name
+        assert source in str(hardware)
+
+
+@pytest.mark.parametrize("hardware", [ASCEND_910B, H100, CPU_HOST], ids=lambda hardware: hardware.name)
+def test_every_constant_has_a_source_that_says_that_it_was_not_measured(hardware: Hardware) -> None:
+    check_constants(hardware)
+    assert not any("measured on" in source for _, source in hardware.constants().values())
+
+
+def test_this_machine_is_measured_once() -> None:
+    found = this_machine()
+    check_constants(found)
+    assert this_machine() is found
+    assumed = {name for name, (_, source) in found.constants().items() if "measured on this machine" not in source}
+    assert assumed == {"network_bandwidth"}
+
+
+def measured(rank: int, world_size: int) -> Hardware:
+    assert dist.group.WORLD is not None
+    return machine_of(dist.group.WORLD)
+
+
+def test_ranks_of_a_group_get_the_same_constants() -> None:
+    first, second = ranks(2).run(measured)
+    assert first == second
+    check_constants(first)
+    assert first.link_bandwidth["all_to_all"].source == "measured on this machine: gloo, 2 processes"
+
+
+def test_the_numbers_of_a_topology() -> None:
+    npu = hardware_of(npu_topology(16, hbm_bandwidth=2e12, intra_host_bandwidth=4e11))
+    assert (npu.memory_bandwidth.value, npu.link_bandwidth["all_to_all"].value) == (2e12, 2e11)
+    cuda = hardware_of(Topology(8, "cuda", hbm_mem_bw=1e9, inter_host_bw=2e7, local_world_size=4))
+    assert (cuda.memory_bandwidth.value, cuda.network_bandwidth.value, cuda.ranks_per_host) == (1e12, 2e10, 4)
+    # TorchRec's default link is one between GPUs.
+    assert hardware_of(Topology(2, "cpu")).link_bandwidth == CPU_HOST.link_bandwidth
+    assert hardware_of(Topology(2, "cpu", intra_host_bw=3e6)).link_bandwidth["all_gather"].value == 3e9
+
+
+@pytest.mark.parametrize("topology", [npu_topology(16), Topology(16, "cuda", local_world_size=8, hbm_mem_bw=1e9)])
+def test_the_same_devices_for_other_numbers_of_ranks(topology: Topology) -> None:
+    small, large = of_ranks(topology, 4), of_ranks(topology, 1024)
+    assert (small.world_size, small.local_world_size) == (4, 4)
+    assert (large.world_size, large.local_world_size) == (1024, 8)
+    assert hardware_of(large) == hardware_of(topology)
+
+
+def test_work_takes_the_time_of_its_parts() -> None:
+    nothing = WorkAt(0, 0, 0, 0, 0, 0)
+    idle = seconds_of_work(nothing, H100)
+    assert idle == H100.node_overhead.value
+    assert seconds_of_work(nothing._replace(read_bytes=3.35e12), H100) == pytest.approx(1 + idle)
+    assert seconds_of_work(nothing._replace(read_bytes=3.35e12), H100, on_host=True) > 10
+    assert seconds_of_work(nothing._replace(copied_bytes=64e9), H100) == pytest.approx(1 + idle)
+
+
+def test_what_leaves_a_host_goes_over_the_network() -> None:
+    fast = replace(H100, ranks_per_host=8)
+    latency = H100.collective_latency["all_to_all"].value
+    inside = seconds_of_collective("all_to_all", 450 * GB, 8, fast) - latency
+    outside = seconds_of_collective("all_to_all", 450 * GB, 16, fast) - latency
+    assert inside == pytest.approx(7 / 8)
+    assert outside == pytest.approx(450 / 50 / 2)
+    # Hosts exchange sums, to which all their ranks have added.
+    assert seconds_of_collective("reduce_scatter", 450 * GB, 16, fast) < outside / 3
+    assert seconds_of_collective("all_to_all", GB, 1, fast) == 0
