@@ -9,6 +9,7 @@ Tracing never stops a conversion, because it might be that of one rank among man
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import platform
@@ -18,6 +19,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +27,7 @@ from torch import nn
 
 from recfx.conversion.trace_index import index_of_all, index_page
 from recfx.drawing.draw import draw
-from recfx.errors import RecfxError
+from recfx.errors import ConversionError, RecfxError
 from recfx.inspect import diff_steps, wording
 from recfx.inspect.explain import explain
 from recfx.inspect.step_diff import graph_texts, step_names
@@ -36,6 +38,9 @@ from recfx.record.wrappers import unwrap
 from recfx.version import __version__
 
 VARIABLE = "RECFX_TRACE"
+
+_SAID = re.compile(r"raises ([\w.]+): .*", re.DOTALL)
+_LEFT_OUT = "(what it says is left out here: it may quote the batch)"
 
 
 class TraceWarning(UserWarning):
@@ -83,7 +88,7 @@ class ConversionTrace:
     def result(self, converted: nn.Module, stages: Stages) -> None:
         """Write what the conversion made."""
         with self._warning():
-            report = explain(converted)
+            report = without_quotes(explain(converted))
             self._write("report.txt", f"{report}\n", "the report")
             self._write("report.html", report.to_html(), "the report as a page")
             self._write("report.json", report.to_json(), "the report for programs")
@@ -149,20 +154,29 @@ def trace_sharded(model: nn.Module) -> None:
         trace.result(model, Stages())
 
 
-_MAY_QUOTE_THE_BATCH = ("sample_failed",)
-
-
 def _error_text(error: BaseException) -> str:
-    """What was raised, and where. The message of an error that is not recfx's may quote ids, and is left out."""
+    """What was raised, and where. Messages that may quote ids are left out."""
     parts = []
     current: BaseException | None = error
     while current is not None:
-        ours = isinstance(current, RecfxError) and current.reason not in _MAY_QUOTE_THE_BATCH
-        message = str(current) if ours else "(its message is left out here: it may quote the batch)"
+        message = without_quotes(str(current)) if isinstance(current, ConversionError) else _LEFT_OUT
         frames = "".join(traceback.format_list(traceback.extract_tb(current.__traceback__)))
         parts.append(f"{type(current).__name__}: {message}\n{frames}")
         current = current.__cause__
     return "\ncaused by:\n".join(parts)
+
+
+def without_quotes(value: Any) -> Any:
+    """A report, or part of one, without what the model's own code has said about a batch: it may have quoted ids."""
+    if isinstance(value, str):
+        return _SAID.sub(rf"raises \1 {_LEFT_OUT}", value)
+    if isinstance(value, tuple):
+        return tuple(without_quotes(each) for each in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        changed = {name: new for name, old in fields.items() if (new := without_quotes(old)) != old}
+        return dataclasses.replace(value, **changed) if changed else value
+    return value
 
 
 def _write_text(path: Path, text: str) -> None:

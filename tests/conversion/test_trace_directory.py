@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
+from torchrec import KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
@@ -114,6 +115,36 @@ def test_there_are_no_weights_and_no_ids_in_it(directory: Path) -> None:
         assert str(value)[:7].encode() not in contents
         assert struct.pack("<f", value) not in contents
     assert {path.name for path in directory.iterdir()} == {"index.html", "001-Wrapped", "002-Wrapped", "003-Wrapped"}
+
+
+class Quotes(Wrapped):
+    """In eval mode, or always, it fails and quotes the ids that it was given."""
+
+    def __init__(self, inner: nn.Module, always: bool) -> None:
+        super().__init__(inner)
+        self.always = always
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        if self.always or not self.training:
+            ids = features.values()
+            raise ValueError(f"cannot run with\n{ids if isinstance(ids, fx.Proxy) else ids.tolist()}")
+        return super().forward(features)
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_what_the_model_says_of_a_batch_is_left_out(always: bool, directory: Path) -> None:
+    sample = (batch([7077177, 1, 2, 3]),)
+    model = Quotes(collection(rows=8_000_000, dim=1), always)
+    if always:
+        with pytest.raises(recfx.ConversionError, match="7077177"):
+            recfx.convert(model, sample)
+        where = "error.txt"
+    else:
+        assert "7077177" in recfx.explain(recfx.convert(model, sample)).verification.text
+        where = "report.json"
+    text = (directory / "001-Quotes" / where).read_text()
+    assert "raises ValueError (what it says is left out here" in text
+    assert not [path for path in directory.rglob("*") if path.is_file() and b"7077177" in path.read_bytes()]
 
 
 def test_a_conversion_that_fails_says_why(directory: Path) -> None:
