@@ -11,6 +11,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.conversion.arguments import check_arguments
 from recfx.conversion.check_conversion import check_conversion
+from recfx.conversion.declared_ranges import declare_id_ranges
 from recfx.conversion.finish import as_whole_graph, patch
 from recfx.conversion.load_guard import guard_loading
 from recfx.conversion.notes import compile_dropped
@@ -47,6 +48,7 @@ def convert(
     verify: bool | None = None,
     inplace: bool = False,
     on_unsupported: str = "error",
+    id_ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> nn.Module:
     """Rewrite every ``EmbeddingBagCollection`` of ``model`` to a ``HashEmbeddingBagCollection`` of explicit nodes.
 
@@ -73,6 +75,9 @@ def convert(
             and functions that refer to its modules (by attributes, closures or weak references) are copied, too. True
             patches the parents of the collections and everything else that refers to them (a model that is a collection
             itself is replaced: use the return value).
+        id_ranges: the lowest and the highest id of features, as they reach their collections. Where these, or what the
+            model does to the ids of ``sample`` (``%``, ``clamp``, ...), show that all ids of an unsharded table are
+            below ``dense_rows``, its index is left out of the graph; every batch is checked.
         on_unsupported: ``"error"``, or ``"keep"`` to leave what cannot be converted as it is; the report lists it.
 
     Returns:
@@ -84,8 +89,9 @@ def convert(
     trace, stages = ConversionTrace.begin(model), Stages()
     try:
         converted = _convert(
-            model, sample, hashing, plan, env, device, backend, whole_graph, verify, inplace, on_unsupported, stages
-        )
+            model, sample, hashing, plan, env, device, backend, whole_graph, verify, inplace, on_unsupported, id_ranges,
+            stages,
+        )  # fmt: skip
     except BaseException as error:
         if trace is not None:
             trace.failure(error, stages)
@@ -107,6 +113,7 @@ def _convert(
     verify: bool | None,
     inplace: bool,
     on_unsupported: str,
+    id_ranges: Mapping[str, tuple[int, int]] | None,
     stages: Stages,
 ) -> nn.Module:
     call = None if sample is None else Sample.of(sample)
@@ -114,6 +121,7 @@ def _convert(
     sharded, keep = plan is not None or env is not None, on_unsupported == "keep"
     verified = call is not None if verify is None else verify
     discovery = discover(model, call, calls_are_counted=verified and not keep)
+    declare_id_ranges(discovery, id_ranges)
     refuse_unsupported(discovery, on_unsupported)
     if sharded:
         refuse_sharded(discovery)

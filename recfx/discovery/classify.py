@@ -5,7 +5,7 @@ Classes are identified by the class object, never by name (except inside a Scrip
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torchrec.modules.mc_embedding_modules import (
 from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
 
 from recfx.diagnostics import Diagnostic, Severity
+from recfx.ir.id_range import IdRange
 from recfx.ir.meta import SourceLocation
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.sharding.collection import sharded_collections
@@ -47,6 +48,7 @@ class Finding:
         source: the line that calls it, or the class that holds it.
         call_sites: all lines that were seen to call it, in the order of the calls.
         calls: how often one forward calls it, as far as the trace can see.
+        id_ranges: the ranges that its ids are in, by feature, as far as the trace can see.
         suspected: the refusal, if code may call it other than through the model's modules; a sample can clear it.
     """
 
@@ -59,6 +61,7 @@ class Finding:
     call_sites: tuple[SourceLocation, ...] = ()
     calls: int = 0
     suspected: Diagnostic | None = None
+    id_ranges: dict[str, IdRange] = field(default_factory=dict)
 
     def refuse(self, why: Diagnostic) -> None:
         """Note that a convertible collection cannot be converted after all."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +19,12 @@ from recfx.diagnostics import Diagnostic
 from recfx.discovery.bypass import BYPASSED, find_bypassed
 from recfx.discovery.classify import CONVERTIBLE, Finding, classify
 from recfx.errors import ConversionError
+from recfx.ir.id_range import IdRange
 from recfx.ir.meta import SourceLocation
 from recfx.modules.copy_modules import copy_modules
 from recfx.record.wrappers import unwrap
 from recfx.references.find_references import own_modules
+from recfx.tracing.id_ranges import IdRanges
 from recfx.tracing.sample import Sample
 from recfx.tracing.shallow_tracer import ShallowTracer, rollback_of, source_of, trace_graph
 
@@ -120,6 +123,7 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
     called: set[int] = set()
     hidden: set[int] = set()
     seen: set[tuple[str, str]] = set()
+    ranges: dict[int, list[dict[str, IdRange]]] = {}  # of each call, by collection
     for training in (True, False):
         root, copies = copy_modules(unwrap(model))
         set_mode(root, training)
@@ -133,6 +137,7 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
             hidden |= set(wanted)
             graph = fx.Graph()
         counts: dict[int, int] = {}
+        id_ranges = IdRanges(graph, root, _inputs(graph, sample))
         for node in graph.nodes:
             if node.op == "call_module":
                 module = root.get_submodule(str(node.target))
@@ -140,6 +145,9 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
                     counts[leaves[id(module)]] = counts.get(leaves[id(module)], 0) + 1
                     finding = wanted[leaves[id(module)]]
                     called.add(id(finding.module))
+                    if finding.status == CONVERTIBLE:
+                        found = id_ranges.of_call(node, _features(finding.module))
+                        ranges.setdefault(leaves[id(module)], []).append(found)
                     site = source_of(node)
                     if site is not None and site not in finding.call_sites:
                         finding.call_sites += (site,)
@@ -155,6 +163,28 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
                 discovery.rollbacks.append(rollback)
     for key, finding in wanted.items():
         finding.found = "traced" if key in called else "walked" if key in hidden else "never called"
+        if key not in hidden and key in ranges:  # all of its calls were seen
+            finding.id_ranges = _of_all_calls(ranges[key])
+
+
+def _features(collection: Any) -> list[str]:
+    return [feature for config in collection.embedding_bag_configs() for feature in config.feature_names]
+
+
+def _inputs(graph: fx.Graph, sample: Sample) -> dict[str, Any]:
+    """The sample's values by name of the placeholders that stand for them."""
+    names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
+    return dict(zip(names, sample.args, strict=False)) | sample.kwargs
+
+
+def _of_all_calls(calls: list[dict[str, IdRange]]) -> dict[str, IdRange]:
+    """The ranges of the features of which a range is known in every call."""
+    first, *others = calls
+    return {
+        feature: functools.reduce(operator.or_, (call[feature] for call in others), known)
+        for feature, known in first.items()
+        if all(feature in call for call in others)
+    }
 
 
 def set_mode(root: nn.Module, training: bool) -> None:

@@ -102,6 +102,38 @@ def index_settings_not_used(table: TableFacts) -> Diagnostic | None:
     return Diagnostic("index_settings_not_used", table.module_path, message, advice, Severity.WARNING)
 
 
+def index_left_out(table: TableFacts) -> Diagnostic | None:
+    """Hashing was elided, because no id ever reaches the index."""
+    spec = table.spec
+    if not spec.never_needs_index or spec.id_range is None or spec.hashing is None:
+        return None
+    message = (
+        f"its ids are {spec.id_range}, all below dense_rows={spec.hashing.dense_rows}, so they are rows, and its "
+        f"index is never read. Proof: {spec.id_range.proof}."
+    )
+    advice = "nothing: each batch is checked. HashConfig() without more rows than the table has saves the index."
+    return Diagnostic("index_left_out", table.module_path, message, advice)
+
+
+def index_not_needed(table: TableFacts) -> Diagnostic | None:
+    """All ids would fit as they are, but the config sends them through an index."""
+    spec = table.spec
+    known = spec.id_range
+    if known is None or spec.hashing is None or not spec.has_index or spec.never_needs_index:
+        return None
+    if known.lower < 0 or known.upper >= spec.num_embeddings:
+        return None
+    message = (
+        f"its ids are {known}, and it has {spec.num_embeddings} rows, but they go through an index, because "
+        f"dense_rows is {spec.hashing.dense_rows}. Proof: {known.proof}."
+    )
+    advice = (
+        f"give HashConfig(dense_rows={known.upper + 1}) or more, so that ids are rows; the index stays if it counts or "
+        "evicts ids, which are then not those."
+    )
+    return Diagnostic("index_not_needed", table.module_path, message, advice)
+
+
 def init_fn_rows(table: TableFacts) -> Diagnostic | None:
     """An indexed table with its own ``init_fn``."""
     if table.index is None or not table.spec.custom_init_fn:
@@ -141,6 +173,8 @@ _RULES: tuple[Callable[[TableFacts], Diagnostic | None], ...] = (
     only_touched_rows,
     weights_not_used,
     index_settings_not_used,
+    index_left_out,
+    index_not_needed,
     init_fn_rows,
     data_type_not_honoured,
 )

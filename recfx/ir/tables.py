@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from recfx.ir.id_range import IdRange
+
 if TYPE_CHECKING:
     from recfx.hashing import ResolvedHashConfig
 
@@ -37,6 +39,7 @@ class TableSpec:
         shard_keys: the keys of a shard in the output; ``embedding_names`` are its keys among those of its rank.
         first_row: the table's row at which a shard begins.
         first_column: the table's column at which a shard begins.
+        id_range: the range that all of its ids are known to be in.
     """
 
     name: str
@@ -55,6 +58,7 @@ class TableSpec:
     shard_keys: tuple[str, ...] = ()
     first_row: int = 0
     first_column: int = 0
+    id_range: IdRange | None = None
 
     @property
     def table_name(self) -> str:
@@ -73,6 +77,21 @@ class TableSpec:
     def has_index(self) -> bool:
         """Whether an index maps raw ids to rows."""
         return self.hashing is not None and self.hashing.has_index
+
+    @property
+    def never_needs_index(self) -> bool:
+        """Whether all of its ids are known to be below ``dense_rows``: they are rows, though it has an index."""
+        if self.id_range is None or self.hashing is None or not self.has_index or self.shard_of:
+            return False
+        counts = self.evicts or self.admits  # then the index keeps an account of all ids
+        return not counts and self.id_range.lower >= 0 and self.id_range.upper < self.hashing.dense_rows
+
+    @property
+    def row_limit(self) -> int:
+        """The number of rows that its ids must be below; -1 if an index takes any id."""
+        if self.never_needs_index and self.hashing is not None:
+            return self.hashing.dense_rows
+        return -1 if self.has_index else self.num_embeddings
 
     @property
     def evicts(self) -> bool:

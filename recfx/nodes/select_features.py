@@ -150,7 +150,7 @@ class SelectFeatures(NodeModule):
 
     def _row_limits(self) -> list[int]:
         """Per feature, the number of rows of its table; -1 if an index takes any id."""
-        return [-1 if table.has_index else table.num_embeddings for table in self.tables for _ in table.feature_names]
+        return [table.row_limit for table in self.tables for _ in table.feature_names]
 
     def _expand(
         self, features: KeyedJaggedTensor, positions: list[int], named_inverse: tuple[list[str], torch.Tensor] | None
@@ -169,6 +169,16 @@ class SelectFeatures(NodeModule):
             if position == key and limits[feature] >= 0 and not 0 <= id_ < limits[feature]
         )
         table = next(table for table in self.tables if self.keys[feature] in table.embedding_names)
+        if table.never_needs_index:
+            return IdRangeError(
+                f"id {id_} of feature {self.feature_names[feature]!r} is out of range for table {table.name!r}, whose "
+                f"index was left out because its ids were known to be {table.id_range}: "
+                f"{'' if table.id_range is None else table.id_range.proof}.",
+                reason="id_out_of_range",
+                module_path=self.collection,
+                what_to_do="convert again, with a sample of the model as it is now, and with id_ranges that hold; or "
+                "convert without a sample.",
+            )
         return IdRangeError(
             f"id {id_} of feature {self.feature_names[feature]!r} is out of range for table "
             f"{table.name!r}, whose rows are 0 to {table.num_embeddings - 1}.",

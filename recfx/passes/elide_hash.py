@@ -1,8 +1,10 @@
 """elide_hash: removes hashing for tables whose ids are their rows.
 
 A table with ``dense_rows == rows`` has no index: ``select_features`` checks the range of its ids, which are then rows.
-The pass takes it out of ``hash_ids`` (and removes the node when it has no table left), and turns a MEAN that ran as SUM
-because of hashing back into a MEAN.
+The same holds for a table whose ids are all known to be below ``dense_rows``, by what the model does to them or by what
+the user has declared (``TableSpec.id_range``): its index would never be read. ``select_features`` checks that, too.
+The pass takes such a table out of ``hash_ids`` (and removes the node when it has no table left), and turns a MEAN that
+ran as SUM because of hashing back into a MEAN.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from recfx.passes.base import PassResult
 
 @dataclass(frozen=True)
 class ElideHash:
-    """Take tables without an index out of ``hash_ids``."""
+    """Take tables without an index, or that never need it, out of ``hash_ids``."""
 
     name: str = "elide_hash"
 
@@ -30,9 +32,12 @@ class ElideHash:
         modified = False
         for node in nodes_of_kind(graph_module, "hash_ids"):
             module = node_module(graph_module, node, HashIds)
-            kept = tuple(table.name for table in module.tables if table.has_index)
-            for name in dict.fromkeys(table.table_name for table in module.tables if table.has_index):
+            indexed = [table for table in module.tables if table.has_index and not table.never_needs_index]
+            kept = tuple(table.name for table in indexed)
+            for name, table in {table.table_name: table for table in indexed}.items():
                 message = f"ids of table {name!r} are raw: rows beyond dense_rows need its index."
+                if table.id_range is not None:
+                    message += f" Its ids are {table.id_range}: {table.id_range.proof}."
                 declined.append(Diagnostic("has_index", module.collection, message, by=self.name, node=node.name))
             if len(kept) == len(module.hashed):
                 continue

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -11,6 +14,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from recfx.discovery.classify import Finding
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
+from recfx.ir.id_range import IdRange
 from recfx.ir.tables import TableSpec
 from recfx.modules.carry_over import carry_hooks, carry_over
 from recfx.modules.collection import HashEmbeddingBagCollection
@@ -69,6 +73,7 @@ def _replace_collection(
     configs = standard.embedding_bag_configs()
     by_table = {config.name: config_for(config.name, hashing) for config in configs}
     specs = describe_tables(configs, bags, by_table, standard.is_weighted(), adopt=True, collection=finding.path)
+    specs = tuple(replace(spec, id_range=_id_range(spec, finding.id_ranges)) for spec in specs)
     for spec, config in zip(specs, configs, strict=True):
         _resize(bags[spec.name], spec, config, finding.path, resizing)
     converted = HashEmbeddingBagCollection.from_tables(
@@ -97,6 +102,13 @@ def _replace_collection(
     carry_over(copied, converted)
     carry_references(standard, converted)
     return converted
+
+
+def _id_range(table: TableSpec, known: Mapping[str, IdRange]) -> IdRange | None:
+    """The range of all ids that the table may get; None if it is not known of one of its features."""
+    ranges = [known.get(feature) for feature in table.feature_names]
+    found = [each for each in ranges if each is not None]
+    return functools.reduce(operator.or_, found) if found and len(found) == len(ranges) else None
 
 
 def _uses(converted: HashEmbeddingBagCollection, name: str) -> bool:

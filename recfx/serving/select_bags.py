@@ -32,7 +32,7 @@ class SelectBags(ServedNode):
         self.is_weighted = is_weighted
         self.feature_names = [feature for table in tables for feature in table.feature_names]
         self.table_names = [table.name for table in tables for _ in table.feature_names]
-        limits = [-1 if table.has_index else table.num_embeddings for table in tables for _ in table.feature_names]
+        limits = [table.row_limit for table in tables for _ in table.feature_names]
         self.register_buffer("limits", torch.tensor(limits))
         # Stretches of adjacent features without an index: where they begin and end, and the rows of the smallest table.
         self.first_limited = [i for i, limit in enumerate(limits) if limit >= 0 and (i == 0 or limits[i - 1] < 0)]

@@ -13,6 +13,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 from recfx.ir.shards import CollectionSharding
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.converted_collection import collections_of
+from recfx.modules.unexpanded_graph import make_unexpanded_graph
 from recfx.nodes.dist_groups import DistGroups
 from recfx.nodes.resources import Resources
 from recfx.passes import run_pipeline
@@ -45,7 +46,8 @@ class ShardedHashEmbeddingBagCollection(BatchSteps, FusedOptimizerModule):
     ) -> None:
         super().__init__()
         self.take_tables(unsharded, sharding, groups, local)
-        self._compile(unsharded.unexpanded_graph(Resources(self._store, groups)))
+        resources = Resources(self._store, groups)
+        self._compile(make_unexpanded_graph(self.collection, self.tables, self._is_weighted, resources, self.source))
         self._register_state_dict_hook(save_sharded_state)
         self.register_load_state_dict_pre_hook(load_local_state)
         self.register_load_state_dict_post_hook(drop_shard_names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding
@@ -49,7 +50,9 @@ def read_plan(
     missing = [name for name in names if name not in plan]
     if missing:
         raise plan_error("plan_missing_table", f"the plan does not name table {missing[0]!r}.", path)
-    sharded = tuple(_read(TablePlan(table, plan[table.name], world_size, path)) for table in tables)
+    # Hashing of shards is not elided, so nothing is known of their ids.
+    whole = [replace(table, id_range=None) for table in tables]
+    sharded = tuple(_read(TablePlan(table, plan[table.name], world_size, path)) for table in whole)
     local_sizes = {each.way_back.local_size for each in sharded} - {1}
     if len(local_sizes) > 1:
         what = f"hosts have {sorted(local_sizes)} ranks in the plans of different tables."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 
@@ -48,7 +50,8 @@ class ShardedTables(ConvertedCollection):
         self.collection, self.backend, self.source = unsharded.collection, unsharded.backend, unsharded.source
         self.requested, self.calls = dict(unsharded.requested), unsharded.calls
         self._embedding_bag_configs, self._is_weighted = unsharded.embedding_bag_configs(), unsharded.is_weighted()
-        self.tables, self.sharding, self.groups = unsharded.tables, sharding, groups
+        self.tables = tuple(replace(table, id_range=None) for table in unsharded.tables)  # as in the sharding
+        self.sharding, self.groups = sharding, groups
         self.not_fused = dict(unsharded.not_fused)
         self.embedding_bags, self.hash_indexes, self._store = local.bags, local.indexes, local.store
         self.fused, self.dtypes, self.taken = local.fused, local.dtypes, local.taken

@@ -1,0 +1,228 @@
+"""Hashing is elided where ids are known to be rows: by what the model does to them, or by what the user declares."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+
+import recfx
+from recfx.errors import IdRangeError
+from recfx.inspect import Report
+from recfx.ir import format_graph
+from tests.builders.optimizers import attach
+from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, with_optimizer
+from tests.sharding.ranks import ranks
+
+ROWS, SPARE = 100, recfx.HashConfig(rows=150)  # ids below 100 are rows, and 50 rows are given out by an index
+
+
+class Reduced(nn.Module):
+    """Ids of two features are made small before they reach the collection; pooled as SUM and as MEAN."""
+
+    def __init__(self, divisor: int = ROWS, fmod: bool = False) -> None:
+        super().__init__()
+        tables = [
+            EmbeddingBagConfig(
+                name=name, embedding_dim=4, num_embeddings=ROWS, feature_names=[feature], pooling=pooling
+            )
+            for name, feature, pooling in (("a", "f", PoolingType.SUM), ("b", "g", PoolingType.MEAN))
+        ]
+        self.ebc = EmbeddingBagCollection(tables=tables)
+        self.divisor, self.fmod = divisor, fmod
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        ids = features.values()
+        ids = torch.fmod(ids, self.divisor) if self.fmod else ids % self.divisor
+        return self.ebc(KeyedJaggedTensor(features.keys(), ids, lengths=features.lengths())).values()
+
+
+def batch(*ids: int) -> KeyedJaggedTensor:
+    """Half of the ids for each feature."""
+    return KeyedJaggedTensor(["f", "g"], torch.tensor(ids), lengths=torch.tensor([len(ids) // 2] * 2))
+
+
+SAMPLE = (batch(7, 2**40, -5, 12),)
+
+
+def kinds(model: Any) -> list[str]:
+    return [
+        str(node.target) for node in model.get_submodule("ebc").graph_module.graph.nodes if node.op == "call_module"
+    ]
+
+
+def reasons(report: Report, code: str) -> dict[str, str]:
+    return {one.path.rpartition(".")[2]: one.message for one in report.reasons if one.code == code}
+
+
+def test_hashing_is_left_out_where_ids_are_rows() -> None:
+    torch.manual_seed(0)
+    model = Reduced()
+    hashed = recfx.convert(copy.deepcopy(model), hashing=SPARE)  # without a sample, nothing is known
+    elided = recfx.convert(model, SAMPLE, hashing=SPARE)  # verified
+    for each in (elided, hashed):
+        attach(each, torch.optim.SGD, lr=0.5)
+    assert kinds(elided) == ["select_features", "lookup", "lookup_1", "keyed_tensor"]
+    assert "hash_lookup" in kinds(hashed)
+    assert "mean_divide" in kinds(hashed)
+    for ids in ((7, 2**40, -5, 12), (99, 100, 101, -1), (0, 0, -(2**63), 2**63 - 1)):
+        outputs = [each(batch(*ids)) for each in (elided, hashed)]
+        torch.testing.assert_close(*outputs)
+        for output in outputs:
+            output.sum().backward()
+    torch.testing.assert_close(dict(elided.named_parameters()), dict(hashed.named_parameters()))
+    assert elided.state_dict().keys() == hashed.state_dict().keys()
+    report = recfx.explain(elided)
+    found = reasons(report, "index_left_out")
+    assert set(found) == {"a", "b"}
+    assert found["a"].startswith(
+        "its ids are 0 to 99, all below dense_rows=100, so they are rows, and its index is never "
+    )
+    assert "Proof: % 100 (" in found["a"]
+    assert "test_id_ranges.py:" in found["a"]
+    assert report.collections[0].declined == ()
+    assert not reasons(recfx.explain(hashed), "index_left_out")
+
+
+@pytest.mark.parametrize(
+    ("model", "hashing"),
+    [
+        (lambda: Reduced(ROWS + 1), SPARE),  # id 100 would be a raw one
+        (lambda: Reduced(ROWS, fmod=True), SPARE),  # ids below 0 would be raw ones
+        (lambda: Reduced(), recfx.HashConfig(rows=150, dense_rows=ROWS - 1)),
+        (lambda: Reduced(), recfx.HashConfig(rows=150, admit_after=2)),  # the index counts all ids
+        (lambda: Reduced(), recfx.HashConfig(rows=150, on_full="evict")),
+    ],
+)
+def test_hashing_stays_where_one_id_may_be_raw(model: Callable[[], nn.Module], hashing: recfx.HashConfig) -> None:
+    converted = recfx.convert(model(), SAMPLE, hashing=hashing, verify=False)
+    assert any(kind.startswith(("hash_ids", "hash_lookup")) for kind in kinds(converted))
+    declined = recfx.explain(converted).collections[0].declined
+    known = [one.message for one in declined if one.code == "has_index"]
+    assert len(known) == 2
+    assert all(" Its ids are " in message for message in known)
+    if hashing.on_full != "evict":  # which needs an optimizer
+        assert torch.isfinite(converted(batch(100, 2**40, -5, -1))).all()  # as before: any id is a legal one
+
+
+def test_one_table_of_two() -> None:
+    hashing = {"a": SPARE, "b": recfx.HashConfig(dense_rows=0)}
+    converted = recfx.convert(Reduced(), SAMPLE, hashing=hashing)
+    assert "hashed=[b]" in format_graph(converted.ebc.graph_module)
+    report = recfx.explain(converted)
+    assert set(reasons(report, "index_left_out")) == {"a"}
+    (message,) = reasons(report, "index_not_needed").values()
+    assert message.startswith(
+        "its ids are 0 to 99, and it has 100 rows, but they go through an index, because dense_rows"
+    )
+    (advice,) = [one.what_to_do for one in report.reasons if one.code == "index_not_needed"]
+    assert advice.startswith("give HashConfig(dense_rows=100) or more")
+
+
+def test_each_batch_is_checked() -> None:
+    """What the model did when it was traced may not be what it does today."""
+    converted = recfx.convert(Reduced(), SAMPLE, hashing=SPARE)
+    converted.divisor = 1000
+    converted(batch(99, 0, 99, 0))
+    with pytest.raises(IdRangeError) as raised:
+        converted(batch(0, 100, 0, 0))
+    assert raised.value.reason == "id_out_of_range"
+    message = str(raised.value)
+    assert "id 100 of feature 'f' is out of range for table 'a', whose index was left out because its ids" in message
+    assert "0 to 99: % 100 (" in message
+
+
+def test_declared_ranges() -> None:
+    declared = {"f": (0, 99), "g": (0, 99)}
+    converted = recfx.convert(nn.ModuleDict({"ebc": Reduced().ebc}), hashing=SPARE, id_ranges=declared)
+    assert kinds(converted) == ["select_features", "lookup", "lookup_1", "keyed_tensor"]
+    found = reasons(recfx.explain(converted), "index_left_out")
+    assert found["b"].endswith("Proof: declared for feature 'g'.")
+    wider = {"f": (0, 99), "g": (0, 100)}
+    one = recfx.convert(nn.ModuleDict({"ebc": Reduced().ebc}), hashing=SPARE, id_ranges=wider)
+    assert set(reasons(recfx.explain(one), "index_left_out")) == {"a"}
+    with pytest.raises(IdRangeError):
+        converted["ebc"](batch(0, 100, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("declared", "upper", "proof"),
+    [
+        ((0, 49), 49, "; declared for feature 'f'"),
+        ((0, 500), 99, ""),  # the trace knows more
+        ((-5, 98), 98, "; declared for feature 'f'"),
+    ],
+)
+def test_a_declared_range_and_a_traced_one(declared: tuple[int, int], upper: int, proof: str) -> None:
+    converted = recfx.convert(Reduced(), SAMPLE, hashing=SPARE, id_ranges={"f": declared}, verify=False)
+    known = converted.ebc.tables[0].id_range
+    assert (known.lower, known.upper) == (0, upper)
+    assert known.proof.startswith("% 100 (")
+    assert known.proof.endswith(proof) if proof else "declared" not in known.proof
+
+
+@pytest.mark.parametrize(
+    ("declared", "reason"),
+    [
+        ([("f", (0, 9))], "invalid_argument"),
+        ({"f": 9}, "invalid_argument"),
+        ({"f": (0, 9, 10)}, "invalid_argument"),
+        ({"f": (0, 9.5)}, "invalid_argument"),
+        ({"f": (9, 0)}, "invalid_argument"),
+        ({1: (0, 9)}, "invalid_argument"),
+        ({"user": (0, 9)}, "unknown_feature"),
+    ],
+)
+def test_wrong_declarations(declared: Any, reason: str) -> None:
+    model = Reduced()
+    with pytest.raises(recfx.ConversionError) as raised:
+        recfx.convert(model, id_ranges=declared)
+    assert raised.value.reason == reason
+    assert type(model.ebc) is EmbeddingBagCollection
+
+
+def test_copies_know_it_too_and_so_does_what_converts_back() -> None:
+    converted = recfx.convert(Reduced(), SAMPLE, hashing=SPARE, verify=False)
+    for each in (copy.deepcopy(converted), pickle.loads(pickle.dumps(converted))):
+        assert kinds(each) == kinds(converted)
+        assert set(reasons(recfx.explain(each), "index_left_out")) == {"a", "b"}
+    fresh = recfx.convert(Reduced(), hashing=SPARE)  # its index is in the graph
+    fresh.load_state_dict(converted.state_dict())
+    torch.testing.assert_close(fresh(*SAMPLE), converted(*SAMPLE))
+
+
+def test_an_exported_file_has_no_index_in_its_graph_and_checks_ids(tmp_path: Path) -> None:
+    converted = recfx.convert(Reduced(), SAMPLE, hashing=SPARE, verify=False).eval()
+    report = recfx.export(converted, tmp_path / "model.pt", SAMPLE)
+    assert "find_rows" not in report.graph
+    loaded = recfx.load(tmp_path / "model.pt")
+    other = batch(99, 100, -1, 2**50)
+    torch.testing.assert_close(loaded(other), converted(other))
+
+
+def sharded(rank: int, world_size: int) -> tuple[list[str], bool, bool]:
+    case = Case((Table("t", 64, 8, ("f0",), "SUM", ("row_wise",)),), hashing=recfx.HashConfig(dense_rows=48))
+    standard, width = build(case)
+    model = Model(with_optimizer(case, standard), width)
+    model = recfx.convert(model, hashing=case.hashing, id_ranges={"f0": (0, 47)})
+    plan = ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, model.sparse, world_size))})
+    before = model.sparse.tables[0].never_needs_index
+    model = recfx.convert(model, plan=plan)
+    (step,) = batches(case, world_size, 1)
+    model(step[rank])[0].backward()
+    kinds = [node.kind for node in recfx.explain(model).collections[0].nodes]
+    return kinds, before, model.sparse.tables[0].never_needs_index
+
+
+def test_shards_keep_their_index() -> None:
+    for kinds, before, after in ranks(2).run(sharded):
+        assert "hash_ids" in kinds
+        assert (before, after) == (True, False)
