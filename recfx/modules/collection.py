@@ -177,9 +177,13 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
         """See ``ConvertedCollection``."""
         return self.graph_module if self.other_graph is None or training == self._graph_trains else self.other_graph
 
-    def unexpanded_graph(self) -> fx.GraphModule:
-        """The graph before the first pass: input, the collection as one leaf, output."""
-        resources = Resources(self._store)
+    def unexpanded_graph(self, resources: Resources | None = None) -> fx.GraphModule:
+        """The graph before the first pass: input, the collection as one leaf, output.
+
+        Args:
+            resources: what the nodes will work on; by default the collection's own tables.
+        """
+        resources = resources or Resources(self._store)
         return make_unexpanded_graph(self.collection, self.tables, self._is_weighted, resources, self.source)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:

@@ -224,5 +224,5 @@ def sharded(rank: int, world_size: int) -> tuple[list[str], bool, bool]:
 
 def test_shards_keep_their_index() -> None:
     for kinds, before, after in ranks(2).run(sharded):
-        assert "hash_ids" in kinds
+        assert "hash_lookup" in kinds
         assert (before, after) == (True, False)
