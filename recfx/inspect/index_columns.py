@@ -8,6 +8,7 @@ from recfx.inspect import wording
 from recfx.inspect.collection_rows import FEW
 from recfx.inspect.grid import Grid
 from recfx.inspect.names import plural
+from recfx.inspect.reason_rows import FILLING
 from recfx.inspect.table_groups import TableOf
 from recfx.inspect.table_report import HashingReport, TableReport
 
@@ -22,8 +23,6 @@ _FILLING_COLUMNS = (
     "shared", "unseen", "waiting", "probe", "bytes/row",
 )  # fmt: skip
 
-# A table with one of these reasons is listed, whatever else is.
-_FILLS = ("index_nearly_full", "shared_answers", "eviction_churn", "candidates_dropped")
 _FULLEST = 5
 
 
@@ -53,7 +52,7 @@ def filling_grid(tables: list[TableOf], every: bool = False) -> Grid | None:
         _FILLING_COLUMNS,
         tuple(_filling_row(one, several, every) for one in shown),
         frozenset(_FILLING_COLUMNS[2:]) - {"worst bucket"},
-        f'... and {rest:,} that are less full (tables="all" lists each)' if rest else "",
+        f'... and {rest:,} more, none of them fuller (tables="all" lists each)' if rest else "",
     ).without_empty_columns()
 
 
@@ -82,7 +81,7 @@ def _counted(table: TableReport) -> bool:
 
 
 def _fills(table: TableReport) -> bool:
-    return any(reason.code in _FILLS for reason in table.reasons)
+    return any(reason.code in FILLING for reason in table.reasons)
 
 
 def _urgency(one: TableOf) -> tuple[bool, float]:

@@ -10,6 +10,9 @@ from recfx.inspect import wording
 from recfx.inspect.names import few, groups_of, plural
 from recfx.inspect.report_data import ReportData
 
+FILLING = ("index_nearly_full", "shared_answers", "eviction_churn", "candidates_dropped")
+"""The reasons of tables that are, or soon will be, too small."""
+
 _MOST_NAMES = 4
 _MOST_COLLECTIONS = 3
 _OF_TABLE = "embedding_bags."
@@ -48,7 +51,7 @@ class ReasonRow:
 
 
 def reason_rows(report: ReportData, every: bool = False) -> list[ReasonRow]:
-    """One row per severity and code, the worst first.
+    """One row per severity and code, the worst first; among equals, tables that fill up come first.
 
     Args:
         report: the report.
@@ -65,7 +68,7 @@ def reason_rows(report: ReportData, every: bool = False) -> list[ReasonRow]:
         )
         paths = list(dict.fromkeys(one.path for one in group))
         rows.append(ReasonRow(group[0].severity, group[0].code, holds_for(paths, most, tables, places), findings))
-    return rows
+    return sorted(rows, key=lambda row: (row.severity.rank, row.code not in FILLING))
 
 
 def holds_for(

@@ -14,8 +14,8 @@ from recfx.inspect.sharding_columns import SHARDING_COLUMNS, sharding_row, shard
 from recfx.inspect.table_report import TableReport
 
 _COLUMNS = (
-    "table", "collection", "features", "rows", "dim", "pooling", "type", "size", "hashing", "ids held", "sharding",
-    "kernel", "optimizer",
+    "table", "collection", "features", "rows", "dim", "pooling", "type", "size", "hashing", "ids held", "kernel",
+    "optimizer",
 )  # fmt: skip
 _NUMBERS = frozenset(("rows", "dim", "size"))
 _USUAL_TYPE = "float32"  # groups of such tables need no column for it
@@ -90,17 +90,17 @@ def _row(group: list[TableOf], several_collections: bool, with_features: bool, u
         wording.size(sum(table.bytes for table in tables)),
         wording.rules(first.hashing),
         wording.held(tables),
-        "" if first.sharding is None else f"{first.sharding.sharding_type}, {first.sharding.compute_kernel}",
         first.kernel,
         wording.optimizer(first),
     )
 
 
 def _key(one: TableOf) -> Hashable:
+    """What like tables have in common; how they are sharded is in a table of its own."""
     table = one.table
     return (
         table.dim, table.pooling, table.dtype, table.device, wording.rules(table.hashing), table.kernel,
-        table.optimizer, _sharding_key(table), one.collection.status,
+        table.optimizer, one.collection.status,
     )  # fmt: skip
 
 

@@ -244,14 +244,15 @@ def filled(numbers: dict[int, int], tables: int = 20) -> Report:
 
 def test_tables_that_fill_come_first() -> None:
     lines = str(filled({3: 90, 4: 10, 7: 85, 9: 5})).splitlines()
-    assert lines[4].startswith("warning: weights_not_used: all 20 tables of inner: t0..19")
+    assert lines[4].startswith("warning: index_nearly_full: 2 tables of inner: t3, t7")
+    assert "warning: weights_not_used: all 20 tables of inner: t0..19" in lines[5:]
     (nearly,) = [place for place, line in enumerate(lines) if line.startswith("warning: index_nearly_full")]
     assert lines[nearly] == "warning: index_nearly_full: 2 tables of inner: t3, t7"
     title = lines.index("Indexes, the fullest first: 2 tables fill up, share rows or forget ids")
     assert title < lines.index("Collections")
     shown = [line.split("|")[0].strip() for line in lines[title + 3 :][:5]]
     assert shown == ["t3", "t7", "t4", "t9", "t0"]
-    assert lines[title + 8] == '... and 15 that are less full (tables="all" lists each)'
+    assert lines[title + 8] == '... and 15 more, none of them fuller (tables="all" lists each)'
     cells = dict(zip(*([cell.strip() for cell in lines[title + row].split("|")] for row in (1, 3)), strict=True))
     assert (cells["ids held"], cells["full"], cells["fits"]) == ("90", "90.0%", "10")
     assert int(cells["suggested"].replace(",", "")) > 100
