@@ -311,7 +311,7 @@ def _cast(given: Any, dtype: torch.dtype) -> Any:
         return replace(given, is_int64=True)
     if dtype == torch.int32:
         fits = _within(given.range, _INT32)  # otherwise it wraps around
-        return replace(given, is_int64=False) if fits else _Ids(_INT32, (), False)
+        return replace(given, is_int64=False) if fits else _Ids(_INT32, ("int32",), False)
     return None
 
 

@@ -1,4 +1,4 @@
-"""``recfx.monitor``: the scalars of each interval, on one rank and on several."""
+"""``recfx.monitor``: the scalars of each interval. Those of several ranks are in ``tests/sharding/test_monitor.py``."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 import recfx
 from recfx.inspect import index_health
 from tests.builders.optimizers import attach
 from tests.inspect.models import Towers, Wrapped, collection, config, dlrm
-from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, with_optimizer
-from tests.sharding.ranks import ranks
 
 T0, T1 = "inner.embedding_bags.t0", "inner.embedding_bags.t1"
 
@@ -197,58 +192,3 @@ def test_refusals(model: Any, more: dict[str, Any], reason: str) -> None:
     with pytest.raises(recfx.ConversionError) as raised:
         recfx.monitor(model, **more)
     assert raised.value.reason == reason
-
-
-RAW = Case(
-    (
-        Table("rows", 64, 8, ("f0",), "SUM", ("row_wise",)),
-        Table("whole", 64, 8, ("f1", "f0"), "MEAN", ("table_wise", 1)),
-        Table("columns", 64, 8, ("f2",), "MEAN", ("column_wise", 1, 0)),
-        Table("replicas", 64, 8, ("f2",), "SUM", ("data_parallel",)),
-    ),
-    optimizer="rowwise_adagrad",
-    hashing=recfx.HashConfig(dense_rows=0, buckets=4, admit_after=2),
-    raw_ids=20,
-)
-
-
-def watched(rank: int, world_size: int, wrapped: bool) -> dict[str, Any]:
-    standard, width = build(RAW)
-    model = recfx.convert(Model(with_optimizer(RAW, standard), width), hashing=RAW.hashing)
-    plan = ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(RAW, model.sparse, world_size))})
-    if wrapped:
-        model = DistributedModelParallel(model, plan=plan, sharders=recfx.sharders())
-    else:
-        model = recfx.convert(model, plan=plan)
-    mine, everyones = recfx.monitor(model), recfx.monitor(model)
-    for step in batches(RAW, world_size, 3):
-        model(step[rank])[0].backward()
-    inner = model.module if wrapped else model
-    counts = {name: (index.occupancy(), index.counters) for name, index in inner.sparse.hash_indexes.items()}
-    return {"mine": mine.scalars(), "all": everyones.scalars(dist.group.WORLD, probe_all=True), "counts": counts}
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_ranks_have_their_own_rows_and_the_sum_of_all(wrapped: bool) -> None:
-    answers = ranks(2).run(watched, wrapped)
-    prefix = "sparse.embedding_bags."
-    assert answers[0]["all"] == answers[1]["all"]
-    assert {tag.partition("/")[0] for tag in answers[0]["all"]} == {prefix + table.name for table in RAW.tables}
-    tables = [{tag.partition("/")[0].removeprefix(prefix) for tag in answer["mine"]} for answer in answers]
-    assert tables == [{"rows", "columns", "replicas"}, {"rows", "whole", "columns", "replicas"}]
-    everyones = answers[0]["all"]
-    held = [answer["counts"]["rows"] for answer in answers]
-    for rank, (occupancy, counters) in enumerate(held):
-        mine = answers[rank]["mine"]
-        assert mine[f"{prefix}rows/occupancy"] == occupancy.taken / occupancy.rows
-        assert mine[f"{prefix}rows/insert_rate"] == counters["inserted"] / counters["ids_seen"]
-    assert everyones[f"{prefix}rows/occupancy"] == sum(one.taken for one, _ in held) / 64
-    seen = sum(counters["ids_seen"] for _, counters in held)
-    assert everyones[f"{prefix}rows/insert_rate"] == sum(counters["inserted"] for _, counters in held) / seen
-    assert everyones[f"{prefix}rows/unseen_rate"] == sum(one["unseen_answers"] for _, one in held) / seen
-    worst = [answer["mine"][f"{prefix}rows/worst_bucket"] for answer in answers]
-    assert everyones[f"{prefix}rows/worst_bucket"] == pytest.approx(max(worst))
-    for name in ("whole", "columns", "replicas"):
-        occupancy, counters = answers[1]["counts"][name]
-        assert everyones[f"{prefix}{name}/occupancy"] == occupancy.taken / 64
-        assert everyones[f"{prefix}{name}/insert_rate"] == counters["inserted"] / counters["ids_seen"]
