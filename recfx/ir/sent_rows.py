@@ -27,7 +27,8 @@ class SentRows:
 
     Args:
         by_rank: the columns that each rank has, a part of or all of.
-        by_host: the columns that each host has; those that several of its ranks have are counted once.
+        by_host: the columns that each host has; those that several of its ranks have are counted once. Empty if hosts
+            do not matter, because rows are not first summed within them.
         once: the columns of all tables.
     """
 
@@ -44,7 +45,7 @@ class SentRows:
             world_size: the number of ranks.
             local_size: the number of ranks per host.
         """
-        by_rank, hosts = [RowSize()] * world_size, world_size // local_size
+        by_rank, hosts = [RowSize()] * world_size, world_size // local_size if local_size > 1 else 0
         blocks: dict[tuple[str, tuple[int, int]], RowSize] = {}
         of_hosts: list[dict[tuple[str, tuple[int, int]], RowSize]] = [{} for _ in range(hosts)]
         for shard in shards:
@@ -53,7 +54,8 @@ class SentRows:
             if size is None:
                 size = blocks[block] = RowSize(total_dim(shard.output_columns), total_bytes(shard.output_columns))
             by_rank[shard.rank] = by_rank[shard.rank].plus(size)
-            of_hosts[shard.rank // local_size][block] = size
+            if hosts:
+                of_hosts[shard.rank // local_size][block] = size
         return cls(tuple(by_rank), tuple(_sum(found.values()) for found in of_hosts), _sum(blocks.values()))
 
     @classmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from recfx.errors import ConversionError
 from recfx.pricing.node_facts import NodeFacts, TableLoad
 from recfx.pricing.work import Phases, Work
 
@@ -157,6 +158,22 @@ FORMULAS: dict[str, Formula] = {
         keyed_tensor,
     )
 }
+
+
+def formula_of(kind: str) -> Formula:
+    """The formula of a kind of node.
+
+    Raises:
+        ConversionError: ``kind_without_cost``.
+    """
+    found = FORMULAS.get(kind)
+    if found is None:
+        raise ConversionError(
+            f"nodes of kind {kind!r} have no formula for their cost.",
+            reason="kind_without_cost",
+            what_to_do="add one to recfx.pricing.formulas.FORMULAS, under the name of the kind.",
+        )
+    return found
 
 
 def _once(formula: Callable[..., Work], table: TableLoad, *options: bool) -> Work:

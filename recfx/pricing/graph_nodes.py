@@ -15,7 +15,7 @@ from recfx.modules.converted_collection import ConvertedCollection
 from recfx.nodes import Bucketize, HashLookup, InputDistStart, Lookup, SelectFeatures, TableStore
 from recfx.nodes.unexpanded import UnexpandedCollection
 from recfx.pricing.dense import dense_phases
-from recfx.pricing.formulas import FORMULAS
+from recfx.pricing.formulas import formula_of
 from recfx.pricing.node_facts import NodeFacts, TableLoad
 from recfx.pricing.node_parts import store_of, tables_of
 from recfx.pricing.residents import Residents
@@ -67,7 +67,7 @@ class GraphReader:
     ) -> NodeCost:
         meta, module = meta_of(node), find_module(graph_module, node)
         facts = self._facts(graph_module, node, module, select)
-        phases = FORMULAS[meta.kind](facts)
+        phases = formula_of(meta.kind)(facts)
         collectives = tuple(each for each in meta.collectives if self._trains or not each.backward)
         return NodeCost(
             name=node.name,

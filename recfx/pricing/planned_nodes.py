@@ -98,6 +98,47 @@ class PlannedGraphs:
     # What all ranks have in common
 
     @cached_property
+    def specs(self) -> tuple[TableSpec, ...]:
+        """The whole tables."""
+        return self.planned.tables
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(spec.name for spec in self.specs)
+
+    @cached_property
+    def keys(self) -> int:
+        """The bags per sample."""
+        return sum(len(spec.feature_names) for spec in self.specs)
+
+    @cached_property
+    def ids(self) -> Any:
+        """The ids of a rank's batch."""
+        length = self.symbols.length
+        return self.symbols.batch * total(length(name) for spec in self.specs for name in spec.feature_names)
+
+    @cached_property
+    def element_bytes(self) -> int:
+        """Bytes per column of the output."""
+        return output_dtype(self.specs).itemsize
+
+    @cached_property
+    def is_cut(self) -> bool:
+        """Whether ids are routed by row."""
+        return any(each.is_cut for each in self.tables)
+
+    @cached_property
+    def on_rank(self) -> dict[int, list[tuple[PlannedTable, Shard]]]:
+        """The shards of every rank, in the order in which it receives their features."""
+        found: dict[int, list[tuple[PlannedTable, Shard]]] = {}
+        for way in self.ways:
+            for each in way.tables:
+                for rank, shards in each.on_rank.items():
+                    found.setdefault(rank, []).extend((each, shard) for shard in shards)
+        return found
+
+    @cached_property
     def sent_bags(self) -> int:
         """The bags that a rank sends per sample."""
         return sum(len(each.shards) * len(each.table.feature_names) for each in self.tables)
@@ -132,7 +173,7 @@ class PlannedGraphs:
 
     def kind_of_rank(self, rank: int) -> Hashable:
         """Ranks of one kind have graphs that cost the same."""
-        loads = [id(each.load(shard)) for each in self.tables for shard in each.on_rank.get(rank, ())]
+        loads = [id(each.load(shard)) for each, shard in self.on_rank.get(rank, ())]
         world = World(rank, self.world_size)
         return tuple(loads), tuple(tuple(hop.dim for hop in way.hops(world)) for way in self.ways)
 
@@ -143,9 +184,8 @@ class PlannedGraphs:
     def resident(self, rank: int) -> Resident:
         """What one rank keeps."""
         found = Resident()
-        for each in self.tables:
-            for shard in each.on_rank.get(rank, ()):
-                found += each.resident(shard)
+        for each, shard in self.on_rank.get(rank, ()):
+            found += each.resident(shard)
         return found
 
 
@@ -156,7 +196,9 @@ class _Way:
         self.way, self.tables = way, tables
         self.rows = SentRows.together([each.rows for each in tables])
         self.specs = tuple(each.table for each in tables)
+        self.names = tuple(spec.name for spec in self.specs)
         self.element_bytes = output_dtype(self.specs).itemsize
+        self.keys = sum(len(spec.feature_names) for spec in self.specs)
         self.has_means = any(spec.pooling == "MEAN" for spec in self.specs)
 
     @cached_property
@@ -178,10 +220,7 @@ class _Rank:
         self.numbers: dict[str, int] = {}
         symbols = graphs.symbols
         self.batch, self.everybody = symbols.batch, symbols.world * symbols.batch
-        self.specs = graphs.planned.tables
-        self.local = [
-            (each, shard) for way in graphs.ways for each in way.tables for shard in each.on_rank.get(rank, ())
-        ]
+        self.local = graphs.on_rank.get(rank, [])
         self.loads = tuple(each.load(shard) for each, shard in self.local)
         self.arrived_ids = total(load.ids for load in self.loads)
         self.arrived_bags = total(load.bags for load in self.loads)
@@ -195,29 +234,29 @@ class _Rank:
         started = [self._look_up(way) for way in self.graphs.ways]
         for way, hops in zip(self.graphs.ways, started, strict=True):
             self._collect(way, hops)
-        keyed = self._value(self.batch, sum(way.rows.once.dim for way in self.graphs.ways), self.specs)
-        self._add("keyed_tensor", self.specs, value_bytes=keyed, parts=len(self.graphs.ways))
+        dims = sum(way.rows.once.dim for way in self.graphs.ways)
+        keyed = self.batch * dims * self.graphs.element_bytes
+        self._add("keyed_tensor", self.graphs.names, value_bytes=keyed, parts=len(self.graphs.ways))
         return self._with_fused_lookup()
 
     def _send_ids(self) -> None:
         graphs = self.graphs
-        keys = sum(len(spec.feature_names) for spec in self.specs)
-        ids = self.batch * total(graphs.symbols.length(name) for spec in self.specs for name in spec.feature_names)
-        bags, sent_bags = self.batch * keys, self.batch * graphs.sent_bags
-        self._add("select_features", self.specs, ids=ids, bags=bags)
+        ids, names = graphs.ids, graphs.names
+        bags, sent_bags = self.batch * graphs.keys, self.batch * graphs.sent_bags
+        self._add("select_features", names, ids=ids, bags=bags)
         if self.ids_on_host:
-            self._add("to_host", self.specs, ids=ids, bags=bags)
+            self._add("to_host", names, ids=ids, bags=bags)
         splits, tensors = graphs._exchange
-        sent, cut = graphs._sent_ids, any(each.is_cut for each in graphs.tables)
+        sent, cut = graphs._sent_ids, graphs.is_cut
         if cut:
-            self._add("bucketize", self.specs, ids=sent, bags=bags, sent_bags=sent_bags, on_host=self.ids_on_host)
+            self._add("bucketize", names, ids=sent, bags=bags, sent_bags=sent_bags, on_host=self.ids_on_host)
         moves = not cut and not graphs._arrives_in_order
         host = self.ids_on_host
         self._add(
-            "input_dist_start", self.specs, splits, ids=sent, bags=bags, sent_bags=sent_bags, moves=moves, on_host=host
+            "input_dist_start", names, splits, ids=sent, bags=bags, sent_bags=sent_bags, moves=moves, on_host=host
         )
-        names = tuple(shard.name for _, shard in self.local)
-        self._add("input_dist_wait", names, tensors, ids=self.arrived_ids, bags=self.arrived_bags, on_host=host)
+        local = tuple(shard.name for _, shard in self.local)
+        self._add("input_dist_wait", local, tensors, ids=self.arrived_ids, bags=self.arrived_bags, on_host=host)
 
     def _hash(self) -> None:
         if not self.is_hashed:
@@ -233,8 +272,8 @@ class _Rank:
 
     def _look_up(self, way: _Way) -> tuple[HopSize, ...]:
         groups: dict[Hashable, list[tuple[PlannedTable, Shard]]] = {}
-        for each in way.tables:
-            for shard in each.on_rank.get(self.rank, ()):
+        for each, shard in self.local:
+            if each.way == way.way:
                 groups.setdefault(each.traits.group, []).append((each, shard))
         for group in groups.values():
             loads = tuple(each.load(shard) for each, shard in group)
@@ -250,18 +289,18 @@ class _Rank:
 
     def _collect(self, way: _Way, hops: tuple[HopSize, ...]) -> None:
         for hop in hops[1:]:
-            arrived = self._value(self._samples(hop), hop.dim, way.specs)
-            self._add("output_dist_wait", way.specs, value_bytes=arrived)
+            arrived = self._samples(hop) * hop.dim * way.element_bytes
+            self._add("output_dist_wait", way.names, value_bytes=arrived)
             self._send(way, hop, 1)
-        arrived = self._value(self.batch, way.rows.once.dim, way.specs)
-        self._add("output_dist_wait", way.specs, value_bytes=arrived)
+        arrived = self.batch * way.rows.once.dim * way.element_bytes
+        self._add("output_dist_wait", way.names, value_bytes=arrived)
         if way.has_means:
-            bags = self.batch * sum(len(spec.feature_names) for spec in way.specs)
-            self._add("mean_divide", way.specs, value_bytes=arrived, bags=bags)
+            bags = self.batch * way.keys
+            self._add("mean_divide", way.names, value_bytes=arrived, bags=bags)
 
     def _send(self, way: _Way, hop: HopSize, parts: int) -> None:
-        value = self._value(self._samples(hop), hop.dim, way.specs)
-        self._add("output_dist_start", way.specs, hop.collectives, value_bytes=value, parts=parts)
+        value = self._samples(hop) * hop.dim * way.element_bytes
+        self._add("output_dist_start", way.names, hop.collectives, value_bytes=value, parts=parts)
 
     def _samples(self, hop: HopSize) -> Any:
         """The rows of a hop in the symbols of this."""
@@ -270,13 +309,10 @@ class _Rank:
             return hop.samples
         return int(hop.samples.xreplace({BATCH: sympy.Integer(symbols.batch), WORLD: sympy.Integer(symbols.world)}))
 
-    def _value(self, samples: Any, dim: int, specs: tuple[TableSpec, ...]) -> Any:
-        return samples * dim * output_dtype(specs).itemsize
-
     def _add(
         self,
         kind: str,
-        tables: tuple[TableSpec, ...] | tuple[str, ...],
+        tables: tuple[str, ...],
         collectives: tuple[Collective, ...] = (),
         *,
         loads: tuple[TableLoad, ...] = (),
@@ -286,10 +322,9 @@ class _Rank:
     ) -> None:
         number = self.numbers[kind] = self.numbers.get(kind, -1) + 1
         name = node_name(self.graphs.planned.name, kind if number == 0 else f"{kind}_{number}")
-        names = tuple(table if isinstance(table, str) else table.name for table in tables)
         facts = NodeFacts(kind, loads, is_weighted=self.graphs.planned.is_weighted, trains=self.graphs.trains, **sizes)
         made = tuple(each for each in collectives if self.graphs.trains or not each.backward)
-        self.found.append(PlannedNode(name, names, facts, made, resident, on_host))
+        self.found.append(PlannedNode(name, tables, facts, made, resident, on_host))
 
     def _with_fused_lookup(self) -> list[PlannedNode]:
         """On a CPU, one kernel finds the rows and pools them, if a single lookup reads them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -32,7 +33,7 @@ class TableTraits:
     fused: FusedOptimizer | None = None
     is_trained: bool = True
 
-    @property
+    @cached_property
     def group(self) -> Hashable:
         """Tables of one group share a lookup."""
         return self.dtype, None if self.fused is None else self.fused.settings()

@@ -96,6 +96,26 @@ def test_every_optimizer(optimizer: str) -> None:
     check(one_type("column_wise", optimizer=optimizer), 2)
 
 
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "data_parallel"])
+def test_weights_of_ids_travel_too(kind: str) -> None:
+    check(one_type(kind, is_weighted=True), 2)
+    check_plan(one_type(kind, is_weighted=True), 2)
+
+
+def graph_and_collection(rank: int, world_size: int, case: Case) -> tuple[Any, ...]:
+    standard, _ = build(case)
+    sharded = shard(case, standard, world_size)
+    of_graph, of_collection = recfx.cost(sharded.graph_module, H100), recfx.cost(sharded, H100)
+    return of_graph.nodes, of_collection.nodes, of_graph.rank, of_graph.world_size
+
+
+def test_the_graph_of_a_rank_costs_what_its_collection_costs() -> None:
+    case = hashed_case("row_wise", "lru")
+    for number, (graph, collection, rank, world_size) in enumerate(ranks(2).run(graph_and_collection, case)):
+        assert graph == collection
+        assert (rank, world_size) == (number, 2)
+
+
 @pytest.mark.parametrize("number", [1, 3, 4])
 def test_mixed_plans(number: int) -> None:
     check(Case(**{**random_case(number, 4).__dict__, "sizes": (3,)}), 4)
