@@ -27,8 +27,12 @@ def is_profiling() -> bool:
 
 @contextlib.contextmanager
 def forward_range(node: str) -> Iterator[None]:
-    """The range of a node's forward; kernels that are called in it can learn the node's name."""
-    before, _running.node = running_node(), node
+    """The range of a node's forward; kernels that are called in it can learn the node's name.
+
+    A node that stands for several has ranges of these inside of its own. What follows later is that of the whole.
+    """
+    before = running_node()
+    _running.node = before or node
     try:
         with torch.profiler.record_function(node):
             yield
