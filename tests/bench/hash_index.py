@@ -1,7 +1,9 @@
 """``hash_index``: one index alone, from half a million to twenty million ids, against other ways to find rows of ids.
 
-Peers: ``fbgemm::pruned_hashmap_lookup`` (finds only; it reads our slot table) and TorchRec's managed collisions (a
-sorted list of ids). Every batch is newly drawn; in ``steady`` batches, one id in a hundred is new.
+Peers: ``fbgemm::pruned_hashmap_lookup`` (finds only; it reads our frozen slot table) and TorchRec's managed collisions
+(a sorted list of ids). The limit is a prefetched gather of as many random slots from the same memory, which finds
+nothing. An index never fills more than 4 of 9 slots; ``find`` is measured beyond that, too. Every batch is newly drawn;
+in ``steady`` batches, one id in a hundred is new.
 """
 
 from __future__ import annotations
@@ -16,11 +18,18 @@ from torchrec.modules.mc_modules import DistanceLFU_EvictionPolicy, MCHManagedCo
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recfx.hashing import HashConfig, HashIndex
+from recfx.kernels import host
+from recfx.kernels.huge_pages import advise_huge_pages
+from recfx.kernels.index_buffers import IndexBuffers
 from recfx.kernels.mix64 import mix64
+from recfx.kernels.slot_groups import SLOTS
 from tests.bench.harness import Contestant, Result, Times, compare, take_turns
+from tests.bench.random_gather import gather_slots
 from tests.bench.setup import DISTRIBUTIONS, POWER_LAW_EXPONENT, Setup
 
-FIND, PRUNED = "HashIndex.find", "fbgemm::pruned_hashmap_lookup"
+FIND, PRUNED, GATHER = "HashIndex.find", "fbgemm::pruned_hashmap_lookup", "gather of random slots"
+LOADS = (0.3, 0.44, 0.6, 0.75)
+"""Share of the slots that have an id."""
 STEADY, EVICT_LRU, EVICT_LFU = "find_or_insert, 1% new", "1% new, evicting (lru)", "1% new, evicting (lfu)"
 MANAGED = "managed collisions, 1% new"
 LAST, FIRST = "last generations", "first generations"
@@ -104,10 +113,35 @@ def _find(setup: Setup, batches: Batches) -> Iterator[Result]:
         raise AssertionError("find and fbgemm::pruned_hashmap_lookup differ")
     contestants = [
         Contestant(FIND, lambda i: index.find(batches.resident[i])),
-        Contestant(PRUNED, lambda i: pruned(batches.resident[i])),
+        Contestant(PRUNED, lambda i: pruned(batches.resident[i]), every=4),
     ]
     times = take_turns(contestants, setup.iterations, setup.warm_up)
     yield compare(f"hash_index/find/{_case(batches)}", times, FIND, PRUNED, _facts(setup, batches, index))
+    for load in LOADS:
+        yield _find_at(load, setup, batches, index)
+
+
+def _find_at(load: float, setup: Setup, batches: Batches, index: HashIndex) -> Result:
+    """Against the limit, with as many slots as give this load."""
+    groups = torch.empty(int(batches.size / load / SLOTS) + 1, 2 * SLOTS, dtype=torch.int64)
+    advise_huge_pages(groups)
+    groups.fill_(-1)
+    held = index.index_buffers()._replace(slot_groups=groups)
+    copy = IndexBuffers(*(tensor if tensor is groups else tensor.clone() for tensor in held))
+    host.index_rebuild().rebuild(copy, index.policy)
+    generator, count = torch.Generator().manual_seed(7), len(batches.resident[0])
+    places = [torch.randint(0, groups.numel() // 2, (count,), generator=generator) for _ in batches.resident]
+    out = torch.empty(count, dtype=torch.int64)
+    find = host.hash_index().find
+    if not torch.equal(find(batches.resident[0], groups, copy.side_row, 0), index.find(batches.resident[0])):
+        raise AssertionError("the groups do not hold the ids of the index")
+    contestants = [
+        Contestant(FIND, lambda i: find(batches.resident[i], groups, copy.side_row, 0)),
+        Contestant(GATHER, lambda i: gather_slots(groups, places[i], out, setup.threads)),
+    ]
+    times = take_turns(contestants, setup.iterations, setup.warm_up)
+    facts = {**_facts(setup, batches, index), "load": load, "slots_mb": groups.nbytes >> 20}
+    return compare(f"hash_index/find/{_case(batches)}/load_{load}", times, FIND, GATHER, facts)
 
 
 def _steady(setup: Setup, batches: Batches) -> Iterator[Result]:
