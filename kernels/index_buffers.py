@@ -136,7 +136,7 @@ STATE = ("row_ids", "row_state", "counts", "row_scores", "candidate_ids", "candi
 def allocate_buffers(policy: IndexPolicy, device: str) -> IndexBuffers:
     """Uninitialised tensors, on ``"cpu"`` or ``"meta"``."""
     rows, index_rows, buckets = policy.own_rows, policy.own_index_rows, len(policy.own_buckets)
-    entries = index_rows // 16 + buckets  # LowestRows::entries_before in csrc/lowest_rows.h
+    entries = index_rows // 8 + 2 * buckets  # LowestRows::entries_before in csrc/lowest_rows.h
 
     def int64(*size: int, wanted: bool = True) -> Tensor:
         return torch.empty(size if wanted else (0, *size[1:]), dtype=torch.int64, device=device)

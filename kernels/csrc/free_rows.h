@@ -3,6 +3,7 @@
 // per row, plus 1/63 of that. This file does not use torch.
 #pragma once
 
+#include <atomic>
 #include <bit>
 #include <cstdint>
 
@@ -36,12 +37,13 @@ class FreeRows {
     }
   }
 
+  // Several threads may call take() and lowest() at the same time, if each asks for rows of its own ranges only.
   void take(int64_t row) {
     int64_t position = row;
     for (int level = 0; level < levels_; ++level) {
-      uint64_t& bits = word(level, position >> 6);
-      bits &= ~(uint64_t{1} << (position & 63));
-      if (bits != 0) {
+      const uint64_t bit = uint64_t{1} << (position & 63);
+      std::atomic_ref<uint64_t> bits(word(level, position >> 6));
+      if (bits.fetch_and(~bit, std::memory_order_relaxed) != bit) {
         return;
       }
       position >>= 6;
@@ -55,12 +57,16 @@ class FreeRows {
       if ((position >> 6) >= size_[level]) {
         return -1;
       }
-      const uint64_t bits = word(level, position >> 6) & (~uint64_t{0} << (position & 63));
+      const uint64_t bits = read(level, position >> 6) & (~uint64_t{0} << (position & 63));
       if (bits != 0) {
         position = (position & ~int64_t{63}) + std::countr_zero(bits);
         while (level > 0) {
           --level;
-          position = position * 64 + std::countr_zero(word(level, position));
+          const uint64_t below = read(level, position);
+          if (below == 0) {  // another thread has just taken its last row, so none of ours is there
+            return -1;
+          }
+          position = position * 64 + std::countr_zero(below);
         }
         return position < end ? position : -1;
       }
@@ -70,6 +76,9 @@ class FreeRows {
   }
 
  private:
+  uint64_t read(int level, int64_t index) const {
+    return std::atomic_ref<uint64_t>(word(level, index)).load(std::memory_order_relaxed);
+  }
   uint64_t& word(int level, int64_t index) const { return words_[start_[level] + index]; }
 
   static constexpr int kMostLevels = 11;  // 64 ** 11 is more than any int64

@@ -1,6 +1,6 @@
 // The operators of the hash index. Contract: kernels/hash_index.py.
-// Determinism: reads run on all threads; changes of an index run on one thread per table, in the order of the ids.
-// Scores are touched on all threads, and the result does not depend on the order of touches.
+// Determinism: each bucket of an index is changed by one thread, in the order of the ids. Scores are touched on all
+// threads, and the result does not depend on the order of touches.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <limits>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -18,11 +19,14 @@
 #include "index_buffers.h"
 #include "parallel.h"
 #include "table_batch.h"
+#include "tasks.h"
 
 namespace recfx {
 namespace {
 
 constexpr int64_t kIdsPerTask = 2048;
+// Ids that are searched at once for one without a row.
+constexpr int64_t kAbsentBlock = 32;
 
 at::TensorOptions int64_options() { return at::TensorOptions().dtype(at::kLong); }
 
@@ -38,6 +42,12 @@ Locked write_lock(at::TensorList buffers) {
 
 constexpr int64_t kNoPosition = -1;
 
+// An id without a row.
+struct Missing {
+  int64_t position;  // in the table's range of ids
+  int64_t part;      // of the batch
+};
+
 // A range of one table's ids. All tables of a collection share one parallel region: with one region per table, every
 // table would wait for its slowest thread.
 struct Task {
@@ -45,8 +55,8 @@ struct Task {
   int64_t begin;
   int64_t end;
   int64_t absent = 0;
-  std::vector<int64_t> missing = {};  // positions in the table's range of ids
-  int64_t foreign = kNoPosition;      // the first of these whose id belongs to another slice of the table
+  std::vector<Missing> missing = {};
+  int64_t foreign = kNoPosition;  // the first of these whose id belongs to another slice of the table
 };
 
 std::vector<Task> tasks_of(int64_t ids, at::IntArrayRef begins, at::IntArrayRef ends) {
@@ -70,13 +80,25 @@ at::Tensor rows_of(const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRe
   return answered == ids.numel() ? at::empty(ids.sizes(), int64_options()) : ids.clone();
 }
 
-template <typename Work>
-void run(std::vector<Task>& tasks, Work work) {
-  parallel_for(0, static_cast<int64_t>(tasks.size()), 1, [&](int64_t first, int64_t last) {
-    for (int64_t k = first; k < last; ++k) {
-      work(tasks[k]);
-    }
-  });
+template <typename Each, typename Work>
+void run(int64_t ids, std::vector<Each>& tasks, const Work& work) {
+  run_tasks(ids, static_cast<int64_t>(tasks.size()), [&](int64_t k) { work(tasks[k]); });
+}
+
+// A part of one table's batch.
+struct Part {
+  size_t table;
+  int64_t number;
+};
+
+// Memory for the scores before the batch, which is kept for the next one: the system takes longer to provide it anew
+// than it takes to fill it.
+int64_t* scores_before(int64_t ids) {
+  static thread_local std::vector<int64_t> kept;
+  if (static_cast<int64_t>(kept.size()) < ids) {
+    kept.resize(ids);
+  }
+  return kept.data();
 }
 
 at::Tensor find(const at::Tensor& ids, const at::Tensor& groups, const at::Tensor& side_row, int64_t dense_rows,
@@ -116,7 +138,7 @@ std::tuple<at::Tensor, at::Tensor> find_tables(const at::Tensor& ids, at::IntArr
   at::Tensor absent = at::zeros({static_cast<int64_t>(tables)}, int64_options());
   {
     const Locked locked(std::move(index_locks), false);
-    run(tasks, [&](Task& task) {
+    run(ids.numel(), tasks, [&](Task& task) {
       const DenseIds dense{dense_rows[task.table], dense_begins ? (*dense_begins)[task.table] : 0};
       find_range(data, row_data, task.begin, task.end, views[task.table], dense);
       task.absent = std::count(row_data + task.begin, row_data + task.end, kNoRow);
@@ -126,6 +148,21 @@ std::tuple<at::Tensor, at::Tensor> find_tables(const at::Tensor& ids, at::IntArr
     mutable_int64(absent)[task.table] += task.absent;
   }
   return {rows, absent};
+}
+
+// The positions of a part's ids that have no row.
+std::vector<int64_t> missing_of(const Part& part, const std::vector<Task>& tasks) {
+  std::vector<int64_t> positions;
+  const auto of_table = [](const Task& task, size_t table) { return task.table < table; };
+  auto task = std::lower_bound(tasks.begin(), tasks.end(), part.table, of_table);
+  for (; task != tasks.end() && task->table == part.table; ++task) {
+    for (const Missing& each : task->missing) {
+      if (each.part == part.number) {
+        positions.push_back(each.position);
+      }
+    }
+  }
+  return positions;
 }
 
 // Returns rows, new_rows, their previous states and ids, and report [tables, 2] = (new rows, full bucket or -1).
@@ -148,16 +185,44 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
 
   const Locked locked = write_lock(buffers);
   std::vector<Index> indexes = index_views(buffers, policies);
-  run(tasks, [&](Task& task) {
+  const bool evicts = std::any_of(indexes.begin(), indexes.end(), [](const Index& each) { return each.policy.evict; });
+  int64_t* const scores = evicts ? scores_before(ids.numel()) : nullptr;
+  std::deque<TableBatch> batches;
+  std::vector<Part> parts;
+  for (int64_t t = 0; t < tables; ++t) {
+    const at::Tensor listed = rows_in_flight ? (*rows_in_flight)[t] : at::empty({0}, int64_options());
+    batches.emplace_back(indexes[t], data + begins[t], row_data + begins[t], ends[t] - begins[t], oldest_in_flight[t],
+                         int64_data(listed, "rows_in_flight"), listed.numel(), rows_in_flight ? (*oldest_listed)[t] : 0,
+                         evicts ? scores + begins[t] : nullptr, TableBatch::parts_for(indexes[t], ends[t] - begins[t]));
+    for (int64_t part = 0; part < batches[t].parts(); ++part) {
+      parts.push_back({static_cast<size_t>(t), part});
+    }
+  }
+  run(ids.numel(), tasks, [&](Task& task) {
     const Index& index = indexes[task.table];
+    const TableBatch& batch = batches[task.table];
     find_range(data, row_data, task.begin, task.end, index.table, {index.slice.own_dense_rows, index.slice.row_begin});
-    for (int64_t i = task.begin; i < task.end; ++i) {
-      if (row_data[i] == kNoRow) {
-        task.missing.push_back(i - begins[task.table]);
-        if (task.foreign == kNoPosition && index.is_foreign(data[i])) {
-          task.foreign = i;
-        }
+    int64_t absent[kIdsPerTask];
+    int64_t absent_count = 0;
+    for (int64_t block = task.begin; block < task.end; block += kAbsentBlock) {
+      const int64_t end = std::min(block + kAbsentBlock, task.end);
+      bool has_absent = false;
+      for (int64_t i = block; i < end; ++i) {
+        has_absent |= row_data[i] == kNoRow;
       }
+      for (int64_t i = has_absent ? block : end; i < end; ++i) {  // a branch would be mispredicted
+        absent[absent_count] = i;
+        absent_count += row_data[i] == kNoRow;
+      }
+    }
+    task.missing.reserve(absent_count);
+    for (int64_t k = 0; k < absent_count; ++k) {
+      const int64_t i = absent[k];
+      if (index.is_foreign(data[i])) {
+        task.foreign = i;
+        break;
+      }
+      task.missing.push_back({i - begins[task.table], batch.part_of(data[i])});
     }
   });
   for (const Task& task : tasks) {  // before anything is changed
@@ -165,42 +230,31 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
     TORCH_CHECK(task.foreign == kNoPosition, "recfx: find_or_insert: id ", data[task.foreign], " of table ", task.table,
                 " belongs to another slice of the table than rows ", slice.row_begin, " to ", slice.row_end);
   }
-  std::vector<std::vector<int64_t>> missing(tables);
-  for (const Task& task : tasks) {
-    missing[task.table].insert(missing[task.table].end(), task.missing.begin(), task.missing.end());
-  }
-  std::deque<TableBatch> batches;
-  for (int64_t t = 0; t < tables; ++t) {
-    RowsInFlight listed;
-    if (rows_in_flight) {
-      const at::Tensor& listed_rows = (*rows_in_flight)[t];
-      listed = {int64_data(listed_rows, "rows_in_flight"), listed_rows.numel(), (*oldest_listed)[t]};
-    }
-    batches.emplace_back(indexes[t], data + begins[t], row_data + begins[t], ends[t] - begins[t], oldest_in_flight[t],
-                         listed);
-  }
   at::Tensor report, new_rows, states_before, ids_before;
   bool full = false;
+  bool is_touched = false;
   try {
-    if (std::any_of(indexes.begin(), indexes.end(), [](const Index& index) { return index.policy.evict; })) {
-      run(tasks, [&](Task& task) {
-        if (indexes[task.table].policy.evict) {
-          batches[task.table].touch(task.begin - begins[task.table], task.end - begins[task.table]);
+    if (evicts) {
+      const int64_t shares = threads_for(ids.numel(), std::numeric_limits<int64_t>::max());
+      run_tasks(ids.numel(), tables * shares, [&](int64_t k) {
+        if (indexes[k % tables].policy.evict) {
+          batches[k % tables].touch(k / tables, shares);
         }
       });
+      is_touched = true;
     }
-    parallel_for(0, tables, 1, [&](int64_t first, int64_t last) {
-      for (int64_t t = first; t < last; ++t) {
-        batches[t].plan(std::move(missing[t]));
-        batches[t].allocate();
-      }
+    run(ids.numel(), parts, [&](const Part& part) {
+      TableBatch& batch = batches[part.table];
+      batch.plan(part.number, missing_of(part, tasks));
+      batch.allocate(part.number);
     });
     report = at::empty({tables, 2}, int64_options());
     int64_t new_row_count = 0;
     for (int64_t t = 0; t < tables; ++t) {
+      const int64_t given = batches[t].given_count();
       full = full || batches[t].full_bucket() != TableBatch::kNone;
-      new_row_count += static_cast<int64_t>(batches[t].given().size());
-      mutable_int64(report)[2 * t] = static_cast<int64_t>(batches[t].given().size());
+      new_row_count += given;
+      mutable_int64(report)[2 * t] = given;
       mutable_int64(report)[2 * t + 1] = batches[t].full_bucket();
     }
     new_row_count = full ? 0 : new_row_count;
@@ -209,27 +263,30 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
     ids_before = at::empty({new_row_count}, int64_options());
   } catch (...) {  // out of memory
     for (TableBatch& batch : batches) {
-      batch.undo();
+      batch.undo(is_touched);
     }
     throw;
   }
-  int64_t position = 0;
-  parallel_for(0, tables, 1, [&](int64_t first, int64_t last) {
-    for (int64_t t = first; t < last; ++t) {
-      full ? batches[t].undo() : batches[t].commit();
-    }
-  });
   if (full) {
+    for (TableBatch& batch : batches) {
+      batch.undo(is_touched);
+    }
     rows.fill_(kNoRow);
     return {rows, new_rows, states_before, ids_before, report};
   }
+  run(ids.numel(), parts, [&](const Part& range) { batches[range.table].change_slots(range.number); });
+  for (TableBatch& batch : batches) {
+    batch.finish_slots();
+  }
+  run(ids.numel(), parts, [&](const Part& part) { batches[part.table].commit(part.number); });
+  int64_t position = 0;
   for (const TableBatch& batch : batches) {
-    for (const TableBatch::Given& each : batch.given()) {
+    batch.each_given([&](const TableBatch::Given& each) {
       mutable_int64(new_rows)[position] = each.row;
       static_cast<uint8_t*>(states_before.data_ptr())[position] =
           is_taken(each.state_before) ? kTaken : each.state_before;
       mutable_int64(ids_before)[position++] = each.id_before;
-    }
+    });
   }
   return {rows, new_rows, states_before, ids_before, report};
 }

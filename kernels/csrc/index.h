@@ -1,6 +1,7 @@
 // One index: views of the buffers that HashIndex owns, and the steps that change one row. This file does not use torch.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 
@@ -54,9 +55,15 @@ struct Candidates {
 
   // For LowestRows: the oldest candidate is the lowest.
   int64_t score(int64_t place) const { return counts[place] == 0 ? LowestRows::kNoScore : order[place]; }
+  int64_t stored_score(int64_t place) const { return order[place]; }
   int64_t key_score(int64_t score) const { return score; }
   Key key(int64_t, int64_t score) const { return {score, 0}; }
   bool blocked(int64_t, int64_t) const { return false; }
+  void prefetch(int64_t place) const {
+    __builtin_prefetch(counts + place);
+    __builtin_prefetch(order + place);
+    __builtin_prefetch(ids + place);
+  }
 };
 
 struct Index {
@@ -88,6 +95,11 @@ struct Index {
     const int64_t begin = slice.bucket_begin(bucket);
     const uint64_t mixed_seed = mix64(static_cast<uint64_t>(policy.seed) + 1);
     return begin + mixed_modulo(id, mixed_seed, slice.bucket_begin(bucket + 1) - begin);
+  }
+
+  // Atomic, because batches that need no new row count without holding the lock.
+  void count(Counter which, int64_t amount) {
+    std::atomic_ref<int64_t>(counts[which]).fetch_add(amount, std::memory_order_relaxed);
   }
 
   ScoreRule score_rule() const { return ScoreRule(policy.lfu); }

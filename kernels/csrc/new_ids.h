@@ -12,6 +12,7 @@ namespace recfx {
 
 struct NewId {
   int64_t id;
+  int64_t position;         // in the batch, of its first sighting
   int64_t sightings;        // in this batch
   int64_t seen_before = 0;  // sightings in earlier batches
   int64_t answer = kNoRow;  // the answer for all its positions in the batch
@@ -29,6 +30,7 @@ class NewIds {
     const uint64_t mask = std::bit_ceil(2 * positions_.size()) - 1;
     std::vector<int64_t> place_of(mask + 1, kNoRow);  // open addressing; at most half of it is used
     numbers_.reserve(positions_.size());
+    distinct_.reserve(positions_.size());
     for (const int64_t position : positions_) {
       const int64_t id = ids[position];
       uint64_t place = slot_hash(id) & mask;
@@ -37,7 +39,7 @@ class NewIds {
       }
       if (place_of[place] == kNoRow) {
         place_of[place] = static_cast<int64_t>(distinct_.size());
-        distinct_.push_back({id, 0});
+        distinct_.push_back({id, position, 0});
       }
       ++distinct_[place_of[place]].sightings;
       numbers_.push_back(place_of[place]);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <compare>
 #include <cstdint>
 
@@ -38,19 +37,6 @@ class ScoreRule {
   int64_t key_score(int64_t score) const { return lfu_ ? score >> kBatchBits : score; }
   Key key(int64_t score, int64_t id) const {
     return {key_score(score), static_cast<int64_t>(mix64(static_cast<uint64_t>(id)))};
-  }
-
-  // Returns the score before. Several threads may touch one row; the result does not depend on their order.
-  int64_t touch(int64_t& score, int64_t batch) const {
-    std::atomic_ref<int64_t> shared(score);
-    int64_t before = shared.load(std::memory_order_relaxed);
-    if (!lfu_) {
-      shared.store(batch, std::memory_order_relaxed);
-      return before;
-    }
-    while (!shared.compare_exchange_weak(before, touched(before, batch), std::memory_order_relaxed)) {
-    }
-    return before;
   }
 
  private:

@@ -123,17 +123,28 @@ void train(Index& index, const std::vector<int64_t>& ids, int threads, bool take
   std::vector<int64_t> rows(ids.size());
   on_threads(threads, kBatchSize,
              [&](int64_t begin, int64_t end) { find_range(ids.data(), rows.data(), begin, end, index.table, {0}); });
-  TableBatch batch(index, ids.data(), rows.data(), kBatchSize, std::numeric_limits<int64_t>::max(), {});
-  on_threads(threads, kBatchSize, [&](int64_t begin, int64_t end) { batch.touch(begin, end); });
-  std::vector<int64_t> missing;
+  std::vector<int64_t> scores(ids.size());
+  const int64_t parts = index.candidates ? 1 : 2;
+  TableBatch batch(index, ids.data(), rows.data(), kBatchSize, std::numeric_limits<int64_t>::max(), nullptr, 0, 0,
+                   scores.data(), parts);
+  on_threads(threads, threads, [&](int64_t share, int64_t) { batch.touch(share, threads); });
+  std::vector<std::vector<int64_t>> missing(parts);
   for (int64_t i = 0; i < kBatchSize; ++i) {
     if (rows[i] == kNoRow) {
-      missing.push_back(i);
+      missing[batch.part_of(ids[i])].push_back(i);
     }
   }
-  batch.plan(std::move(missing));
-  batch.allocate();
-  take_back || batch.full_bucket() != TableBatch::kNone ? batch.undo() : batch.commit();
+  on_threads(parts, parts, [&](int64_t part, int64_t) {
+    batch.plan(part, missing[part]);
+    batch.allocate(part);
+  });
+  if (take_back || batch.full_bucket() != TableBatch::kNone) {
+    batch.undo(true);
+    return;
+  }
+  on_threads(parts, parts, [&](int64_t part, int64_t) { batch.change_slots(part); });
+  batch.finish_slots();
+  on_threads(parts, parts, [&](int64_t part, int64_t) { batch.commit(part); });
 }
 
 void check_consistent(const Index& index) {
