@@ -167,7 +167,8 @@ def _steady(setup: Setup, batches: Batches) -> Iterator[Result]:
     facts = _facts(setup, batches, roomy)
     yield compare(f"hash_index/steady/{_case(batches)}", times, STEADY, FIND, facts)
     for name, index in evicting.items():
-        facts = {**_facts(setup, batches, index), "evicted_a_batch": index.counters["evicted"] // (setup.iterations + setup.warm_up)}
+        evicted = index.counters["evicted"] // (setup.iterations + setup.warm_up)
+        facts = {**_facts(setup, batches, index), "evicted_a_batch": evicted}
         yield compare(f"hash_index/evicting/{_case(batches)}", times, name, FIND, facts)
         if MANAGED in times:
             yield compare(f"hash_index/managed_collisions/{_case(batches)}", times, name, MANAGED, facts)

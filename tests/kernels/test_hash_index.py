@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from recfx.kernels import hash_index, index_rebuild, index_rebuild_reference
 from recfx.kernels import hash_index_reference as reference
 from recfx.kernels.host import HashIndexOperators
-from recfx.kernels.index_buffers import IndexBuffers
+from recfx.kernels.index_buffers import EVICTED, IndexBuffers
 from tests.kernels.indexes import assert_same, assert_sound, copy_of, empty, insert
 
 IDS = st.one_of(
@@ -37,6 +37,38 @@ CONFIGS = st.fixed_dictionaries(
         "seed": st.sampled_from([0, 1, -(2**63)]),
     }
 )
+
+
+@pytest.mark.parametrize(
+    ("config", "rows"),
+    [
+        ({"on_full": "error"}, 9000),
+        ({"on_full": "error"}, 3500),
+        ({"on_full": "share"}, 2500),
+        ({"on_full": "evict", "evict": "lru"}, 5800),
+        ({"on_full": "evict", "evict": "lfu"}, 5800),
+        ({"on_full": "evict", "evict": "lfu"}, 1500),
+        ({"on_full": "evict", "admit_after": 2}, 5800),
+    ],
+)
+def test_batches_that_are_divided_among_threads_equal_the_reference(config: dict[str, Any], rows: int) -> None:
+    """Batches above ``kIdsWorthParts`` of a table with above ``kBucketsWorthParts`` buckets; some fill a bucket."""
+    generator = torch.Generator().manual_seed(rows)
+    ours, policy = empty(rows, 40, buckets=50, **config)
+    theirs = copy_of(ours)
+    full = []
+    for step in range(4):
+        known = torch.randint(0, 1200 * min(step + 1, 3), (19_000,), generator=generator)
+        new = torch.randint(5000 + 700 * step, 6000 + 700 * step, (1000,), generator=generator) * 7919 - 10**7
+        ids = torch.cat([known, new, torch.tensor([-1, 2**63 - 1])])[torch.randperm(20_002, generator=generator)]
+        got, expected = insert(ids, ours, policy), insert(ids, theirs, policy, operators=reference)
+        for value, wanted in zip(got, expected, strict=True):
+            assert torch.equal(value, wanted)
+        assert_same(ours, theirs)
+        assert_sound(ours, policy)
+        full.append(int(got.report[0, 1]) >= 0)
+    assert any(full) == (rows in (1500, 3500)), full
+    assert config["on_full"] != "evict" or rows == 1500 or int(ours.counts[EVICTED]) > 0
 
 
 @settings(max_examples=60)
