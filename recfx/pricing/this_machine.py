@@ -18,7 +18,7 @@ from recfx.hashing import HashConfig
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.embedding_bag_config import HashEmbeddingBagConfig
 from recfx.optim.attached import run_in_backward
-from recfx.optim.rules.sgd import SGD
+from recfx.optim.rules import rule_of_class
 from recfx.pricing.formulas import lookup
 from recfx.pricing.hardware import COLLECTIVES, GB, Constant, Hardware
 from recfx.pricing.node_facts import NodeFacts, TableLoad
@@ -138,7 +138,9 @@ def _sorting(hardware: Hardware) -> float:
     pooled = [collection.graph_module(batch).values() for _ in range(_REPEATS + 1)]
     measured = _seconds(lambda: pooled.pop().backward(gradient))
     symbols = Symbols(samples, 1, lambda _: length)
-    loads = [TableLoad.of(table, _STEP_ROWS, 4 * _ROW_FLOATS, SGD, True, symbols) for table in collection.tables]
+    rule = rule_of_class(torch.optim.SGD)
+    assert rule is not None
+    loads = [TableLoad.of(table, _STEP_ROWS, 4 * _ROW_FLOATS, rule, True, symbols) for table in collection.tables]
     known = lookup(NodeFacts("lookup", tuple(loads))).backward
     explained = seconds_of_work(WorkAt(*(getattr(known, each.name) for each in fields(known))), hardware)
     return max(measured - explained, 0.0) / ids.numel()
