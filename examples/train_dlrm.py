@@ -64,7 +64,7 @@ def main() -> int:
     section("4. Training", "a new id gets a row when it is first seen; the tables' optimizer runs inside backward")
     untrained = copy.deepcopy(model)  # otherwise the report would count the ids without rows that it reads now
     before = auc(held_back.labels, predict(untrained, held_back, options))
-    seconds, samples, health = train(model, training, options)
+    seconds, samples, health = train(model, training, options, tensorboard(options))
     trained = predict(model, held_back, options)
     after = auc(held_back.labels, trained)
     print(f"AUC on {len(held_back):,} held-back rows: {before:.4f} before, {after:.4f} after {options.steps:,} steps")
@@ -137,7 +137,9 @@ def sample_of(rows: Rows, options: argparse.Namespace) -> tuple[torch.Tensor, Ke
     return rows[:64].model_input(options.device)
 
 
-def train(model: DLRM, training: Rows, options: argparse.Namespace) -> tuple[float, int, dict[str, float]]:
+def train(
+    model: DLRM, training: Rows, options: argparse.Namespace, writer: Any = None
+) -> tuple[float, int, dict[str, float]]:
     """The usual loop: Adam for the dense part, while the tables take their own step inside ``backward``.
 
     Returns:
@@ -146,7 +148,7 @@ def train(model: DLRM, training: Rows, options: argparse.Namespace) -> tuple[flo
     dense_parameters = [*model.dense_arch.parameters(), *model.over_arch.parameters()]
     optimizer = torch.optim.Adam(dense_parameters, lr=options.dense_lr)
     model.train()
-    watched, writer, health = recfx.monitor(model), tensorboard(options), {}
+    watched, health = recfx.monitor(model), dict[str, float]()
     samples = 0
     batches: Iterable[Rows] = training.shuffled_batches(options.batch_size, options.steps, options.seed)
     bar = tqdm(

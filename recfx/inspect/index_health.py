@@ -107,9 +107,13 @@ class Health:
         summed = (sum(taken for taken, _ in buckets), sum(rows for _, rows in buckets), *part.since_last_time())
         fullest = max((taken / rows for taken, rows in buckets if rows), default=0.0)
         largest = (fullest, part.longest_probe or 0, config.evicts, config.admits, config.on_full == "share")
+        return self.joined(Health(summed, largest))
+
+    def joined(self, other: Health) -> Health:
+        """Both together: other slices, or the same table on another rank."""
         return Health(
-            tuple(mine + theirs for mine, theirs in zip(self.summed, summed, strict=True)),
-            tuple(max(mine, theirs) for mine, theirs in zip(self.largest, largest, strict=True)),
+            tuple(mine + theirs for mine, theirs in zip(self.summed, other.summed, strict=True)),
+            tuple(max(mine, theirs) for mine, theirs in zip(self.largest, other.largest, strict=True)),
         )
 
     def scalars(self) -> dict[str, float]:

@@ -6,22 +6,22 @@ few numbers per table, and one window of the slots of one table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from recfx.discovery.discover import check_module
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, RecfxError
 from recfx.hashing import HashIndex
 from recfx.inspect.facts import path_of_table
 from recfx.inspect.index_health import Health, IndexHealth
 from recfx.modules.converted_collection import ConvertedCollection, converted_collections
-from recfx.nodes.dist_groups import sent_on
 from recfx.record.wrappers import without_wrappers
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.ranks_agree import on_all_ranks
 
 
 class ScalarWriter(Protocol):
@@ -118,10 +118,7 @@ class Monitor:
                 same numbers.
             probe_all: read all groups of all tables, which takes milliseconds per 100,000 rows.
         """
-        self._probe(probe_all)
-        found = {name: Health.of(parts) for name, parts in self._tables.items()}
-        if group is not None:
-            found = _of_all_ranks(found, group)
+        found = self._health(probe_all) if group is None else _of_all_ranks(group, lambda: self._health(probe_all))
         return {
             f"{name}/{scalar}": value for name, health in found.items() for scalar, value in health.scalars().items()
         }
@@ -139,6 +136,10 @@ class Monitor:
         for name, value in self.scalars(group, probe_all=probe_all).items():
             if writer is not None:
                 writer.add_scalar(name, value, step)
+
+    def _health(self, probe_all: bool) -> dict[str, Health]:
+        self._probe(probe_all)
+        return {name: Health.of(parts) for name, parts in self._tables.items()}
 
     def _probe(self, everything: bool) -> None:
         parts = [part for each in self._tables.values() for part in each if part.is_allocated]
@@ -159,14 +160,7 @@ def _indexes(collection: ConvertedCollection) -> dict[str, list[HashIndex]]:
     return {table: [collection.index(shard.name) for shard in local(table)] for table in collection.tables_with_index()}
 
 
-def _of_all_ranks(found: Mapping[str, Health], group: dist.ProcessGroup) -> dict[str, Health]:
-    """The sums over all ranks, and the largest of what cannot be summed."""
-    device = sent_on(group)
-    sums = torch.tensor([health.summed for health in found.values()], dtype=torch.int64, device=device)
-    largest = torch.tensor([health.largest for health in found.values()], dtype=torch.float32, device=device)
-    dist.all_reduce(sums, group=group)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-    return {
-        name: Health(tuple(summed), tuple(most))
-        for name, summed, most in zip(found, sums.tolist(), largest.tolist(), strict=True)
-    }
+def _of_all_ranks(group: dist.ProcessGroup, health: Callable[[], dict[str, Health]]) -> dict[str, Health]:
+    """The sums over all ranks, and the largest of what cannot be summed. An error of one rank is raised on all."""
+    ranks = on_all_ranks(group, health, lambda error: error if isinstance(error, RecfxError) else None)
+    return {name: reduce(Health.joined, (of_rank[name] for of_rank in ranks)) for name in ranks[0]}
