@@ -2,9 +2,11 @@
 
 Peers: ``fbgemm::pruned_hashmap_lookup`` (finds only; it reads our frozen slot table) and TorchRec's managed collisions
 (a sorted list of ids). The limit is a prefetched gather of as many random slots from the same memory, which finds
-nothing. An index never fills more than 4 of 9 slots; ``find`` is measured beyond that, too. Every batch is newly drawn;
-in ``steady`` batches, one id in a hundred is new. A fifth of the ids that an index holds is never asked for: an index
-that evicts finds these first, and evicts about as many ids as are new.
+nothing; like ``find``, it allocates what it returns. An index never fills more than 4 of 9 slots; ``find`` is measured
+beyond that, too.
+
+Every batch is newly drawn; in ``steady`` batches, one id in a hundred is new. A fifth of the ids that an index holds is
+never asked for: an index that evicts finds these first, and evicts about as many ids as are new.
 """
 
 from __future__ import annotations
@@ -136,13 +138,14 @@ def _find_at(load: float, setup: Setup, batches: Batches, index: HashIndex) -> R
     host.index_rebuild().rebuild(copy, index.policy)
     generator, count = torch.Generator().manual_seed(7), len(batches.resident[0])
     places = [torch.randint(0, groups.numel() // 2, (count,), generator=generator) for _ in batches.resident]
-    out = torch.empty(count, dtype=torch.int64)
     find = host.hash_index().find
     if not torch.equal(find(batches.resident[0], groups, copy.side_row, 0), index.find(batches.resident[0])):
         raise AssertionError("the groups do not hold the ids of the index")
     contestants = [
         Contestant(FIND, lambda i: find(batches.resident[i], groups, copy.side_row, 0)),
-        Contestant(GATHER, lambda i: gather_slots(groups, places[i], out, setup.threads)),
+        Contestant(
+            GATHER, lambda i: gather_slots(groups, places[i], torch.empty(count, dtype=torch.int64), setup.threads)
+        ),
     ]
     times = take_turns(contestants, setup.iterations, setup.warm_up)
     facts = {**_facts(setup, batches, index), "load": load, "slots_mb": groups.nbytes >> 20}
