@@ -110,7 +110,7 @@ def test_find_rows(count: int) -> None:
         of_table, side_row = torch.full((slot_count(rows), 2), -1), torch.full((1,), -1)
         insert_into_slots(held, torch.arange(held.numel()), of_table, side_row)
         view = IndexView(of_table, side_row, 10 * table, buckets, seed=7)
-        facts.append(IndexFacts.of(view, table, sum(map(len, slots)), rows))
+        facts.append(IndexFacts.of(view, table, sum(map(len, slots)), len(of_table), rows))
         slots.append(of_table)
         side_rows.append(side_row)
         some = torch.cat([held, extremes, torch.arange(30), torch.randint(-(2**62), 0, (300,), generator=draw)])
