@@ -12,7 +12,11 @@ from tests.support.forked_script import run_script
 MAY_FALL_BACK = True  # the standard collection, which verify runs as well, computes its offsets by FBGEMM
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if "--device" in path.read_text())
+SCRIPTS = sorted(
+    path.stem
+    for path in EXAMPLES.glob("*.py")
+    if "__main__" in (text := path.read_text(encoding="utf-8")) and "--device" in text
+)
 
 
 def results(script: str, device: str) -> tuple[list[str], str]:
