@@ -184,6 +184,16 @@ def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
     torch.ops.recfx.add_counts(counts, amounts)
 
 
+def any_nonzero(cells: list[Tensor]) -> bool:
+    """Whether any of several tables' numbers is not 0.
+
+    Args:
+        cells: int64 ``[1]`` each.
+    """
+    found: bool = torch.ops.recfx.any_nonzero(cells)
+    return found
+
+
 def mark_initialized(
     buffers: list[IndexBuffers], policies: list[IndexPolicy], rows: Tensor, begins: list[int], ends: list[int]
 ) -> None:
@@ -235,6 +245,10 @@ def _register_fakes() -> None:
     @torch.library.register_fake("recfx::add_counts")
     def _add_counts(counts: list[Tensor], amounts: list[int]) -> None:
         return None
+
+    @torch.library.register_fake("recfx::any_nonzero")
+    def _any_nonzero(cells: list[Tensor]) -> bool:
+        return False
 
     @torch.library.register_fake("recfx::mark_initialized")
     def _mark_initialized(buffers: list[Tensor], *rest: object) -> None:

@@ -186,6 +186,11 @@ def _without_lock(buffers: list[IndexBuffers]) -> list[Tensor]:
     return [tensor for index in buffers for name, tensor in index._asdict().items() if name != "lock"]
 
 
+def any_nonzero(cells: list[Tensor]) -> bool:
+    """``any_nonzero``."""
+    return any(bool(cell.item()) for cell in cells)
+
+
 def mark_initialized(
     buffers: list[IndexBuffers], policies: list[IndexPolicy], rows: Tensor, begins: list[int], ends: list[int]
 ) -> None:

@@ -71,6 +71,9 @@ class HashIndexOperators(Protocol):
     def add_counts(self, counts: list[Tensor], amounts: list[int]) -> None:
         """Add to the counts of several tables at once."""
 
+    def any_nonzero(self, cells: list[Tensor]) -> bool:
+        """Whether any of several tables' numbers is not 0."""
+
     def mark_initialized(
         self,
         buffers: list[IndexBuffers],

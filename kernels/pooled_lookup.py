@@ -69,6 +69,7 @@ def find_and_pool(
     table_of_feature: list[int],
     indexes: list[IndexView],
     per_sample_weights: Tensor | None = None,
+    keep_rows: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Find the row of each id and pool the rows, in one pass. Only reads; waits for writers of the indexes.
 
@@ -76,10 +77,12 @@ def find_and_pool(
         ids: int64 ``[n]``; for tables without an index, these are rows.
         offsets, weights, table_of_feature, per_sample_weights: see above.
         indexes: one per table.
+        keep_rows: whether to return the rows.
 
     Returns:
         pooled: float32 ``[B, sum of the features' dims]``.
-        rows: int64 ``[n]``, -1 if an id has no row and its table shares none, or if an id is in no bag.
+        rows: int64 ``[n]``, -1 if an id has no row and its table shares none, or if an id is in no bag; empty without
+            ``keep_rows``.
         absent: int64 ``[tables]``, the number of ids per table that have no row of their own.
     """
     slot_groups, side_rows, dense_rows, share_buckets, seeds, locks, table_rows, row_begins = map(
@@ -88,7 +91,7 @@ def find_and_pool(
     lookup = (ids, offsets, weights, table_of_feature)
     views = (slot_groups, side_rows, dense_rows, share_buckets, seeds, table_rows, row_begins)
     held = [lock for lock in locks if lock is not None]
-    return torch.ops.recfx.find_and_pool(*lookup, *views, held, per_sample_weights)
+    return torch.ops.recfx.find_and_pool(*lookup, *views, held, per_sample_weights, keep_rows)
 
 
 def pool_again_(
@@ -118,6 +121,9 @@ def pooled_like(offsets: Tensor, weights: list[Tensor], table_of_feature: list[i
     return weights[0].new_empty(batch_size, columns, dtype=torch.float32)
 
 
+_WITH_KEEP_ROWS = 10  # arguments after those that the fake names, if keep_rows is given, too
+
+
 @library.when_loaded
 def _register_fakes() -> None:
     @torch.library.register_fake("recfx::pooled_lookup")
@@ -130,7 +136,8 @@ def _register_fakes() -> None:
     def _find_and_pool(
         ids: Tensor, offsets: Tensor, weights: list[Tensor], table_of_feature: list[int], *rest: object
     ) -> tuple[Tensor, Tensor, Tensor]:
-        rows = torch.empty_like(ids, memory_format=torch.contiguous_format)
+        keeps_rows = len(rest) < _WITH_KEEP_ROWS or bool(rest[-1])
+        rows = torch.empty_like(ids, memory_format=torch.contiguous_format) if keeps_rows else ids.new_empty(0)
         return pooled_like(offsets, weights, table_of_feature), rows, ids.new_empty(len(weights))
 
     @torch.library.register_fake("recfx::pool_again_")

@@ -129,8 +129,10 @@ class CpuLookup:
         self._move(weights)
         ids, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
 
+        keep_rows = ids_to_rows.training or torch.is_grad_enabled()  # a backward may follow in eval mode, too
+
         def forward(scale: torch.Tensor | None) -> LookedUp:
-            return self._find_insert_pool(weights, ids, offsets, scale, ids_to_rows)
+            return self._find_insert_pool(weights, ids, offsets, scale, ids_to_rows, keep_rows)
 
         return self._trainable(weights, offsets, batch.per_sample_weights, forward)
 
@@ -146,10 +148,11 @@ class CpuLookup:
         offsets: torch.Tensor,
         scale: torch.Tensor | None,
         ids_to_rows: IdsToRows,
+        keep_rows: bool,
     ) -> LookedUp:
         training, tables = ids_to_rows.training, self._table_of_feature
         views = [view or self._no_index for view in ids_to_rows.find_views()]
-        pooled, rows, absent = find_and_pool(ids, offsets, weights, tables, views, scale)
+        pooled, rows, absent = find_and_pool(ids, offsets, weights, tables, views, scale, keep_rows)
         absent_per_table: list[int] = absent.tolist()
         if not training:
             ids_to_rows.answered(absent_per_table)

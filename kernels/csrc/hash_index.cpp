@@ -303,6 +303,14 @@ void add_counts(at::TensorList counts, at::IntArrayRef amounts) {
   }
 }
 
+// Whether any of these numbers, one per table, is not 0.
+bool any_nonzero(at::TensorList cells) {
+  return std::any_of(cells.begin(), cells.end(), [](const at::Tensor& cell) {
+    TORCH_CHECK(cell.numel() == 1, "recfx: any_nonzero takes one number per table, got ", cell.sizes());
+    return std::atomic_ref<int64_t>(*int64_data(cell, "cell")).load(std::memory_order_relaxed) != 0;
+  });
+}
+
 // Marks rows as initialised: rows[begins[t], ends[t]) are those of table t. Rows that are not new stay as they are.
 void mark_initialized(at::TensorList buffers, at::IntArrayRef policies, const at::Tensor& rows, at::IntArrayRef begins,
                       at::IntArrayRef ends) {
@@ -366,6 +374,7 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
       "int[] oldest_in_flight, Tensor[]? rows_in_flight=None, int[]? oldest_listed=None) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def("add_counts(Tensor(a!)[] counts, int[] amounts) -> ()");
+  library.def("any_nonzero(Tensor[] cells) -> bool");
   library.def("mark_initialized(Tensor(a!)[] buffers, int[] policies, Tensor rows, int[] begins, int[] ends) -> ()");
   library.def("erase(Tensor ids, Tensor(a!)[] buffers, int[] policy) -> Tensor");
 }
@@ -375,6 +384,7 @@ TORCH_LIBRARY_IMPL(recfx, CPU, library) {
   library.impl("find_tables", find_tables);
   library.impl("find_or_insert", find_or_insert);
   library.impl("add_counts", add_counts);
+  library.impl("any_nonzero", any_nonzero);
   library.impl("mark_initialized", mark_initialized);
   library.impl("erase", erase);
 }

@@ -110,6 +110,16 @@ at::Tensor pooled_lookup(const at::Tensor& rows, const at::Tensor& offsets, at::
   return pooled;
 }
 
+// Memory for rows that nobody asks for, which is kept for the next batch: the system takes about as long to provide it
+// anew as it takes to find the rows.
+int64_t* kept_rows(int64_t ids) {
+  static thread_local std::vector<int64_t> kept;
+  if (static_cast<int64_t>(kept.size()) < ids) {
+    kept.resize(ids);
+  }
+  return kept.data();
+}
+
 // Returns pooled, rows, absent [tables].
 std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(const at::Tensor& ids, const at::Tensor& offsets,
                                                              at::TensorList weights, at::IntArrayRef table_of_feature,
@@ -117,7 +127,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(const at::Tensor& i
                                                              at::IntArrayRef dense_rows, at::IntArrayRef share_buckets,
                                                              at::IntArrayRef seeds, at::IntArrayRef table_rows,
                                                              at::IntArrayRef row_begins, at::TensorList locks,
-                                                             const OptionalTensor& per_sample_weights) {
+                                                             const OptionalTensor& per_sample_weights, bool keep_rows) {
   const size_t tables = weights.size();
   TORCH_CHECK(slot_groups_of.size() == tables && side_rows.size() == tables && dense_rows.size() == tables &&
                   share_buckets.size() == tables && seeds.size() == tables && table_rows.size() == tables &&
@@ -147,8 +157,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(const at::Tensor& i
 
   at::Tensor pooled = lookup.new_pooled();
   float* sums = pooled.data_ptr<float>();
-  at::Tensor rows = at::empty({lookup.ids}, at::TensorOptions().dtype(at::kLong));
-  int64_t* row_data = rows.data_ptr<int64_t>();
+  at::Tensor rows = at::empty({keep_rows ? lookup.ids : 0}, at::TensorOptions().dtype(at::kLong));
+  int64_t* row_data = keep_rows ? rows.data_ptr<int64_t>() : kept_rows(lookup.ids);
   const int64_t* borders = lookup.offsets;  // ids outside the bags belong to no table
   std::fill(row_data, row_data + borders[0], kNoRow);
   std::fill(row_data + borders[lookup.features * lookup.batch_size], row_data + lookup.ids, kNoRow);
@@ -225,7 +235,7 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
   library.def(
       "find_and_pool(Tensor ids, Tensor offsets, Tensor[] weights, int[] table_of_feature, Tensor[] slot_groups, "
       "Tensor[] side_rows, int[] dense_rows, int[] share_buckets, int[] seeds, int[] table_rows, int[] row_begins, "
-      "Tensor[] locks, Tensor? per_sample_weights) "
+      "Tensor[] locks, Tensor? per_sample_weights, bool keep_rows=True) "
       "-> (Tensor, Tensor, Tensor)");
   library.def(
       "pool_again_(Tensor(a!) pooled, Tensor rows, Tensor changed, Tensor offsets, Tensor[] weights, "

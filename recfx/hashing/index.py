@@ -309,8 +309,10 @@ class HashIndex(IndexStorage):
 
         Args:
             training: ids without a row get one afterwards, so meanwhile they do not share one.
+
+        The caller has seen to it that all rows are initialised.
         """
-        self.refresh()
+        self.notice_changes()
         slot_groups, views = self._buffers["slot_groups"], self._views
         if views is None or views[0].slot_groups is not slot_groups:
             config = self.config

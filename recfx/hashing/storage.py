@@ -141,6 +141,16 @@ class IndexStorage(nn.Module):
         Raises:
             CheckpointError: ``load_interrupted``, or the error for the invalid state that was written.
         """
+        self.notice_changes()
+        if not torch.compiler.is_compiling():
+            self._initialize_left()
+
+    def notice_changes(self) -> None:
+        """``refresh`` for callers that have just seen to it that all rows are initialised.
+
+        Raises:
+            CheckpointError: as in ``refresh``.
+        """
         if torch.compiler.is_compiling():
             return
         forks.use_one_thread_in_child()
@@ -151,18 +161,23 @@ class IndexStorage(nn.Module):
                 module_path=self.name,
                 what_to_do="load the state again; or call reset_parameters() on the collection to start again.",
             )
-        self._notice_written_state()
+        if self._notice_written_state():
+            self._initialize_left()
+
+    def _initialize_left(self) -> None:
         if self.has_uninitialized_rows and self.__dict__["_initializer"] is not None:
             initializer = self.__dict__["_initializer"]()
             if initializer is not None:
                 initializer.initialize_left()
 
-    def _notice_written_state(self) -> None:
+    def _notice_written_state(self) -> bool:
+        """Returns whether there was one."""
         leader: IndexStorage | None = self.__dict__["_leader"]
-        if leader is not None:
-            leader._notice_written_state()
+        has_changed = leader is not None and leader._notice_written_state()
         if self._versions != self._current_versions():
             self._adopt_written_state()
+            return True
+        return has_changed
 
     def holds_ids(self) -> bool:
         """Whether any id has a row or is counted, even in an invalid state that was written from outside."""

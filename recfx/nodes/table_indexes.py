@@ -120,7 +120,7 @@ class TableIndexes:
             check_fused(self.collection, self._evicting, self.store)
         if features.values().is_meta or self.on_meta:
             return False
-        if any(self.store.index(name).has_uninitialized_rows for name in self.hashed):
+        if self.hashed and self.operators.any_nonzero([self.store.index(name).uninitialized for name in self.hashed]):
             self._new_rows.initialize_left()
         return True
 

@@ -1,12 +1,13 @@
 """``hashed``: raw 64-bit ids through the index (``dense_rows=0``) against the same rows adopted, forward and step.
 
-The index already holds every id: this is the steady state of training, in which a batch brings few new ids.
+The index already holds every id: this is the steady state of training, in which a batch brings few new ids. The limit
+beside the forward is that of the adopted rows with a prefetched gather of as many slots of the same indexes before it.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -15,8 +16,10 @@ from torchrec import KeyedJaggedTensor
 import recfx
 from recfx.hashing import HashConfig
 from recfx.kernels.mix64 import mix64
+from recfx.kernels.slot_groups import SLOTS, home_groups
 from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.bench.harness import Contestant, Result, compare, take_turns
+from tests.bench.random_gather import gather_slots
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
 from tests.bench.workload import (
     OPTIMIZERS,
@@ -31,6 +34,7 @@ from tests.bench.workload import (
 )
 
 OURS, ADOPTED, TABLE_BATCHED = "raw ids, indexed", "dense ids, adopted", "FBGEMM table-batched, dense ids"
+LIMIT = "adopted, and a gather"
 TAKEN = 0.75
 """Share of the rows that have an id; more, and a bucket might be full."""
 OPTIMIZER = OPTIMIZERS[2]
@@ -94,21 +98,42 @@ def _forward(
     peer: torch.nn.Module | None,
 ) -> Iterator[Result]:
     indexed.eval()
+    gather = _gather(setup, indexed, raw)
     contestants = [
         Contestant(OURS, lambda i: indexed(raw[i]).values()),
         Contestant(ADOPTED, lambda i: adopted(dense[i]).values()),
+        Contestant(LIMIT, lambda i: (gather(i), adopted(dense[i]).values())),
     ]
     if peer is not None:
         offsets = dense[-1].offsets()
         contestants.append(Contestant(TABLE_BATCHED, lambda i: peer(dense[i].values(), offsets)))
     with torch.no_grad():
         if peer is not None:
-            for contestant in contestants[1:]:
+            for contestant in (contestants[1], contestants[3]):
                 check_close("forward", contestant.run(-1), contestants[0].run(-1))
         times = take_turns(contestants, setup.iterations, setup.warm_up)
     facts = {**setup.facts(distribution), "ids_in_index": int(setup.rows * TAKEN)}
     for contestant in contestants[1:]:
         yield compare(_case("forward_eval", setup, distribution), times, OURS, contestant.name, facts)
+
+
+def _gather(setup: Setup, indexed: HashEmbeddingBagCollection, raw: list[KeyedJaggedTensor]) -> Callable[[int], None]:
+    """Reads the first slot of each id's home group, and nothing else."""
+    groups = [index.slot_groups for index in indexed.hash_indexes.values()]
+    places = [
+        [
+            SLOTS * home_groups(ids, each.shape[0])
+            for ids, each in zip(batch.values().chunk(setup.tables), groups, strict=True)
+        ]
+        for batch in raw
+    ]
+
+    def gather(i: int) -> None:
+        rows = torch.empty(raw[i].values().numel(), dtype=torch.int64)
+        for each, place, out in zip(groups, places[i], rows.chunk(setup.tables), strict=True):
+            gather_slots(each, place, out, setup.threads)
+
+    return gather
 
 
 def _check_steps(

@@ -274,6 +274,16 @@ def test_find_tables_is_find_on_each_stretch(tables: list[tuple[list[int], list[
         assert torch.equal(rows[begin:end], alone)
 
 
+def test_any_nonzero() -> None:
+    zero, one, low = torch.tensor([0]), torch.tensor([1]), torch.tensor([-(2**63)])
+    for operators in (hash_index, reference):
+        assert not operators.any_nonzero([zero, zero.clone()])
+        assert operators.any_nonzero([zero, one])
+        assert operators.any_nonzero([low])
+    with pytest.raises(RuntimeError, match="one number per table"):
+        hash_index.any_nonzero([torch.zeros(2, dtype=torch.int64)])
+
+
 def test_add_counts() -> None:
     ours = [torch.tensor([1, 2, 3]), torch.tensor([2**40]), torch.tensor([5, 6])]
     theirs = [counts.clone() for counts in ours]

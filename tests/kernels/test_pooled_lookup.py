@@ -83,6 +83,11 @@ def test_find_and_pool_equals_its_reference(case: Case) -> None:
     torch.testing.assert_close(pooled, wanted_pooled, rtol=1e-5, atol=1e-4)
     again = pooled_lookup(rows, case.offsets, case.weights, case.table_of_feature, False, case.scale)
     assert torch.equal(pooled, again), "finding changes the order of the sums"
+    arguments = (case.ids, case.offsets, case.weights, case.table_of_feature, case.indexes, case.scale)
+    without_rows = find_and_pool(*arguments, keep_rows=False)
+    assert torch.equal(without_rows[0], pooled)
+    assert without_rows[1].numel() == 0
+    assert torch.equal(without_rows[2], absent)
 
 
 @settings(max_examples=100)
@@ -188,6 +193,25 @@ def test_opcheck() -> None:
         (
             "find_and_pool",
             (ids, offsets, weights, tables, slots, sides, [0, 0], [1, 0], [0, 0], [0, 40], [0, 5], [index.lock], scale),
+        ),
+        (
+            "find_and_pool",
+            (
+                ids,
+                offsets,
+                weights,
+                tables,
+                slots,
+                sides,
+                [0, 0],
+                [1, 0],
+                [0, 0],
+                [0, 40],
+                [0, 5],
+                [index.lock],
+                scale,
+                False,
+            ),
         ),
         ("pool_again_", (torch.zeros(2, 13), rows, changed, offsets, weights, tables, scale)),
     ):
