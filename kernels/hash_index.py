@@ -190,8 +190,7 @@ def any_nonzero(cells: list[Tensor]) -> bool:
     Args:
         cells: int64 ``[1]`` each.
     """
-    found: bool = torch.ops.recfx.any_nonzero(cells)
-    return found
+    return bool(torch.ops.recfx.any_nonzero(cells))
 
 
 def mark_initialized(
@@ -247,8 +246,8 @@ def _register_fakes() -> None:
         return None
 
     @torch.library.register_fake("recfx::any_nonzero")
-    def _any_nonzero(cells: list[Tensor]) -> bool:
-        return False
+    def _any_nonzero(cells: list[Tensor]) -> Tensor:
+        return cells[0].new_empty((), dtype=torch.bool)
 
     @torch.library.register_fake("recfx::mark_initialized")
     def _mark_initialized(buffers: list[Tensor], *rest: object) -> None:

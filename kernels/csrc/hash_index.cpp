@@ -304,11 +304,13 @@ void add_counts(at::TensorList counts, at::IntArrayRef amounts) {
 }
 
 // Whether any of these numbers, one per table, is not 0.
-bool any_nonzero(at::TensorList cells) {
-  return std::any_of(cells.begin(), cells.end(), [](const at::Tensor& cell) {
+at::Tensor any_nonzero(at::TensorList cells) {
+  at::Tensor answer = at::empty({}, at::TensorOptions().dtype(at::kBool));
+  *answer.data_ptr<bool>() = std::any_of(cells.begin(), cells.end(), [](const at::Tensor& cell) {
     TORCH_CHECK(cell.numel() == 1, "recfx: any_nonzero takes one number per table, got ", cell.sizes());
     return std::atomic_ref<int64_t>(*int64_data(cell, "cell")).load(std::memory_order_relaxed) != 0;
   });
+  return answer;
 }
 
 // Marks rows as initialised: rows[begins[t], ends[t]) are those of table t. Rows that are not new stay as they are.
@@ -374,7 +376,7 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
       "int[] oldest_in_flight, Tensor[]? rows_in_flight=None, int[]? oldest_listed=None) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def("add_counts(Tensor(a!)[] counts, int[] amounts) -> ()");
-  library.def("any_nonzero(Tensor[] cells) -> bool");
+  library.def("any_nonzero(Tensor[] cells) -> Tensor");
   library.def("mark_initialized(Tensor(a!)[] buffers, int[] policies, Tensor rows, int[] begins, int[] ends) -> ()");
   library.def("erase(Tensor ids, Tensor(a!)[] buffers, int[] policy) -> Tensor");
 }
