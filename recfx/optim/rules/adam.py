@@ -10,6 +10,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.optim.optimizers import Adam as TorchRecAdam
 
 from recfx.kernels.tiling import Need
+from recfx.optim.rules.averages import average_numbers, moving_averages
 from recfx.optim.rules.rule import BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor, StepNumbers, decayed
 
 
@@ -26,25 +27,14 @@ class Adam(Rule):
     ) -> torch.Tensor:
         """The same step as ``torch.optim.Adam``."""
         gradient = decayed(values, gradient, group)
-        first_beta, second_beta = group["betas"]
-        first = state["exp_avg"].lerp_(gradient, 1 - first_beta)
-        second = state["exp_avg_sq"].mul_(second_beta).addcmul_(gradient, gradient, value=1 - second_beta)
-        denominator = second.sqrt() / (1 - second_beta**step) ** 0.5 + group["eps"]
-        return values - float(group["lr"]) / (1 - first_beta**step) * first / denominator
+        first, divisor = moving_averages(gradient, state, step, group)
+        return values - float(group["lr"]) / (1 - group["betas"][0] ** step) * first / divisor
 
     def step_numbers(self, step: float, group: Mapping[str, Any]) -> StepNumbers:
-        """The betas are subtracted from one here: float32 would lose digits."""
-        first_beta, second_beta = group["betas"]
-        return (
-            super()
-            .step_numbers(step, group)
-            ._replace(
-                learning_rate=float(group["lr"]) / (1 - first_beta**step),
-                first_share=1 - first_beta,
-                second_beta=second_beta,
-                second_share=1 - second_beta,
-                second_correction=(1 - second_beta**step) ** 0.5,
-            )
+        """The learning rate is divided by the correction of the first average."""
+        rate = float(group["lr"]) / (1 - group["betas"][0] ** step)
+        return average_numbers(step, group)._replace(
+            learning_rate=rate, weight_decay=float(group.get("weight_decay", 0))
         )
 
     def unlike_dense(self, group: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from torchrec.optim.optimizers import LAMB as TorchRecLAMB
 
+from recfx.optim.rules.averages import AveragesOptimizer, average_numbers, moving_averages
 from recfx.optim.rules.rule import (
     BETAS,
     EPS,
@@ -20,10 +21,10 @@ from recfx.optim.rules.rule import (
     StepNumbers,
     scaled_to_weights,
 )
-from recfx.optim.rules.touched_rows import TouchedRowsOptimizer
+from recfx.optim.rules.touched_rows import TouchedRowsRule
 
 
-class LambRule(Rule):
+class LambRule(TouchedRowsRule):
     """``weight -= lr * |weight| * step / |step|``, row by row; weight decay is part of the step."""
 
     def update(
@@ -35,54 +36,25 @@ class LambRule(Rule):
         group: Mapping[str, Any],
     ) -> torch.Tensor:
         """The same step as FBGEMM's, except that a step of zeros changes nothing; ``step`` counts the table's."""
-        first_beta, second_beta = group["betas"]
-        first = state["exp_avg"].lerp_(gradient, 1 - first_beta)
-        second = state["exp_avg_sq"].mul_(second_beta).addcmul_(gradient, gradient, value=1 - second_beta)
-        divisor = second.sqrt() / (1 - second_beta**step) ** 0.5 + group["eps"]
-        wanted = first / (1 - first_beta**step) / divisor
+        first, divisor = moving_averages(gradient, state, step, group)
+        wanted = first / (1 - group["betas"][0] ** step) / divisor
         if group["weight_decay"]:
             wanted = wanted + group["weight_decay"] * values
         return values - float(group["lr"]) * scaled_to_weights(values, wanted)
 
     def step_numbers(self, step: float, group: Mapping[str, Any]) -> StepNumbers:
-        """The betas are subtracted from one here: float32 would lose digits."""
-        first_beta, second_beta = group["betas"]
-        return StepNumbers(
-            learning_rate=float(group["lr"]),
-            eps=float(group["eps"]),
-            first_share=1 - first_beta,
-            second_beta=second_beta,
-            second_share=1 - second_beta,
-            second_correction=(1 - second_beta**step) ** 0.5,
-            first_correction=1 - first_beta**step,
-            own_decay=float(group["weight_decay"]),
+        """The first average is corrected by a number of its own: the learning rate scales the whole step."""
+        return average_numbers(step, group)._replace(
+            first_correction=1 - group["betas"][0] ** step, own_decay=float(group["weight_decay"])
         )
-
-    def unlike_dense(self, group: Mapping[str, Any]) -> str:
-        """Always empty: its dense form steps touched rows, too."""
-        return ""
 
     def when_columns_are_cut(self, blocks: int) -> tuple[str, str]:
         """Norms are those of a block of the row."""
-        message = (
-            f"LAMB scales the step of each row by norms over each of the {blocks} column blocks. "
-            "TorchRec's does the same, but the uncut table would train differently."
-        )
-        return message, "use Adam, or do not cut columns, if training must not depend on the plan."
+        return self.cut_columns("scales the step of each row by norms over", blocks, "Adam")
 
 
-class Lamb(TouchedRowsOptimizer):
-    """The same on a plain table. Defaults are FBGEMM's."""
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float = 0.01,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+class Lamb(AveragesOptimizer):
+    """The same on a plain table."""
 
     @property
     def rule(self) -> Rule:

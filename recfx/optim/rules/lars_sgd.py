@@ -11,13 +11,13 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMo
 from torchrec.optim.optimizers import LarsSGD as TorchRecLarsSGD
 
 from recfx.optim.rules.rule import LEARNING_RATE, WEIGHT_DECAY, Rule, Setting, StateTensor, StepNumbers
-from recfx.optim.rules.touched_rows import TouchedRowsOptimizer
+from recfx.optim.rules.touched_rows import TouchedRowsOptimizer, TouchedRowsRule
 
 ETA = Setting("eta", 0.001, ("eta",))
 MOMENTUM = Setting("momentum", 0.9, ("momentum",))
 
 
-class LarsSgdRule(Rule):
+class LarsSgdRule(TouchedRowsRule):
     """``rate = lr * eta * |weight| / (|gradient| + weight_decay * |weight|)``, row by row."""
 
     def update(
@@ -44,17 +44,9 @@ class LarsSgdRule(Rule):
             momentum=float(group["momentum"]),
         )
 
-    def unlike_dense(self, group: Mapping[str, Any]) -> str:
-        """Always empty: its dense form steps touched rows, too."""
-        return ""
-
     def when_columns_are_cut(self, blocks: int) -> tuple[str, str]:
         """Norms are those of a block of the row."""
-        message = (
-            f"LARS-SGD scales the learning rate of each row by norms over each of the {blocks} column blocks. "
-            "TorchRec's does the same, but the uncut table would train differently."
-        )
-        return message, "use SGD, or do not cut columns, if training must not depend on the plan."
+        return self.cut_columns("scales the learning rate of each row by norms over", blocks, "SGD")
 
 
 class LarsSgd(TouchedRowsOptimizer):

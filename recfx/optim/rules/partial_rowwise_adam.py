@@ -10,11 +10,12 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from torchrec.optim.optimizers import PartialRowWiseAdam as TorchRecPartialRowWiseAdam
 
+from recfx.optim.rules.averages import AveragesOptimizer, average_numbers, moving_averages
 from recfx.optim.rules.rule import BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor, StepNumbers
-from recfx.optim.rules.touched_rows import TouchedRowsOptimizer
+from recfx.optim.rules.touched_rows import TouchedRowsRule
 
 
-class PartialRowWiseAdamRule(Rule):
+class PartialRowWiseAdamRule(TouchedRowsRule):
     """Adam whose divisor is one number per row. Weight decay is decoupled, as in AdamW."""
 
     def update(
@@ -26,52 +27,25 @@ class PartialRowWiseAdamRule(Rule):
         group: Mapping[str, Any],
     ) -> torch.Tensor:
         """The same step as FBGEMM's; ``step`` is the number of steps of the table, not of the row."""
-        rate, decay, (first_beta, second_beta) = float(group["lr"]), group["weight_decay"], group["betas"]
-        first = state["exp_avg"].lerp_(gradient, 1 - first_beta)
-        mean = gradient.square().mean(dim=1, keepdim=True)
-        second = state["exp_avg_sq"].mul_(second_beta).add_(mean, alpha=1 - second_beta)
-        divisor = second.sqrt() / (1 - second_beta**step) ** 0.5 + group["eps"]
+        rate, decay = float(group["lr"]), group["weight_decay"]
+        first, divisor = moving_averages(gradient, state, step, group)
         kept = values - rate * decay * values if decay else values
-        return kept - rate / (1 - first_beta**step) * first / divisor
+        return kept - rate / (1 - group["betas"][0] ** step) * first / divisor
 
     def step_numbers(self, step: float, group: Mapping[str, Any]) -> StepNumbers:
-        """The betas are subtracted from one here: float32 would lose digits."""
-        rate, (first_beta, second_beta) = float(group["lr"]), group["betas"]
-        return StepNumbers(
-            learning_rate=rate / (1 - first_beta**step),
-            eps=float(group["eps"]),
-            first_share=1 - first_beta,
-            second_beta=second_beta,
-            second_share=1 - second_beta,
-            second_correction=(1 - second_beta**step) ** 0.5,
-            own_decay=rate * float(group["weight_decay"]),
+        """The learning rate is divided by the correction of the first average; weight decay is the rule's own."""
+        rate = float(group["lr"])
+        return average_numbers(step, group)._replace(
+            learning_rate=rate / (1 - group["betas"][0] ** step), own_decay=rate * float(group["weight_decay"])
         )
-
-    def unlike_dense(self, group: Mapping[str, Any]) -> str:
-        """Always empty: its dense form steps touched rows, too."""
-        return ""
 
     def when_columns_are_cut(self, blocks: int) -> tuple[str, str]:
         """Each block of columns has its own mean square."""
-        message = (
-            f"partial row-wise Adam keeps one mean square per row in each of the {blocks} column blocks. "
-            "TorchRec's does the same, but the uncut table would train differently."
-        )
-        return message, "use Adam, or do not cut columns, if training must not depend on the plan."
+        return self.cut_columns("keeps one mean square per row in", blocks, "Adam")
 
 
-class PartialRowWiseAdam(TouchedRowsOptimizer):
-    """The same on a plain table. Defaults are FBGEMM's."""
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float = 0.01,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+class PartialRowWiseAdam(AveragesOptimizer):
+    """The same on a plain table."""
 
     @property
     def rule(self) -> Rule:

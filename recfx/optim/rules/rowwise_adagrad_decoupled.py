@@ -9,10 +9,10 @@ import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 
 from recfx.optim.rules.rule import EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor, StepNumbers
-from recfx.optim.rules.touched_rows import TouchedRowsOptimizer
+from recfx.optim.rules.touched_rows import TouchedRowsOptimizer, TouchedRowsRule
 
 
-class RowWiseAdagradDecoupled(Rule):
+class RowWiseAdagradDecoupled(TouchedRowsRule):
     """Row-wise Adagrad that shrinks weights by ``lr * weight_decay`` and leaves gradients as they are."""
 
     def update(
@@ -34,17 +34,9 @@ class RowWiseAdagradDecoupled(Rule):
         rate = float(group["lr"])
         return StepNumbers(rate, eps=float(group["eps"]), own_decay=rate * float(group["weight_decay"]))
 
-    def unlike_dense(self, group: Mapping[str, Any]) -> str:
-        """Always empty: its dense form steps touched rows, too."""
-        return ""
-
     def when_columns_are_cut(self, blocks: int) -> tuple[str, str]:
         """Each block of columns has its own sum."""
-        message = (
-            f"row-wise Adagrad keeps one number per row in each of the {blocks} column blocks, a mean over the block's "
-            "columns. TorchRec's does the same, but the uncut table would train differently."
-        )
-        return message, "use Adagrad, or do not cut columns, if training must not depend on the plan."
+        return self.cut_columns("keeps one number per row, a mean over its columns, in", blocks, "Adagrad")
 
 
 class DecoupledRowWiseAdagrad(TouchedRowsOptimizer):

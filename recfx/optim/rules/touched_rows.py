@@ -7,12 +7,34 @@ what a fused optimizer becomes when its table is plain again.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from recfx.optim.rules.rule import STEP, Rule
+
+
+class TouchedRowsRule(Rule):
+    """A rule whose dense form is a ``TouchedRowsOptimizer``."""
+
+    def unlike_dense(self, group: Mapping[str, Any]) -> str:
+        """Always empty: both leave rows alone that a batch did not touch."""
+        return ""
+
+    def cut_columns(self, what_is_cut: str, blocks: int, instead: str) -> tuple[str, str]:
+        """What ``when_columns_are_cut`` returns if each block of columns is trained as if it were a row.
+
+        Args:
+            what_is_cut: what the rule does in each block, as in "keeps one number per row in".
+            blocks: the number of blocks.
+            instead: the rule that does not.
+        """
+        message = (
+            f"{self.label} {what_is_cut} each of the {blocks} column blocks. "
+            "TorchRec's does the same, but the uncut table would train differently."
+        )
+        return message, f"use {instead}, or do not cut columns, if training must not depend on the plan."
 
 
 class TouchedRowsOptimizer(torch.optim.Optimizer):
