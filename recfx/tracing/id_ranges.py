@@ -2,8 +2,9 @@
 
 Every rule is about integer tensors, and says what torch does: ``%`` and ``remainder`` have the sign of the divisor,
 ``fmod`` has that of the dividend, and a result that does not fit into the tensor's type wraps around, so nothing is
-known of it. Ids may be int32 unless the model makes them int64. What no rule is about has no known range. The graph is
-one of a sample; whoever relies on a range checks it in every batch.
+known of it. Ids may be int32 unless the model makes them int64. What no rule is about has no known range, and neither
+have ids that may be changed in place, nor the values of parameters and buffers that a ``state_dict`` may replace. The
+graph is one of a sample; whoever relies on a range checks it in every batch.
 """
 
 from __future__ import annotations
@@ -73,6 +74,10 @@ class IdRanges:
         self._root, self._inputs = root, inputs
         self._known: dict[fx.Node, Any] = {}
         self._changed = [_ancestors(node) for node in graph.nodes if _is_in_place(node)]
+        self._given_away: set[fx.Node] = set()
+        for node in graph.nodes:
+            if _may_change_its_arguments(node, root):
+                self._given_away.update(*(_same_memory(given) for given in node.all_input_nodes))
 
     def of_call(self, call: fx.Node, features: Iterable[str]) -> dict[str, IdRange]:
         """The ranges of the features that a call of a collection reads; those that are not known are left out."""
@@ -82,6 +87,8 @@ class IdRanges:
         before = _ancestors(given[0])
         if any(before & changed for changed in self._changed):
             return {}  # something that the ids are made of is changed in place
+        if self._given_away & _same_memory(given[0]):
+            return {}  # code that the trace does not see has the ids, and may change them in place
         batch = self._value(given[0])
         found = {}
         for feature in features if isinstance(batch, _Features) else ():
@@ -116,8 +123,7 @@ class IdRanges:
         if node.op == "call_module":
             module = self._root.get_submodule(str(node.target))
             return self._value(node.args[0]) if type(module) in (nn.Identity, nn.Flatten) and node.args else None
-        name = node.target if node.op == "call_method" else _FUNCTIONS.get(node.target)
-        rule = _RULES.get(str(name)) if name is not None else None
+        rule = _RULES.get(_name_of(node))
         return None if rule is None else rule(self, node)
 
     # Rules; each takes the node, whose first argument is the tensor.
@@ -192,7 +198,7 @@ class IdRanges:
         return _made(found[0], ValueRanges(0, upper), f"& {found[1]}", node)
 
     def _abs(self, node: fx.Node) -> _Ids | None:
-        ids = self._value(node.args[0])
+        ids = self._value(_first(node))
         if not isinstance(ids, _Ids):
             return None
         after = Analysis.abs(ids.range)  # of the lowest number there is, abs is that number itself
@@ -200,7 +206,10 @@ class IdRanges:
 
     def _either(self, node: fx.Node) -> _Ids | None:
         """``cat`` and ``stack`` of tensors, ``where`` of two."""
-        parts = node.args[1:] if node.target is torch.where else node.args[0] if node.args else ()
+        is_where = node.target is torch.where
+        if is_where and (len(node.args) != 3 or node.kwargs):
+            return None
+        parts = node.args[1:] if is_where else node.args[0] if node.args else ()
         found = [self._value(each) for each in parts] if isinstance(parts, (tuple, list)) else []
         if not found or not all(isinstance(each, _Ids) for each in found):
             return None
@@ -230,10 +239,10 @@ class IdRanges:
 
     def _look_up(self, node: fx.Node) -> Any:
         """``x[...]``, or a row of an integer table, or the ids of one key."""
-        given = self._value(node.args[0])
+        given = self._value(_first(node))
         if isinstance(given, _Features):
             return given.of(node.args[1]) if isinstance(node.args[1], str) else None
-        return given
+        return given if isinstance(given, _Ids) else None
 
     def _embedding(self, node: fx.Node) -> Any:
         names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
@@ -242,29 +251,29 @@ class IdRanges:
 
     def _same(self, node: fx.Node) -> Any:
         reinterprets = any(isinstance(each, torch.dtype) for each in (*node.args, *node.kwargs.values()))
-        return None if reinterprets else self._value(node.args[0])
+        return None if reinterprets else self._value(_first(node))
 
     def _attribute_of(self, node: fx.Node) -> Any:
         """A field of an object that the model was called with."""
-        given = self._value(node.args[0])
+        given = self._value(_first(node))
         fields = getattr(given.value, "__dict__", {}) if isinstance(given, _Object) else {}
         return _of_input(fields.get(node.args[1]))
 
     def _to(self, node: fx.Node) -> Any:
         wanted = [each for each in (*node.args[1:], *node.kwargs.values()) if isinstance(each, torch.dtype)]
-        given = self._value(node.args[0])
+        given = self._value(_first(node))
         if any(isinstance(each, fx.Node) for each in (*node.args[1:], *node.kwargs.values())):
             return None  # the type of another tensor
         return _cast(given, wanted[0]) if wanted else given
 
     def _long(self, node: fx.Node) -> Any:
-        return _cast(self._value(node.args[0]), torch.int64)
+        return _cast(self._value(_first(node)), torch.int64)
 
     def _int(self, node: fx.Node) -> Any:
-        return _cast(self._value(node.args[0]), torch.int32)
+        return _cast(self._value(_first(node)), torch.int32)
 
     def _all_values(self, node: fx.Node) -> _Ids | None:
-        given = self._value(node.args[0])
+        given = self._value(_first(node))
         if isinstance(given, _Ids):  # of a JaggedTensor
             return given
         if not isinstance(given, _Features):
@@ -341,13 +350,23 @@ def _attribute(root: nn.Module, node: Any) -> torch.Tensor | None:
 
 
 def _of_attribute(root: nn.Module, path: str) -> _Ids | None:
-    found: Any = root
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, torch.Tensor) or not _is_integer(found) or found.is_meta or not found.numel():
+    owner, _, name = path.rpartition(".")
+    holder: Any = root
+    for part in owner.split(".") if owner else ():
+        holder = getattr(holder, part, None)
+    found = getattr(holder, name, None)
+    if not isinstance(found, torch.Tensor) or not _is_integer(found):
         return None
+    if found.is_meta or not found.numel() or _is_in_state_dict(holder, name):
+        return _Ids(_INT64, (), found.dtype == torch.int64)
     lower, upper = (int(each) for each in torch.aminmax(found))
     return _Ids(ValueRanges(lower, upper), (f"values of {path}",), found.dtype == torch.int64)
+
+
+def _is_in_state_dict(module: Any, name: str) -> bool:
+    if not isinstance(module, nn.Module):
+        return False
+    return name in module._parameters or name in module._buffers.keys() - module._non_persistent_buffers_set
 
 
 def _ancestors(node: fx.Node) -> set[fx.Node]:
@@ -362,14 +381,69 @@ def _ancestors(node: fx.Node) -> set[fx.Node]:
 
 
 def _is_in_place(node: fx.Node) -> bool:
-    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
     if node.op not in ("call_method", "call_function"):
         return False
+    schema = getattr(node.target, "_schema", None)  # of an operator such as torch.ops.aten.add_.Tensor
+    if schema is not None:
+        return bool(schema.is_mutable)
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
     writes = name.endswith("_") and not name.endswith("__") and node.target is not operator.and_
     return writes or name in _WRITING or bool(node.kwargs.get("inplace")) or node.kwargs.get("out") is not None
 
 
-_WRITING = {"setitem", *(f"i{name}" for name in ("add", "sub", "mul", "mod", "floordiv", "and", "or", "xor", "pow"))}
+_WRITING = {
+    "setitem",
+    *(f"i{name}" for name in ("add", "sub", "mul", "truediv", "mod", "floordiv", "and", "or", "xor", "pow", "lshift")),
+    "irshift",
+}
+
+
+def _may_change_its_arguments(node: fx.Node, root: nn.Module) -> bool:
+    """Whether it is code that the trace does not enter, a module or a function, and that nothing is known of."""
+    if node.op == "call_module":
+        return not all(_only_reads(each) for each in root.get_submodule(str(node.target)).modules())
+    if node.op != "call_function" or node.target in _FUNCTIONS:
+        return False
+    module = getattr(node.target, "__module__", None)  # functions that are written in C++ have none
+    return module is not None and module.split(".")[0] not in _LIBRARIES
+
+
+def _only_reads(module: nn.Module) -> bool:
+    is_graph = isinstance(module, (fx.GraphModule, torch.jit.ScriptModule))
+    inplace = getattr(module, "inplace", False)
+    return type(module).__module__.split(".")[0] in _LIBRARIES and not is_graph and not inplace
+
+
+_LIBRARIES = {"torch", "torchrec", "recfx", "_operator", "builtins", "math"}
+
+
+def _first(node: fx.Node) -> Any:
+    """The tensor that a call is about."""
+    return node.args[0] if node.args else node.kwargs.get("input")
+
+
+def _same_memory(node: Any) -> set[fx.Node]:
+    """The node, and the values in whose memory its ids may be."""
+    found: set[fx.Node] = set()
+    while isinstance(node, fx.Node) and node not in found:
+        found.add(node)
+        if node.target in _MAKERS:
+            place = _MAKERS[node.target]
+            node = node.args[place] if len(node.args) > place else node.kwargs.get("values")
+        elif node.op == "call_module" or _name_of(node) in _VIEWS:
+            node = _first(node)
+        else:
+            break
+    return found
+
+
+def _name_of(node: fx.Node) -> str:
+    """The name of the rule for a call, if there is one."""
+    return str(node.target) if node.op == "call_method" else _FUNCTIONS.get(node.target, "")
+
+
+_MAKERS: dict[Any, int] = {KeyedJaggedTensor: 1, JaggedTensor: 0}
+"""The classes of batches of ids, and the place of the ids among the arguments."""
 
 
 _FUNCTIONS: dict[Any, str] = {
@@ -417,7 +491,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(
         (
             "view", "reshape", "flatten", "squeeze", "unsqueeze", "contiguous", "detach", "clone", "permute", "t",
-            "transpose", "expand", "repeat", "index_select", "cpu", "cuda",
+            "transpose", "expand", "repeat", "index_select", "cpu", "cuda", "sync",
         ),
         IdRanges._same,
     ),
@@ -428,6 +502,11 @@ _RULES: dict[str, _Rule] = {
     "KeyedJaggedTensor": IdRanges._make_features,
     "JaggedTensor": IdRanges._make_jagged,
 }  # fmt: skip
+
+_VIEWS = {name for name, rule in _RULES.items() if rule is IdRanges._same} | {
+    "to", "long", "int", "values", "getitem", "getattr",
+}  # fmt: skip
+"""The rules of what may give back the memory that it was given."""
 
 
 def _subtract(left: _Range, right: _Range) -> _Range:

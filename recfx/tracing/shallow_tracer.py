@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 import os
 import re
 import threading
@@ -34,6 +35,23 @@ _TRACING_SEED = 20_260_101
 
 class LostByTracing(Exception):
     """Something that a traced graph would not repeat."""
+
+
+class InPlaceProxy(fx.Proxy):
+    """A proxy for which ``x += 1`` is what it is for tensors: a change of ``x`` in place, and not a new value."""
+
+
+def _in_place(name: str) -> Callable[[fx.Proxy, Any], Any]:
+    function = getattr(operator, name)
+
+    def change(self: fx.Proxy, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    return change
+
+
+for _name in fx.graph.inplace_methods.keys() - {"setitem"}:
+    setattr(InPlaceProxy, f"__{_name}__", _in_place(_name))
 
 
 class ShallowTracer(fx.Tracer):
@@ -63,6 +81,10 @@ class ShallowTracer(fx.Tracer):
         if holds is None:
             holds = self._holds[id(m)] = any(id(child) in self._leaves for child in m.modules())
         return not holds
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """See :class:`InPlaceProxy`."""
+        return InPlaceProxy(node, self)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """Do what torch.fx does, and keep a reference to the cache, which a rollback has to clean."""

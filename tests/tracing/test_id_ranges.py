@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, JaggedTensor, KeyedJaggedTensor
 
@@ -20,6 +23,13 @@ _REMAP = torch.tensor([40, 3, 96, 7])
 _BORDERS = torch.tensor([1.5, 2.5, 10.0])
 
 
+class Shift(nn.Module):
+    """A module of the user's, whose code is not traced: it changes its argument."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return ids.add_(500)
+
+
 class Model(nn.Module):
     """Does something to its ids before they reach the collection."""
 
@@ -28,7 +38,9 @@ class Model(nn.Module):
         table = EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=rows, feature_names=["f"])
         self.ebc = EmbeddingBagCollection(tables=[table])
         self.change = [change]
-        self.register_buffer("remap", _REMAP.clone())
+        self.register_buffer("remap", _REMAP.clone(), persistent=False)
+        self.register_buffer("learned", _REMAP.clone())
+        self.shift, self.passes_on = Shift(), nn.Threshold(5, 500, inplace=True)
         self.register_buffer("borders", _BORDERS.clone())
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
@@ -49,6 +61,7 @@ def range_of(model: nn.Module, *sample: Any) -> IdRange | None:
     return finding.id_ranges.get("f")
 
 
+# fmt: off
 CASES: dict[str, tuple[Callable[[Any, Tensor], Any], tuple[int, int] | None]] = {
     "%": (lambda self, ids: ids % 10, (0, 9)),
     "% of one": (lambda self, ids: ids % 1, (0, 0)),
@@ -106,7 +119,29 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Any], tuple[int, int] | None]] = 
     "in place": (lambda self, ids: (ids % 10).add_(500), None),
     "set": (lambda self, ids: _set(ids % 10), None),
     "out": (lambda self, ids: _out(ids % 10), None),
-}  # fmt: skip
+    "+=": (lambda self, ids: _add_to(ids % 10), None),
+    "an operator in place": (lambda self, ids: torch.ops.aten.add_.Scalar(ids % 10, 500), None),
+    "by code that is not traced": (lambda self, ids: _after(ids % 10, self.shift), None),
+    "through a view": (lambda self, ids: _after(ids % 10, lambda same: self.shift(same.view(-1))), None),
+    "by a module of torch": (lambda self, ids: _after(ids % 10, self.passes_on), None),
+    "before the remainder": (lambda self, ids: _after(ids.clone(), self.shift) % 10, (0, 9)),
+    "where by name": (lambda self, ids: torch.where(ids > 0, ids % 10, other=ids), None),
+    "abs by name": (lambda self, ids: torch.abs(input=ids.fmod(10)), (0, 9)),
+    "flatten by name": (lambda self, ids: torch.flatten(input=ids % 10), (0, 9)),
+    "a table of ids that is saved": (lambda self, ids: self.learned[ids % 4], None),
+}
+# fmt: on
+
+
+def _add_to(ids: Tensor) -> Tensor:
+    same = ids
+    same += 500
+    return ids
+
+
+def _after(ids: Tensor, call: Callable[[Tensor], Any]) -> Tensor:
+    call(ids)
+    return ids
 
 
 def _set(ids: Tensor) -> Tensor:
@@ -148,6 +183,52 @@ def test_a_rule_says_what_torch_does(case: str) -> None:
 
 
 _WIDER = ("- of two", "a cast that wraps", "minimum and maximum", "where", "cat", "& with gaps")
+
+
+# What a chain is made of: numbers at the borders of types and of each other, and every way to use them.
+_NUMBERS = st.sampled_from([-(2**31), -40, -7, -1, 1, 2, 9, 64, 1000, 2**20, 2**31 - 1, 2**33])
+_STEPS: dict[str, Callable[[Any, int, Any], Any]] = {
+    "%": lambda ids, number, other: ids % number,
+    "fmod": lambda ids, number, other: ids.fmod(number),
+    "clamp": lambda ids, number, other: ids.clamp(min=number),
+    "clamp both": lambda ids, number, other: torch.clamp(ids, -number, number),
+    "clamp_max": lambda ids, number, other: ids.clamp_max(number),
+    "+": lambda ids, number, other: ids + number,
+    "number -": lambda ids, number, other: number - ids,
+    "*": lambda ids, number, other: ids * number,
+    "//": lambda ids, number, other: ids // number,
+    "&": lambda ids, number, other: ids & number,
+    "abs": lambda ids, number, other: ids.abs(),
+    "long": lambda ids, number, other: ids.long(),
+    "int": lambda ids, number, other: ids.int(),
+    "+ other": lambda ids, number, other: ids + other,
+    "- other": lambda ids, number, other: ids - other,
+    "* other": lambda ids, number, other: ids * other,
+    "where": lambda ids, number, other: torch.where(ids > number, ids, other),
+    "minimum": lambda ids, number, other: torch.minimum(ids, other),
+    "maximum": lambda ids, number, other: torch.maximum(ids, other),
+}
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from(sorted(_STEPS)), _NUMBERS, st.integers(0, 20)), min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_no_id_is_outside_of_the_range_of_a_random_chain(steps: list[tuple[str, int, int]]) -> None:
+    def change(self: Any, ids: Any) -> Any:
+        values = [ids]  # each step takes the last value, and one of all that came before
+        for name, number, place in steps:
+            values.append(_STEPS[name](values[-1], number, values[place % len(values)]))
+        return values[-1]
+
+    found = range_of(Model(change), batch(extremes(torch.int64)))
+    for dtype in (torch.int64, torch.int32):
+        try:
+            seen = change(None, extremes(dtype))
+        except RuntimeError as error:  # a number that int32 does not have
+            assert re.search("overflow|ZeroDivision", str(error))  # noqa: PT017
+            continue
+        if found is not None:
+            assert found.lower <= int(seen.min())
+            assert int(seen.max()) <= found.upper
 
 
 def test_the_proof_names_each_step_and_its_line() -> None:
