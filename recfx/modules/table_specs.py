@@ -65,13 +65,14 @@ def check_config(config: object) -> None:
                 module_path=str(config.name),
                 what_to_do=f"{field} must be an integer of at least 1.",
             )
-    hashing = getattr(config, "hashing", None)
-    if hashing is not None and not isinstance(hashing, HashConfig):
+    hashing = getattr(config, "hashing", HashConfig())
+    if not isinstance(hashing, HashConfig):
         raise ConversionError(
-            f"hashing is a {type(hashing).__name__}.",
+            f"hashing is {'None' if hashing is None else 'a ' + type(hashing).__name__}.",
             reason="invalid_table_config",
             module_path=str(config.name),
-            what_to_do="pass a recfx.HashConfig.",
+            what_to_do="pass a recfx.HashConfig. For a table whose ids are rows, build the standard collection and "
+            "call recfx.convert(..., hashing=None).",
         )
 
 

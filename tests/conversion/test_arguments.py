@@ -57,7 +57,7 @@ def test_keys_of_hashing_that_are_no_names(hashing: Any) -> None:
 @pytest.mark.parametrize(
     "settings",
     [{"num_embeddings": 0}, {"num_embeddings": -1}, {"num_embeddings": 1.5}, {"num_embeddings": None},
-     {"embedding_dim": 0}, {"embedding_dim": "8"}, {"hashing": "raw"}, {"hashing": {}}],
+     {"embedding_dim": 0}, {"embedding_dim": "8"}, {"hashing": "raw"}, {"hashing": {}}, {"hashing": None}],
     ids=str,
 )  # fmt: skip
 def test_configs_of_tables(settings: dict[str, Any]) -> None:
