@@ -21,6 +21,8 @@ from recfx.kernels import forks
 from recfx.kernels.index_buffers import IndexBuffers, IndexPolicy, is_taken
 
 EVAL_COUNTERS = ("ids_seen", "unseen_answers")
+# Whoever writes to these from outside has written a state, or has damaged what the operators follow without a check.
+_WATCHED = ("row_ids", "row_state", "slot_groups", "side_row")
 _fresh_number = itertools.count(1)
 
 
@@ -218,11 +220,12 @@ class IndexStorage(nn.Module):
 
     # Changes from outside
 
-    def _current_versions(self) -> tuple[int, int]:
-        row_ids, row_state = self._buffers["row_ids"], self._buffers["row_state"]
-        if row_ids is None or row_state is None or row_ids.is_inference() or row_state.is_inference():
-            return (0, 0)
-        return row_ids._version, row_state._version
+    def _current_versions(self) -> tuple[int, ...]:
+        buffers: Any = self._buffers
+        watched = [buffers[key] for key in _WATCHED]
+        if any(tensor is None or tensor.is_inference() for tensor in watched):
+            return ()
+        return tuple(tensor._version for tensor in watched)
 
     def _note_versions(self) -> None:
         # ATen operators increment the version of a tensor that they write; the C++ operators do not.
@@ -311,12 +314,25 @@ class IndexStorage(nn.Module):
         for key, tensor in self._buffers.items():  # torch.load(map_location=...) may have moved them
             if tensor is not None and not tensor.is_meta:
                 self._buffers[key] = tensor.cpu()
+        if not self._buffers.keys() >= set(IndexBuffers._fields):
+            self._derive_again()
         if not self.lock.is_meta and not self.lock.is_shared():
             # A new lock: the original may be held, or may even be this very tensor (copy.copy), and will then be
             # released.
             self._buffers["lock"] = torch.zeros_like(self.lock)
         self.number_state()
         self._note_versions()
+
+    def _derive_again(self) -> None:
+        """Replace what an earlier version of recfx derived from the state, and pickled in another form."""
+        saved = {key: self._buffers.get(key) for key in state.state_names(self.config)}
+        if any(tensor is not None and tensor.is_meta for tensor in saved.values()):
+            buffers = state.allocate(self.policy, "meta")
+        else:
+            buffers = state.buffers_from_state(self.config, self.policy, self.name, saved)
+        others = {key: self._buffers[key] for key in (IDENTITY, "eval_counts")}
+        self._buffers = {**buffers._asdict(), **others}
+        self._non_persistent_buffers_set = self._buffers.keys() - set(state.state_names(self.config))
 
     # Saving and loading
 

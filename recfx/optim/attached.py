@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed import optim as distributed_optim
 
 _OPTIMIZERS, _CLASSES, _ARGUMENTS = "_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs"
+_FORM = "_recfx_form_of_placeholder"  # recfx's own, beside them: it lives as long as the parameter
 
 
 def attached_optimizers(weight: torch.Tensor) -> Sequence[Any]:
@@ -34,6 +35,19 @@ def attached_classes(weight: torch.Tensor) -> list[tuple[type, Mapping[str, Any]
 def set_attached(weight: torch.Tensor, optimizers: Sequence[Any]) -> None:
     """Replace the optimizers attached to ``weight`` by ``optimizers``; none of these steps by itself."""
     weight.__dict__[_OPTIMIZERS] = list(optimizers)
+
+
+def kept_form(weight: torch.Tensor, placeholder: object) -> Any:
+    """What ``keep_form`` was given for this ``placeholder``; None if there is nothing."""
+    form = weight.__dict__.get(_FORM)
+    return form[1] if form is not None and form[0] is placeholder else None
+
+
+def keep_form(weight: torch.Tensor, placeholder: object, form: object) -> None:
+    """Keep what trains ``weight`` in the place of one of TorchRec's placeholders, which have neither state nor settings
+    of their own. Copies of a parameter do not have it.
+    """
+    weight.__dict__[_FORM] = placeholder, form
 
 
 def run_in_backward(optimizer_class: type, weight: nn.Parameter, settings: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -112,8 +113,8 @@ class FusedOptimizer:
         """
         if self.is_ready(weight):
             return
-        if weight.dtype != torch.float32:  # torch.optim keeps state in the table's dtype, and has to find it so
-            self.state = dict(self.state)
+        if weight.dtype != torch.float32:
+            self._own_state()
         if self.rule.counts_steps:
             self.state.setdefault(STEP, torch.tensor(0.0, dtype=torch.float32, device="cpu"))
         for each in self.rule.states:
@@ -129,8 +130,12 @@ class FusedOptimizer:
                 )
             elif tensor.device != weight.device and tensor.dtype == torch.float32:  # the table has moved, too
                 self.state[name] = tensor.to(weight.device).contiguous()
-            else:  # the optimizer's own tensor is left unchanged
-                self.state = {**self.state, name: tensor.to(weight.device, torch.float32).contiguous()}
+            else:
+                self._own_state()
+                self.state[name] = tensor.to(weight.device, torch.float32).contiguous()
+
+    def _own_state(self) -> None:
+        """Called before ``state`` gets tensors that only kernels can use. If somebody else uses it, it is copied."""
 
     def reset_rows(self, rows: torch.Tensor) -> None:
         """Reset the state of ``rows``, which now belong to new ids."""
@@ -154,10 +159,22 @@ class FusedOptimizer:
         return not self.rule.counts_steps or STEP in self.state
 
 
+@dataclass
+class _States:
+    """The state of an attached optimizer, and the form of it that ``prepare`` made for the kernels."""
+
+    theirs: dict[str, Any]
+    ours: dict[str, Any]
+
+
+_states: WeakKeyDictionary[torch.optim.Optimizer, _States] = WeakKeyDictionary()
+
+
 class AttachedOptimizer(FusedOptimizer):
     """The fused form of an optimizer that ``apply_optimizer_in_backward`` attached to a parameter.
 
     Settings and state are read from that optimizer each time, because its ``load_state_dict`` replaces these objects.
+    All fused forms of one optimizer have the same state: collections that share a table train it together.
 
     Args:
         rule: as above.
@@ -170,7 +187,7 @@ class AttachedOptimizer(FusedOptimizer):
         self, rule: Rule, optimizer: torch.optim.Optimizer, weight: torch.Tensor, given: frozenset[str]
     ) -> None:
         self._optimizer, self._weight = optimizer, weight
-        self._theirs = self._ours = optimizer.state[weight]
+        self._states = _states.setdefault(optimizer, _States({}, {}))
         self.rule, self.given = rule, given
 
     @property
@@ -179,16 +196,21 @@ class AttachedOptimizer(FusedOptimizer):
         return self._optimizer.param_groups[0]
 
     @property
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:  # type: ignore[override]  # nobody replaces it
         """The optimizer's own state, or the form of it that ``prepare`` made for the kernels."""
         theirs = self._optimizer.state[self._weight]
-        if theirs is not self._theirs:
-            self._theirs = self._ours = theirs
-        return self._ours
+        if theirs is not self._states.theirs:
+            self._states.theirs = self._states.ours = theirs
+        return self._states.ours
 
-    @state.setter
-    def state(self, state: dict[str, Any]) -> None:
-        self._ours = state
+    def _own_state(self) -> None:
+        # torch.optim keeps state in the table's dtype, and has to find it so.
+        if self.state is self._states.theirs:
+            self._states.ours = dict(self._states.theirs)
+
+    def forget_own_state(self) -> None:
+        """Record that the optimizer itself has the state now, and steps the table until it is fused again."""
+        self._states.ours = self._states.theirs
 
     def is_form_of(self, optimizer: object) -> bool:
         """Whether this is the fused form of ``optimizer``."""

@@ -13,7 +13,15 @@ from torch import nn
 
 from recfx.diagnostics import Diagnostic, Severity
 from recfx.errors import ConversionError
-from recfx.optim.attached import attached_classes, attached_optimizers, attached_to_each, run_in_backward
+from recfx.optim.attached import (
+    attached_classes,
+    attached_optimizers,
+    attached_to_each,
+    keep_form,
+    kept_form,
+    run_in_backward,
+    set_attached,
+)
 from recfx.optim.fused_optimizer import AttachedOptimizer, FusedOptimizer
 from recfx.optim.fused_params import optimizer_from_params
 from recfx.optim.rules import RULES, rule_of_class
@@ -81,7 +89,7 @@ def fused_optimizer_of(weight: nn.Parameter, path: str) -> FusedOptimizer | Diag
             f"use one of {known} to have it fused.",
         )
     if not hasattr(optimizer, "param_groups"):
-        return _of_placeholder(rule, optimizer, path)
+        return _of_placeholder(rule, optimizer, weight, path)
     if (several := sum(len(each["params"]) for each in optimizer.param_groups)) > 1:
         return _not_fused(
             "optimizer_not_fused",
@@ -118,8 +126,14 @@ def fused_optimizer_of(weight: nn.Parameter, path: str) -> FusedOptimizer | Diag
 _MODE = "weight_decay_mode"
 
 
-def _of_placeholder(rule: Rule, optimizer: Any, path: str) -> FusedOptimizer | Diagnostic:
-    """The fused form of one of ``torchrec.optim``'s classes, which only hold arguments for FBGEMM."""
+def _of_placeholder(rule: Rule, optimizer: Any, weight: nn.Parameter, path: str) -> FusedOptimizer | Diagnostic:
+    """The fused form of one of ``torchrec.optim``'s classes, which only hold arguments for FBGEMM.
+
+    It is always the same object: nothing else has the state, and collections that share a table train it together.
+    """
+    kept: FusedOptimizer | None = kept_form(weight, optimizer)
+    if kept is not None:
+        return kept
     params, given = dict(optimizer._kwargs), set()
     for setting in rule.read_from_params:
         if setting.name in params:  # torch.optim's name; TorchRec renames it
@@ -129,7 +143,9 @@ def _of_placeholder(rule: Rule, optimizer: Any, path: str) -> FusedOptimizer | D
             given.add(setting.name)
     try:
         made = optimizer_from_params(rule, params)
-        return FusedOptimizer(made.rule, made.group, given=frozenset(given))
+        fused = FusedOptimizer(made.rule, made.group, given=frozenset(given))
+        keep_form(weight, optimizer, fused)
+        return fused
     except ConversionError as error:
         name = type(optimizer).__name__
         return _not_fused("unsupported_optimizer_argument", path, f"{name}: {error.message}", error.what_to_do)
@@ -154,13 +170,19 @@ def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
     Copies of a parameter lose their optimizer in backward, without which a plain model would silently stop training.
     """
     attached = attached_optimizers(weight)
-    if attached and not fused.is_form_of(attached[0]):  # a different one, which was attached later
+    of_placeholder = bool(attached) and kept_form(weight, attached[0]) is fused
+    if attached and not of_placeholder and not fused.is_form_of(attached[0]):  # a different one, attached later
         return
-    if not attached:
-        settings = {key: fused.group[key] for key in fused.rule.supported if key in fused.group}
+    settings = {key: fused.group[key] for key in fused.rule.supported if key in fused.group}
+    if of_placeholder:  # its step() only raises; what torch hung on the weight calls the one in its place
+        dense: Any = fused.rule.dense_class
+        set_attached(weight, [dense([weight], **settings)])
+    elif not attached:
         run_in_backward(fused.rule.dense_class, weight, settings)
-        attached = attached_optimizers(weight)
-    attached[0].state[weight].update(_dense_state(fused, weight))
+    (optimizer,) = attached_optimizers(weight)
+    optimizer.state[weight].update(_dense_state(fused, weight))
+    if isinstance(fused, AttachedOptimizer):
+        fused.forget_own_state()
 
 
 def _dense_state(fused: FusedOptimizer, weight: torch.Tensor) -> dict[str, Any]:

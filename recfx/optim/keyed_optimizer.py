@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,24 @@ from torchrec.optim.keyed import KeyedOptimizer
 
 from recfx.errors import CheckpointError
 from recfx.hashing.row_move import RowMove
+
+_FORMER_NAMES = {"exp_avg_sq": "momentum2"}  # which recfx used for Adam before it used TorchRec's
+
+
+def present_names(saved: Mapping[str, Any], wanted: Iterable[str]) -> dict[str, Any]:
+    """The saved state of one parameter under today's names.
+
+    Args:
+        saved: the state, by ``<table>.momentum1`` and so on.
+        wanted: today's names.
+    """
+    renamed = dict(saved)
+    for key in wanted:
+        table, _, name = key.rpartition(".")
+        former = f"{table}.{_FORMER_NAMES.get(name)}"
+        if key not in renamed and former in renamed:
+            renamed[key] = renamed.pop(former)
+    return renamed
 
 
 class FusedKeyedOptimizer(KeyedOptimizer):
@@ -56,7 +74,7 @@ class FusedKeyedOptimizer(KeyedOptimizer):
             if name in saved:
                 saved[name] = {
                     key: self._fit(name, key, value, self.state[parameter].get(key))
-                    for key, value in saved[name].items()
+                    for key, value in present_names(saved[name], self.state[parameter]).items()
                 }
         super().load_state_dict({**state_dict, "state": saved})
 

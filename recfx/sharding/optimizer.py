@@ -16,6 +16,7 @@ from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.modules.converted_collection import weight_name
 from recfx.nodes import TableStore
 from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.keyed_optimizer import present_names
 from recfx.optim.rules.rule import STEP
 from recfx.sharding.optimizer_state import SavedState
 from recfx.sharding.pieces import Piece, single_piece, stacked_pieces, weight_pieces
@@ -73,13 +74,15 @@ class ShardedFusedOptimizer(KeyedOptimizer):
             CheckpointError: ``other_plan``, ``rows_mismatch``, ``shape_mismatch``. Nothing has changed.
             ValueError: TorchRec's own error, for different tables or state.
         """
-        state = self.state
+        state, found = self.state, dict(state_dict["state"])
         for name, parameter in self.params.items():
+            if name in found:
+                found[name] = present_names(found[name], state[parameter])
+            saved = found.get(name, {})
             for key, current in state[parameter].items():
-                saved = state_dict["state"].get(name, {})
                 if key in saved:
                     current.parts(saved[key])
-        super().load_state_dict(state_dict)
+        super().load_state_dict({**state_dict, "state": found})
 
     def post_load_state_dict(self) -> None:
         """Several shards of a table on one rank count the same steps."""

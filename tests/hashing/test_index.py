@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from recfx.errors import ConversionError, IdTypeError, InputError, RecfxError, TableFullError
+from recfx.errors import CheckpointError, ConversionError, IdTypeError, InputError, RecfxError, TableFullError
 from recfx.hashing import HashConfig, HashIndex
 
 
@@ -237,6 +238,53 @@ def test_copies() -> None:
         other.insert(torch.tensor([71]))
         assert len(other) == len(index) + 1
         assert other.slot_groups.device.type == "cpu"
+
+
+FORMER = {"slot_groups": "slots", "candidate_slot_groups": "candidate_slots"}
+
+
+def former_pickle(index: HashIndex) -> dict[str, Any]:
+    """What an index was pickled as when it had one slot table."""
+    pickled = copy.deepcopy(index).__getstate__()
+    pickled["_buffers"] = {FORMER.get(key, key): value for key, value in pickled["_buffers"].items()}
+    pickled["_non_persistent_buffers_set"] = {FORMER.get(key, key) for key in pickled["_non_persistent_buffers_set"]}
+    return pickled
+
+
+@pytest.mark.parametrize("config", [{}, {"on_full": "evict", "admit_after": 2}])
+def test_a_former_pickle(config: dict[str, Any]) -> None:
+    index = HashIndex(40, config=HashConfig(**config))
+    index.insert(torch.tensor([70, 70, -1, -1, 5]))
+    former = HashIndex.__new__(HashIndex)
+    former.__setstate__(former_pickle(index))
+    assert_equal(former, index)
+    assert former.state_dict().keys() == index.state_dict().keys()
+    assert dict(former.named_buffers()).keys() == dict(index.named_buffers()).keys()
+    ids = torch.tensor([71, 71, 5, -1])
+    assert former.insert(ids).rows.tolist() == index.insert(ids).rows.tolist()
+
+
+def test_a_former_pickle_on_meta_and_one_that_is_damaged() -> None:
+    on_meta = HashIndex.__new__(HashIndex)
+    on_meta.__setstate__(former_pickle(HashIndex(40, device="meta")))
+    assert on_meta.slot_groups.is_meta
+    pickled = former_pickle(filled())
+    pickled["_buffers"]["row_ids"][:2] = 70
+    with pytest.raises(CheckpointError):
+        HashIndex.__new__(HashIndex).__setstate__(pickled)
+
+
+@pytest.mark.parametrize(("name", "garbage"), [("slot_groups", 10**9), ("slot_groups", 0), ("side_row", 10**9)])
+@pytest.mark.parametrize("use", [HashIndex.find, HashIndex.answer, HashIndex.find_or_insert, HashIndex.erase])
+def test_what_is_derived_may_be_written_over(
+    name: str, garbage: int, use: Callable[[HashIndex, torch.Tensor], torch.Tensor]
+) -> None:
+    """By whoever writes to all buffers of a model, say: operators would follow it out of bounds, or for ever."""
+    index, ids = filled(), torch.tensor([70, -1])
+    index.insert(ids)
+    rows = index.find(ids)
+    index.get_buffer(name).fill_(garbage)
+    assert torch.equal(use(index, ids), rows)
 
 
 def test_reset() -> None:
