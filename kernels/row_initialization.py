@@ -20,7 +20,7 @@ from .mix64 import mix64_integer, to_int64
 
 def initialization_key(table_name: str, seed: int) -> int:
     """An int64 that distinguishes the rows of one table and seed from those of any other."""
-    digest = hashlib.sha256(table_name.encode()).digest()
+    digest = hashlib.sha256(table_name.encode(errors="surrogatepass")).digest()
     return to_int64(int.from_bytes(digest[:8], "little")) ^ mix64_integer(seed)
 
 

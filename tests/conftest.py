@@ -16,6 +16,8 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
+from tests.support.pages import chromium, page  # noqa: F401  # of several packages
+
 
 class _TorchRandom:
     """torch's global generator as Hypothesis asks for it: seeded before each example, restored after."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from recfx.commandline.command import DONE, NOT_OK, Command, Outcome, add_conversion, add_json, converted
 from recfx.commandline.factory import Made
+from recfx.drawing.write import write_text
 from recfx.inspect.explain import explain
 
 
@@ -23,7 +24,7 @@ def _run(given: argparse.Namespace, made: Made) -> Outcome:
     model = converted(given, made, keep=True) if given.raw_ids else made.model
     report = explain(model, made.sample, tables=given.tables)
     if given.html is not None:
-        given.html.write_text(report.to_html(), encoding="utf-8")
+        write_text(given.html, report.to_html())
     ok = report.ok or (given.keep and all(one.code != "verification_failed" for one in report.reasons))
     return Outcome(report.to_json() if given.json else report, DONE if ok else NOT_OK)
 

@@ -70,7 +70,9 @@ def _factory(name: str) -> Callable[[], object]:
     found: object = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise NoModelError(f"{module_name!r} has no {attribute!r}{_functions_of(module)}")
+            file = getattr(module, "__file__", None)  # a package hides a file of the same name
+            where = f" ({_short(file)})" if file and not module_name.endswith(".py") else ""
+            raise NoModelError(f"{module_name!r}{where} has no {attribute!r}{_functions_of(module)}")
         found = getattr(found, part)
     if isinstance(found, nn.Module) or not callable(found):
         raise NoModelError(f"{name} is a {type(found).__name__}, not a function that returns a model")
@@ -133,10 +135,19 @@ def _run(function: Callable[[], Any], what: str) -> Any:
     except SystemExit as error:
         code = "" if error.code is None else repr(error.code)
         raise NoModelError(f"{what}calls sys.exit({code}){_at(error)}") from error
-    except Exception as error:
-        text = str(error).strip().partition("\n")[0]
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # pytest.skip's, and those of asyncio, are not an Exception
+        text = _text_of(error).strip().partition("\n")[0]
         raised = f"{type(error).__name__}: {text}" if text else type(error).__name__
         raise NoModelError(f"{what}raises {raised}{_at(error)}") from error
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # its own __str__ fails; its type and place are shown anyway
+        return ""
 
 
 def _at(error: BaseException) -> str:

@@ -14,8 +14,9 @@ from rich.console import Console
 from recfx.commandline import cost, draw, explain, export, graph, verify
 from recfx.commandline.command import NO_MODEL, NOT_OK, STATUSES, Command, Outcome, WrongUsage
 from recfx.commandline.factory import NoModelError, make
-from recfx.commandline.streams import give_up_output, prints_to_stderr
+from recfx.commandline.streams import encode_everything, give_up_output, prints_to_stderr
 from recfx.errors import RecfxError
+from recfx.version import __version__
 
 COMMANDS: tuple[Command, ...] = (
     explain.COMMAND,
@@ -50,8 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         outcome = _run(command, given)
         if isinstance(outcome, int):
             return outcome
-        _print(outcome.output)
-        return outcome.status
+        return _print(command, outcome)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -80,13 +80,21 @@ def _run(command: Command, given: argparse.Namespace) -> Outcome | int:
         return NOT_OK
 
 
-def _print(output: object) -> None:
-    """Colours and the terminal's width in a terminal, plain text elsewhere."""
-    if isinstance(output, str) or not sys.stdout.isatty():
-        print(output)
-    else:
-        Console(highlight=False, markup=False, emoji=False).print(output)
-    sys.stdout.flush()
+def _print(command: Command, outcome: Outcome) -> int:
+    """Colours and the terminal's width in a terminal, plain text elsewhere. Returns the exit status."""
+    try:
+        encode_everything()
+        if sys.stdout is not None and sys.stdout.isatty() and not isinstance(outcome.output, str):
+            Console(highlight=False, markup=False, emoji=False).print(outcome.output)
+        else:
+            print(outcome.output, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        give_up_output()
+        print(f"{_PROGRAM} {command.name}: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return NOT_OK
+    return outcome.status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"example:\n  {_PROGRAM} explain model.py:make_model\n\n{STATUSES}",
         formatter_class=raw,
     )
+    parser.add_argument("--version", action="version", version=f"recfx {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for each in COMMANDS:
         command = commands.add_parser(

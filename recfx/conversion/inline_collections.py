@@ -13,7 +13,10 @@ from recfx.tracing.shallow_tracer import source_of
 
 
 def inline_collections(graph_module: fx.GraphModule, training: bool) -> None:
-    """Replace every call of a converted collection with the nodes of its graph; one that has hooks stays one call.
+    """Replace every call of a converted collection with the nodes of its graph.
+
+    One that has hooks stays one call; so does one that is called with anything but one value of the graph, which is an
+    error that it reports itself when the graph runs.
 
     Args:
         graph_module: the graph of a model.
@@ -25,10 +28,15 @@ def inline_collections(graph_module: fx.GraphModule, training: bool) -> None:
         collection = graph_module.get_submodule(str(node.target))
         if not isinstance(collection, ConvertedCollection):
             continue
-        if has_forward_hooks(collection):
+        if has_forward_hooks(collection) or not _takes_one_value(node):
             continue
         inline_graph(node, collection.graph_of(training).graph, f"{node.target}.graph_module")
     graph_module.recompile()
+
+
+def _takes_one_value(call: fx.Node) -> bool:
+    given = [*call.args, *call.kwargs.values()]
+    return len(given) == 1 and isinstance(given[0], fx.Node)
 
 
 def inline_graph(call: fx.Node, collection: fx.Graph, prefix: str) -> None:

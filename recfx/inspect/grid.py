@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LISTS_EACH = 'tables="all" lists each'
+"""What a title or ``more`` says of what is left out; the page, which leaves nothing out, says something else."""
+
 
 @dataclass(frozen=True)
 class Grid:

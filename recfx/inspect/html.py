@@ -6,13 +6,13 @@ each single table, node and pass is folded up below, by collection.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from html import escape
+from collections.abc import Collection, Iterable
+from html import escape as escape_html
 
 from recfx.inspect import wording
 from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.collection_rows import collections_grid, totals
-from recfx.inspect.grid import Grid
+from recfx.inspect.grid import LISTS_EACH, Grid
 from recfx.inspect.index_columns import INDEX_COLUMNS, filling_grid, has_index, index_row
 from recfx.inspect.names import plural
 from recfx.inspect.node_rows import LEGEND
@@ -21,6 +21,7 @@ from recfx.inspect.report_data import ReportData
 from recfx.inspect.sharding_columns import SHARDING_COLUMNS, sharding_row, sharding_title
 from recfx.inspect.table_groups import sharding_grid, tables_grid, tables_of
 from recfx.inspect.table_report import TableReport
+from recfx.ir.printable import printable
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1c1c1c; --page: #fff; --line: #ccc; --head: #f2f2f2; --code: #f7f7f7;
@@ -29,14 +30,21 @@ _STYLE = """
   --code: #1e2124; --ok: #6fd08c; --error: #ff8f8f; --warning: #f0c060; --info: #b8b8b8; } }
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 96em; padding: 0 1em; color: var(--text);
   background: var(--page); }
-table { border-collapse: collapse; margin: .5em 0 1.5em; }
-th, td { border: 1px solid var(--line); padding: .2em .6em; text-align: left; vertical-align: top; }
-th { background: var(--head); white-space: nowrap; }
-td.number { text-align: right; white-space: nowrap; }
+h1, h2, h3, summary { overflow-wrap: anywhere; }
+.scroll { overflow: auto; max-height: 85vh; margin: .5em 0 1.5em; }
+:focus-visible { outline: 2px solid var(--info); }
+table { border-collapse: separate; border-spacing: 0; border-top: 1px solid var(--line);
+  border-left: 1px solid var(--line); }
+th, td { border-right: 1px solid var(--line); border-bottom: 1px solid var(--line); padding: .2em .6em;
+  text-align: left; vertical-align: top; max-width: 36em; overflow-wrap: break-word; }
+th { background: var(--head); white-space: nowrap; position: sticky; top: 0; }
+.number { text-align: right; white-space: nowrap; }
 pre { background: var(--code); overflow-x: auto; padding: .6em; }
+details { margin: .3em 0; }
 summary { cursor: pointer; }
 .ok { color: var(--ok); } .error { color: var(--error); }
-.warning { color: var(--warning); } .info { color: var(--info); }
+tr.error td:nth-child(-n+2) { color: var(--error); font-weight: 600; }
+tr.warning td:nth-child(-n+2) { color: var(--warning); font-weight: 600; }
 """
 
 _REASON_COLUMNS = ("severity", "code", "holds for", "message", "what to do")
@@ -45,6 +53,7 @@ _TABLE_COLUMNS = (
     "hashing", "kernel", "passed over", "optimizer", "reasons",
 )  # fmt: skip
 _FORECAST_COLUMNS = ("usable", "room", "batches until full", "suggested rows")
+_NUMBERS = frozenset(("rows", "dim", "size", *INDEX_COLUMNS[1:], *_FORECAST_COLUMNS))
 _NODE_COLUMNS = ("node", "kind", "shape", "bytes", "type", "device", "kernel", "made by")
 
 
@@ -55,20 +64,21 @@ def render_html(report: ReportData) -> str:
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
         f'<h1 class="{"ok" if report.ok else "error"}">{escape(title)}</h1>',
         f"<p>{escape(wording.versions(report))}, report version {escape(report.version)}</p>",
     ]
     if found := matter(rows):
         parts += ["<h2>Refusals and warnings</h2>", _reasons(found)]
-    parts.append(f"<h2>Verification</h2><pre>{escape(report.verification.text)}</pre>")
+    parts.append(f"<h2>Verification</h2>{_pre(report.verification.text)}")
     grids = [filling_grid(tables), collections_grid(report.collections) if report.collections else None]
     grids += [tables_grid(tables) if tables else None, sharding_grid(tables)]
     for grid in grids:
         if grid is not None:
-            parts += [f"<h2>{escape(grid.title)}</h2>", _grid(grid)]
+            parts += [f"<h2>{escape(_below(grid.title))}</h2>", _grid(grid)]
             if grid.more:
-                parts.append(f"<p>{escape(grid.more)}</p>")
+                parts.append(f"<p>{escape(_below(grid.more))}</p>")
     if found := notes(rows):
         parts += ["<h2>Notes</h2>", _reasons(found)]
     if report.collections:
@@ -78,20 +88,40 @@ def render_html(report: ReportData) -> str:
     return "\n".join([*parts, "</body></html>"]) + "\n"
 
 
+def escape(text: str) -> str:
+    """The text as it is read in the page, which can be written in any encoding of Unicode."""
+    return escape_html(printable(text))
+
+
+def _below(text: str) -> str:
+    return text.replace(LISTS_EACH, "each is listed below")
+
+
+def _pre(text: str) -> str:
+    return f'<pre tabindex="0">{escape_html(printable(text, keep=chr(10)))}</pre>'
+
+
 def _reasons(found: list[ReasonRow]) -> str:
     rows = []
     for one in found:
         messages = [_message(one, place) for place in range(len(one.findings))]
         paths = list(dict.fromkeys(path for finding in one.findings for path in finding.paths))
+        all_names = holds_for(paths) if len(paths) > 1 else ""
         cells = (
             escape(one.severity),
             escape(one.code),
-            _folded(one.holds_for, [f"<div>{escape(holds_for(paths))}</div>"] if len(paths) > 1 else []),
+            _folded(one.holds_for, [] if one.holds_for.endswith(all_names) else [f"<div>{escape(all_names)}</div>"]),
             messages[0] if len(messages) == 1 else _folded(plural(len(messages), "message"), messages),
             escape(one.advice if one.advice is not None else "see the messages"),
         )
-        rows.append(f'<tr class="{escape(one.severity)}">{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>')
-    return _frame(_REASON_COLUMNS, rows)
+        rows.append((one.severity, cells))
+    advice = any(cells[-1] for _, cells in rows)
+    columns = _REASON_COLUMNS if advice else _REASON_COLUMNS[:-1]
+    lines = [
+        f'<tr class="{severity}">{"".join(f"<td>{cell}</td>" for cell in cells[: len(columns)])}</tr>'
+        for severity, cells in rows
+    ]
+    return _frame(columns, lines)
 
 
 def _message(row: ReasonRow, place: int) -> str:
@@ -136,10 +166,7 @@ def _details(collection: CollectionReport) -> list[str]:
         parts += [_table(_NODE_COLUMNS, rows), f"<p>{escape(LEGEND)}</p>"]
     for one in collection.passes:
         changed = "" if one.modified else " (no change)"
-        parts.append(
-            f"<details><summary>graph after {escape(one.name)}{changed}</summary>"
-            f"<pre>{escape(one.graph)}</pre></details>"
-        )
+        parts.append(f"<details><summary>graph after {escape(one.name)}{changed}</summary>{_pre(one.graph)}</details>")
     if collection.declined:
         found = [(one.by, one.code, one.message, one.node) for one in collection.declined]
         parts.append(f"<details><summary>declined: {len(found):,}</summary>")
@@ -175,25 +202,31 @@ def _forecast_cells(table: TableReport) -> tuple[str, ...]:
 
 
 def _grid(grid: Grid) -> str:
-    right = [column in grid.numbers for column in grid.columns]
-    rows = [
-        "".join(
-            f'<td class="number">{escape(cell)}</td>' if number else f"<td>{escape(cell)}</td>"
-            for cell, number in zip(row, right, strict=True)
-        )
-        for row in grid.rows
-    ]
-    return _frame(grid.columns, [f"<tr>{row}</tr>" for row in rows])
+    return _table(grid.columns, grid.rows, grid.numbers)
 
 
-def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    return _frame(columns, [f"<tr>{_cells(row)}</tr>" for row in rows])
+def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], numbers: Collection[str] = _NUMBERS) -> str:
+    """A table of texts, without columns that have nothing in any row."""
+    grid = Grid("", columns, tuple(rows), frozenset(numbers)).without_empty_columns()
+    right = [column in numbers for column in grid.columns]
+    cells = ("".join(map(_cell, row, right)) for row in grid.rows)
+    return _frame(grid.columns, [f"<tr>{row}</tr>" for row in cells], grid.numbers)
 
 
-def _cells(cells: Iterable[str]) -> str:
-    return "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+def _cell(text: str, number: bool) -> str:
+    return f'<td class="number">{escape(text)}</td>' if number else f"<td>{escape(text)}</td>"
 
 
-def _frame(columns: tuple[str, ...], rows: list[str]) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    return "\n".join([f"<table><thead><tr>{head}</tr></thead><tbody>", *rows, "</tbody></table>"])
+def _frame(columns: tuple[str, ...], rows: list[str], numbers: Collection[str] = ()) -> str:
+    head = "".join(
+        f'<th scope="col"{" class=number" if column in numbers else ""}>{escape(column)}</th>' for column in columns
+    )
+    # What is wider or higher than the window scrolls by itself, also with the keyboard.
+    return "\n".join(
+        [
+            f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(columns[0])}">'
+            f"<table><thead><tr>{head}</tr></thead><tbody>",
+            *rows,
+            "</tbody></table></div>",
+        ]
+    )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from recfx.inspect import wording
 from recfx.inspect.collection_rows import FEW
-from recfx.inspect.grid import Grid
+from recfx.inspect.grid import LISTS_EACH, Grid
 from recfx.inspect.names import plural
 from recfx.inspect.reason_rows import FILLING
 from recfx.inspect.table_groups import TableOf
@@ -52,7 +52,7 @@ def filling_grid(tables: list[TableOf], every: bool = False) -> Grid | None:
         _FILLING_COLUMNS,
         tuple(_filling_row(one, several, every) for one in shown),
         frozenset(_FILLING_COLUMNS[2:]) - {"worst bucket"},
-        f'... and {rest:,} more, none of them fuller (tables="all" lists each)' if rest else "",
+        f"... and {rest:,} more, none of them fuller ({LISTS_EACH})" if rest else "",
     ).without_empty_columns()
 
 

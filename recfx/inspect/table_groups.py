@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from recfx.inspect import wording
 from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.collection_rows import FEW, totals
-from recfx.inspect.grid import Grid
+from recfx.inspect.grid import LISTS_EACH, Grid
 from recfx.inspect.names import few, groups_of, plural, runs_of
 from recfx.inspect.sharding_columns import SHARDING_COLUMNS, sharding_row, sharding_title
 from recfx.inspect.table_report import TableReport
@@ -45,7 +45,7 @@ def tables_grid(tables: list[TableOf], every: bool = False) -> Grid:
     groups = [[one] for one in tables] if single else groups_of(tables, _key)
     title = f"Tables: {totals(one.table for one in tables)}"
     if len(groups) < len(tables):
-        title += f', in {plural(len(groups), "group")} of like ones (tables="all" lists each)'
+        title += f", in {plural(len(groups), 'group')} of like ones ({LISTS_EACH})"
     several = len({one.collection.paths for one in tables}) > 1
     usual_type = not single and all(one.table.dtype == _USUAL_TYPE for one in tables)
     rows = tuple(_row(group, several, single, usual_type) for group in groups)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rich import box
 from rich.cells import cell_len
@@ -26,6 +27,7 @@ from recfx.inspect.node_rows import LEGEND, node_grids
 from recfx.inspect.reason_rows import Finding, ReasonRow, matter, notes, reason_rows
 from recfx.inspect.report_data import ReportData
 from recfx.inspect.table_groups import sharding_grid, tables_grid, tables_of
+from recfx.ir.printable import printable
 
 WIDTH = 120
 
@@ -134,7 +136,7 @@ def _prose(text: str, width: int) -> Iterator[Text]:
 
 def _wrapped(text: str, width: int, first: str, others: str) -> list[str]:
     return textwrap.wrap(
-        text,
+        printable(text),
         width,
         initial_indent=first,
         subsequent_indent=others,
@@ -146,6 +148,7 @@ def _wrapped(text: str, width: int, first: str, others: str) -> list[str]:
 def _grid(grid: Grid, width: int, lines: box.Box) -> Iterator[RenderableType]:
     """A table, or, if that is wider than the terminal, a few lines per row."""
     yield Text("\n" + "\n".join(_wrapped(grid.title, width, "", "    ")), style="bold")
+    grid = replace(grid, rows=tuple(tuple(map(printable, row)) for row in grid.rows), more=printable(grid.more))
     widths = [max(map(cell_len, column)) for column in zip(grid.columns, *grid.rows, strict=True)]
     if sum(widths) + 3 * (len(widths) - 1) > width:
         for row in grid.rows:

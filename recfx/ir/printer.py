@@ -10,6 +10,7 @@ from torch import fx
 
 from recfx.ir.meta import NodeMeta, node_meta
 from recfx.ir.node_kinds import NODE_KINDS
+from recfx.ir.printable import printable
 from recfx.ir.tables import TableSpec
 from recfx.ir.typed_access import find_module
 
@@ -33,7 +34,7 @@ def format_meta(meta: NodeMeta | None) -> str:
     if meta is None:
         return ""
     shape = ", ".join(str(size) for size in meta.shape)
-    return f"  # tables={','.join(meta.tables)} shape=[{shape}] bytes={meta.bytes} by={meta.made_by}"
+    return printable(f"  # tables={','.join(meta.tables)} shape=[{shape}] bytes={meta.bytes} by={meta.made_by}")
 
 
 def format_node(graph_module: fx.GraphModule, node: fx.Node) -> str:
@@ -84,12 +85,12 @@ def _attribute(module: Any, path: str) -> Any:
 
 def _format_value(value: object) -> str:
     if isinstance(value, TableSpec):
-        return value.name
+        return printable(value.name)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_format_value(each) for each in value)}]"
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
-    return str(value)
+    return printable(str(value))
 
 
 def _format_argument(argument: object) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from recfx.ir.printable import printable
+
 EQUAL, DIFFERENT, NOT_REPRODUCIBLE, SKIPPED = "equal", "different", "not_reproducible", "skipped"
 REFUSED_SAMPLE = "refused_sample"
 
@@ -79,4 +81,4 @@ class VerifyReport:
                 lines.append(f"  {path or 'ebc'}.{table}: largest difference {figures}")
             if len(tables) > 10:
                 lines.append(f"  ... and {len(tables) - 10} more tables of {path or 'ebc'}")
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))

@@ -41,6 +41,13 @@ def verify(
     """
     check_module(original, "original")
     check_module(converted, "converted")
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if not 0 <= value < float("inf"):
+            raise ConversionError(
+                f"{name} is {value!r}.",
+                reason="invalid_argument",
+                what_to_do=f"pass a finite number that is not below 0 for {name}.",
+            )
     with torch.inference_mode(False), torch.enable_grad():  # whatever the caller's modes are
         return _verify(original, converted, Sample.of(sample), rtol, atol)
 

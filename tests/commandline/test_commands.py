@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import recfx
 from recfx import HashConfig, convert
 from recfx.commandline.main import COMMANDS, _parser, main
 from recfx.inspect import diff_steps
@@ -161,3 +162,22 @@ def test_help_has_an_example_that_parses(command: object, capsys: pytest.Capture
     assert "--json" in text
     assert "--traceback" in text
     assert max(map(len, text.partition("options:")[0].splitlines())) <= 120
+
+
+def test_a_sample_that_is_no_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["draw", f"{MODELS}:wrong_sample", str(tmp_path / "model.html"), "--whole-graph"]
+    assert main(command) == 1
+    assert capsys.readouterr().err.startswith("python -m recfx draw: [sample_failed] the model cannot be called with")
+
+
+@pytest.mark.parametrize("tolerance", ["nan", "inf", "-1"])
+def test_a_tolerance_that_is_none(tolerance: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", f"{MODELS}:dlrm", f"--rtol={tolerance}"]) == 1
+    assert "[invalid_argument] rtol is" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"recfx {recfx.__version__}\n"

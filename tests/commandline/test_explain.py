@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,38 @@ def test_a_file_that_cannot_be_written_is_status_1(tmp_path: Path, capsys: pytes
     assert printed.out == ""
     assert printed.err.count("\n") == 1
     assert str(tmp_path) in printed.err
+
+
+def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("before")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert main(["explain", f"{MODELS}:only_model", "--html", str(page)]) == 1
+    assert page.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [page]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+@pytest.mark.parametrize("command", ["explain", "graph", "verify", "cost"])
+def test_names_fit_every_terminal(command: str, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    more = ["--html", str(tmp_path / "report.html")] if command == "explain" else []
+    assert main([command, f"{MODELS}:strange_names", *more]) == 0
+    text = written.getvalue().decode(encoding)
+    assert {letter for letter in text if not letter.isprintable()} == {"\n"}
+    if command != "cost":
+        assert "a\\nb" in text
+        assert ("таблица⚡" in text) is (encoding == "utf-8")
+    if more:
+        page = (tmp_path / "report.html").read_text(encoding="utf-8")
+        assert {letter for letter in page if not letter.isprintable()} == {"\n"}
+        assert "esc\\x1b[31m\\x00" in page
+        assert "lone\\udc80" in page
 
 
 def test_all_tables(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,3 +68,23 @@ def test_a_reader_that_leaves_and_ctrl_c(tmp_path: Path) -> None:
     assert "Broken" not in left.stderr.read()
     assert interrupted.wait(timeout=120) == 130
     assert "Traceback" not in interrupted.stderr.read()
+
+
+def test_streams_that_the_shell_has_closed(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m recfx explain tests.inspect.models:only_model"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    started = {
+        redirected: subprocess.Popen(
+            ["sh", "-c", f"{command} {redirected}"],
+            cwd=REPOSITORY, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for redirected in (">&-", "2>&-", ">/dev/full")
+    }  # fmt: skip
+    ended = {name: (*process.communicate(timeout=120), process.returncode) for name, process in started.items()}
+    assert ended[">&-"][2] == 0
+    assert ended["2>&-"][0].startswith("1 collection: 1 convertible. OK\n")
+    assert ended["2>&-"][2] == 0
+    _, told, status = ended[">/dev/full"]
+    assert status == 1
+    assert told.splitlines()[-1] == ("python -m recfx explain: the output cannot be written: No space left on device")
+    assert all("Traceback" not in err for _, err, _ in ended.values())

@@ -80,6 +80,10 @@ def towers() -> tuple[nn.Module, tuple[KeyedJaggedTensor]]:
     return Towers(), (batch([1, 2, 3, 4]),)
 
 
+def wrong_sample() -> tuple[nn.Module, tuple[str]]:
+    return Wrapped(collection()), ("not a batch",)
+
+
 def only_model() -> nn.Module:
     return Wrapped(collection())
 
@@ -102,6 +106,25 @@ def many_tables() -> nn.Module:
 def converted_dlrm() -> tuple[nn.Module, tuple[torch.Tensor, KeyedJaggedTensor]]:
     model, sample = dlrm()
     return convert(model), sample
+
+
+STRANGE = (
+    "a\nb",
+    "esc\x1b[31m\0",
+    "lone\udc80",
+    "\u202eright to left",
+    "таблица⚡",
+    "</script><!--DATA-->",
+    "l" * 3000,
+)
+
+
+def strange_names() -> tuple[nn.Module, tuple[KeyedJaggedTensor]]:
+    tables = [config(number) for number in range(len(STRANGE))]
+    for table, name in zip(tables, STRANGE, strict=True):
+        table.name, table.feature_names = name, [name]
+    ids = KeyedJaggedTensor(list(STRANGE), torch.ones(len(STRANGE)).long(), lengths=torch.ones(len(STRANGE)).int())
+    return Wrapped(EmbeddingBagCollection(tables=tables)), (ids,)
 
 
 class AsksForItsClass(Wrapped):

@@ -1,4 +1,4 @@
-"""A browser for the tests of pages, started once."""
+"""A browser for the tests of pages, started once: fixtures of all tests."""
 
 from __future__ import annotations
 
