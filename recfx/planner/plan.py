@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.constants import BATCH_SIZE
-from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, PlannerErrorType
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, PlannerErrorType, Proposer
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
@@ -19,6 +19,7 @@ from recfx.planner.hardware_of import check_topology, device_of, hardware_of
 from recfx.planner.placements import replace_placements
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.priced_proposals import PricedProposals
+from recfx.planner.proposers import MOST_TABLES_THAT_FIT, left_out, proposers
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types
 from recfx.planner.topology import NpuTopology
 from recfx.replacement.dry_run import as_converted
@@ -38,7 +39,8 @@ def plan(
 
     TorchRec's proposers propose plans, each of which is priced as ``recfx.cost`` prices it, with the constants of the
     topology; the plan is the cheapest of those that fit. It is a :class:`recfx.planner.priced_plan.PricedPlan`, whose
-    ``pricing`` also names the runner-up; ``recfx.explain(model, plan=plan)`` shows both.
+    ``pricing`` also names the runner-up; ``recfx.explain(model, plan=plan)`` shows both. For hundreds of tables, not all
+    proposals are priced, which it also says.
 
     No process group is needed, and the model is not changed. It may be on the meta device, and converted or not (recfx
     shards an ``EmbeddingBagCollection`` after conversion, so the plan may use everything that converted collections
@@ -72,22 +74,35 @@ def plan(
     prices = PricedProposals(
         pod, as_converted(model), hardware_of(topology), device_of(topology), batch_size, model.training
     )
-    planner = EmbeddingShardingPlanner(
-        topology=pod,
-        batch_size=batch_size,
-        enumerator=OrderedEnumerator(pod, batch_size, limits, empty_ranks=empty_ranks),
-        performance_model=prices,
-        constraints=limits,
-        stats=[],
-        debug=False,
-    )
-    try:
+    made = proposers(pod)
+
+    def propose(made: list[Proposer]) -> ShardingPlan:
+        planner = EmbeddingShardingPlanner(
+            topology=pod,
+            batch_size=batch_size,
+            enumerator=OrderedEnumerator(pod, batch_size, limits, empty_ranks=empty_ranks),
+            proposer=made,
+            performance_model=prices,
+            constraints=limits,
+            stats=[],
+            debug=False,
+        )
         found: ShardingPlan = planner.plan(model, sharders)
+        return found
+
+    try:
+        try:
+            found = propose(made)
+        except PlannerError:
+            if not left_out(made):
+                raise
+            made = proposers(pod, MOST_TABLES_THAT_FIT)  # one of those that were left out may fit
+            found = propose(made)
     except PlannerError as error:
         raise _refusal(error) from error
     if pod is not topology:
         found = replace_placements(found, "npu", pod.local_world_size)
-    pricing = prices.pricing()
+    pricing = prices.pricing(left_out(made))
     return found if pricing is None else PricedPlan(found.plan, pricing)
 
 

@@ -40,6 +40,7 @@ class Pricing:
         tried: the number of different plans that were priced.
         chosen: the cheapest.
         runner_up: the cheapest of the others; None if there was no other.
+        left_out: how many more TorchRec's proposers had, which were not priced because the model has so many tables.
     """
 
     hardware: str
@@ -47,11 +48,13 @@ class Pricing:
     tried: int
     chosen: PlanPrice
     runner_up: PlanPrice | None = None
+    left_out: int = 0
 
     def __str__(self) -> str:
+        others = f" ({self.left_out:,} similar ones were left out to save time)" if self.left_out else ""
         text = (
-            f"the cheapest of {self.tried} plans: {self.chosen}, {in_time(self.chosen.seconds)} per step predicted for "
-            f"{self.hardware} and {self.batch_size} samples per rank"
+            f"the cheapest of {self.tried} plans{others}: {self.chosen}, {in_time(self.chosen.seconds)} per step "
+            f"predicted for {self.hardware} and {self.batch_size} samples per rank"
         )
         other = self.runner_up
         if other is None:

@@ -55,6 +55,7 @@ class PricedProposals(PerfModel):
         self._device, self._batch_size, self._trains = device, batch_size, trains
         self._values: Values | None = None
         self._known: dict[Hashable, _Known] = {}
+        self._places: dict[str, dict[str, int]] = {}
         self._rated: dict[Hashable, float] = {}
         self._best: PlanPrice | None = None
         self._second: PlanPrice | None = None
@@ -71,11 +72,15 @@ class PricedProposals(PerfModel):
                 self._second = price
         return self._rated[key] * 1e3
 
-    def pricing(self) -> Pricing | None:
-        """The cheapest of the plans that were rated, and the second; None if none was."""
+    def pricing(self, left_out: int = 0) -> Pricing | None:
+        """The cheapest of the plans that were rated, and the second; None if none was.
+
+        Args:
+            left_out: how many proposals were not rated, because there are too many.
+        """
         if self._best is None:
             return None
-        return Pricing(self._hardware.name, self._batch_size, len(self._rated), self._best, self._second)
+        return Pricing(self._hardware.name, self._batch_size, len(self._rated), self._best, self._second, left_out)
 
     def _price(self, plan: list[ShardingOption]) -> PlanPrice:
         values = self._values = self._values or self._values_of(plan)
@@ -127,7 +132,9 @@ class PricedProposals(PerfModel):
 
     def _graphs(self, path: str, tables: list[_Known], values: Values) -> PlannedGraphs:
         collection = self._collections[path]
-        place = {table.name: number for number, table in enumerate(collection.tables)}
+        place = self._places.get(path)
+        if place is None:
+            place = self._places[path] = {table.name: number for number, table in enumerate(collection.tables)}
         tables = sorted(tables, key=lambda each: place[each.sharded.table.name])
         sharding = CollectionSharding(tuple(each.sharded for each in tables), 0, self._topology.world_size)
         planned = PlannedCollection(path, sharding, {}, collection.is_weighted(), max(collection.calls, 1))

@@ -166,7 +166,8 @@ class PlannedGraphs:
 
     @cached_property
     def _exchange(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
-        sent = exchange.of_sent(self.sent_bags, self.sent_ids, self.world_size, self.planned.is_weighted)
+        ids = self.sent_ids if isinstance(self.symbols.batch, sympy.Basic) else self._sent_ids
+        sent = exchange.of_sent(self.sent_bags, ids, self.world_size, self.planned.is_weighted)
         return exchange.of_splits(self.world_size), sent
 
     # One rank
@@ -277,12 +278,11 @@ class _Rank:
                 groups.setdefault(each.traits.group, []).append((each, shard))
         for group in groups.values():
             loads = tuple(each.load(shard) for each, shard in group)
-            kept = Resident()
-            for each, shard in group:
-                kept += replace(each.resident(shard), index=0)
+            kept = [each.resident(shard) for each, shard in group]
+            resident = Resident(sum(each.weights for each in kept), sum(each.optimizer for each in kept))
             names = tuple(shard.name for _, shard in group)
             ids, bags = total(load.ids for load in loads), total(load.bags for load in loads)
-            self._add("lookup", names, loads=loads, resident=kept, ids=ids, bags=bags)
+            self._add("lookup", names, loads=loads, resident=resident, ids=ids, bags=bags)
         hops = way.hops(World(self.rank, self.graphs.world_size))
         self._send(way, hops[0], len(groups))
         return hops

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from functools import cached_property
 from numbers import Real
 from typing import Any
 
@@ -51,7 +52,7 @@ class Values:
         }
         self._known: dict[sympy.Expr, int | float] = {}
 
-    @property
+    @cached_property
     def symbols(self) -> Symbols:
         """The same for formulas, which are then fast."""
         lengths = {name: float(length) for name, length in self.lengths.items()}

@@ -1,0 +1,141 @@
+"""TorchRec's proposers; of those that make thousands of proposals, only some are priced.
+
+``GreedyProposer`` changes the sharding of one table per proposal, and the time to price one grows with the number of
+tables: for a thousand tables, it would take many minutes to price them all.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+from torchrec.distributed.planner.proposers import GreedyProposer, GridSearchProposer, UniformProposer
+from torchrec.distributed.planner.types import Enumerator, Proposer, ShardingOption, Storage, Topology
+
+MOST_TABLES = 60_000
+"""How many tables, counted once per proposal, a greedy proposer prices: 60 proposals for a thousand tables."""
+
+MOST_TABLES_THAT_FIT = 10 * MOST_TABLES
+"""The same, if none of these fits."""
+
+FEWEST = 40
+"""How many proposals it makes at least."""
+
+
+class GreedySteps(GreedyProposer):
+    """TorchRec's greedy proposals without those that cannot fit, whatever is put where.
+
+    If these are too many, they are some of them at equal distances, and more around the best of these.
+
+    Args:
+        use_depth: as in ``GreedyProposer``.
+        capacity: the memory of all devices together.
+        most_tables: how many tables the proposals may have together.
+
+    Attributes:
+        made: the number of proposals so far.
+        total: the number of all proposals that may fit.
+    """
+
+    def __init__(self, use_depth: bool, capacity: Storage, most_tables: int) -> None:
+        super().__init__(use_depth=use_depth)
+        self._capacity, self._most_tables = capacity, most_tables
+        self._path: list[str] = []
+        self._fitting: list[int] = []
+        self._pending: list[int] = []
+        self._ratings: dict[int, float] = {}
+        self._distance = 1
+        self.made = self.total = 0
+
+    def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
+        """Take the options of all tables."""
+        super().load(search_space, enumerator)
+        self._path = self._steps()
+        self._fitting = self._that_may_fit() or [0]  # one, for TorchRec's own text about what does not fit
+        self.total, self.made, self._ratings = len(self._fitting), 0, {}
+        most = max(self._most_tables // max(len(self._sharding_options_by_fqn), 1), FEWEST)
+        self._distance = -(-self.total // most)
+        self._pending = list(range(0, self.total, self._distance))
+
+    def propose(self) -> list[ShardingOption] | None:
+        """The next proposal; None if there are no more."""
+        if not self._pending or not self._sharding_options_by_fqn:
+            return None
+        chosen = dict.fromkeys(self._sharding_options_by_fqn, 0)
+        for table in self._path[: self._fitting[self._pending[0]]]:
+            chosen[table] += 1
+        return [self._sharding_options_by_fqn[table][index] for table, index in chosen.items()]
+
+    def feedback(
+        self,
+        partitionable: bool,
+        plan: list[ShardingOption] | None = None,
+        perf_rating: float | None = None,
+        storage_constraint: Topology | None = None,
+    ) -> None:
+        """Go on to the next proposal."""
+        self.made += 1
+        self._ratings[self._pending.pop(0)] = float("inf") if perf_rating is None else perf_rating
+        while not self._pending and self._distance > 1:
+            self._distance = (self._distance + 1) // 2 if self._distance > 2 else 1
+            best = min(self._ratings, key=self._ratings.__getitem__)
+            around = (best - self._distance, best + self._distance)
+            self._pending = [each for each in around if 0 <= each < self.total and each not in self._ratings]
+
+    def _steps(self) -> list[str]:
+        """Which table takes its next option, step by step: that whose shards take most storage now."""
+        sizes = {
+            table: [tuple(-size for size in _storage(option)) for option in options]
+            for table, options in self._sharding_options_by_fqn.items()
+        }
+        heap = [(found[0], place, table, 0) for place, (table, found) in enumerate(sizes.items())]
+        heapq.heapify(heap)
+        path = []
+        while heap:
+            size, place, table, index = heapq.heappop(heap)
+            if index + 1 < len(sizes[table]) and any(size):
+                path.append(table)
+                heapq.heappush(heap, (sizes[table][index + 1], place, table, index + 1))
+        return path
+
+    def _that_may_fit(self) -> list[int]:
+        """The numbers of the steps whose tables take no more memory than there is."""
+        sizes = {
+            table: [each.total_storage for each in found] for table, found in self._sharding_options_by_fqn.items()
+        }
+        hbm, ddr = (sum(getattr(found[0], kind) for found in sizes.values()) for kind in ("hbm", "ddr"))
+        chosen, fitting = dict.fromkeys(sizes, 0), []
+        for step, table in enumerate(["", *self._path]):
+            if table:
+                before, after = sizes[table][chosen[table] : chosen[table] + 2]
+                chosen[table] += 1
+                hbm, ddr = hbm + after.hbm - before.hbm, ddr + after.ddr - before.ddr
+            if hbm <= self._capacity.hbm and ddr <= self._capacity.ddr:
+                fitting.append(step)
+        return fitting
+
+
+def _storage(option: ShardingOption) -> tuple[float, ...]:
+    """By what ``GreedyProposer`` compares tables."""
+    storages: list[Any] = [shard.storage for shard in option.shards]
+    hbm, ddr = [each.hbm for each in storages], [each.ddr for each in storages]
+    return max(hbm), sum(hbm), max(ddr), sum(ddr)
+
+
+def proposers(topology: Topology, most_tables: int = MOST_TABLES) -> list[Proposer]:
+    """Those that TorchRec's planner has by default, in its order.
+
+    Args:
+        topology: the topology to plan for.
+        most_tables: as for :class:`GreedySteps`.
+    """
+    storages = [device.storage for device in topology.devices]
+    capacity = Storage(sum(each.hbm for each in storages), sum(each.ddr for each in storages))
+    greedy = [GreedySteps(use_depth, capacity, most_tables) for use_depth in (True, False)]
+    return [GridSearchProposer(), *greedy, UniformProposer()]
+
+
+def left_out(made: Sequence[Proposer]) -> int:
+    """How many proposals of TorchRec's were not made."""
+    return sum(each.total - each.made for each in made if isinstance(each, GreedySteps))

@@ -1,0 +1,123 @@
+"""Which of TorchRec's proposals are priced: all for small models, some for large ones, and the report says so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.planner.proposers import GreedyProposer
+from torchrec.distributed.planner.types import Proposer, ShardingOption, Storage
+
+import recfx
+from recfx.planner import plan as planning
+from recfx.planner.enumerator import OrderedEnumerator
+from recfx.planner.plan import planning_sharders
+from recfx.planner.priced_plan import PricedPlan
+from recfx.planner.proposers import GreedySteps, proposers
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def model_of(count: int, rows: int = 1000) -> nn.Module:
+    tables = [
+        EmbeddingBagConfig(
+            name=f"t{number}", num_embeddings=rows * (number + 1), embedding_dim=64, feature_names=[f"f{number}"]
+        )
+        for number in range(count)
+    ]
+    return nn.ModuleDict({"ebc": EmbeddingBagCollection(tables, device=torch.device("meta"))})
+
+
+def options_of(model: nn.Module, topology: Topology) -> list[ShardingOption]:
+    return OrderedEnumerator(topology, 512, {}).enumerate(model, planning_sharders(model, others=True))
+
+
+def all_proposals(proposer: Proposer, options: list[ShardingOption], best: int = -1) -> list[tuple[str, ...]]:
+    """The sharding types of every proposal, if that of number ``best`` among all steps is the best one."""
+    proposer.load(options)
+    found = []
+    while (proposal := proposer.propose()) is not None:
+        found.append(tuple(f"{option.name} {option.sharding_type} {option.compute_kernel}" for option in proposal))
+        step = proposer._pending[0] if isinstance(proposer, GreedySteps) else len(found)
+        proposer.feedback(True, proposal, float(abs(step - best)))
+    return found
+
+
+@pytest.mark.parametrize("use_depth", [True, False])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_without_a_limit_the_proposals_are_those_of_torchrec(device: str, use_depth: bool) -> None:
+    topology = Topology(4, device)
+    options = options_of(model_of(7), topology)
+    expected = all_proposals(GreedyProposer(use_depth=use_depth), options)
+    assert len(expected) > 20
+    steps = GreedySteps(use_depth, Storage(hbm=2**60, ddr=2**60), 10**6)
+    assert all_proposals(steps, options) == expected
+    assert (steps.made, steps.total) == (len(expected), len(expected))
+
+
+def test_with_a_limit_they_are_some_and_those_around_the_best() -> None:
+    topology = Topology(4, "cuda")
+    options = options_of(model_of(60), topology)
+    expected = all_proposals(GreedyProposer(), options)
+    steps = GreedySteps(True, Storage(hbm=2**60, ddr=2**60), 60)
+    found = all_proposals(steps, options, best=101)
+    assert steps.total == len(expected) > 200
+    assert 40 <= len(found) == steps.made < 60
+    assert found[0] == expected[0]
+    assert expected[101] in found
+    assert set(found) <= set(expected)
+    assert len(set(found)) == len(found)
+
+
+def test_what_cannot_fit_is_not_proposed() -> None:
+    """TorchRec's planner would try to place each of them, and fail."""
+    options = options_of(model_of(9), Topology(4, "cuda"))
+    size = {f"{each.name} {each.sharding_type} {each.compute_kernel}": each.total_storage.hbm for each in options}
+    expected = all_proposals(GreedyProposer(), options)
+    sizes = [sum(size[option] for option in proposal) for proposal in expected]
+    limit = sorted(sizes)[len(sizes) // 2]
+    found = all_proposals(GreedySteps(True, Storage(hbm=limit, ddr=2**60), 10**6), options)
+    assert found == [proposal for proposal, taken in zip(expected, sizes, strict=True) if taken <= limit]
+    assert 0 < len(found) < len(expected)
+
+
+def test_the_report_says_how_many_were_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, topology = model_of(30), Topology(4, "cuda")
+    whole = recfx.plan(model, topology)
+    monkeypatch.setattr(planning, "proposers", partial(proposers, most_tables=0))
+    plan = recfx.plan(model, topology)
+    assert isinstance(whole, PricedPlan)
+    assert isinstance(plan, PricedPlan)
+    assert whole.pricing.left_out == 0
+    assert " left out " not in str(whole.pricing)
+    assert plan.pricing.left_out > 0
+    assert f" plans ({plan.pricing.left_out:,} similar ones were left out to save time): " in str(plan.pricing)
+    assert plan.pricing.tried < whole.pricing.tried
+    assert plan.pricing.chosen.seconds == pytest.approx(whole.pricing.chosen.seconds, rel=0.05)
+
+
+def test_if_none_of_some_fits_more_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def only_one(topology: Topology, *most_tables: int) -> list[Proposer]:
+        asked.append(most_tables)
+        greedy = GreedySteps(True, Storage(hbm=2**60, ddr=2**60), *(most_tables or (0,)))
+        if not most_tables:
+            monkeypatch.setattr(greedy, "load", lambda *_, **__: setattr(greedy, "total", 10))
+        return [greedy]
+
+    monkeypatch.setattr(planning, "proposers", only_one)
+    plan = recfx.plan(model_of(3), Topology(2, "cuda"))
+    assert [len(each) for each in asked] == [0, 1]
+    assert len(plan.plan["ebc"]) == 3
