@@ -18,9 +18,9 @@ using namespace recfx;
 
 namespace {
 
-constexpr int64_t kRows = 512;
-constexpr int64_t kBucketCount = 4;
-constexpr int64_t kGroupCount = 140;  // 560 slots for 512 rows: many ids are far from home
+constexpr int64_t kRows = 500;
+constexpr int64_t kBucketCount = 16;  // of 31 or 32 rows: words of free rows, and groups, are shared by several parts
+constexpr int64_t kGroupCount = 137;  // 548 slots for 500 rows: many ids are far from home, beyond the end of a range
 constexpr int64_t kUniverse = 4 * kRows;
 constexpr int64_t kBatchSize = 96;
 
@@ -40,7 +40,7 @@ struct Buffers {
   int64_t candidate_side_row = kNoRow;
   std::vector<int64_t> row_ids = std::vector<int64_t>(kRows, kEmptyId);
   std::vector<uint8_t> row_state = std::vector<uint8_t>(kRows, kNeverUsed);
-  std::vector<uint64_t> free_rows = std::vector<uint64_t>(kRows / 64 + 1, 0);
+  std::vector<uint64_t> free_rows = std::vector<uint64_t>(FreeRows(nullptr, kRows).total_words(), 0);
   std::vector<uint64_t> free_places = free_rows;
   std::vector<int64_t> bucket_taken = std::vector<int64_t>(kBucketCount, 0);
   std::vector<int64_t> counts = std::vector<int64_t>(kCounters, 0);
@@ -97,9 +97,12 @@ Index view(Buffers& of, bool lfu, int64_t admit_after) {
   return index;
 }
 
-// Runs work(begin, end) on pieces of [0, count), each on a thread of its own.
+// Runs work(begin, end) on pieces of [0, count), each on a thread of its own, or all on this one.
 template <typename Work>
 void on_threads(int threads, int64_t count, Work work) {
+  if (threads == 1) {
+    return work(0, count);
+  }
   std::vector<std::thread> pool;
   for (int t = 0; t < threads; ++t) {
     pool.emplace_back([=] { work(count * t / threads, count * (t + 1) / threads); });
@@ -118,13 +121,20 @@ std::vector<int64_t> draw(std::mt19937_64& random) {
   return ids;
 }
 
-// One batch of training, as the operator does it. Every seventh one is taken back.
+// One batch of training, as the operator does it.
 void train(Index& index, const std::vector<int64_t>& ids, int threads, bool take_back) {
   std::vector<int64_t> rows(ids.size());
   on_threads(threads, kBatchSize,
              [&](int64_t begin, int64_t end) { find_range(ids.data(), rows.data(), begin, end, index.table, {0}); });
   std::vector<int64_t> scores(ids.size());
-  const int64_t parts = index.candidates ? 1 : 2;
+  const int64_t parts = index.candidates ? 1 : kParts;
+  const auto on_parts = [&](const auto& work) {
+    on_threads(threads, parts, [&](int64_t begin, int64_t end) {
+      for (int64_t part = begin; part < end; ++part) {
+        work(part);
+      }
+    });
+  };
   TableBatch batch(index, ids.data(), rows.data(), kBatchSize, std::numeric_limits<int64_t>::max(), nullptr, 0, 0,
                    scores.data(), parts);
   on_threads(threads, threads, [&](int64_t share, int64_t) { batch.touch(share, threads); });
@@ -134,7 +144,7 @@ void train(Index& index, const std::vector<int64_t>& ids, int threads, bool take
       missing[batch.part_of(ids[i])].push_back(i);
     }
   }
-  on_threads(parts, parts, [&](int64_t part, int64_t) {
+  on_parts([&](int64_t part) {
     batch.plan(part, missing[part]);
     batch.allocate(part);
   });
@@ -142,9 +152,17 @@ void train(Index& index, const std::vector<int64_t>& ids, int threads, bool take
     batch.undo(true);
     return;
   }
-  on_threads(parts, parts, [&](int64_t part, int64_t) { batch.change_slots(part); });
+  on_parts([&](int64_t part) { batch.change_slots(part); });
   batch.finish_slots();
-  on_threads(parts, parts, [&](int64_t part, int64_t) { batch.commit(part); });
+  on_parts([&](int64_t part) { batch.commit(part); });
+}
+
+// Forgets some of these ids, as the operator does it.
+void erase(Index& index, const std::vector<int64_t>& ids) {
+  for (size_t i = 0; i < ids.size(); i += 5) {
+    index.remove(ids[i]);
+    index.candidates ? index.remove_candidate(ids[i]) : void();
+  }
 }
 
 void check_consistent(const Index& index) {
@@ -165,23 +183,52 @@ void check_consistent(const Index& index) {
   check(*index.uninitialized == uninitialized && uninitialized > 0, "rows that are not initialised are counted");
 }
 
+void free_all(Buffers& buffers) {
+  FreeRows free_rows(buffers.free_rows.data(), kRows);
+  FreeRows free_places(buffers.free_places.data(), kRows);
+  for (int64_t row = 0; row < kRows; ++row) {
+    free_rows.give_back(row);
+    free_places.give_back(row);
+  }
+}
+
+// What an index holds, and where, must not depend on the number of threads.
+void compare_threads(bool lfu) {
+  Buffers of[2];
+  std::mt19937_64 random(7);
+  free_all(of[0]);
+  free_all(of[1]);
+  for (int step = 0; step < 150; ++step) {
+    const std::vector<int64_t> ids = draw(random);
+    for (const int which : {0, 1}) {
+      Index index = view(of[which], lfu, 1);
+      train(index, ids, which == 0 ? 1 : 4, step % 7 == 6);
+      step % 5 == 4 ? erase(index, ids) : void();
+    }
+    const size_t bytes = kGroupCount * sizeof(SlotGroup);
+    check(std::memcmp(of[0].slot_groups.data(), of[1].slot_groups.data(), bytes) == 0, "slots are the same");
+    check(of[0].side_row == of[1].side_row, "the row of id -1 is the same");
+    check(of[0].row_ids == of[1].row_ids && of[0].row_state == of[1].row_state, "rows are the same");
+    check(of[0].row_scores == of[1].row_scores, "scores are the same");
+    check(of[0].free_rows == of[1].free_rows, "free rows are the same");
+    check(of[0].bucket_taken == of[1].bucket_taken && of[0].counts == of[1].counts, "counts are the same");
+    check_consistent(view(of[1], lfu, 1));
+  }
+  check(of[0].counts[kEvicted] > 0, "ids were evicted");
+}
+
 void stress(bool lfu, int64_t admit_after, bool with_lock) {
   Buffers buffers;
-  {
-    FreeRows free_rows(buffers.free_rows.data(), kRows);
-    FreeRows free_places(buffers.free_places.data(), kRows);
-    for (int64_t row = 0; row < kRows; ++row) {
-      free_rows.give_back(row);
-      free_places.give_back(row);
-    }
-  }
+  free_all(buffers);
   auto write = [&](int number) {
     std::mt19937_64 random(number);
     for (int step = 0; step < 60; ++step) {
       Index index = view(buffers, lfu, admit_after);
       IndexLock lock(&buffers.lock);
       with_lock ? lock.lock() : void();
-      train(index, draw(random), 2, step % 7 == 6);
+      const std::vector<int64_t> ids = draw(random);
+      train(index, ids, 2, step % 7 == 6);
+      step % 5 == 4 ? erase(index, ids) : void();
       with_lock ? lock.unlock() : void();
     }
   };
@@ -221,6 +268,7 @@ void stress(bool lfu, int64_t admit_after, bool with_lock) {
 int main(int count, char** arguments) {
   const bool with_lock = !(count > 1 && std::strcmp(arguments[1], "without-lock") == 0);
   for (const bool lfu : {false, true}) {
+    with_lock ? compare_threads(lfu) : void();
     for (const int64_t admit_after : {1, 2}) {
       stress(lfu, admit_after, with_lock);
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.kernels.stress_programs import build, run
@@ -14,6 +16,11 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def test_readers_and_writers_do_not_race(index: list[str]) -> None:
     finished = run(index)
+    assert (finished.returncode, finished.stdout) == (0, "done\n"), finished.stderr
+
+
+def test_the_index_stays_within_its_buffers(tmp_path: Path) -> None:
+    finished = run(build("index_stress", "address,undefined", tmp_path))
     assert (finished.returncode, finished.stdout) == (0, "done\n"), finished.stderr
 
 
