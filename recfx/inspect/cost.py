@@ -21,7 +21,7 @@ from recfx.planner.plan import plan as make_plan
 from recfx.planner.topology import NpuTopology
 from recfx.pricing.cost import Cost
 from recfx.pricing.cost_data import COST_VERSION, features_of
-from recfx.pricing.graph_nodes import GraphReader, graphs_of
+from recfx.pricing.graph_nodes import GraphReader, graphs_of, table_parameters
 from recfx.pricing.hardware import ASCEND_910B, H100, Hardware
 from recfx.pricing.planned_model import planned_as_sharded, planned_by
 from recfx.pricing.planned_nodes import PlannedGraphs
@@ -48,7 +48,8 @@ def cost(
     table is allocated, and no process group is needed: a plan for 1,024 ranks is priced in this process.
 
     A model in training mode is priced with its backward. What recfx did not make is one node, of which only the linear
-    layers count as work.
+    layers count as work; on several ranks, the averaging of its gradients, as ``DistributedDataParallel`` does it, is
+    the last line, ``dense_all_reduce``.
 
     Args:
         model_or_graph: a model, converted or not, sharded (this rank's graph is priced) or not; or a graph of
@@ -108,6 +109,8 @@ def _as_it_is(
     if all(node.kind == "dense" for node in nodes):
         raise _no_collection()
     rank, world_size = _ranks(model)
+    if world_size > 1:
+        nodes += reader.dense_all_reduce(model, table_parameters(model))
     planned = tuple(planned_as_sharded(each) for each in collections if each.is_sharded)
     return _cost(nodes, model, topology, _device(model), planned, rank, world_size, again)
 
@@ -132,6 +135,9 @@ def _as_planned(
         for each_collection in collections:
             reader.residents.of_dense(each_collection)  # counted above
         nodes.append(reader.dense("dense", model))
+        if world_size > 1:
+            tables = (each for collection in collections for each in collection.parameters())
+            nodes += reader.dense_all_reduce(model, tables)
     return _cost(nodes, model, topology, device, planned, 0, world_size, again)
 
 

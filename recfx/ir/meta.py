@@ -43,7 +43,7 @@ class Collective:
     """One collective call of a node.
 
     Args:
-        operation: ``"all_to_all"``, ``"reduce_scatter"`` or ``"all_gather"``.
+        operation: ``"all_to_all"``, ``"reduce_scatter"``, ``"all_gather"`` or ``"all_reduce"``.
         bytes: symbolic size of what this rank passes to the call, including its own part.
         backward: whether the call runs in the backward.
         ranks: how many ranks take part; 0 if all do.

@@ -186,9 +186,10 @@ class OutputDistWait(NodeModule):
 
 
 def _all_to_all(group: dist.ProcessGroup, dim_per_rank: Sequence[int]) -> PooledEmbeddingsAllToAll:
-    # This is the device of two buffers that torchrec 1.8.0 passes around and never reads.
+    # This is the device of two buffers that torchrec 1.8.0 passes around and never reads: they need no elements.
     module = PooledEmbeddingsAllToAll(group, list(dim_per_rank), torch.device("cpu"))
     module._non_persistent_buffers_set.update(module._buffers)  # otherwise they would be in the state_dict
+    module._buffers.update({name: torch.empty(0, dtype=torch.int32) for name in module._buffers})
     return module
 
 

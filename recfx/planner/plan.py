@@ -39,8 +39,8 @@ def plan(
 
     TorchRec's proposers propose plans, each of which is priced as ``recfx.cost`` prices it, with the constants of the
     topology; the plan is the cheapest of those that fit. It is a :class:`recfx.planner.priced_plan.PricedPlan`, whose
-    ``pricing`` also names the runner-up; ``recfx.explain(model, plan=plan)`` shows both. For hundreds of tables, not all
-    proposals are priced, which it also says.
+    ``pricing`` also names the runner-up; ``recfx.explain(model, plan=plan)`` shows both. For
+    hundreds of tables, some proposals are not priced, and it says how many.
 
     No process group is needed, and the model is not changed. It may be on the meta device, and converted or not (recfx
     shards an ``EmbeddingBagCollection`` after conversion, so the plan may use everything that converted collections

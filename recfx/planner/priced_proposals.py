@@ -15,7 +15,7 @@ from recfx.pricing.hardware import Hardware
 from recfx.pricing.planned_model import traits_of
 from recfx.pricing.planned_nodes import PlannedGraphs
 from recfx.pricing.planned_tables import PlannedCollection, PlannedTable
-from recfx.pricing.rank_totals import StepPrice, price_step
+from recfx.pricing.rank_totals import Batch, StepPrice, price_step
 from recfx.pricing.values import LENGTH, Values
 from recfx.sharding.plan import read_plan
 
@@ -93,7 +93,7 @@ class PricedProposals(PerfModel):
                 for shard in option.shards:
                     others[shard.rank] += shard.perf.total / 1e3
         graphs = [self._graphs(path, tables, values) for path, tables in by_path.items()]
-        step: StepPrice = price_step(graphs, values, self._hardware, with_residents=False)
+        step: StepPrice = price_step([Batch(graphs, values)], self._hardware, with_residents=False)
         parts = dict(step.parts)
         if any(others):
             parts[OTHERS] = max(others)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,11 @@ from recfx.pricing.cost_data import CostAtData, CostData
 from recfx.pricing.cost_json import cost_at_json, cost_json
 from recfx.pricing.cost_text import cost_at_text, cost_text
 from recfx.pricing.graph_nodes import DENSE
+from recfx.pricing.hardware import Hardware
 from recfx.pricing.node_price import Totals, price
 from recfx.pricing.planned_nodes import PlannedGraphs
-from recfx.pricing.rank_totals import price_step
-from recfx.pricing.values import BATCH_SIZE, LENGTH, Values
+from recfx.pricing.rank_totals import Batch, price_step
+from recfx.pricing.values import BATCH_SIZE, LENGTH, Values, is_per_rank
 
 
 @dataclass(frozen=True)
@@ -34,32 +35,35 @@ class CostAt(CostAtData):
 class Cost(CostData):
     """What each node of a model costs per step. ``str()`` is for a terminal. The base class has the fields."""
 
-    def at(self, B: int = BATCH_SIZE, W: int | None = None, L: Any = LENGTH) -> CostAt:
+    def at(self, B: int | Sequence[int] = BATCH_SIZE, W: int | None = None, L: Any = LENGTH) -> CostAt:
         """The cost in numbers.
 
         Args:
-            B: samples per rank.
+            B: samples per rank; or, where ranks have batches of different sizes, a list with the size of each.
             W: the number of ranks. Default: those that the cost is for. For any other number, a model that is not
                 sharded yet is planned anew, as ``recfx.plan`` does.
-            L: the mean number of ids per sample: a number for all features, or a mapping with one for each.
+            L: the mean number of ids per sample: a number for all features, or a mapping with one for each; or a list
+                of these, one per rank.
 
         Raises:
             InputError: ``invalid_argument``, ``missing_feature``.
             ConversionError: ``already_sharded``, and those of ``recfx.plan``.
         """
-        if W is not None and Values(B, W, L, ()).world != self.world_size:
+        if W is not None and Values(1, W, 0, ()).world != self.world_size:
             return self._on(W).at(B, L=L)
-        values, hardware = Values(B, self.world_size, L, self.features), self.hardware_of()
+        hardware = self.hardware_of()
+        if is_per_rank(B) or is_per_rank(L):
+            ranks = Values.of_ranks(B, L, self.features, self.world_size)
+            values = ranks[self.rank]
+        else:
+            values = Values(B, self.world_size, L, self.features)
+            ranks = [values]
         nodes = tuple(price(node, values, hardware) for node in self.nodes)
-        step = None
-        if self.planned:
-            graphs = [PlannedGraphs(each, values.symbols, self.trains, self.device) for each in self.planned]
-            sharded = {each.name for each in self.planned}
-            rest = [node for node in nodes if node.kind == DENSE or node.collection not in sharded]
-            step = price_step(graphs, values, hardware, Totals.of(rest))
+        step = price_step([self._batch(each, hardware) for each in ranks], hardware) if self.planned else None
         return CostAt(
             version=self.version,
             batch=values.batch,
+            batches=values.sizes,
             world_size=values.world,
             rank=self.rank,
             lengths={name: float(length) for name, length in values.lengths.items()},
@@ -67,6 +71,12 @@ class Cost(CostData):
             nodes=nodes,
             step=step,
         )
+
+    def _batch(self, values: Values, hardware: Hardware) -> Batch:
+        graphs = [PlannedGraphs(each, values.symbols, self.trains, self.device) for each in self.planned]
+        sharded = {each.name for each in self.planned}
+        rest = [node for node in self.nodes if node.kind == DENSE or node.collection not in sharded]
+        return Batch(graphs, values, Totals.of(price(node, values, hardware) for node in rest))
 
     def sweep(self, W: Iterable[int], *, B: int = BATCH_SIZE, L: Any = LENGTH) -> Sweep:
         """The cost on several numbers of ranks; arguments and errors are those of :meth:`at`."""

@@ -31,6 +31,7 @@ class CostAtData:
         hardware: what the times are predicted for.
         nodes: every node, in order.
         step: all ranks, if the model is sharded.
+        batches: the samples of each rank, if a number was given for each; otherwise empty.
     """
 
     version: str
@@ -41,6 +42,7 @@ class CostAtData:
     hardware: Hardware
     nodes: tuple[NodePrice, ...]
     step: StepPrice | None = None
+    batches: tuple[int, ...] = ()
 
     @cached_property
     def totals(self) -> Totals:

@@ -34,9 +34,10 @@ def cost_at_text(cost: CostAtData) -> str:
     rows = [["node", "kind", "read", "written", "flops", "wire", "resident", "time"]]
     rows += [[node.name, node.kind, *_numbers(node)] for node in cost.nodes]
     rows.append(["total", "", *_numbers(cost.totals)])
+    batch = f"B={cost.batch}" + (f" of {cost.batches}" if cost.batches else "")
     lines = [
         _where(cost.rank, cost.world_size)
-        + f"B={cost.batch}, times predicted for {cost.hardware.name}; wire is what the rank passes to collectives"
+        + f"{batch}, times predicted for {cost.hardware.name}; wire is what the rank passes to collectives"
     ]
     return "\n".join([*lines, *table(rows)])
 

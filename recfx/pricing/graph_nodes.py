@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import sympy
 from torch import fx, nn
 
-from recfx.ir.meta import BATCH, WORLD, node_meta
+from recfx.ir.meta import BATCH, WORLD, Collective, node_meta
 from recfx.ir.tables import TableSpec
 from recfx.ir.typed_access import find_module, meta_of, node_module
 from recfx.modules.converted_collection import ConvertedCollection
@@ -18,11 +18,14 @@ from recfx.pricing.dense import dense_phases
 from recfx.pricing.formulas import formula_of
 from recfx.pricing.node_facts import NodeFacts, TableLoad
 from recfx.pricing.node_parts import store_of, tables_of
-from recfx.pricing.residents import Residents
-from recfx.pricing.work import NodeCost, Resident
+from recfx.pricing.residents import Residents, tensor_bytes
+from recfx.pricing.work import NO_RESIDENT, NOTHING, NodeCost, Resident
 
 DENSE = "dense"
 """The kind of what recfx did not make."""
+
+DENSE_ALL_REDUCE = "dense_all_reduce"
+"""The name of the line that averages its gradients over ranks."""
 
 
 class GraphReader:
@@ -61,6 +64,22 @@ class GraphReader:
         return NodeCost(
             name, DENSE, "", (), device, "", phases.forward.symbolic(), phases.backward.symbolic(), (), resident, calls
         )
+
+    def dense_all_reduce(self, model: nn.Module, tables: Iterable[nn.Parameter]) -> list[NodeCost]:
+        """The averaging of the gradients of what recfx did not make over ranks, if there are any.
+
+        Args:
+            model: what is trained.
+            tables: the parameters of the collections.
+        """
+        own = {id(parameter) for parameter in tables}
+        trained = [each for each in model.parameters() if each.requires_grad and id(each) not in own]
+        if not (self._trains and trained):
+            return []
+        size = sympy.Integer(sum(tensor_bytes(parameter) for parameter in trained))
+        nothing, device = NOTHING.symbolic(), trained[0].device.type
+        calls = (Collective("all_reduce", size, backward=True),)
+        return [NodeCost(DENSE_ALL_REDUCE, DENSE, "", (), device, "", nothing, nothing, calls, NO_RESIDENT)]
 
     def _made_by_recfx(
         self, graph_module: fx.GraphModule, node: fx.Node, select: SelectFeatures | None, calls: int
@@ -125,6 +144,16 @@ def graphs_of(model: nn.Module) -> Iterable[ConvertedCollection]:
         if isinstance(module, ConvertedCollection) and id(module) not in seen:
             seen.add(id(module))
             yield module
+
+
+def table_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters of the tables in ``model``: of converted collections, and of the nodes of a graph."""
+    for module in model.modules():
+        store = store_of(module)
+        if isinstance(module, ConvertedCollection):
+            yield from module.parameters()
+        elif store is not None:
+            yield from (parameter for bag in store.bags.values() for parameter in bag.parameters())
 
 
 def _known_collections(graph_module: fx.GraphModule) -> dict[str, SelectFeatures]:

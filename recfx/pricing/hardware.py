@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 GB = 10**9
 
-COLLECTIVES = ("all_to_all", "reduce_scatter", "all_gather")
+COLLECTIVES = ("all_to_all", "reduce_scatter", "all_gather", "all_reduce")
 """The operations of ``recfx.ir.meta.Collective``."""
 
 
@@ -141,6 +141,7 @@ CPU_HOST = Hardware(
         "all_to_all": Constant(1 * GB, "assumption: gloo over TCP; not measured"),
         "reduce_scatter": Constant(0.5 * GB, "assumption: gloo over TCP, as a sum on all ranks; not measured"),
         "all_gather": Constant(1 * GB, "assumption: gloo over TCP; not measured"),
+        "all_reduce": Constant(1 * GB, "assumption: gloo over TCP; not measured"),
     },
     network_bandwidth=Constant(1.25 * GB, "assumption: a network of 10 Gbit/s; not measured"),
     collective_latency=same_for_all(200e-6, "assumption: gloo over TCP; not measured"),

@@ -76,8 +76,9 @@ class TableLoad:
             is_trained: whether the backward reaches it.
             symbols: of the batch.
         """
-        samples = symbols.world * symbols.batch if spec.shard_of else symbols.batch
-        lengths = total(symbols.length(feature) for feature in spec.feature_names)
+        samples = symbols.everybody if spec.shard_of else symbols.batch
+        length = symbols.arriving if spec.shard_of else symbols.length
+        lengths = total(length(feature) for feature in spec.feature_names)
         ids = (
             samples * lengths * sympy.Rational(spec.num_embeddings, rows_of_table)
             if symbols is SYMBOLS

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from recfx.ir.meta import Collective
 from recfx.pricing.hardware import Hardware
 from recfx.pricing.times import WorkAt, seconds_of_collective, seconds_of_work
+from recfx.pricing.uneven import Call, calls_of
 from recfx.pricing.values import Values
 from recfx.pricing.work import NO_RESIDENT, NodeCost, Resident, Work
 
@@ -54,10 +54,9 @@ def price(node: NodeCost, values: Values, hardware: Hardware) -> NodePrice:
     phases = [work_at(work, values) for work in (node.forward, node.backward)]
     seconds = sum(seconds_of_work(work, hardware, on_host) for work in phases if any(work))
     wire = 0.0
-    for collective in node.collectives:
-        passed = values.number(collective.bytes)
-        wire += passed
-        seconds += seconds_of_call(collective, passed, values.world, hardware)
+    for call in calls_of(node.kind, node.collectives, values):
+        wire += call.passed_bytes
+        seconds += seconds_of_call(call, hardware)
     return NodePrice(
         name=node.name,
         kind=node.kind,
@@ -72,10 +71,11 @@ def price(node: NodeCost, values: Values, hardware: Hardware) -> NodePrice:
     )
 
 
-def seconds_of_call(collective: Collective, passed: float, world_size: int, hardware: Hardware) -> float:
-    """How long one collective takes, if this rank passes so many bytes to it."""
-    ranks = collective.ranks or world_size
-    return seconds_of_collective(collective.operation, passed, ranks, hardware, across_hosts=collective.across_hosts)
+def seconds_of_call(call: Call, hardware: Hardware) -> float:
+    """How long one collective takes."""
+    return seconds_of_collective(
+        call.operation, call.passed_bytes, call.ranks, hardware, across_hosts=call.across_hosts
+    )
 
 
 def work_at(work: Work, values: Values) -> WorkAt:

@@ -220,7 +220,7 @@ class _Rank:
         self.found: list[PlannedNode] = []
         self.numbers: dict[str, int] = {}
         symbols = graphs.symbols
-        self.batch, self.everybody = symbols.batch, symbols.world * symbols.batch
+        self.batch, self.everybody = symbols.batch, symbols.everybody
         self.local = graphs.on_rank.get(rank, [])
         self.loads = tuple(each.load(shard) for each, shard in self.local)
         self.arrived_ids = total(load.ids for load in self.loads)
@@ -307,7 +307,8 @@ class _Rank:
         symbols = self.graphs.symbols
         if isinstance(symbols.batch, sympy.Basic):
             return hop.samples
-        return int(hop.samples.xreplace({BATCH: sympy.Integer(symbols.batch), WORLD: sympy.Integer(symbols.world)}))
+        per_rank = hop.samples.xreplace({WORLD: sympy.Integer(symbols.everybody) / BATCH})
+        return int(per_rank.xreplace({BATCH: sympy.Integer(symbols.batch)}))
 
     def _add(
         self,

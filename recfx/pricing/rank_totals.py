@@ -12,6 +12,7 @@ from recfx.pricing.hardware import Hardware
 from recfx.pricing.node_price import Totals, seconds_of_call, work_at
 from recfx.pricing.planned_nodes import PlannedGraphs, PlannedNode
 from recfx.pricing.times import seconds_of_work
+from recfx.pricing.uneven import calls_of
 from recfx.pricing.values import Values
 
 IDS, TABLES, OUTPUT, WIRE, DENSE = "ids", "tables", "output", "wire", "dense"
@@ -63,38 +64,45 @@ class _Rank:
     calls: dict[_Call, float] = field(default_factory=dict)
 
 
-def price_step(
-    collections: Sequence[PlannedGraphs],
-    values: Values,
-    hardware: Hardware,
-    rest: Totals | None = None,
-    *,
-    with_residents: bool = True,
-) -> StepPrice:
-    """The price of one step on all ranks.
+class Batch(NamedTuple):
+    """What ranks do: those of all ranks alike, or of one.
 
     Args:
         collections: the graphs, made with the numbers of ``values``.
-        values: of the batch.
+        values: the batch.
+        rest: what else the rank has and does.
+    """
+
+    collections: Sequence[PlannedGraphs]
+    values: Values
+    rest: Totals | None = None
+
+
+def price_step(batches: Sequence[Batch], hardware: Hardware, *, with_residents: bool = True) -> StepPrice:
+    """The price of one step on all ranks.
+
+    Args:
+        batches: one for all ranks, or one for each.
         hardware: of the ranks.
-        rest: what else each rank has and does.
         with_residents: whether to find out what every rank keeps.
     """
-    world = max((each.world_size for each in collections), default=1)
+    world = max((each.world_size for each in batches[0].collections), default=1)
     known: dict[Hashable, _Rank] = {}
     ranks: list[_Rank] = []
+    totals = []
     for rank in range(world):
-        kind = tuple(each.kind_of_rank(rank) for each in collections)
+        collections, values, rest = batches[rank if len(batches) > 1 else 0]
+        kind = (rank if len(batches) > 1 else 0, *(each.kind_of_rank(rank) for each in collections))
         if kind not in known:
             known[kind] = _price_rank(collections, rank, values, hardware)
         ranks.append(known[kind])
-    totals = []
-    for number, found in enumerate(ranks):
-        own = found.totals
+        own = known[kind].totals
         for each in collections if with_residents else ():  # ranks that do the same may keep indexes of different sizes
-            own = replace(own, resident=own.resident + each.resident(number))
+            own = replace(own, resident=own.resident + each.resident(rank))
         totals.append(own if rest is None else own.plus(rest))
-    parts = dict.fromkeys((IDS, TABLES, OUTPUT, WIRE), 0.0) | ({DENSE: rest.seconds} if rest is not None else {})
+    parts = dict.fromkeys((IDS, TABLES, OUTPUT, WIRE), 0.0)
+    if batches[0].rest is not None:
+        parts[DENSE] = max(each.rest.seconds for each in batches if each.rest is not None)
     kinds = list(known.values())
     for part in dict.fromkeys(key for each in kinds for key in each.between):
         parts[part[1]] += max(each.between.get(part, 0.0) for each in kinds)
@@ -135,11 +143,11 @@ def _price_rank(collections: Sequence[PlannedGraphs], rank: int, values: Values,
 def _add_calls(found: _Rank, number: int, node: PlannedNode, values: Values, hardware: Hardware, calls: int) -> None:
     """Add a node's collectives. An all-to-all ends when the rank that receives most has received it."""
     arriving = 1.0 if hardware.links_are_shared else _arriving(node, values)
-    for place, collective in enumerate(node.collectives):
-        passed = values.number(collective.bytes)
-        seconds = calls * seconds_of_call(collective, passed * arriving, values.world, hardware)
+    for place, call in enumerate(calls_of(node.facts.kind, node.collectives, values)):
+        passed = call.passed_bytes
+        seconds = calls * seconds_of_call(call._replace(passed_bytes=passed * arriving), hardware)
         paired = node.facts.kind == "output_dist_start"
-        found.calls[_Call(number, node.name, place, collective.operation if paired else str(place))] = seconds
+        found.calls[_Call(number, node.name, place, call.operation if paired else str(place))] = seconds
         found.totals = found.totals.plus(Totals(wire_bytes=calls * passed, seconds=seconds))
 
 
@@ -148,7 +156,7 @@ def _arriving(node: PlannedNode, values: Values) -> float:
     facts = node.facts
     if facts.kind != "input_dist_wait" or not node.collectives:
         return 1.0
-    passed = sum(values.number(collective.bytes) for collective in node.collectives)
+    passed = sum(call.passed_bytes for call in calls_of(facts.kind, node.collectives, values))
     per_id = 8 + (4 if facts.is_weighted else 0)
     return max(1.0, (per_id * facts.ids + 8 * facts.bags) / passed) if passed else 1.0
 

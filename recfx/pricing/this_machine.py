@@ -179,8 +179,9 @@ def _collective(speed: _Speed) -> tuple[float, float]:
     change it.
     """
     (latency, small), (_, large) = speed.seconds(_SMALL), speed.seconds(_LARGE)
-    sent = (_LARGE - _SMALL) * (speed.ranks - 1)
-    return latency, sent / (1 if speed.operation == "all_gather" else speed.ranks) / max(large - small, 1e-6)
+    passed = (_LARGE - _SMALL) * (speed.ranks - 1)
+    times = {"all_gather": speed.ranks, "all_reduce": 2}.get(speed.operation, 1)  # as seconds_of_collective has it
+    return latency, times * passed / speed.ranks / max(large - small, 1e-6)
 
 
 class _SpeedOfGroup:
@@ -245,4 +246,6 @@ def _call(group: Any, operation: str, size: int, ranks: int) -> Callable[[], obj
     if operation == "all_gather":
         gathered = torch.empty(ranks * given.numel())
         return lambda: group._allgather_base(gathered, given).wait()
+    if operation == "all_reduce":
+        return lambda: group.allreduce([given]).wait()
     return lambda: group._reduce_scatter_base(part, given).wait()

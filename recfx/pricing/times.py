@@ -44,8 +44,9 @@ def seconds_of_collective(
 ) -> float:
     """How long a collective takes after all ranks have come to it.
 
-    A rank keeps its own part. Of the rest, an all-to-all sends what other hosts need over the network. The other two
-    operations do so only once per host, because the ranks of a host first add up their parts, or share what arrived.
+    A rank keeps its own part. Of the rest, an all-to-all sends what other hosts need over the network. The other
+    operations do so only once per host, because the ranks of a host first add up their parts, or share what arrived. An
+    all-reduce is a reduce-scatter and an all-gather.
 
     Args:
         operation: as in :class:`recfx.ir.meta.Collective`.
@@ -62,5 +63,6 @@ def seconds_of_collective(
     whole = passed_bytes * ranks if operation == "all_gather" else passed_bytes
     inside, outside = whole * (local - 1) / ranks, whole * (ranks - local) / ranks
     if operation != "all_to_all":
-        inside, outside = whole * (local - 1) / local, whole / local * (hosts - 1) / hosts
+        rounds = 2 if operation == "all_reduce" else 1
+        inside, outside = rounds * whole * (local - 1) / local, rounds * whole / local * (hosts - 1) / hosts
     return hardware.collective_latency[operation].value + max(inside / link, outside / network)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from numbers import Real
@@ -28,35 +28,61 @@ class Values:
         lengths: the mean number of ids per sample, for all features or by feature.
         features: the features that there are.
 
+    Attributes:
+        sizes: the batch sizes of all ranks, if every rank has its own; otherwise empty.
+        rank: the rank whose numbers these are, if every rank has its own.
+
     Raises:
         InputError: ``invalid_argument``, ``missing_feature``.
     """
 
     def __init__(self, batch: Any, world: Any, lengths: Any, features: Iterable[str]) -> None:
         self.batch, self.world = _whole(batch, "B"), _whole(world, "W")
-        names = list(dict.fromkeys(features))
-        given = lengths if isinstance(lengths, Mapping) else dict.fromkeys(names, lengths)
-        missing = [name for name in names if name not in given]
-        if missing:
-            raise InputError(
-                f"L has no mean length for feature {missing[0]!r}"
-                + (f" and {len(missing) - 1} more." if len(missing) > 1 else "."),
-                reason="missing_feature",
-                what_to_do="pass one number for all features, or a number for each of them.",
-            )
-        self.lengths = {name: _length(given[name], name) for name in names}
-        self._symbols: dict[sympy.Basic, sympy.Basic] = {
-            BATCH: sympy.Integer(self.batch),
-            WORLD: sympy.Integer(self.world),
-            **{mean_length(name): sympy.Rational(length) for name, length in self.lengths.items()},
-        }
+        self.lengths = _lengths(lengths, features)
+        self.sizes: tuple[int, ...] = ()
+        self.rank = 0
+        self._mean_lengths: dict[str, float] = {}
         self._known: dict[sympy.Expr, int | float] = {}
+
+    @classmethod
+    def of_ranks(cls, batches: Any, lengths: Any, features: Iterable[str], world: int) -> list[Values]:
+        """The values of every rank.
+
+        Args:
+            batches: the batch size of each rank, which may be 0; or one for all.
+            lengths: those of each rank, as for this class; or one of these for all.
+            features: the features that there are.
+            world: the number of ranks.
+
+        Raises:
+            InputError: ``invalid_argument``, ``missing_feature``.
+        """
+        names = list(dict.fromkeys(features))
+        sizes = tuple(_whole(each, "B", 0) for each in _one_per_rank(batches, "B", world))
+        everybody = sum(sizes)
+        found = []
+        for rank, each in enumerate(_one_per_rank(lengths, "L", world)):
+            values = cls(1, world, each, names)
+            values.batch, values.sizes, values.rank = sizes[rank], sizes, rank
+            found.append(values)
+        for name in names if everybody else ():
+            ids = sum(values.batch * values.lengths[name] for values in found)
+            for values in found:
+                values._mean_lengths[name] = float(ids / everybody)
+        return found
 
     @cached_property
     def symbols(self) -> Symbols:
         """The same for formulas, which are then fast."""
         lengths = {name: float(length) for name, length in self.lengths.items()}
-        return Symbols(self.batch, self.world, lengths.__getitem__)
+        if not self.sizes:
+            return Symbols(self.batch, self.world, lengths.__getitem__)
+        of_all = self._mean_lengths or lengths
+        return Symbols(self.batch, self.world, lengths.__getitem__, sum(self.sizes), of_all.__getitem__)
+
+    def per_sample(self, expression: sympy.Expr) -> int | float:
+        """The value for batches of one sample, of an expression without lengths."""
+        return plain_number(expression.xreplace({BATCH: sympy.Integer(1), WORLD: sympy.Integer(self.world)}))
 
     def number(self, expression: Any) -> int | float:
         """The value of an expression: an ``int`` if it is whole."""
@@ -65,16 +91,62 @@ class Values:
             return number
         found = self._known.get(expression)
         if found is None:
-            found = self._known[expression] = plain_number(expression.xreplace(self._symbols))
+            # Everybody's samples are W * B in expressions, and so become their number, whatever B is on this rank.
+            samples = sympy.Integer(self.symbols.everybody)
+            per_rank = expression.xreplace({WORLD: samples / BATCH}) if self.sizes else expression
+            found = self._known[expression] = plain_number(per_rank.xreplace(self._symbols))
         return found
 
+    @cached_property
+    def _symbols(self) -> dict[sympy.Basic, sympy.Basic]:
+        return {
+            BATCH: sympy.Integer(self.batch),
+            WORLD: sympy.Integer(self.world),
+            **{mean_length(name): sympy.Rational(length) for name, length in self.lengths.items()},
+        }
 
-def _whole(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, sympy.Integer)) or value < 1:
+
+def _whole(value: Any, name: str, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, sympy.Integer)) or value < least:
         raise InputError(
-            f"{name} is {value!r}.", reason="invalid_argument", what_to_do=f"pass a whole number above 0 for {name}."
+            f"{name} is {value!r}.",
+            reason="invalid_argument",
+            what_to_do=f"pass a whole number that is not below {least} for {name}.",
         )
     return int(value)
+
+
+def is_per_rank(value: Any) -> bool:
+    """Whether it is a list with one entry per rank."""
+    return isinstance(value, (list, tuple))
+
+
+def _one_per_rank(value: Any, name: str, world: int) -> Sequence[Any]:
+    if not is_per_rank(value):
+        return [value] * world
+    if len(value) != world:
+        raise InputError(
+            f"{name} has {len(value)} entries, but there {'is' if world == 1 else 'are'} {world} "
+            f"rank{'' if world == 1 else 's'}.",
+            reason="invalid_argument",
+            what_to_do=f"pass one {name} for all ranks, or a list with one for each of them.",
+        )
+    found: Sequence[Any] = value
+    return found
+
+
+def _lengths(given: Any, features: Iterable[str]) -> dict[str, Fraction]:
+    names = list(dict.fromkeys(features))
+    lengths = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
+    missing = [name for name in names if name not in lengths]
+    if missing:
+        raise InputError(
+            f"L has no mean length for feature {missing[0]!r}"
+            + (f" and {len(missing) - 1} more." if len(missing) > 1 else "."),
+            reason="missing_feature",
+            what_to_do="pass one number for all features, or a number for each of them.",
+        )
+    return {name: _length(lengths[name], name) for name in names}
 
 
 def _length(value: Any, feature: str) -> Fraction:

@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 import sympy
 import torch
+import torch.distributed as dist
+from torch import nn
 from torchrec import KeyedJaggedTensor
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.pricing.hardware import H100
@@ -19,7 +23,7 @@ from recfx.pricing.planned_nodes import PlannedGraphs
 from recfx.pricing.symbols import SYMBOLS
 from recfx.pricing.work import Work
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
-from tests.sharding.cases import Case, batches, build, shard
+from tests.sharding.cases import OPTIMIZERS, Case, Model, batches, build, plan_of, shard
 from tests.sharding.ranks import ranks
 from tests.sharding.recorded import recorded
 from tests.sharding.typical_cases import CONFIGS, TYPES, hashed_case, one_type, random_case
@@ -42,9 +46,9 @@ def stored(tensors: Iterable[Any]) -> int:
 
 
 def kept(sharded: ShardedHashEmbeddingBagCollection) -> tuple[int, int, int]:
-    """Bytes of weights, optimizer state and indexes on this rank."""
+    """Bytes of weights, optimizer state and indexes on this rank; there are no other buffers."""
     state = [value for optimizer in sharded.store.optimizers.values() for value in optimizer.state.values()]
-    return stored(sharded.parameters()), stored(state), stored(sharded.hash_indexes.buffers())
+    return stored(sharded.parameters()), stored(state), stored(sharded.buffers())
 
 
 def step_and_cost(rank: int, world_size: int, case: Case) -> tuple[Any, ...]:
@@ -86,12 +90,89 @@ def test_hashed_tables(kind: str, world_size: int) -> None:
     check(hashed_case(kind, "lfu_admit", local_size=2 if world_size == 4 else 0), world_size)
 
 
+def step_and_cost_of_ranks(rank: int, world_size: int, case: Case) -> tuple[Any, ...]:
+    """What this rank sends, and what is predicted for it by each of two ways to ask."""
+    standard, _ = build(case)
+    sharded = shard(case, standard, world_size)
+    everybody = batches(case, world_size, 1)[0]
+    results: list[torch.Tensor] = []
+    sent = recorded(lambda: results.append(sharded(everybody[rank]).values()))
+    sent += recorded(lambda: results[0].sum().backward())
+    sizes = [features.stride() for features in everybody]
+    lengths = [lengths_of(features) if features.stride() else 0 for features in everybody]
+    cost = recfx.cost(sharded, H100)
+    of_all, of_own = cost.at(sizes, L=lengths), cost.at(sizes, L=lengths[rank])
+    assert (of_all.batch, of_all.batches) == (sizes[rank], tuple(sizes))
+    return sum(size for _, size in sent), of_own.totals.wire_bytes, [each.wire_bytes for each in of_all.ranks]
+
+
+@pytest.mark.parametrize("sizes", [(4, 1, 0, 3), (2, 3, 3, 2)])
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("kind", sorted(TYPES))
+def test_batches_of_different_sizes(kind: str, world_size: int, sizes: tuple[int, ...]) -> None:
+    """Two hosts of two ranks each: the sums of (2, 3, 3, 2) over hosts are equal, and so a reduce-scatter remains."""
+    case = one_type(kind, local_size=2 if world_size == 4 else 0, sizes=sizes)
+    answers = ranks(world_size).run(step_and_cost_of_ranks, case)
+    sent = [each for each, _, _ in answers]
+    assert sent == [own for _, own, _ in answers]
+    for _, _, of_ranks in answers:
+        assert of_ranks == sent
+
+
+@pytest.mark.parametrize("number", [0, 2, 3, 8])
+def test_batches_of_different_sizes_of_mixed_plans(number: int) -> None:
+    answers = ranks(4).run(step_and_cost_of_ranks, random_case(number, 4))
+    sent = [each for each, _, _ in answers]
+    assert sent == [own for _, own, _ in answers]
+    assert all(of_ranks == sent for _, _, of_ranks in answers)
+
+
+@pytest.mark.parametrize(
+    ("batch_sizes", "lengths", "what"),
+    [
+        ([4], 1, "B has 1 entries, but there are 2 ranks"),
+        ([4, 4, 4], 1, "B has 3 entries, but there are 2 ranks"),
+        ([4, -1], 1, "B is -1"),
+        ([4, 2.5], 1, "B is 2.5"),
+        (4, [1], "L has 1 entries, but there are 2 ranks"),
+    ],
+)
+def test_refuses_other_numbers_of_batches(batch_sizes: Any, lengths: Any, what: str) -> None:
+    model = nn.ModuleDict({"ebc": build(one_type("table_wise"))[0]})
+    with pytest.raises(recfx.InputError) as caught:
+        recfx.cost(model, Topology(2, "cpu")).at(batch_sizes, L=lengths)
+    assert caught.value.reason == "invalid_argument"
+    assert what in str(caught.value)
+
+
+def trained_beside(rank: int, world_size: int, case: Case) -> tuple[Any, ...]:
+    """The bytes of DistributedDataParallel's all-reduces; predicted before and after sharding."""
+    standard, width = build(case)
+    model = Model(standard, width)
+    model.over.bias.requires_grad_(False)
+    plan = ShardingPlan({"sparse": plan_of(case, recfx.convert(model, verify=False).sparse, world_size)})
+    planned = recfx.cost(model, H100, plan=plan, world_size=world_size)
+    sharded = recfx.convert(model, plan=plan, env=ShardingEnv.from_process_group(dist.group.WORLD), verify=False)
+    parallel = nn.parallel.DistributedDataParallel(sharded)
+    parallel(batches(case, world_size, 1)[0][rank])[0].backward()
+    buckets = parallel._get_ddp_logging_data()["bucket_sizes"]
+    cost = recfx.cost(parallel, H100)
+    of_eval = recfx.cost(parallel.eval(), H100)
+    return buckets, [(each.nodes[-1].name, each.at(4).nodes[-1].wire_bytes) for each in (planned, cost, of_eval)]
+
+
+def test_gradients_of_the_rest_of_the_model_are_averaged() -> None:
+    for buckets, (planned, sharded, of_eval) in ranks(2).run(trained_beside, one_type("row_wise")):
+        assert planned == sharded == ("dense_all_reduce", int(buckets))
+        assert of_eval == ("dense", 0)
+
+
 @pytest.mark.parametrize("config", sorted(CONFIGS))
 def test_every_kind_of_index(config: str) -> None:
     check(hashed_case("row_wise", config), 2)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 def test_every_optimizer(optimizer: str) -> None:
     check(one_type("column_wise", optimizer=optimizer), 2)
 
