@@ -11,7 +11,7 @@ from torch import fx, nn
 from recfx.discovery.classify import CONVERTED, Finding
 from recfx.discovery.discover import discover
 from recfx.drawing.calls import Call, find_calls
-from recfx.drawing.costs import Costs, costs_of
+from recfx.drawing.costs import NO_COSTS, DrawnCosts, costs_of
 from recfx.drawing.drawing import CALL, DENSE, INPUT, OUTPUT, Drawing, DrawnCollection, DrawnNode, DrawnTable
 from recfx.drawing.steps import drawn_steps
 from recfx.drawing.tables import drawn_tables
@@ -44,7 +44,7 @@ def collect(subject: nn.Module) -> Drawing:
         collections = tuple(_collection(finding, records.get(finding.path), costs) for finding in findings)
         places = {id(finding.module): position for position, finding in enumerate(findings)}
         if isinstance(graph_module, fx.GraphModule):
-            nodes = _graph_of_model(graph_module, places)
+            nodes = _graph_of_model(graph_module, places, costs)
         else:
             nodes = ()
         called = {node.collection for node in nodes}
@@ -57,7 +57,9 @@ def collect(subject: nn.Module) -> Drawing:
             what_to_do="pass the model that holds the torchrec.EmbeddingBagCollection, or its graph.",
         )
     steps = tuple(dict.fromkeys(step.name for one in collections for step in one.steps))
-    return Drawing(_title(model), _subtitle(graph_module), nodes, collections, (BEFORE, *steps))
+    if not steps:
+        costs = NO_COSTS  # of what a conversion would make, which is not drawn
+    return Drawing(_title(model), _subtitle(graph_module), nodes, collections, (BEFORE, *steps), costs)
 
 
 def _title(model: nn.Module) -> str:
@@ -72,7 +74,7 @@ def _subtitle(model: nn.Module) -> str:
     return f"recfx {__version__}, torch {torch.__version__}, {'train' if model.training else 'eval'} mode{rank}"
 
 
-def _collection(finding: Finding, record: Found | None, costs: Costs) -> DrawnCollection:
+def _collection(finding: Finding, record: Found | None, costs: DrawnCosts) -> DrawnCollection:
     module, source = finding.module, finding.source
     steps: tuple[PassRecord, ...] = ()
     graph_module = None
@@ -96,7 +98,7 @@ def _collection(finding: Finding, record: Found | None, costs: Costs) -> DrawnCo
 
 
 def _graph_of_collection(
-    graph_module: fx.GraphModule, records: tuple[PassRecord, ...], costs: Costs
+    graph_module: fx.GraphModule, records: tuple[PassRecord, ...], costs: DrawnCosts
 ) -> tuple[tuple[DrawnNode, ...], tuple[DrawnCollection, ...]]:
     """The graph is that of one collection itself."""
     metas = [node.meta for node in records[-1].nodes if node.meta is not None]
@@ -129,7 +131,9 @@ def _lone_call(position: int, one: DrawnCollection) -> DrawnNode:
     return DrawnNode(one.path.replace(".", "_") or "ebc", CALL, one.path, source=source, collection=position)
 
 
-def _graph_of_model(graph_module: fx.GraphModule, places: Mapping[int, int]) -> tuple[DrawnNode, ...]:
+def _graph_of_model(
+    graph_module: fx.GraphModule, places: Mapping[int, int], costs: DrawnCosts
+) -> tuple[DrawnNode, ...]:
     """The graph of a model around its collections, whose nodes are put together again, one call each."""
     calls = find_calls(graph_module, places)
     inside: dict[fx.Node, Call] = {node: call for call in calls for node in call.nodes}
@@ -138,7 +142,7 @@ def _graph_of_model(graph_module: fx.GraphModule, places: Mapping[int, int]) -> 
     for node in graph_module.graph.nodes:
         call = inside.get(node)
         if call is None:
-            nodes.append(_outer_node(graph_module, node, inside))
+            nodes.append(_outer_node(graph_module, node, inside, costs))
         elif id(call) not in done:
             done.add(id(call))
             inputs = tuple(dict.fromkeys(_name(source, inside) for source in call.inputs))
@@ -147,10 +151,13 @@ def _graph_of_model(graph_module: fx.GraphModule, places: Mapping[int, int]) -> 
     return tuple(nodes)
 
 
-def _outer_node(graph_module: fx.GraphModule, node: fx.Node, inside: Mapping[fx.Node, Call]) -> DrawnNode:
+def _outer_node(
+    graph_module: fx.GraphModule, node: fx.Node, inside: Mapping[fx.Node, Call], costs: DrawnCosts
+) -> DrawnNode:
     kind = {"placeholder": INPUT, "output": OUTPUT}.get(node.op, DENSE)
     inputs = tuple(dict.fromkeys(_name(source, inside) for source in node.all_input_nodes))
-    return DrawnNode(node.name, kind, format_node(graph_module, node), inputs, source=source_of(node))
+    line, source = format_node(graph_module, node), source_of(node)
+    return DrawnNode(node.name, kind, line, inputs, cost=costs.place("", node.name), source=source)
 
 
 def _name(node: fx.Node, inside: Mapping[fx.Node, Call]) -> str:

@@ -1,37 +1,116 @@
-"""What each node of a model's graphs costs per step, in words, for pictures."""
+"""What each node of a model's graphs costs per step, for pictures: in words, and as formulas that a page evaluates."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+import sympy
 from torch import nn
 
 from recfx.errors import ConversionError
 from recfx.inspect import wording
 from recfx.inspect.cost import cost
+from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.pricing.work import NodeCost
 
-Costs = Mapping[tuple[str, str], tuple[str, ...]]
-"""Lines by collection and name of the node."""
+AMOUNTS = {
+    "read_bytes": "bytes read",
+    "written_bytes": "bytes written",
+    "wire_bytes": "bytes sent",
+    "flops": "flops",
+    "resident_bytes": "bytes that stay in memory",
+}
+"""The fields of ``NodeCost`` that are shown, and their names."""
+
+_OPERATIONS: dict[type, str] = {sympy.Add: "+", sympy.Mul: "*", sympy.Pow: "^", sympy.Min: "min", sympy.Max: "max"}
 
 
-def costs_of(model: nn.Module) -> Costs:
+@dataclass(frozen=True)
+class DrawnAmount:
+    """One thing that a node costs.
+
+    Args:
+        name: see ``AMOUNTS``.
+        text: the expression.
+        formula: the same as data, see :func:`formula`; None if it has an operation that is not known here.
+    """
+
+    name: str
+    text: str
+    formula: Any
+
+
+@dataclass(frozen=True)
+class DrawnCosts:
+    """The costs of a model or a graph.
+
+    Args:
+        nodes: for each node that costs something, its collection and its amounts.
+        places: the position of a node in ``nodes``, by its collection and its name.
+        features: the features, in the order in which formulas count them.
+        world_size: the number of ranks that this is for.
+        trains: whether the backward is part of it.
+    """
+
+    nodes: tuple[tuple[str, tuple[DrawnAmount, ...]], ...] = ()
+    places: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
+    world_size: int = 1
+    trains: bool = False
+
+    def place(self, collection: str, name: str) -> int:
+        """The position of a node; -1 if nothing is known of its cost."""
+        return self.places.get((collection, name), -1)
+
+
+NO_COSTS = DrawnCosts()
+
+
+def costs_of(model: nn.Module) -> DrawnCosts:
     """The costs of a converted model, or of a graph; nothing for a model that is not converted."""
     try:
         found = cost(model)
     except ConversionError:  # no converted collection: nothing can be priced
-        return {}
-    return {(node.collection, node.name): _lines(node) for node in found.nodes}
+        return NO_COSTS
+    lengths = {mean_length(feature): place for place, feature in enumerate(found.features)}
+    return DrawnCosts(
+        nodes=tuple((node.collection, _amounts(node, lengths)) for node in found.nodes),
+        places={(node.collection, node.name): place for place, node in enumerate(found.nodes)},
+        features=tuple(found.features),
+        world_size=found.world_size,
+        trains=found.trains,
+    )
 
 
-def _lines(node: NodeCost) -> tuple[str, ...]:
-    amounts = {
-        "bytes read": node.read_bytes,
-        "bytes written": node.written_bytes,
-        "bytes sent": node.wire_bytes,
-        "flops": node.flops,
-    }
-    lines = [f"{wording.expression(amount)} {name}" for name, amount in amounts.items() if amount != 0]
-    if node.resident_bytes:
-        lines.append(f"{wording.size(node.resident_bytes)} stay in memory")
-    return tuple(lines)
+def _amounts(node: NodeCost, lengths: Mapping[sympy.Symbol, int]) -> tuple[DrawnAmount, ...]:
+    found = {name: sympy.sympify(getattr(node, attribute)) for attribute, name in AMOUNTS.items()}
+    return tuple(
+        DrawnAmount(name, wording.expression(value), formula(value, lengths))
+        for name, value in found.items()
+        if value != 0
+    )
+
+
+def formula(value: sympy.Expr, lengths: Mapping[sympy.Symbol, int]) -> Any:
+    """An expression as data that can be evaluated without running code; None if that is not possible.
+
+    A number is itself; ``"B"`` and ``"W"`` are the batch size and the ranks, ``["L", place]`` is the mean length of a
+    feature, ``["/", p, q]`` a fraction; anything else is ``[operation, argument, ...]``.
+
+    Args:
+        value: the expression.
+        lengths: the places of the mean lengths.
+    """
+    if value.is_Integer:
+        return int(value)
+    if isinstance(value, sympy.Rational):
+        return ["/", value.p, value.q]
+    if value in (BATCH, WORLD):
+        return value.name
+    if value in lengths:
+        return ["L", lengths[value]]
+    operation = _OPERATIONS.get(value.func)
+    parts = [formula(part, lengths) for part in value.args]
+    return None if operation is None or None in parts else [operation, *parts]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from recfx.drawing.drawing import Drawing
-from recfx.drawing.view import Box, View, view_of
+from recfx.drawing.view import Box, View, cut, view_of
+from recfx.ir.printable import printable
 from recfx.passes.base import BEFORE
 
 COLOURS = {
@@ -38,17 +41,17 @@ def _side(title: str, view: View) -> list[str]:
     lines += [f"    {_box(title, box)}" for box in view.boxes.values() if not box.cluster]
     for call, label in view.clusters.items():
         lines.append(f"    subgraph {_quoted(f'cluster {title} {call}')} {{")
-        lines.append(f'      label={_quoted(label)}; color="#999999"; style=dashed;')
+        lines.append(f'      label={_quoted(cut(label))}; color="#999999"; style=dashed;')
         lines += [f"      {_box(title, box)}" for box in view.boxes.values() if box.cluster == call]
         lines.append("    }")
     for (tail, head), label in view.arrows.items():
-        shown = f" [label={_quoted(label)}]" if label else ""
+        shown = f" [label={_quoted(cut(label))}]" if label else ""
         lines.append(f"    {_quoted(f'{title} {tail}')} -> {_quoted(f'{title} {head}')}{shown};")
     return [*lines, "  }"]
 
 
 def _box(title: str, box: Box) -> str:
-    text = "\\n".join(_escaped(line) for line in box.lines)
+    text = "\\n".join(_escaped(cut(line)) for line in box.lines)
     return f'{_quoted(f"{title} {box.name}")} [label="{text}", fillcolor="{COLOURS[box.stage]}"];'
 
 
@@ -57,4 +60,5 @@ def _quoted(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    entities = re.sub(r"&(?=#?\w+;)", "&amp;", printable(text))  # Graphviz would read them
+    return entities.replace("\\", "\\\\").replace('"', '\\"')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from recfx.drawing.costs import NO_COSTS, DrawnCosts
 from recfx.ir.meta import Collective, SourceLocation
 from recfx.ir.node_kinds import NODE_KINDS, Stage
 
@@ -50,7 +51,7 @@ class DrawnNode:
         tables: the tables that it works on.
         passes: the passes that made or changed it.
         collectives: the collective calls that it makes.
-        cost: what it costs per step, if that is known, one line each.
+        cost: the position of what it costs per step among the costs of the drawing; -1 if that is not known.
         source: the line of the user's code that it comes from.
         collection: for a call, the position of the collection among those of the drawing; otherwise -1.
     """
@@ -68,7 +69,7 @@ class DrawnNode:
     tables: tuple[str, ...] = ()
     passes: tuple[str, ...] = ()
     collectives: tuple[Collective, ...] = ()
-    cost: tuple[str, ...] = ()
+    cost: int = -1
     source: SourceLocation | None = None
     collection: int = -1
 
@@ -172,6 +173,7 @@ class Drawing:
             whole model, there are only the calls.
         collections: the collections.
         steps: the names of all steps, in order: ``before``, then the passes.
+        costs: what the nodes of the last step cost.
     """
 
     title: str
@@ -179,6 +181,7 @@ class Drawing:
     nodes: tuple[DrawnNode, ...]
     collections: tuple[DrawnCollection, ...]
     steps: tuple[str, ...]
+    costs: DrawnCosts = NO_COSTS
 
     @property
     def converted(self) -> bool:

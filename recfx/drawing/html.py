@@ -12,16 +12,18 @@ from typing import Any
 
 from recfx.drawing.assets import read, viz_js
 from recfx.drawing.drawing import Drawing, DrawnCollection, DrawnNode, DrawnStep, DrawnTable
-from recfx.drawing.view import EXPANDED_UP_TO, STACK_FROM
+from recfx.drawing.view import EXPANDED_UP_TO, LONGEST_LABEL, STACK_FROM
 from recfx.inspect import wording
 from recfx.ir.meta import Collective, SourceLocation
+from recfx.ir.printable import printable
+from recfx.pricing.values import BATCH_SIZE, LENGTH
 
 
 def render_html(drawing: Drawing) -> str:
     """The whole page. Everything from the model is data, which the page's script shows as text."""
     parts = {
-        "TITLE": escape(drawing.title),
-        "SUBTITLE": escape(drawing.subtitle),
+        "TITLE": escape(printable(drawing.title)),
+        "SUBTITLE": escape(printable(drawing.subtitle)),
         "STYLE": read("page.css"),
         "DATA": _packed(_Records().page(drawing)),
         "ENGINE": viz_js(),
@@ -36,8 +38,17 @@ def render_html(drawing: Drawing) -> str:
 
 def _packed(data: Any) -> str:
     """Compressed JSON as letters and digits, which may stand inside a script element whatever names the model has."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return base64.b64encode(gzip.compress(text.encode(errors="backslashreplace"), mtime=0)).decode()
+    text = json.dumps(_readable(data), ensure_ascii=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def _readable(data: Any) -> Any:
+    """The same, with every text as it can be read: Graphviz ends a label at a zero byte, for example."""
+    if isinstance(data, str):
+        return printable(data)
+    if isinstance(data, dict):
+        return {name: _readable(value) for name, value in data.items()}
+    return [_readable(each) for each in data] if isinstance(data, (list, tuple)) else data
 
 
 class _Records:
@@ -56,9 +67,11 @@ class _Records:
             "steps": drawing.steps,
             "stackFrom": STACK_FROM,
             "expandedUpTo": EXPANDED_UP_TO,
+            "longest": LONGEST_LABEL,
             "nodes": self.nodes,
             "outer": outer,
             "collections": collections,
+            "costs": _costs(drawing),
         }
 
     def collection(self, number: int, one: DrawnCollection) -> dict[str, Any]:
@@ -113,9 +126,30 @@ def _node(node: DrawnNode, positions: dict[str, int]) -> dict[str, Any]:
     ]  # fmt: skip
     if node.collection >= 0:
         fields["collection"] = node.collection
+    if node.cost < 0:
+        del fields["cost"]
     if len(node.line) > 500:
         fields["line"] = f"{node.line[:400]} ... {node.line[-80:]}"
     return {name: value for name, value in fields.items() if value not in ("", (), [])}
+
+
+def _costs(drawing: Drawing) -> dict[str, Any]:
+    costs = drawing.costs
+    positions = {path: place for place, one in enumerate(drawing.collections) for path in one.paths}
+    return {
+        "nodes": [
+            {
+                "collection": positions.get(collection, -1),
+                "amounts": [[amount.name, amount.text, amount.formula] for amount in amounts],
+            }
+            for collection, amounts in costs.nodes
+        ],
+        "features": costs.features,
+        "W": costs.world_size,
+        "B": BATCH_SIZE,
+        "L": LENGTH,
+        "trains": costs.trains,
+    }
 
 
 def _place(source: SourceLocation) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import sympy
 from torch import fx
 
-from recfx.drawing.costs import Costs
+from recfx.drawing.costs import NO_COSTS, DrawnCosts
 from recfx.drawing.drawing import ITEM, DrawnNode, DrawnStep
 from recfx.errors import ConversionError
 from recfx.inspect import wording
@@ -20,7 +20,7 @@ from recfx.passes.base import PassRecord
 
 
 def drawn_steps(
-    records: Sequence[PassRecord], graph_module: fx.GraphModule | None, costs: Costs
+    records: Sequence[PassRecord], graph_module: fx.GraphModule | None, costs: DrawnCosts
 ) -> tuple[DrawnStep, ...]:
     """One step per record; the last ones know the kernels that serve the lookups now, and why.
 
@@ -31,10 +31,10 @@ def drawn_steps(
     """
     kernels = {} if graph_module is None else _kernels(graph_module)
     last = len(records) - 1
-    return tuple(_step(record, kernels, costs if place == last else {}) for place, record in enumerate(records))
+    return tuple(_step(record, kernels, costs if place == last else NO_COSTS) for place, record in enumerate(records))
 
 
-def _step(record: PassRecord, kernels: dict[str, tuple[str, ...]], costs: Costs) -> DrawnStep:
+def _step(record: PassRecord, kernels: dict[str, tuple[str, ...]], costs: DrawnCosts) -> DrawnStep:
     given, giver, nodes = "", "", []
     for node in record.nodes:
         if node.op == "placeholder":
@@ -47,7 +47,7 @@ def _step(record: PassRecord, kernels: dict[str, tuple[str, ...]], costs: Costs)
     return DrawnStep(record.name, record.modified, tuple(nodes), giver, given, declined)
 
 
-def _node(node: NodeSnapshot, kernels: dict[str, tuple[str, ...]], costs: Costs) -> DrawnNode:
+def _node(node: NodeSnapshot, kernels: dict[str, tuple[str, ...]], costs: DrawnCosts) -> DrawnNode:
     meta = node.meta
     if meta is None:
         return DrawnNode(node.name, ITEM, node.line, node.inputs)
@@ -66,7 +66,7 @@ def _node(node: NodeSnapshot, kernels: dict[str, tuple[str, ...]], costs: Costs)
         tables=meta.tables,
         passes=meta.passes,
         collectives=meta.collectives,
-        cost=costs.get((meta.collection, node.name), ()),
+        cost=costs.place(meta.collection, node.name),
         source=meta.source,
     )
 

@@ -14,6 +14,10 @@ EXPANDED_UP_TO = 60
 """If there are more boxes than this, collections are drawn as one box each."""
 
 
+LONGEST_LABEL = 60
+"""Longer lines of a box, and longer labels, are cut in the middle."""
+
+
 @dataclass
 class Box:
     """One box.
@@ -174,3 +178,8 @@ def _count(number: int, word: str, times: bool = False) -> str:
     if times:
         return word if number == 1 else f"{number:,} x {word}"
     return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def cut(text: str) -> str:
+    """A line that is no longer than a box should be."""
+    return text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 10]}…{text[-9:]}"

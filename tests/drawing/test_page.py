@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -17,9 +18,13 @@ from torchrec.models.dlrm import DLRM
 
 import recfx
 from recfx import HashConfig
+from recfx.drawing.costs import AMOUNTS
+from recfx.ir.printable import printable
+from recfx.pricing.cost_text import in_bytes
+from recfx.pricing.hardware import H100
 from tests.drawing import picture
 from tests.drawing.page_data import data_of
-from tests.inspect.models import Towers, config, dlrm
+from tests.inspect.models import STRANGE, Towers, collection, config, dlrm
 from tests.support.browser import Page
 from tests.support.fake_group import fake_group
 
@@ -102,9 +107,8 @@ def test_a_clicked_node_tells_where_it_comes_from(page: Page, tmp_path: Path) ->
     assert found["touched by"] == "expand_collection → insert_hash → batch_lookups → fuse_hash_lookup → lower"
     assert (found["device"], found["kernel"], found["shape"]) == ("cpu", "cpu", "[B, 16]")
     assert found["why"] == "cpu: the first that can serve these tables"
-    assert "bytes read" in found["cost"]
-    assert "stay in memory" in found["cost"]
-    assert texts(page, "#details tbody tr td:first-child") == ["t0", "t1"]
+    assert {"bytes read", "bytes that stay in memory"} < set(texts(page, "#details .cost tbody th"))
+    assert texts(page, "#details .scroll tbody tr td:first-child") == ["t0", "t1"]
     assert page.run("document.querySelectorAll('.selected').length") == 1
     page.click("#before g.node")
     assert details(page)["class"] == "HashEmbeddingBagCollection"
@@ -131,6 +135,105 @@ def test_the_slider_steps_through_the_passes(page: Page, tmp_path: Path) -> None
     assert "expand_collection changed 1 collection" in texts(page, "#status")[0]
     assert page.run("document.querySelectorAll('#after .touched').length") == 4
     assert page.complaints == []
+
+
+def shown_costs(page: Page) -> dict[str, float]:
+    """The exact numbers of the open panel."""
+    names = texts(page, "#details .cost tbody th")
+    numbers = page.run("[...document.querySelectorAll('#details .cost td.number')].map((each) => each.title)")
+    return {name: float(number.replace(",", "")) for name, number in zip(names, numbers, strict=True)}
+
+
+def type_into(page: Page, field: str, text: str) -> None:
+    page.run(f"document.getElementById('{field}').select()")
+    page.type(text)
+
+
+def costs_at(node: Any) -> dict[str, float]:
+    found = {name: getattr(node, attribute) for attribute, name in AMOUNTS.items()}
+    return {name: pytest.approx(value) for name, value in found.items() if value}
+
+
+def test_costs_in_numbers(page: Page, tmp_path: Path) -> None:
+    model, sample = dlrm()
+    model = recfx.convert(model, sample, hashing=RAW, verify=False)
+    opened(page, model, tmp_path)
+    page.click(AFTER.format("hash_lookup"))
+    for batch, length, lengths in ((512, "1", 1), (64, "2.5", 2.5), (7, "3, f1=0.5", {"f0": 3, "f1": 0.5})):
+        type_into(page, "batch", str(batch))
+        type_into(page, "length", length)
+        found = recfx.cost(model).at(B=batch, L=lengths)
+        (lookup,) = (node for node in found.nodes if node.kind == "hash_lookup")
+        assert shown_costs(page) == costs_at(lookup)
+        total = in_bytes(found.totals.read_bytes)
+        assert f"One training step of the whole model: {total} read" in texts(page, "#cost-total")[0]
+    page.click("#details button")  # the collection: the sum
+    assert shown_costs(page)["bytes read"] == sum(node.read_bytes for node in found.nodes if node.kind != "dense")
+    assert page.complaints == []
+
+
+def test_numbers_that_are_none(page: Page, tmp_path: Path) -> None:
+    opened(page, whole(), tmp_path)
+    page.click(AFTER.format("hash_lookup"))
+    before = shown_costs(page)
+    for field, wrong, told in (
+        ("length", "2, absent=3", "there is no feature “absent”."),
+        ("length", "two", "“two” has no number that is at least 0."),
+        ("length", "-1", "“-1” has no number that is at least 0."),
+        ("batch", "0", "B is a whole number above 0."),
+    ):
+        type_into(page, field, wrong)
+        assert texts(page, "#cost-total") == [told]
+        assert page.run(f"document.getElementById('{field}').getAttribute('aria-invalid')") == "true"
+        assert shown_costs(page) == before
+        type_into(page, field, "512" if field == "batch" else "1")
+        assert page.run(f"document.getElementById('{field}').getAttribute('aria-invalid')") == "false"
+    assert page.complaints == []
+
+
+def test_costs_of_a_sharded_model_are_those_of_its_ranks(page: Page, tmp_path: Path) -> None:
+    with fake_group(3, picture.RANKS):
+        model = picture.sharded()
+        opened(page, model, tmp_path)
+        found = recfx.cost(model, H100).at(B=100, L=2)
+    type_into(page, "batch", "100")
+    type_into(page, "length", "2")
+    assert texts(page, "#ranks") == ["W = 8 ranks, as it is sharded"]
+    for node in found.nodes:
+        if node.kind == "dense":
+            continue
+        page.run(f"[...document.querySelectorAll('#list button')].find((e) => e.textContent === '{node.name}').click()")
+        assert texts(page, "#details-title") == [node.name]
+        assert shown_costs(page) == costs_at(node)
+    assert page.complaints == []
+
+
+def test_the_model_s_own_modules_have_a_cost(page: Page, tmp_path: Path) -> None:
+    opened(page, whole(), tmp_path)
+    page.click(AFTER.format("over_arch"))
+    assert shown_costs(page)["bytes that stay in memory"] > 0
+
+
+def test_a_model_that_is_not_converted_has_no_cost(page: Page, tmp_path: Path) -> None:
+    opened(page, Towers(), tmp_path)
+    assert page.run("getComputedStyle(document.getElementById('cost-control')).display") == "none"
+
+
+@pytest.mark.parametrize("name", [*STRANGE, "\\N", "a\\", "&amp;", "#x", "%s", "x;y"])
+def test_any_name_of_a_collection(name: str, page: Page, tmp_path: Path) -> None:
+    named = nn.ModuleDict({name.replace(".", ""): collection(), "other": collection()})
+    opened(page, recfx.convert(named, hashing=RAW), tmp_path)
+    page.click("#collapse-all")
+    shown = texts(page, "#after g.node text:first-of-type")
+    readable = printable(name)
+    assert shown[1] == "other"
+    assert shown[0] == readable or (shown[0][:50] == readable[:50] and len(shown[0]) == 60)
+    page.click("#after g.node")
+    assert texts(page, "#details-title") == [readable]
+    assert page.complaints == []
+    recfx.draw(recfx.convert(named), tmp_path / "model.svg")
+    picture = ElementTree.fromstring((tmp_path / "model.svg").read_text(encoding="utf-8"))
+    assert shown[0] in [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
 
 
 def test_search_finds_tables_and_features(page: Page, tmp_path: Path) -> None:
@@ -336,7 +439,7 @@ def test_a_sharded_model(page: Page, tmp_path: Path) -> None:
     found = details(page)
     assert "all_to_all" in found["sends"]
     assert found["stage"] == "dist: between ranks"
-    assert "bytes sent" in found["cost"]
+    assert "bytes sent" in texts(page, "#details .cost tbody th")
     assert found["touched by"] == "insert_dist"
     assert "tests/drawing/picture.py:" in found["source"]
     page.run("goTo(data.steps.indexOf('insert_dist'))")

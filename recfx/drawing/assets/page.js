@@ -64,6 +64,111 @@ async function load() {
   state.step = data.steps.length - 1;
 }
 
+// --- costs
+
+/** What the formulas are evaluated for: the batch size, and the mean length of each feature. */
+const given = { batch: 1, lengths: [] };
+let reshow = () => {}; // shows again what is selected, with other numbers
+
+/** The number that a formula stands for; null if it is not known. */
+function evaluate(formula) {
+  if (formula === null || typeof formula === "number") return formula;
+  if (formula === "B") return given.batch;
+  if (formula === "W") return data.costs.W;
+  const [operation, ...rest] = formula;
+  if (operation === "L") return given.lengths[rest[0]];
+  const values = rest.map(evaluate);
+  if (operation === "+") return values.reduce((left, right) => left + right, 0);
+  if (operation === "*") return values.reduce((left, right) => left * right, 1);
+  if (operation === "/") return values[0] / values[1];
+  if (operation === "^") return values[0] ** values[1];
+  return operation === "min" ? Math.min(...values) : Math.max(...values);
+}
+
+/** The sums of what some nodes cost, by the name of the amount. */
+function totals(nodes) {
+  const found = new Map();
+  for (const node of nodes) {
+    for (const [name, , formula] of node.amounts) {
+      const value = evaluate(formula);
+      found.set(name, value === null || found.get(name) === null ? null : (found.get(name) ?? 0) + value);
+    }
+  }
+  return found;
+}
+
+/** A number in a unit that fits it, as recfx.cost prints it. */
+function inUnits(value, name) {
+  if (value === null) return "?";
+  const bytes = name.startsWith("bytes");
+  let unit = "";
+  for (const larger of ["K", "M", "G", "T"]) {
+    if (value < 1000) break;
+    value /= 1000;
+    unit = larger;
+  }
+  const shown = unit ? value.toFixed(2) : String(Math.round(value * 100) / 100);
+  return bytes ? `${shown} ${unit}B` : unit ? `${shown} ${unit}` : shown;
+}
+
+const exactly = (value) => (value === null ? "" : value.toLocaleString("en", { maximumFractionDigits: 6 }));
+
+/** A table of amounts; `texts` has the expressions, for a single node. */
+function costTable(title, amounts, texts = new Map()) {
+  if (amounts.size === 0) return [];
+  const columns = ["per step", "number", ...(texts.size ? ["expression"] : [])];
+  const rows = [...amounts].map(([name, value]) =>
+    element("tr", {},
+      element("th", { scope: "row" }, name),
+      element("td", { class: "number", title: exactly(value) }, inUnits(value, name)),
+      texts.size ? element("td", {}, code(texts.get(name))) : null));
+  const head = element("tr", {}, ...columns.map((name) => element("th", { scope: "col" }, name)));
+  return [
+    element("h3", {}, title),
+    element("table", { class: "cost" }, element("thead", {}, head), element("tbody", {}, ...rows)),
+  ];
+}
+
+const costsOf = (nodes) => nodes.filter((node) => node.cost !== undefined).map((node) => data.costs.nodes[node.cost]);
+
+/** "2", or "1, watched=50": the mean length of each feature; or what is wrong. */
+function readLengths(text) {
+  const { features } = data.costs;
+  const parts = text.split(",").map((part) => part.trim()).filter(Boolean);
+  let rest = data.costs.L;
+  const named = new Map();
+  for (const part of parts) {
+    const at = part.lastIndexOf("=");
+    const feature = part.slice(0, Math.max(at, 0)).trim();
+    const number = part.slice(at + 1).trim();
+    const value = Number(number);
+    if (!number || !Number.isFinite(value) || value < 0) return [null, `“${part}” has no number that is at least 0`];
+    if (at < 0) rest = value;
+    else if (features.includes(feature)) named.set(feature, value);
+    else return [null, `there is no feature “${feature}”`];
+  }
+  return [features.map((feature) => named.get(feature) ?? rest), ""];
+}
+
+function priceAgain() {
+  const batch = Number(byId("batch").value);
+  const [lengths, wrong] = readLengths(byId("length").value);
+  const complaints = [];
+  if (!Number.isInteger(batch) || batch < 1) complaints.push("B is a whole number above 0");
+  if (wrong) complaints.push(wrong);
+  byId("batch").setAttribute("aria-invalid", String(!Number.isInteger(batch) || batch < 1));
+  byId("length").setAttribute("aria-invalid", String(Boolean(wrong)));
+  if (complaints.length) {
+    byId("cost-total").textContent = `${complaints.join("; ")}.`;
+    return;
+  }
+  [given.batch, given.lengths] = [batch, lengths];
+  const found = [...totals(data.costs.nodes)].map(([name, value]) => inUnits(value, name) + name.replace(/^bytes/, ""));
+  const step = data.costs.trains ? "training step" : "step in eval mode";
+  byId("cost-total").textContent = `One ${step} of the whole model${data.costs.W > 1 ? ", on this rank" : ""}: ${found.join(", ")}.`;
+  reshow();
+}
+
 const collectionOf = (call) => data.collections[call.collection];
 const labelOf = (collection) => collection.paths[0] || "(root)";
 
@@ -223,17 +328,19 @@ class View {
 
   /** What Graphviz is given. */
   input() {
+    this.order = [...this.boxes.keys()]; // names of the user's would come back from Graphviz as something else
+    const names = new Map(this.order.map((key, place) => [key, `box${place}`]));
     const node = (box) => ({
-      name: box.key,
-      attributes: { label: box.lines.filter(Boolean).join("\n"), class: `stage-${box.stage}` },
+      name: names.get(box.key),
+      attributes: { label: box.lines.filter(Boolean).map(label).join("\n"), class: `stage-${box.stage}` },
     });
     const inside = new Map([...this.clusters.keys()].map((call) => [call, []]));
     const free = [];
     for (const box of this.boxes.values()) (this.clusters.has(box.call?.name) ? inside.get(box.call.name) : free).push(box);
     const edges = [...this.arrows.values()].map((each) => ({
-      tail: each.tail,
-      head: each.head,
-      attributes: each.label ? { label: ` ${each.label} ` } : {},
+      tail: names.get(each.tail),
+      head: names.get(each.head),
+      attributes: each.label ? { label: ` ${label(each.label)} ` } : {},
     }));
     return {
       directed: true,
@@ -241,10 +348,10 @@ class View {
       nodeAttributes: { shape: "box", style: "rounded,filled", fontname: "Helvetica", fontsize: 12, margin: "0.12,0.06" },
       edgeAttributes: { fontname: "Helvetica", fontsize: 10, arrowsize: 0.7 },
       nodes: free.map(node),
-      edges: [...edges, ...this.columns(free, edges)],
+      edges: [...edges, ...this.columns(free.map((box) => names.get(box.key)), edges)],
       subgraphs: [...inside].map(([call, boxes], position) => ({
         name: `cluster_${position}`,
-        graphAttributes: { label: this.clusters.get(call), style: "rounded,dashed", fontname: "Helvetica", fontsize: 12 },
+        graphAttributes: { label: label(this.clusters.get(call)), style: "rounded,dashed", fontname: "Helvetica", fontsize: 12 },
         nodes: boxes.map(node),
       })),
     };
@@ -253,14 +360,21 @@ class View {
   /** Boxes that no arrow reaches would all stand side by side: invisible arrows put them into columns. */
   columns(free, edges) {
     const reached = new Set(edges.flatMap((edge) => [edge.tail, edge.head]));
-    const alone = free.filter((box) => !reached.has(box.key));
+    const alone = free.filter((name) => !reached.has(name));
     const across = Math.max(2, Math.round(Math.sqrt(alone.length / 3)));
-    return alone.slice(across).map((box, place) => ({
-      tail: alone[place].key,
-      head: box.key,
+    return alone.slice(across).map((name, place) => ({
+      tail: alone[place],
+      head: name,
       attributes: { style: "invis" },
     }));
   }
+}
+
+/** A text as Graphviz takes it, to which backslashes and entities are escapes; names that are longer than a box should be are cut. */
+function label(text) {
+  const letters = [...text];
+  const shown = letters.length <= data.longest ? text : `${letters.slice(0, data.longest - 10).join("")}…${letters.slice(-9).join("")}`;
+  return shown.replace(/\\/g, "\\\\").replace(/&(?=#?\w+;)/g, "&amp;");
 }
 
 // --- drawing
@@ -292,7 +406,7 @@ function draw(side, step) {
   view.side = side;
   let first = true;
   for (const shape of svg.querySelectorAll("g.node")) {
-    const box = view.boxes.get(shape.dataset.title);
+    const box = view.boxes.get(view.order[Number(shape.dataset.title.slice("box".length))]);
     view.elements.set(box.key, shape);
     shape.setAttribute("role", "button");
     shape.setAttribute("aria-label", describe(box));
@@ -439,6 +553,7 @@ function facts(pairs) {
 const code = (text) => (text ? element("code", {}, text) : "");
 
 function showNode(node, call) {
+  reshow = () => showNode(node, call);
   const collection = call ? collectionOf(call) : null;
   const tables = collection ? (node.tables ?? []).map((place) => collection.tables[place]).filter(Boolean) : [];
   show(node.name, [
@@ -455,7 +570,9 @@ function showNode(node, call) {
       ["kernel", node.kernel],
       ["why", node.why],
       ["sends", node.collectives],
-      ["cost", node.cost],
+    ]),
+    ...costTable("Cost", totals(costsOf([node])), new Map(costsOf([node]).flatMap((cost) => cost.amounts))),
+    facts([
       ["text", code(node.line)],
       ["inputs", (node.inputs ?? []).slice(0, 12).map(code)],
     ]),
@@ -465,6 +582,7 @@ function showNode(node, call) {
 }
 
 function showStack(box) {
+  reshow = () => showStack(box);
   const [first] = box.nodes;
   const group = box.key;
   const collection = box.call ? collectionOf(box.call) : null;
@@ -476,6 +594,7 @@ function showStack(box) {
       ["collection", collection ? code(labelOf(collection)) : ""],
       ["kernel", first.kernel],
     ]),
+    ...costTable("Cost of all of them", totals(costsOf(box.nodes))),
     button("Draw them one by one", () => {
       state.unstacked.add(group);
       redraw();
@@ -491,6 +610,7 @@ function showStack(box) {
 }
 
 function showCollection(call, box) {
+  reshow = () => showCollection(call, box);
   const collection = collectionOf(call);
   const opened = state.open.has(call.name);
   const found = stepOf(collection, state.step);
@@ -508,6 +628,7 @@ function showCollection(call, box) {
       ["passes", collection.steps.filter((step) => step.modified).map((step) => step.name).join(" → ")],
       ["declined", found === null ? "" : found.declined.slice(0, 20)],
     ]),
+    ...costTable("Cost", totals(data.costs.nodes.filter((node) => data.collections[node.collection] === collection))),
     ...(collection.steps.length ? [button(opened ? "Collapse" : "Expand", () => toggleCall(call, !opened))] : []),
     ...tableList(collection.tables),
   ]);
@@ -731,7 +852,14 @@ async function start() {
     if (event.key !== "Escape" || origin === null || !views[origin.side].elements.has(origin.key)) return;
     if (byId("details").contains(document.activeElement)) focusBox(views[origin.side], origin.key);
   });
+  document.body.classList.toggle("no-cost", data.costs.nodes.length === 0);
+  byId("batch").value = data.costs.B;
+  byId("length").value = data.costs.L;
+  byId("length-example").textContent = `${data.costs.L}, ${data.costs.features.at(-1)}=50`;
+  byId("ranks").textContent = data.costs.W > 1 ? `W = ${data.costs.W} ranks, as it is sharded` : "";
+  for (const name of ["batch", "length"]) byId(name).addEventListener("input", priceAgain);
   redraw();
+  priceAgain();
   fit(READABLE);
   document.documentElement.dataset.ready = "true";
 }
