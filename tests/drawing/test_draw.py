@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import os
-import shutil
 import stat
 import sys
 from collections.abc import Callable
@@ -22,11 +20,6 @@ from recfx import HashConfig
 from tests.drawing.page_data import data_of
 from tests.inspect.models import Towers, Wrapped, batch, collection, config, dlrm
 from tests.models import ZOO, Case
-
-needs_graphviz = pytest.mark.skipif(
-    importlib.util.find_spec("py_mini_racer") is None and shutil.which("dot") is None,
-    reason="neither mini-racer nor Graphviz is installed",
-)
 
 RAW = HashConfig(dense_rows=0)
 COLLECTION = "sparse_arch.embedding_bag_collection"
@@ -138,7 +131,6 @@ def test_drawing_changes_nothing(tmp_path: Path) -> None:
     assert str(recfx.explain(model)) == text
 
 
-@needs_graphviz
 def test_svg_is_what_graphviz_makes_of_the_dot_file(tmp_path: Path) -> None:
     recfx.draw(converted(), tmp_path / "model.svg")
     text = (tmp_path / "model.svg").read_text()

@@ -198,7 +198,7 @@ def test_costs_of_a_sharded_model_are_those_of_its_ranks(page: Page, tmp_path: P
         found = recfx.cost(model, H100).at(B=100, L=2)
     type_into(page, "batch", "100")
     type_into(page, "length", "2")
-    assert texts(page, "#ranks") == ["W = 8 ranks, as it is sharded"]
+    assert texts(page, "#ranks") == ["W = 8 ranks"]
     for node in found.nodes:
         if node.kind == "dense":
             continue

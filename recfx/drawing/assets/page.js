@@ -856,7 +856,7 @@ async function start() {
   byId("batch").value = data.costs.B;
   byId("length").value = data.costs.L;
   byId("length-example").textContent = `${data.costs.L}, ${data.costs.features.at(-1)}=50`;
-  byId("ranks").textContent = data.costs.W > 1 ? `W = ${data.costs.W} ranks, as it is sharded` : "";
+  byId("ranks").textContent = data.costs.W > 1 ? `W = ${data.costs.W} ranks` : "";
   for (const name of ["batch", "length"]) byId(name).addEventListener("input", priceAgain);
   redraw();
   priceAgain();
