@@ -17,6 +17,7 @@
 #include "checks.h"
 #include "find_in_groups.h"
 #include "index_buffers.h"
+#include "kept_memory.h"
 #include "parallel.h"
 #include "table_batch.h"
 #include "tasks.h"
@@ -91,15 +92,7 @@ struct Part {
   int64_t number;
 };
 
-// Memory for the scores before the batch, which is kept for the next one: the system takes longer to provide it anew
-// than it takes to fill it.
-int64_t* scores_before(int64_t ids) {
-  static thread_local std::vector<int64_t> kept;
-  if (static_cast<int64_t>(kept.size()) < ids) {
-    kept.resize(ids);
-  }
-  return kept.data();
-}
+struct ScoresBefore;
 
 at::Tensor find(const at::Tensor& ids, const at::Tensor& groups, const at::Tensor& side_row, int64_t dense_rows,
                 const std::optional<at::Tensor>& lock, int64_t dense_begin) {
@@ -186,7 +179,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
   const Locked locked = write_lock(buffers);
   std::vector<Index> indexes = index_views(buffers, policies);
   const bool evicts = std::any_of(indexes.begin(), indexes.end(), [](const Index& each) { return each.policy.evict; });
-  int64_t* const scores = evicts ? scores_before(ids.numel()) : nullptr;
+  int64_t* const scores = evicts ? kept_memory<ScoresBefore>(ids.numel()) : nullptr;
   std::deque<TableBatch> batches;
   std::vector<Part> parts;
   for (int64_t t = 0; t < tables; ++t) {

@@ -13,6 +13,7 @@
 #include "absent_answer.h"
 #include "bag_tasks.h"
 #include "find_in_groups.h"
+#include "kept_memory.h"
 #include "lookup_checks.h"
 #include "pool.h"
 #include "tasks.h"
@@ -110,15 +111,7 @@ at::Tensor pooled_lookup(const at::Tensor& rows, const at::Tensor& offsets, at::
   return pooled;
 }
 
-// Memory for rows that nobody asks for, which is kept for the next batch: the system takes about as long to provide it
-// anew as it takes to find the rows.
-int64_t* kept_rows(int64_t ids) {
-  static thread_local std::vector<int64_t> kept;
-  if (static_cast<int64_t>(kept.size()) < ids) {
-    kept.resize(ids);
-  }
-  return kept.data();
-}
+struct RowsNobodyAsksFor;
 
 // Returns pooled, rows, absent [tables].
 std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(const at::Tensor& ids, const at::Tensor& offsets,
@@ -158,7 +151,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(const at::Tensor& i
   at::Tensor pooled = lookup.new_pooled();
   float* sums = pooled.data_ptr<float>();
   at::Tensor rows = at::empty({keep_rows ? lookup.ids : 0}, at::TensorOptions().dtype(at::kLong));
-  int64_t* row_data = keep_rows ? rows.data_ptr<int64_t>() : kept_rows(lookup.ids);
+  int64_t* row_data = keep_rows ? rows.data_ptr<int64_t>() : kept_memory<RowsNobodyAsksFor>(lookup.ids);
   const int64_t* borders = lookup.offsets;  // ids outside the bags belong to no table
   std::fill(row_data, row_data + borders[0], kNoRow);
   std::fill(row_data + borders[lookup.features * lookup.batch_size], row_data + lookup.ids, kNoRow);
