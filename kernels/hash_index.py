@@ -179,7 +179,7 @@ def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
 
     Args:
         counts: one int64 ``[k]`` per table.
-        amounts: what to add to each of these numbers, table by table.
+        amounts: what to add to the first numbers of each table, table by table; as many for each.
     """
     torch.ops.recfx.add_counts(counts, amounts)
 

@@ -388,8 +388,8 @@ def _update_free_places(index: IndexBuffers, policy: IndexPolicy, place: int) ->
 
 def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
     """``add_counts``."""
-    for each, amount in zip(counts, torch.tensor(amounts).split([each.numel() for each in counts]), strict=True):
-        each += amount
+    for each, amount in zip(counts, torch.tensor(amounts).view(len(counts), -1), strict=True):
+        each[: len(amount)] += amount
 
 
 def erase(ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:

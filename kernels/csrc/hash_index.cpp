@@ -284,14 +284,19 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
   return {rows, new_rows, states_before, ids_before, report};
 }
 
-// Adds to the counts of several tables at once. Readers of one index may do it at the same time.
+// Adds to the first counts of several tables at once. Readers of one index may do it at the same time.
 void add_counts(at::TensorList counts, at::IntArrayRef amounts) {
-  size_t next = 0;
+  const size_t per_table = counts.empty() ? 0 : amounts.size() / counts.size();
+  TORCH_CHECK(per_table * counts.size() == amounts.size(), "recfx: add_counts needs as many amounts for every table");
+  for (const at::Tensor& each : counts) {
+    TORCH_CHECK(each.numel() >= static_cast<int64_t>(per_table), "recfx: add_counts: a table has ", each.numel(),
+                " counts, but ", per_table, " amounts");
+  }
+  const int64_t* amount = amounts.data();
   for (const at::Tensor& each : counts) {
     int64_t* data = int64_data(each, "counts");
-    TORCH_CHECK(next + each.numel() <= amounts.size(), "recfx: add_counts needs an amount for every count");
-    for (int64_t i = 0; i < each.numel(); ++i) {
-      std::atomic_ref<int64_t>(data[i]).fetch_add(amounts[next++], std::memory_order_relaxed);
+    for (size_t i = 0; i < per_table; ++i) {
+      std::atomic_ref<int64_t>(data[i]).fetch_add(*amount++, std::memory_order_relaxed);
     }
   }
 }

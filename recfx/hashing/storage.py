@@ -172,6 +172,11 @@ class IndexStorage(nn.Module):
             if initializer is not None:
                 initializer.initialize_left()
 
+    def is_as_noted(self) -> bool:
+        """Whether ``notice_changes`` would find nothing."""
+        held = self.__dict__
+        return not held["_expects_load"] and held["_leader"] is None and self._versions == self._current_versions()
+
     def _notice_written_state(self) -> bool:
         """Returns whether there was one."""
         leader: IndexStorage | None = self.__dict__["_leader"]
@@ -222,10 +227,10 @@ class IndexStorage(nn.Module):
 
     def _current_versions(self) -> tuple[int, ...]:
         buffers: Any = self._buffers
-        watched = [buffers[key] for key in _WATCHED]
-        if any(tensor is None or tensor.is_inference() for tensor in watched):
+        try:
+            return tuple([buffers[key]._version for key in _WATCHED])
+        except RuntimeError:  # inference tensors have no versions
             return ()
-        return tuple(tensor._version for tensor in watched)
 
     def _note_versions(self) -> None:
         # ATen operators increment the version of a tensor that they write; the C++ operators do not.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.errors import TableFullError
 from recfx.hashing import HashIndex
+from recfx.hashing.many_indexes import buffers_named, views_of
 from recfx.ir.tables import TableSpec
 from recfx.kernels.host import HashIndexOperators
 from recfx.kernels.index_buffers import BATCHES, EVICTED, NEVER_USED
@@ -73,6 +75,12 @@ class TableIndexes:
     @hashed.setter
     def hashed(self, names: tuple[str, ...]) -> None:
         self._hashed, self._is_hashed = names, frozenset(names)
+        last_keys = list(accumulate(len(table.embedding_names) for table in self.tables))
+        self._keys_of_hashed = [
+            (table, last - len(table.embedding_names), last)
+            for table, last in zip(self.tables, last_keys, strict=True)
+            if table.name in self._is_hashed
+        ]
 
     def index(self, table: str) -> HashIndex:
         """The index of a table that has one."""
@@ -120,30 +128,33 @@ class TableIndexes:
             check_fused(self.collection, self._evicting, self.store)
         if features.values().is_meta or self.on_meta:
             return False
-        if self.hashed and self.operators.any_nonzero([self.store.index(name).uninitialized for name in self.hashed]):
+        if self.hashed and self.operators.any_nonzero(buffers_named("uninitialized", self._all())):
             self._new_rows.initialize_left()
         return True
 
     def segments(self, features: KeyedJaggedTensor) -> list[Segment]:
         """Where the ids of each hashed table begin and end."""
-        borders, hashed = features.offset_per_key(), self._is_hashed
-        segments, key = [], 0
-        for table in self.tables:
-            first, key = key, key + len(table.embedding_names)
-            if table.name in hashed:
-                segments.append(Segment(table, borders[first], borders[key]))
-        return segments
+        borders = features.offset_per_key()
+        return [Segment(table, borders[first], borders[last]) for table, first, last in self._keys_of_hashed]
 
     def find_views(self, training: bool) -> list[IndexView | None]:
         """The index of each table of the collection; None for tables without one."""
-        return [None if index is None else index.view(training) for index in self.by_table()]
+        views = views_of(self._all(), training)
+        if len(views) == len(self.tables):
+            return [*views]
+        of_table = dict(zip([table.name for table, *_ in self._keys_of_hashed], views, strict=True))
+        return [of_table.get(table.name) for table in self.tables]
 
     def by_table(self) -> list[HashIndex | None]:
         """The index of each table of the collection; None for tables without one."""
         return [self.store.index(table.name) if table.name in self._is_hashed else None for table in self.tables]
 
+    def _all(self) -> list[HashIndex]:
+        """The indexes, in the order of the tables."""
+        return self.store.indexes_of([table.name for table, *_ in self._keys_of_hashed])
+
     def _indexes(self, segments: list[Segment]) -> list[HashIndex]:
-        return [self.store.index(segment.table.name) for segment in segments]
+        return self.store.indexes_of([segment.table.name for segment in segments])
 
     # Training
 
@@ -202,17 +213,18 @@ class TableIndexes:
         resident = [
             (segment.end - segment.begin) - (new.end - new.begin) for segment, new in zip(segments, found, strict=True)
         ]
-        self._count_found(segments, resident, batches=0)  # find_or_insert has already counted the batch
+        self._count_found(resident, batches=0)  # find_or_insert has already counted the batch
 
     def count_resident(self, features: KeyedJaggedTensor) -> None:
         """Count a training batch in which all ids already had rows."""
-        segments = self.segments(features)
-        self._count_found(segments, [segment.end - segment.begin for segment in segments], batches=1)
+        borders = features.offset_per_key()
+        found = [borders[last] - borders[first] for _, first, last in self._keys_of_hashed]
+        self._count_found(found, batches=1)
 
-    def _count_found(self, segments: list[Segment], found: list[int], batches: int) -> None:
-        counts = [index.counts for index in self._indexes(segments)]
-        rest = [0] * (counts[0].numel() - 2) if counts else []
-        self.operators.add_counts(counts, [amount for count in found for amount in (batches, count, *rest)])
+    def _count_found(self, found: list[int], batches: int) -> None:
+        # The first two counts of an index are the batches and the ids seen.
+        counts = buffers_named("counts", self._all())
+        self.operators.add_counts(counts, [amount for count in found for amount in (batches, count)])
 
     def start(self, training: bool) -> BatchInFlight | None:
         """The batch, to be added to ``in_flight``; None if no table evicts."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -98,6 +98,11 @@ class TableStore:
     def owner(self, table: str) -> weakref.ref[nn.Parameter] | None:
         """The parameter that the fused optimizer of ``table`` belongs to; None if it has never been read."""
         return self._owners.get(table)
+
+    def indexes_of(self, tables: Sequence[str]) -> list[HashIndex]:
+        """The indexes of ``tables``. Every batch asks for all of them, in some models for thousands."""
+        found: Any = self.indexes._modules
+        return [found[table] for table in tables]
 
     def index(self, table: str) -> HashIndex:
         """The table's index."""

@@ -60,10 +60,10 @@ class FusedOptimizer:
         for name in WITHOUT_FUSED_FORM:
             if group.get(name) and name not in self.rule.supported:
                 return f"{name}={group[name]!r}"
-        own = self.rule.neutral.items()
-        return next(
-            (f"{name}={group[name]!r}" for name, values in own if name in group and group[name] not in values), ""
-        )
+        for name, values in self.rule.neutral.items():
+            if name in group and group[name] not in values:
+                return f"{name}={group[name]!r}"
+        return ""
 
     def settings(self) -> tuple[Any, ...]:
         """The settings that must be equal for one kernel call to update two tables."""

@@ -285,10 +285,15 @@ def test_any_nonzero() -> None:
 
 
 def test_add_counts() -> None:
-    ours = [torch.tensor([1, 2, 3]), torch.tensor([2**40]), torch.tensor([5, 6])]
-    theirs = [counts.clone() for counts in ours]
-    amounts = [1, 0, 2, 7, -1, 2**33]
-    hash_index.add_counts(ours, amounts)
-    reference.add_counts(theirs, amounts)
-    assert [counts.tolist() for counts in ours] == [[2, 2, 5], [2**40 + 7], [4, 6 + 2**33]]
-    assert [counts.tolist() for counts in theirs] == [[2, 2, 5], [2**40 + 7], [4, 6 + 2**33]]
+    for operators in (hash_index, reference):
+        counts = [torch.tensor([1, 2, 3]), torch.tensor([2**40, 4]), torch.tensor([5, 6])]
+        operators.add_counts(counts, [1, 0, 7, -1, -1, 2**33])
+        assert [each.tolist() for each in counts] == [[2, 2, 3], [2**40 + 7, 3], [4, 6 + 2**33]]
+
+
+@pytest.mark.parametrize("amounts", [[1], [1, 2, 3, 4]])
+def test_add_counts_refuses_other_sizes(amounts: list[int]) -> None:
+    counts = [torch.tensor([1, 2]), torch.tensor([3])]
+    with pytest.raises(RuntimeError, match="add_counts"):
+        hash_index.add_counts(counts, amounts)
+    assert [each.tolist() for each in counts] == [[1, 2], [3]]

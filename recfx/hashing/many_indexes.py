@@ -1,0 +1,31 @@
+"""What every batch asks of all indexes of a collection, in some models thousands, at little cost per index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recfx.hashing.index import HashIndex
+from recfx.kernels import forks
+from recfx.kernels.pooled_lookup import IndexView
+
+
+def buffers_named(name: str, indexes: Sequence[HashIndex]) -> list[Tensor]:
+    """That buffer of each index; as an attribute of the module, it would take ten times as long."""
+    buffers: list[Any] = [index._buffers for index in indexes]
+    return [each[name] for each in buffers]
+
+
+def views_of(indexes: Sequence[HashIndex], training: bool) -> list[IndexView]:
+    """``HashIndex.view`` of each index.
+
+    Raises:
+        CheckpointError: as in ``HashIndex.refresh``.
+    """
+    if torch.compiler.is_compiling():
+        return [index.view(training) for index in indexes]
+    forks.use_one_thread_in_child()
+    return [index.kept_view(training) or index.view(training) for index in indexes]
