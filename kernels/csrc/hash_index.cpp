@@ -58,6 +58,7 @@ struct Task {
   int64_t absent = 0;
   std::vector<Missing> missing = {};
   int64_t foreign = kNoPosition;  // the first of these whose id belongs to another slice of the table
+  bool is_touched = false;        // whether the scores of the rows found are those of this batch
 };
 
 std::vector<Task> tasks_of(int64_t ids, at::IntArrayRef begins, at::IntArrayRef ends) {
@@ -143,6 +144,34 @@ std::tuple<at::Tensor, at::Tensor> find_tables(const at::Tensor& ids, at::IntArr
   return {rows, absent};
 }
 
+// Notes which of the task's ids have no row, and whether one of them belongs to another slice of the table.
+// table_begin: the position of the table's first id.
+void note_missing(Task& task, const Index& index, const TableBatch& batch, const int64_t* ids, const int64_t* rows,
+                  int64_t table_begin) {
+  int64_t absent[kIdsPerTask];
+  int64_t absent_count = 0;
+  for (int64_t block = task.begin; block < task.end; block += kAbsentBlock) {
+    const int64_t end = std::min(block + kAbsentBlock, task.end);
+    bool has_absent = false;
+    for (int64_t i = block; i < end; ++i) {
+      has_absent |= rows[i] == kNoRow;
+    }
+    for (int64_t i = has_absent ? block : end; i < end; ++i) {  // a branch would be mispredicted
+      absent[absent_count] = i;
+      absent_count += rows[i] == kNoRow;
+    }
+  }
+  task.missing.reserve(absent_count);
+  for (int64_t k = 0; k < absent_count; ++k) {
+    const int64_t i = absent[k];
+    if (index.is_foreign(ids[i])) {
+      task.foreign = i;
+      break;
+    }
+    task.missing.push_back({i - table_begin, batch.part_of(ids[i])});
+  }
+}
+
 // The positions of a part's ids that have no row.
 std::vector<int64_t> missing_of(const Part& part, const std::vector<Task>& tasks) {
   std::vector<int64_t> positions;
@@ -191,50 +220,47 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
       parts.push_back({static_cast<size_t>(t), part});
     }
   }
-  run(ids.numel(), tasks, [&](Task& task) {
-    const Index& index = indexes[task.table];
-    const TableBatch& batch = batches[task.table];
-    find_range(data, row_data, task.begin, task.end, index.table, {index.slice.own_dense_rows, index.slice.row_begin});
-    int64_t absent[kIdsPerTask];
-    int64_t absent_count = 0;
-    for (int64_t block = task.begin; block < task.end; block += kAbsentBlock) {
-      const int64_t end = std::min(block + kAbsentBlock, task.end);
-      bool has_absent = false;
-      for (int64_t i = block; i < end; ++i) {
-        has_absent |= row_data[i] == kNoRow;
-      }
-      for (int64_t i = has_absent ? block : end; i < end; ++i) {  // a branch would be mispredicted
-        absent[absent_count] = i;
-        absent_count += row_data[i] == kNoRow;
+  const int64_t threads = threads_for(ids.numel(), std::numeric_limits<int64_t>::max());
+  const auto undo = [&] {
+    for (TableBatch& batch : batches) {
+      batch.undo();
+    }
+    for (const Task& task : tasks) {
+      if (task.is_touched) {
+        batches[task.table].undo_touches(task.begin - begins[task.table], task.end - begins[task.table]);
       }
     }
-    task.missing.reserve(absent_count);
-    for (int64_t k = 0; k < absent_count; ++k) {
-      const int64_t i = absent[k];
-      if (index.is_foreign(data[i])) {
-        task.foreign = i;
-        break;
-      }
-      task.missing.push_back({i - begins[task.table], batch.part_of(data[i])});
-    }
-  });
-  for (const Task& task : tasks) {  // before anything is changed
-    const RowSlice& slice = indexes[task.table].slice;
-    TORCH_CHECK(task.foreign == kNoPosition, "recfx: find_or_insert: id ", data[task.foreign], " of table ", task.table,
-                " belongs to another slice of the table than rows ", slice.row_begin, " to ", slice.row_end);
-  }
+  };
   at::Tensor report, new_rows, states_before, ids_before;
   bool full = false;
-  bool is_touched = false;
   try {
-    if (evicts) {
-      const int64_t shares = threads_for(ids.numel(), std::numeric_limits<int64_t>::max());
-      run_tasks(ids.numel(), tables * shares, [&](int64_t k) {
-        if (indexes[k % tables].policy.evict) {
-          batches[k % tables].touch(k / tables, shares);
+    run(ids.numel(), tasks, [&](Task& task) {
+      const Index& index = indexes[task.table];
+      TableBatch& batch = batches[task.table];
+      find_range(data, row_data, task.begin, task.end, index.table,
+                 {index.slice.own_dense_rows, index.slice.row_begin});
+      note_missing(task, index, batch, data, row_data, begins[task.table]);
+      if (batch.touches_while_finding(threads)) {  // the rows found are still in this core's cache
+        batch.touch_ids(task.begin - begins[task.table], task.end - begins[task.table]);
+        task.is_touched = true;
+      }
+    });
+    for (const Task& task : tasks) {
+      const RowSlice& slice = indexes[task.table].slice;
+      TORCH_CHECK(task.foreign == kNoPosition, "recfx: find_or_insert: id ", data[task.foreign], " of table ",
+                  task.table, " belongs to another slice of the table than rows ", slice.row_begin, " to ",
+                  slice.row_end);
+    }
+    if (std::any_of(batches.begin(), batches.end(),
+                    [&](const TableBatch& batch) { return batch.touches_afterwards(threads); })) {
+      run_tasks(ids.numel(), tables * threads, [&](int64_t k) {
+        if (batches[k % tables].touches_afterwards(threads)) {
+          batches[k % tables].touch_share(k / tables, threads);
         }
       });
-      is_touched = true;
+      for (Task& task : tasks) {
+        task.is_touched |= batches[task.table].touches_afterwards(threads);
+      }
     }
     run(ids.numel(), parts, [&](const Part& part) {
       TableBatch& batch = batches[part.table];
@@ -254,16 +280,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> find_or_i
     new_rows = at::empty({new_row_count}, int64_options());
     states_before = at::empty({new_row_count}, at::TensorOptions().dtype(at::kByte));
     ids_before = at::empty({new_row_count}, int64_options());
-  } catch (...) {  // out of memory
-    for (TableBatch& batch : batches) {
-      batch.undo(is_touched);
-    }
+  } catch (...) {  // out of memory, or an id of another slice
+    undo();
     throw;
   }
   if (full) {
-    for (TableBatch& batch : batches) {
-      batch.undo(is_touched);
-    }
+    undo();
     rows.fill_(kNoRow);
     return {rows, new_rows, states_before, ids_before, report};
   }

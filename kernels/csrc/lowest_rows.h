@@ -82,6 +82,7 @@ class LowestRows {
 
  private:
   static constexpr int64_t kHighest = std::numeric_limits<int64_t>::max();
+  static constexpr int64_t kAhead = 4;    // entries of the run; those that were used since are skipped
   static constexpr int64_t kChunk = 256;  // rows
   static constexpr int64_t kSamples = 256;
   static constexpr int64_t kWorthSamples = 16 * kSamples;  // rows of a bucket
@@ -115,8 +116,8 @@ class LowestRows {
       head.resize(run, heap - 1);
       return part.heap()[heap - 1];
     }
-    if (run > 1) {
-      rows.prefetch(part.run[run - 2].row);  // read when the bucket is next asked
+    if (run > kAhead) {
+      rows.prefetch(part.run[run - 1 - kAhead].row);  // read when the bucket is next asked, or soon after
     }
     head.resize(run - 1, heap);
     return part.run[run - 1];

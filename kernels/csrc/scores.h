@@ -17,7 +17,7 @@ struct Key {
 };
 
 // lru: the number of the batch that used the row last.
-// // lfu: sightings in the upper 27 bits, that batch in the lower 36; sightings saturate.
+// lfu: sightings in the upper 27 bits, that batch in the lower 36; sightings saturate.
 class ScoreRule {
  public:
   explicit ScoreRule(bool lfu) : lfu_(lfu) {}
@@ -30,6 +30,9 @@ class ScoreRule {
   int64_t touched(int64_t score, int64_t batch) const {
     return lfu_ ? initial((score >> kBatchBits) + 1, batch) : batch;
   }
+
+  // Whether a row has the same score however often it is touched in a batch.
+  bool is_idempotent() const { return !lfu_; }
 
   int64_t last_batch(int64_t score) const { return lfu_ ? score & ((int64_t{1} << kBatchBits) - 1) : score; }
 

@@ -1,6 +1,6 @@
 // One batch of one table: which ids are new, which ids get a row, and which ids are evicted for them. This file does
 // not use torch.
-// All ids must belong to the slice. plan() only reads; touch() and allocate() change the index and can be undone, even
+// All ids must belong to the slice. plan() only reads; touches and allocate() change the index and can be undone, even
 // if they threw; nothing can fail after that. So either all tables go through a batch together, or none does.
 // The table's buckets are divided among parts, which several threads may take through each step at the same time. The
 // result does not depend on their number.
@@ -55,9 +55,16 @@ class TableBatch {
     return parts() == 1 ? 0 : (index_.bucket_of(id) - index_.slice.first_bucket) * parts() / index_.slice.own_buckets();
   }
 
-  // Records that this batch uses the rows found that are in one of `shares` shares of the table's rows. Several threads
-  // may call it, each with its own share.
-  void touch(int64_t share, int64_t shares) { touched_.touch(share, shares, batch_); }
+  // Whether touch_ids may be called for some ids while others are being found.
+  bool touches_while_finding(int64_t threads) const {
+    return index_.policy.evict && TouchedScores::any_order(index_.score_rule(), threads);
+  }
+  bool touches_afterwards(int64_t threads) const { return index_.policy.evict && !touches_while_finding(threads); }
+
+  // Record that this batch uses the rows found: those of some of its ids, or those in one of `shares` shares of the
+  // table's rows. Several threads may call them, each with its own ids or its own share.
+  void touch_ids(int64_t begin, int64_t end) { touched_.touch_ids(begin, end, batch_); }
+  void touch_share(int64_t share, int64_t shares) { touched_.touch_share(share, shares, batch_); }
 
   // After all touches. missing: the positions of the part's ids at which rows are -1, ascending.
   void plan(int64_t part, std::vector<int64_t> missing) { parts_[part].plan(std::move(missing)); }
@@ -100,18 +107,19 @@ class TableBatch {
     }
   }
 
-  // was_touched: whether touch() was called for all shares.
-  void undo(bool was_touched) {
+  // To be followed by undo_touches() for all ids whose rows were touched.
+  void undo() {
     for (BatchPart& part : parts_) {
       part.undo();
     }
     if (index_.policy.evict) {
-      was_touched ? touched_.undo() : void();
       for (int64_t bucket = 0; bucket < index_.slice.own_buckets(); ++bucket) {
         index_.victims->forget(bucket);
       }
     }
   }
+
+  void undo_touches(int64_t begin, int64_t end) { touched_.undo(begin, end); }
 
   // Changes the slots of one of as many ranges as there are parts; then, when all ranges are done, what is left.
   void change_slots(int64_t range) {

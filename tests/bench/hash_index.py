@@ -95,6 +95,9 @@ class Batches:
         piece = max(1, min(2**18, rows // 8))  # a batch evicts none of its own ids, so it must not fill a whole bucket
         for begin in range(0, self.size, piece):
             index.find_or_insert(mix64(torch.arange(begin, min(begin + piece, self.size))))
+        if config.get("evict") == "lfu":  # the ids that batches ask for have been seen more often than the old ones
+            for begin in range(self.old, self.size, piece):
+                index.find_or_insert(mix64(torch.arange(begin, min(begin + piece, self.size))))
         return index
 
 

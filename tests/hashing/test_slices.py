@@ -229,10 +229,11 @@ def test_a_slice_answers_its_own_rows() -> None:
     assert repr(index).endswith("buckets=2, row_begin=5, row_end=20)")
 
 
+@pytest.mark.parametrize("evict", ["lru", "lfu"])
 @pytest.mark.parametrize("kind", ["C++", "reference"])
-def test_ids_of_other_slices_are_refused(kind: str) -> None:
+def test_ids_of_other_slices_are_refused(kind: str, evict: str) -> None:
     with operators(kind):
-        index = middle(on_full="evict", admit_after=2, unseen="share")
+        index = middle(on_full="evict", evict=evict, admit_after=2, unseen="share")
         index.insert(ids_of(index, 14).repeat(2)[:18])
         before = {key: value.clone() for key, value in index._buffers.items() if value is not None}
         foreign_id = int(ids_of(index, 1, owned=False))

@@ -3,6 +3,7 @@
 //
 // `index_stress` must finish without a word from the sanitizer. `index_stress without-lock` leaves the lock out: then
 // the sanitizer must complain, or it would not have noticed anything in the first place.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -122,11 +123,10 @@ std::vector<int64_t> draw(std::mt19937_64& random) {
 }
 
 // One batch of training, as the operator does it.
-void train(Index& index, const std::vector<int64_t>& ids, int threads, bool take_back) {
+void train(Index& index, const std::vector<int64_t>& ids, int threads, bool take_back, bool with_lock) {
   std::vector<int64_t> rows(ids.size());
-  on_threads(threads, kBatchSize,
-             [&](int64_t begin, int64_t end) { find_range(ids.data(), rows.data(), begin, end, index.table, {0}); });
   std::vector<int64_t> scores(ids.size());
+  const std::vector<int64_t> scores_before(index.row_scores, index.row_scores + kRows);
   const int64_t parts = index.candidates ? 1 : kParts;
   const auto on_parts = [&](const auto& work) {
     on_threads(threads, parts, [&](int64_t begin, int64_t end) {
@@ -137,7 +137,15 @@ void train(Index& index, const std::vector<int64_t>& ids, int threads, bool take
   };
   TableBatch batch(index, ids.data(), rows.data(), kBatchSize, std::numeric_limits<int64_t>::max(), nullptr, 0, 0,
                    scores.data(), parts);
-  on_threads(threads, threads, [&](int64_t share, int64_t) { batch.touch(share, threads); });
+  on_threads(threads, kBatchSize, [&](int64_t begin, int64_t end) {
+    find_range(ids.data(), rows.data(), begin, end, index.table, {0});
+    if (batch.touches_while_finding(threads)) {
+      batch.touch_ids(begin, end);
+    }
+  });
+  if (batch.touches_afterwards(threads)) {
+    on_threads(threads, threads, [&](int64_t share, int64_t) { batch.touch_share(share, threads); });
+  }
   std::vector<std::vector<int64_t>> missing(parts);
   for (int64_t i = 0; i < kBatchSize; ++i) {
     if (rows[i] == kNoRow) {
@@ -149,7 +157,10 @@ void train(Index& index, const std::vector<int64_t>& ids, int threads, bool take
     batch.allocate(part);
   });
   if (take_back || batch.full_bucket() != TableBatch::kNone) {
-    batch.undo(true);
+    batch.undo();
+    batch.undo_touches(0, kBatchSize);
+    check(!with_lock || std::equal(scores_before.begin(), scores_before.end(), index.row_scores),
+          "scores are restored");
     return;
   }
   on_parts([&](int64_t part) { batch.change_slots(part); });
@@ -202,7 +213,7 @@ void compare_threads(bool lfu) {
     const std::vector<int64_t> ids = draw(random);
     for (const int which : {0, 1}) {
       Index index = view(of[which], lfu, 1);
-      train(index, ids, which == 0 ? 1 : 4, step % 7 == 6);
+      train(index, ids, which == 0 ? 1 : 4, step % 7 == 6, true);
       step % 5 == 4 ? erase(index, ids) : void();
     }
     const size_t bytes = kGroupCount * sizeof(SlotGroup);
@@ -227,7 +238,7 @@ void stress(bool lfu, int64_t admit_after, bool with_lock) {
       IndexLock lock(&buffers.lock);
       with_lock ? lock.lock() : void();
       const std::vector<int64_t> ids = draw(random);
-      train(index, ids, 2, step % 7 == 6);
+      train(index, ids, 2, step % 7 == 6, with_lock);
       step % 5 == 4 ? erase(index, ids) : void();
       with_lock ? lock.unlock() : void();
     }
