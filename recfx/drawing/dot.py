@@ -47,6 +47,8 @@ def _side(title: str, view: View) -> list[str]:
     for (tail, head), label in view.arrows.items():
         shown = f" [label={_quoted(cut(label))}]" if label else ""
         lines.append(f"    {_quoted(f'{title} {tail}')} -> {_quoted(f'{title} {head}')}{shown};")
+    for tail, head in view.columns():
+        lines.append(f"    {_quoted(f'{title} {tail}')} -> {_quoted(f'{title} {head}')} [style=invis];")
     return [*lines, "  }"]
 
 

@@ -43,14 +43,26 @@ class View:
         boxes: by name.
         arrows: from box to box, with a label.
         clusters: the title of each collection that is not collapsed, by the name of its call.
+        lone: the first and the last box of each collection that is not collapsed and that no arrow reaches.
     """
 
     boxes: dict[str, Box] = field(default_factory=dict)
     arrows: dict[tuple[str, str], str] = field(default_factory=dict)
     clusters: dict[str, str] = field(default_factory=dict)
+    lone: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, box: Box) -> None:
         self.boxes[box.name] = box
+
+    def columns(self) -> list[tuple[str, str]]:
+        """What no arrow reaches would all stand side by side: invisible arrows that put it into columns."""
+        reached = {name for arrow in self.arrows for name in arrow}
+        boxes = [(name, name) for name, box in self.boxes.items() if not box.cluster and name not in reached]
+        found = []
+        for alone, height in ((boxes, 3.0), (self.lone, 0.4)):
+            across = max(2, round((len(alone) / height) ** 0.5))
+            found += [(above[1], below[0]) for above, below in zip(alone, alone[across:], strict=False)]
+        return found
 
 
 def view_of(drawing: Drawing, step: str) -> View:
@@ -136,6 +148,7 @@ class _View:
             leave = f"{call.name}/output"
             self.view.add(Box(leave, ("KeyedTensor",), "io", call.name))
             self.view.arrows[(box_of[step.giver][0], leave)] = shapes.get(step.giver, "")
+            self.view.lone.append((entry, leave))
 
 
 def _outer_stacks(nodes: tuple[DrawnNode, ...]) -> dict[str, tuple[str, int]]:

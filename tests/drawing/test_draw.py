@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable
@@ -227,6 +228,16 @@ def test_many_tables_stay_readable(tmp_path: Path) -> None:
     assert dot(many, tmp_path).count("fillcolor") == 50 + 50  # one box per collection, before and after
     one = recfx.convert(nn.ModuleDict({"only": tables(0, 500)}), hashing=RAW)
     assert dot(one, tmp_path).count("fillcolor") == 1 + 5
+
+
+@pytest.mark.parametrize("count", [8, 50])
+def test_many_collections_are_no_long_strip(count: int, tmp_path: Path) -> None:
+    model = nn.ModuleDict({f"c{each}": tables(each, 2) for each in range(count)})
+    recfx.draw(recfx.convert(model, hashing=RAW), tmp_path / "model.svg")
+    size = re.search(r'<svg width="(\d+)pt" height="(\d+)pt"', (tmp_path / "model.svg").read_text())
+    assert size is not None
+    width, height = map(int, size.groups())
+    assert 1 / 3 < width / height < 3
 
 
 def tables(number: int, count: int) -> nn.Module:

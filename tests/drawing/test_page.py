@@ -269,6 +269,10 @@ def test_collections_collapse(page: Page, tmp_path: Path) -> None:
     assert len(boxes(page)) == 50
     page.click("#expand-all")
     assert len(boxes(page)) == 50 * 5
+    width, height = page.run(
+        "(({ width, height }) => [width, height])(document.querySelector('#after svg').viewBox.baseVal)"
+    )
+    assert 1 / 3 < width / height < 3
     page.click("#collapse-all")
     assert len(boxes(page)) == 50
     assert page.complaints == []

@@ -216,6 +216,7 @@ class View {
     this.boxes = new Map(); // by key: { key, lines, stage, call, nodes, collection }
     this.arrows = new Map();
     this.clusters = new Map();
+    this.lone = []; // the first and the last box of each open collection that no arrow reaches
     this.takers = new Map();
     this.givers = new Map();
     this.collapse = collapse;
@@ -308,6 +309,7 @@ class View {
     if (lone) {
       this.add({ key: `${call.name}/ output`, lines: ["KeyedTensor"], stage: "io", nodes: [], call });
       this.arrow(giver, `${call.name}/ output`, shapes.get(found.giver));
+      this.lone.push([entry, `${call.name}/ output`]);
     }
   }
 
@@ -348,7 +350,7 @@ class View {
       nodeAttributes: { shape: "box", style: "rounded,filled", fontname: "Helvetica", fontsize: 12, margin: "0.12,0.06" },
       edgeAttributes: { fontname: "Helvetica", fontsize: 10, arrowsize: 0.7 },
       nodes: free.map(node),
-      edges: [...edges, ...this.columns(free.map((box) => names.get(box.key)), edges)],
+      edges: [...edges, ...this.columns(free, edges, names)],
       subgraphs: [...inside].map(([call, boxes], position) => ({
         name: `cluster_${position}`,
         graphAttributes: { label: label(this.clusters.get(call)), style: "rounded,dashed", fontname: "Helvetica", fontsize: 12 },
@@ -357,16 +359,15 @@ class View {
     };
   }
 
-  /** Boxes that no arrow reaches would all stand side by side: invisible arrows put them into columns. */
-  columns(free, edges) {
+  /** What no arrow reaches would all stand side by side: invisible arrows put it into columns. */
+  columns(free, edges, names) {
     const reached = new Set(edges.flatMap((edge) => [edge.tail, edge.head]));
-    const alone = free.filter((name) => !reached.has(name));
-    const across = Math.max(2, Math.round(Math.sqrt(alone.length / 3)));
-    return alone.slice(across).map((name, place) => ({
-      tail: alone[place],
-      head: name,
-      attributes: { style: "invis" },
-    }));
+    const boxes = free.map((box) => names.get(box.key)).filter((name) => !reached.has(name)).map((name) => [name, name]);
+    const clusters = this.lone.map((pair) => pair.map((key) => names.get(key)));
+    return [[boxes, 3], [clusters, 0.4]].flatMap(([alone, height]) => {
+      const across = Math.max(2, Math.round(Math.sqrt(alone.length / height)));
+      return alone.slice(across).map(([head], place) => ({ tail: alone[place][1], head, attributes: { style: "invis" } }));
+    });
   }
 }
 
