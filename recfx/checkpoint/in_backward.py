@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from recfx.checkpoint.sharded_names import sharded_parameters
@@ -13,6 +12,7 @@ from recfx.modules.collection import unsharded_collections
 from recfx.modules.converted_collection import weight_name
 from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.in_backward import fused_optimizer_of
 from recfx.optim.rules import rule_of_class
 from recfx.optim.rules.rule import Rule
 
@@ -76,8 +76,13 @@ def optimizers_in_backward(model: nn.Module) -> list[BackwardOptimizer]:
         for number, optimizer in enumerate(attached_optimizers(parameter)):
             rule = rule_of_class(type(optimizer))
             group, state = {}, {}
-            if isinstance(optimizer, torch.optim.Optimizer):
-                group, state = optimizer.param_groups[0], optimizer.state[parameter]
             full_name = f"{name}#{number}" if number else name
+            if hasattr(optimizer, "param_groups"):
+                group, state = optimizer.param_groups[0], optimizer.state[parameter]
+            elif parameter.dim() == 2:  # one of TorchRec's placeholders, which a conversion would fuse
+                form = fused_optimizer_of(parameter, name)
+                if isinstance(form, FusedOptimizer):
+                    found.append(BackwardOptimizer(full_name, form.rule, parameter, form.group, form.state, form))
+                    continue
             found.append(BackwardOptimizer(full_name, rule, parameter, group, state, None, type(optimizer)))
     return found

@@ -11,6 +11,8 @@ from recfx.modules.collection import unsharded_collections
 from recfx.modules.converted_collection import weight_name
 from recfx.modules.copy_modules import copy_modules, copy_with_tensors
 from recfx.optim.attached import attached_classes, attached_optimizers, run_in_backward
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.in_backward import fused_optimizer_of
 from recfx.verification.mapped_collection import MappedCollection
 
 
@@ -43,6 +45,10 @@ def attach_optimizers(source: nn.Module, duplicate: nn.Module, skip: set[str]) -
         if not optimizers or name in skip:
             continue
         target = parameters[name]
+        fused = fused_optimizer_of(parameter, name)
+        if isinstance(fused, FusedOptimizer) and not hasattr(optimizers[0], "param_groups"):
+            _attach_dense(fused, target)  # one of TorchRec's placeholders, whose step() only raises
+            continue
         for optimizer_class, settings in attached_classes(parameter):
             run_in_backward(optimizer_class, target, dict(settings))
         for ours, theirs in zip(attached_optimizers(target), optimizers, strict=True):
@@ -72,7 +78,16 @@ def _fitted(value: Any, weight: torch.Tensor) -> Any:
     return copied
 
 
+def _attach_dense(fused: FusedOptimizer, target: nn.Parameter) -> None:
+    settings = {key: fused.group[key] for key in fused.rule.supported if key in fused.group}
+    run_in_backward(fused.rule.dense_class, target, settings)
+    (optimizer,) = attached_optimizers(target)
+    optimizer.state[target].update({key: _fitted(value, target) for key, value in fused.state.items()})
+
+
 def _copy_optimizer(source: Any, duplicate: Any, parameter: nn.Parameter, target: nn.Parameter) -> None:
+    if not hasattr(source, "param_groups"):  # a placeholder that no rule stands for
+        return
     for key, value in source.param_groups[0].items():
         if key != "params":
             duplicate.param_groups[0][key] = value

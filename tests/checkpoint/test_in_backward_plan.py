@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torchrec.optim import optimizers as placeholders
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
@@ -17,6 +18,8 @@ from recfx.checkpoint import plain_data, save, storage
 from recfx.checkpoint.in_backward import BackwardOptimizer, optimizers_in_backward
 from recfx.checkpoint.in_backward_plan import BackwardPlan
 from recfx.optim.fused_optimizer import FusedOptimizer
+from tests.builders.batches import one_bag
+from tests.builders.collections import one_table
 from tests.builders.optimizers import attach
 from tests.checkpoint.crafted import data_of, replace_settings, reseal, settings_of
 from tests.checkpoint.training import RAW, OnePart, assert_same, batch
@@ -112,6 +115,30 @@ def test_a_checkpoint_from_before_the_first_step(tmp_path: Path, optimizer: type
     for model in (source, target):
         steps(model, 2)
     assert_same(all_state(target), all_state(source))
+
+
+@pytest.mark.parametrize("kind", [placeholders.LAMB, placeholders.Adam])
+@pytest.mark.parametrize(("saved_plain", "loaded_plain"), [(False, True), (True, False), (True, True)])
+def test_a_placeholder_on_a_plain_model(tmp_path: Path, kind: type, saved_plain: bool, loaded_plain: bool) -> None:
+    """It has neither settings nor state of its own; those of the conversion are saved and loaded in their place."""
+
+    def build_both(seed: int) -> tuple[Any, Any]:
+        torch.manual_seed(seed)
+        plain = one_table(rows=6)
+        attach(plain, kind, lr=0.25)
+        return plain, recfx.convert(plain, hashing=None)
+
+    def train(model: Any) -> None:
+        (model(one_bag(1, 2, 3)).values() - 2).square().sum().backward()
+
+    (source, trained), (target, loaded) = build_both(0), build_both(1)
+    train(trained)
+    recfx.save_checkpoint(source if saved_plain else trained, tmp_path)
+    recfx.load_checkpoint(target if loaded_plain else loaded, tmp_path)
+    train(trained)
+    train(loaded)
+    assert torch.equal(trained.weight("t"), loaded.weight("t"))
+    assert float(loaded.fused_optimizers()["t"].state["step"]) == 2
 
 
 def test_rows_of_an_optimizer_that_is_not_fused_do_not_move(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec.optim import optimizers as placeholders
 
 import recfx
 from recfx.optim.attached import attached_optimizers
@@ -15,6 +17,13 @@ from recfx.verification.reference_model import attach_optimizers, copy_fused_sta
 from tests.builders.batches import two_bags
 from tests.builders.collections import one_table
 from tests.builders.optimizers import attach
+
+
+class Placeholder:
+    """Holds arguments, like TorchRec's placeholders."""
+
+    def __init__(self, params: Any, **settings: Any) -> None:
+        self._params, self._kwargs = params, settings
 
 
 class Model(nn.Module):
@@ -71,6 +80,34 @@ def test_optimizers_are_copied_with_settings_and_state() -> None:
                 assert torch.equal(state[key], value)
                 assert state[key].data_ptr() != value.data_ptr()
     assert attached_optimizers(duplicate.after.weight)[0].param_groups[0]["lr"] == 0.75
+
+
+@pytest.mark.parametrize("kind", [placeholders.LAMB, placeholders.LarsSGD, placeholders.Adam])
+def test_a_dense_optimizer_stands_for_a_placeholder(kind: type[torch.optim.Optimizer]) -> None:
+    """Whose own step() only raises: the model is compared with what the placeholder means."""
+    model = Model()
+    attach(model.ebc, kind, lr=0.25)
+    call = recfx.Sample(two_bags(1, 2, 7))
+    converted = recfx.convert(model, call)
+    for hashing in (None, recfx.HashConfig(dense_rows=0)):
+        assert recfx.verify(model, recfx.convert(model, hashing=hashing), call).ok
+    converted(two_bags(1, 2, 7)).square().sum().backward()
+    duplicate = Model()
+    attach_optimizers(model, duplicate, skip=set())
+    weight, fused = duplicate.ebc.embedding_bags["t"].weight, converted.ebc.fused_optimizers()["t"]
+    (dense,) = attached_optimizers(weight)
+    assert type(dense) is fused.rule.dense_class
+    assert dense.param_groups[0]["lr"] == 0.25
+    for name, value in fused.state.items():
+        assert torch.equal(dense.state[weight][name], value)
+        assert dense.state[weight][name] is not value
+
+
+def test_a_placeholder_that_no_rule_stands_for_is_left_as_it_is() -> None:
+    source, duplicate = Model(), Model()
+    attach([source.after.weight], Placeholder)
+    attach_optimizers(source, duplicate, skip=set())
+    assert [type(each) for each in attached_optimizers(duplicate.after.weight)] == [Placeholder]
 
 
 def test_optimizers_that_have_made_no_step() -> None:
