@@ -1,19 +1,25 @@
-"""``forward``: an adopted conversion against the standard collection and FBGEMM's module, without gradients."""
+"""``forward``: an adopted conversion against the standard collection and FBGEMM's module, without gradients.
+
+The limit beside the results is a bare prefetched sum of the same rows, which checks nothing, for bags of one length.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 
 import torch
 
 import recfx
 from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.bench.harness import Contestant, Result, compare, take_turns
+from tests.bench.random_gather import sum_rows
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
-from tests.bench.workload import OPTIMIZERS, check_close, standard_collection, table_batched
+from tests.bench.workload import OPTIMIZERS, check_close, standard_collection, table_batched, table_weights
 
 OURS, OUR_LOOKUP = "converted collection", "its lookup node alone"
 STANDARD, TABLE_BATCHED = "EmbeddingBagCollection", "FBGEMM table-batched"
+LIMIT = "sum of random rows"
 
 
 def run(setup: Setup) -> Iterator[Result]:
@@ -22,9 +28,11 @@ def run(setup: Setup) -> Iterator[Result]:
         yield from _run(setup, distribution)
     for variant in setup.variants()[1:]:
         yield from _run(variant, DISTRIBUTIONS[0])
+    gc.collect()  # graphs are full of cycles, and the next table is the largest
+    yield from _run(setup.of_one_table(setup.huge_table_rows), DISTRIBUTIONS[0], "huge_table/")
 
 
-def _run(setup: Setup, distribution: str) -> Iterator[Result]:
+def _run(setup: Setup, distribution: str, case: str = "") -> Iterator[Result]:
     collection = standard_collection(setup)
     converted = recfx.convert(collection, verify=False)
     assert isinstance(converted, HashEmbeddingBagCollection)
@@ -41,12 +49,27 @@ def _run(setup: Setup, distribution: str) -> Iterator[Result]:
         Contestant(OUR_LOOKUP, lambda i: lookup(checked[i])),
         Contestant(TABLE_BATCHED, lambda i: peer(ids.values[i], ids.offsets, weights[i])),
     ]
+    if not setup.is_weighted and setup.pooling == "SUM":
+        contestants.append(Contestant(LIMIT, _bare_sum(setup, table_weights(converted), ids)))
     with torch.no_grad():
         expected = contestants[0].run(-1)
         for contestant in contestants[1:]:
             check_close(contestant.name, contestant.run(-1), expected)
         times = take_turns(contestants, setup.iterations, setup.warm_up)
-    name, facts = f"forward/{setup.case(distribution)}", setup.facts(distribution)
+    name, facts = f"forward/{case}{setup.case(distribution)}", setup.facts(distribution)
     yield compare(name, times, OURS, STANDARD, facts)
     yield compare(name, times, OURS, TABLE_BATCHED, facts)
     yield compare(name, times, OUR_LOOKUP, TABLE_BATCHED, facts)
+    if LIMIT in times:
+        yield compare(name, times, OUR_LOOKUP, LIMIT, facts)
+
+
+def _bare_sum(setup: Setup, weights: list[torch.Tensor], ids: Ids) -> Callable[[int], torch.Tensor]:
+    def run(i: int) -> torch.Tensor:
+        pooled = torch.empty(setup.batch, setup.tables * setup.dim)
+        of_tables = pooled.chunk(setup.tables, dim=1)
+        for weight, rows, out in zip(weights, ids.dense[i].chunk(setup.tables), of_tables, strict=True):
+            sum_rows(weight, rows, out, setup.bag_length, setup.threads)
+        return pooled
+
+    return run

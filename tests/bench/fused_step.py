@@ -7,9 +7,9 @@ and every touched row with its state, read and written.
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 
@@ -33,13 +33,15 @@ OURS, TABLE_BATCHED = "fused step in C++", "FBGEMM table-batched"
 
 
 def run(setup: Setup) -> Iterator[Result]:
-    """Every rule, both distributions of ids; then one table that has all positions."""
+    """Every rule, both distributions of ids; then one table that has all positions, and a huge one."""
     copied = _copy_gb_s()
     for optimizer in (*OPTIMIZERS, ADAM):
         for distribution in DISTRIBUTIONS:
             yield _run(setup, optimizer, distribution, copied)
-    one = replace(setup, tables=1, rows=setup.tables * setup.rows, bag_length=setup.tables * setup.bag_length)
+    one = setup.of_one_table(setup.tables * setup.rows)
     yield _run(one, OPTIMIZERS[0], DISTRIBUTIONS[0], copied, "one table")
+    gc.collect()  # graphs are full of cycles, and the next table is the largest
+    yield _run(setup.of_one_table(setup.huge_table_rows), OPTIMIZERS[2], DISTRIBUTIONS[0], copied, "huge table")
 
 
 def _run(setup: Setup, optimizer: Optimizer, distribution: str, copied: float, case: str = "") -> Result:

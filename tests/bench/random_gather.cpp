@@ -15,14 +15,14 @@ void gather_first(const int64_t* data, int64_t width, const int64_t* places, int
   }
 }
 
-// Sums whole rows of `dim` floats, `length` to each sum: out [count / length, dim].
-void sum_rows(const float* data, int64_t dim, const int64_t* places, float* out, int64_t count, int64_t length,
-              int threads) {
+// Sums whole rows of `dim` floats, `length` to each sum: out [count / length, dim], with `stride` floats between rows.
+void sum_rows(const float* data, int64_t dim, const int64_t* places, float* out, int64_t stride, int64_t count,
+              int64_t length, int threads) {
   constexpr int64_t kAhead = 32;
   constexpr int64_t kLine = 16;
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t bag = 0; bag < count / length; ++bag) {
-    float* sum = out + bag * dim;
+    float* sum = out + bag * stride;
     for (int64_t column = 0; column < dim; ++column) {
       sum[column] = 0;
     }

@@ -34,11 +34,11 @@ def sum_rows(weight: torch.Tensor, rows: torch.Tensor, out: torch.Tensor, length
     Args:
         weight: float32 ``[rows, dim]``.
         rows: int64 ``[n]``.
-        out: float32 ``[n / length, dim]``.
+        out: float32 ``[n / length, dim]``, whose columns lie side by side.
         length: of each bag.
         threads: of OpenMP.
     """
-    counts = ctypes.c_int64(rows.numel()), ctypes.c_int64(length)
+    counts = ctypes.c_int64(out.stride(0)), ctypes.c_int64(rows.numel()), ctypes.c_int64(length)
     _library().sum_rows(
         _address(weight), ctypes.c_int64(weight.shape[1]), _address(rows), _address(out), *counts, threads
     )

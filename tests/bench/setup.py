@@ -32,6 +32,7 @@ class Setup:
         warm_up: iterations before those.
         model_sizes: numbers of tables of the models that ``convert_time`` converts.
         one_table_rows: rows of the single large table of ``hashed``.
+        huge_table_rows: rows of a table of which the caches hold next to nothing.
         index_sizes: numbers of ids in the indexes of ``hash_index``, ascending.
         generations: how often ``hash_index`` fills a table anew.
         device: of the benchmarks ``triton/...``.
@@ -49,6 +50,7 @@ class Setup:
     warm_up: int = 4
     model_sizes: tuple[int, ...] = (125, 250, 500, 1000)
     one_table_rows: int = 10_000_000
+    huge_table_rows: int = 20_000_000
     index_sizes: tuple[int, ...] = (500_000, 10_000_000, 20_000_000)
     generations: int = 1000
     device: str = "cuda"
@@ -72,6 +74,10 @@ class Setup:
         parts.append("small batch" if self.batch <= SMALL_BATCH else "")
         return "/".join(part.replace(" ", "_") for part in parts if part)
 
+    def of_one_table(self, rows: int) -> Setup:
+        """A setup of as many ids, all in one table of that many rows."""
+        return replace(self, tables=1, rows=rows, bag_length=self.tables * self.bag_length)
+
     def variants(self) -> tuple[Setup, ...]:
         """This setup, and others that users have: means, weighted sums, small batches."""
         small = min(self.batch, SMALL_BATCH)
@@ -85,7 +91,7 @@ class Setup:
 
 QUICK = Setup(
     tables=4, rows=500, dim=16, batch=32, bag_length=3, iterations=3, warm_up=1, model_sizes=(2, 4, 8, 16),
-    one_table_rows=2000, index_sizes=(2000, 4000), generations=20,
+    one_table_rows=2000, huge_table_rows=3000, index_sizes=(2000, 4000), generations=20,
 )  # fmt: skip
 DISTRIBUTIONS = ("uniform", "power law")
 
