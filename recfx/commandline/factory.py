@@ -55,7 +55,7 @@ def make(name: str) -> Made:
     if isinstance(made, tuple):
         found = f"({', '.join(type(each).__name__ for each in made[:4])}{', ...' if len(made) > 4 else ''})"
     else:
-        found = f"{'an' if type(made).__name__[0] in 'AEIOUaeiou' else 'a'} {type(made).__name__}"
+        found = _a(made)
     raise NoModelError(f"{name} returns {found}: return a model, or (model, sample)")
 
 
@@ -75,7 +75,7 @@ def _factory(name: str) -> Callable[[], object]:
             raise NoModelError(f"{module_name!r}{where} has no {attribute!r}{_functions_of(module)}")
         found = getattr(found, part)
     if isinstance(found, nn.Module) or not callable(found):
-        raise NoModelError(f"{name} is a {type(found).__name__}, not a function that returns a model")
+        raise NoModelError(f"{name} is {_a(found)}, not a function that returns a model")
     if needed := _needed_arguments(found):
         raise NoModelError(f"{name} needs arguments ({', '.join(needed)}): name a function that takes none")
     return found
@@ -148,6 +148,12 @@ def _text_of(error: BaseException) -> str:
         return str(error)
     except Exception:  # its own __str__ fails; its type and place are shown anyway
         return ""
+
+
+def _a(value: object) -> str:
+    """``an Identity``."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def _at(error: BaseException) -> str:

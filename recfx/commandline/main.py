@@ -33,7 +33,8 @@ _WIDTH = 110
 _PROGRAM = "python -m recfx"
 _FACTORY = """\
 The factory takes no arguments and returns a model, or (model, sample), where sample is one call of the model: a
-tuple of its positional arguments. It is named as package.module:factory, or as path/to/file.py:factory."""
+tuple of its positional arguments, or recfx.Sample(dense, labels=labels). It is named as package.module:factory, or
+as path/to/file.py:factory."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -33,6 +33,8 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         DrawingError: ``cannot_write``. A file that was there before is as it was.
     """
+    if not path.parent.is_dir():
+        raise _cannot_write(path, f"there is no directory {path.parent}")
     with _disk_errors(path):
         place = Path(os.path.realpath(path))
         if place.is_dir() or (place.exists() and not place.is_file()):

@@ -102,7 +102,7 @@ def _filling_row(one: TableOf, several_collections: bool, every: bool) -> tuple[
         wording.share(found.occupancy or 0.0),
         _worst_bucket(found),
         "" if found.room is None or found.evict else wording.count(found.room),
-        "" if left is None else f"{wording.count(left)} batches",
+        "" if left is None else f"{wording.count(left)} {'batch' if left == 1 else 'batches'}",
         "" if found.suggested_rows is None else f"{found.suggested_rows:,}",
         *(wording.count(counters[name]) for name in ("ids_seen", "evicted", "shared_answers", "unseen_answers")),
         "" if found.candidates is None else wording.count(found.candidates),

@@ -117,7 +117,7 @@ def one_line(factory: str, capsys: pytest.CaptureFixture[str], *options: str) ->
         ("absent.py:dlrm", "there is no file 'absent.py'"),
         ("tests/inspect:dlrm", "there is no file 'tests/inspect'"),
         (f"{MODELS}:absent", "'tests.inspect.models' (tests/inspect/models.py) has no 'absent'; it has "),
-        (f"{MODELS}:some_model", f"{MODELS}:some_model is a Identity, not a function that returns a model"),
+        (f"{MODELS}:some_model", f"{MODELS}:some_model is an Identity, not a function that returns a model"),
         (f"{MODELS}:batch", f"{MODELS}:batch needs arguments (ids): name a function that takes none"),
         (f"{MODELS}:nothing", f"{MODELS}:nothing returns a NoneType: return a model, or (model, sample)"),
     ],

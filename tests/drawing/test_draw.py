@@ -179,6 +179,7 @@ def test_svg_without_mini_racer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("", "invalid_argument"),
         ("a\0b.dot", "invalid_argument"),
         ("nowhere/model.dot", "cannot_write"),
+        ("nowhere/../model.dot", "cannot_write"),
         ("folder.dot", "cannot_write"),
     ],
 )

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
 from torchrec.models.dlrm import DLRM
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 import recfx
 from recfx import HashConfig
@@ -154,10 +155,15 @@ def costs_at(node: Any) -> dict[str, float]:
     return {name: pytest.approx(value) for name, value in found.items() if value}
 
 
-def test_costs_in_numbers(page: Page, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_costs_in_numbers(fused: bool, page: Page, tmp_path: Path) -> None:
     model, sample = dlrm()
+    if fused:  # a step touches at most as many rows as a table has
+        bags = model.sparse_arch.embedding_bag_collection
+        apply_optimizer_in_backward(torch.optim.Adagrad, bags.parameters(), {"lr": 0.1})
     model = recfx.convert(model, sample, hashing=RAW, verify=False)
     opened(page, model, tmp_path)
+    assert ('"min"' in json.dumps(data_of(tmp_path / "model.html")["costs"])) is fused
     page.click(AFTER.format("hash_lookup"))
     for batch, length, lengths in ((512, "1", 1), (64, "2.5", 2.5), (7, "3, f1=0.5", {"f0": 3, "f1": 0.5})):
         type_into(page, "batch", str(batch))

@@ -22,7 +22,7 @@ from recfx.inspect.explain import explain
 from recfx.inspect.index_columns import INDEX_COLUMNS
 from recfx.inspect.names import few
 from recfx.inspect.text import WIDTH
-from tests.inspect.models import OwnForward, Wrapped, collection, config, towers
+from tests.inspect.models import OwnForward, Wrapped, batch, collection, config, towers
 
 GOLDEN = """\
 4 collections: 2 converted, 1 kept, 1 refused. NOT OK
@@ -320,3 +320,10 @@ def test_what_holds_for_tables_of_several_collections() -> None:
 )
 def test_many_names_in_a_few_words(names: list[str], text: str) -> None:
     assert few(names, 3) == text
+
+
+def test_one_more_batch() -> None:
+    model = convert(Wrapped(collection(1, rows=4)), hashing=HashConfig(dense_rows=0))
+    model(batch([1, 2], features=1)).sum().backward()
+    assert "| 1 batch " in str(explain(model))
+    assert "1 batches" not in str(explain(model))
