@@ -14,7 +14,8 @@ from recfx.pricing.node_facts import NodeFacts, TableLoad
 from recfx.pricing.work import Phases, Work
 
 ID_BYTES, LENGTH_BYTES, WEIGHT_BYTES, POOLED_BYTES = 8, 8, 4, 4
-# A find reads one line of the cache: at three quarters full, the slot of an id is nearly always in the first one.
+# A find reads one group of four slots, which is one line of the cache: at most four of nine slots of an index are
+# filled, so that an id is nearly always in its first group.
 PROBE_BYTES = 64
 # The operations of a fused step per element: the square, its sum, the root, the division, the update.
 STEP_FLOPS = 6
@@ -193,7 +194,8 @@ def _find(table: TableLoad, counts: bool) -> Work:
     rows = ID_BYTES * table.ids
     if not table.spec.has_index:
         return Work(read_bytes=rows, written_bytes=rows)
-    found = Work(read_bytes=rows + PROBE_BYTES * table.ids, written_bytes=rows, random_accesses=table.ids)
+    read = rows + PROBE_BYTES * table.ids
+    found = Work(read_bytes=read, written_bytes=rows, index_accesses=table.ids, indexes=1)
     return found + _count(table) if counts else found
 
 
@@ -201,7 +203,7 @@ def _count(table: TableLoad) -> Work:
     """The scores of rows, or the sightings of candidates."""
     if not (table.spec.evicts or table.spec.admits):
         return Work()
-    return Work(8 * table.ids, 8 * table.ids, random_accesses=table.ids)
+    return Work(8 * table.ids, 8 * table.ids, index_accesses=table.ids)
 
 
 def _pool(table: TableLoad, is_weighted: bool) -> Work:
@@ -212,6 +214,7 @@ def _pool(table: TableLoad, is_weighted: bool) -> Work:
         written_bytes=table.spec.output_dtype.itemsize * dim * table.bags,
         flops=dim * (2 if is_weighted else 1) * table.ids,
         random_accesses=table.ids,
+        tables=1,
     )
 
 
@@ -226,13 +229,16 @@ def _backward(table: TableLoad) -> Work:
             written_bytes=whole + table.row_bytes * table.ids,
             flops=dim * table.ids,
             random_accesses=table.ids,
+            tables=1,
         )
     touched = table.distinct_rows
+    states = 1 if table.state_row_bytes else 0
     kept = table.row_bytes + table.state_row_bytes
     return Work(
         read_bytes=(ID_BYTES + gradient) * table.ids + kept * touched,
         written_bytes=kept * touched,
         flops=dim * table.ids + STEP_FLOPS * dim * touched,
-        random_accesses=table.ids + touched,
+        random_accesses=table.ids + (1 + states) * touched,
         sorted_ids=table.ids,
+        tables=1,
     )

@@ -30,8 +30,10 @@ class Hardware:
         flops: floating-point operations per second.
         sort_per_id: seconds per id of a fused step, which sorts the ids of a batch by row.
         node_overhead: seconds per node and phase, whatever the node does.
+        table_overhead: seconds per table of a lookup and phase, however few its ids are.
+        index_overhead: seconds per index that a node calls, however few the ids are.
         host_memory_bandwidth: bytes per second of the memory that holds the indexes.
-        host_random_access: like ``random_access``, of that memory.
+        host_random_access: seconds per access to an index in that memory, beyond the time for its bytes.
         copy_bandwidth: bytes per second between the host and the device.
         link_bandwidth: bytes per second that one rank sends to ranks of its own host, by operation.
         network_bandwidth: bytes per second that one rank sends to other hosts.
@@ -48,6 +50,8 @@ class Hardware:
     flops: Constant
     sort_per_id: Constant
     node_overhead: Constant
+    table_overhead: Constant
+    index_overhead: Constant
     host_memory_bandwidth: Constant
     host_random_access: Constant
     copy_bandwidth: Constant
@@ -84,6 +88,8 @@ _SHEET_910B = "data sheet of the Atlas 800T A2, peak; not measured"
 _SHEET_H100 = "NVIDIA H100 SXM5 80GB data sheet, peak; not measured"
 _LINE = "assumption: a read is at least one line of 64 bytes at the memory's bandwidth; not measured"
 _LAUNCH = "assumption: one launch of a kernel; not measured"
+_ONE_KERNEL = "assumption: one kernel serves all tables of a lookup"
+_INDEX_CALL = "assumption: one call of an index on a host; not measured"
 _CALL = "assumption: one collective call on a quiet network; not measured"
 _SORT = "assumption: four passes that read and write 16 bytes per id; not measured"
 _HOST_LATENCY = "assumption: 100 ns per miss of a host's cache, ten of which overlap; not measured"
@@ -95,6 +101,8 @@ ASCEND_910B = Hardware(
     flops=Constant(75e12, "published specification tables of the 910B: FP32; not measured"),
     sort_per_id=Constant(128 / (1600 * GB), _SORT),
     node_overhead=Constant(10e-6, _LAUNCH),
+    table_overhead=Constant(0.0, _ONE_KERNEL),
+    index_overhead=Constant(10e-6, _INDEX_CALL),
     host_memory_bandwidth=Constant(
         4 * 8 * 25.6 * GB / 8, "four Kunpeng 920 with eight channels of DDR4-3200 each, divided by eight devices"
     ),
@@ -113,6 +121,8 @@ H100 = Hardware(
     flops=Constant(67e12, _SHEET_H100 + ": FP32"),
     sort_per_id=Constant(128 / (3350 * GB), _SORT),
     node_overhead=Constant(5e-6, _LAUNCH),
+    table_overhead=Constant(0.0, _ONE_KERNEL),
+    index_overhead=Constant(10e-6, _INDEX_CALL),
     host_memory_bandwidth=Constant(
         2 * 8 * 38.4 * GB / 8, "two sockets with eight channels of DDR5-4800 each, divided by eight devices"
     ),
@@ -133,6 +143,8 @@ CPU_HOST = Hardware(
     flops=Constant(1e11, _HOST),
     sort_per_id=Constant(20e-9, _HOST),
     node_overhead=Constant(20e-6, _HOST),
+    table_overhead=Constant(2e-6, _HOST),
+    index_overhead=Constant(10e-6, _INDEX_CALL),
     host_memory_bandwidth=Constant(20 * GB, _HOST),
     host_random_access=Constant(10e-9, _HOST_LATENCY),
     copy_bandwidth=Constant(20 * GB, _HOST),

@@ -6,31 +6,18 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torchrec import KeyedJaggedTensor
 
-from recfx.hashing import HashConfig
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.modules.embedding_bag_config import HashEmbeddingBagConfig
-from recfx.optim.attached import run_in_backward
-from recfx.optim.rules import rule_of_class
-from recfx.pricing.formulas import lookup
 from recfx.pricing.hardware import COLLECTIVES, GB, Constant, Hardware
-from recfx.pricing.node_facts import NodeFacts, TableLoad
-from recfx.pricing.symbols import Symbols
-from recfx.pricing.times import WorkAt, seconds_of_work
+from recfx.pricing.measured_nodes import HOW, with_nodes
 
 _REPEATS = 20
 _STREAM_BYTES = 64 * 2**20
-_TABLE_ROWS, _ROW_FLOATS, _IDS = 2**20, 16, 2**15  # a table of 64 MiB with rows of one line of the cache
-_STEP_TABLES, _STEP_ROWS = 8, 2**16
 _SMALL, _LARGE = 2**12, 2**22  # bytes that a rank passes to a collective
-_HOW = "measured on this machine: "
 
 
 @functools.lru_cache(maxsize=1)
@@ -62,19 +49,19 @@ def _of_two_threads() -> tuple[dict[str, tuple[float, float]], str]:
 
 
 def _measure(links: dict[str, tuple[float, float]], over: str) -> Hardware:
-    bandwidth = _memory()
-    stream = Constant(bandwidth, _HOW + "a copy of 64 MiB, bytes read and written")
-    random = Constant(_misses(bandwidth), _HOW + "rows of 64 bytes pooled from a table of 64 MiB, beyond their bytes")
-    gloo = _HOW + over
+    stream = Constant(_memory(), HOW + "a copy of 64 MiB, bytes read and written")
+    gloo, later = HOW + over, Constant(0.0, "")
     found = Hardware(
         name=f"this machine, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}",
         memory_bandwidth=stream,
-        random_access=random,
-        flops=Constant(_flops(), _HOW + "a product of two matrices in float32"),
-        sort_per_id=Constant(0.0, ""),
-        node_overhead=Constant(_overhead(), _HOW + "ten calls of a small operator of torch"),
+        random_access=later,
+        flops=Constant(_flops(), HOW + "a product of two matrices in float32"),
+        sort_per_id=later,
+        node_overhead=Constant(_overhead(), HOW + "ten calls of a small operator of torch"),
+        table_overhead=later,
+        index_overhead=later,
         host_memory_bandwidth=stream,
-        host_random_access=random,
+        host_random_access=later,
         copy_bandwidth=stream,
         link_bandwidth={name: Constant(link[1], gloo) for name, link in links.items()},
         network_bandwidth=Constant(1.25 * GB, "assumption: a network of 10 Gbit/s; not measured"),
@@ -83,8 +70,7 @@ def _measure(links: dict[str, tuple[float, float]], over: str) -> Hardware:
         device="cpu",
         links_are_shared=True,
     )
-    sorting = Constant(_sorting(found), _HOW + "the backward of eight small tables, beyond what else it does")
-    return replace(found, sort_per_id=sorting)
+    return with_nodes(found)
 
 
 def _seconds(function: Callable[[], object], repeats: int = _REPEATS) -> float:
@@ -102,48 +88,6 @@ def _memory() -> float:
     source = torch.ones(_STREAM_BYTES, dtype=torch.uint8)
     target = torch.empty_like(source)
     return 2 * _STREAM_BYTES / _seconds(lambda: target.copy_(source))
-
-
-def _misses(bandwidth: float) -> float:
-    table = torch.ones(_TABLE_ROWS, _ROW_FLOATS)
-    ids = torch.randint(0, _TABLE_ROWS, (_IDS,), generator=torch.Generator().manual_seed(0))
-    offsets = torch.arange(0, _IDS + 1, 8)
-    pooled = _seconds(
-        lambda: torch.nn.functional.embedding_bag(ids, table, offsets, mode="sum", include_last_offset=True)
-    )
-    return max(pooled / _IDS - (4 * _ROW_FLOATS + 8) / bandwidth, 1e-10)
-
-
-def _sorting(hardware: Hardware) -> float:
-    """Seconds per id of a fused step that its bytes, misses and operations do not explain."""
-    names, length = [str(number) for number in range(_STEP_TABLES)], 8
-    samples = _IDS // length
-    tables = [
-        HashEmbeddingBagConfig(
-            num_embeddings=_STEP_ROWS,
-            embedding_dim=_ROW_FLOATS,
-            name=f"t{name}",
-            feature_names=[name],
-            hashing=HashConfig(dense_rows=_STEP_ROWS),
-        )
-        for name in names
-    ]
-    collection = HashEmbeddingBagCollection(tables, device="cpu")
-    for name in names:
-        run_in_backward(torch.optim.SGD, collection.weight(f"t{name}"), {"lr": 0.1})
-    collection.fused_optimizers()  # makes the graph for the optimizers
-    ids = torch.randint(0, _STEP_ROWS, (_STEP_TABLES * _IDS,), generator=torch.Generator().manual_seed(0))
-    batch = KeyedJaggedTensor(names, ids, lengths=torch.full((_STEP_TABLES * samples,), length))
-    gradient = torch.ones(samples, _STEP_TABLES * _ROW_FLOATS)
-    pooled = [collection.graph_module(batch).values() for _ in range(_REPEATS + 1)]
-    measured = _seconds(lambda: pooled.pop().backward(gradient))
-    symbols = Symbols(samples, 1, lambda _: length)
-    rule = rule_of_class(torch.optim.SGD)
-    assert rule is not None
-    loads = [TableLoad.of(table, _STEP_ROWS, 4 * _ROW_FLOATS, rule, True, symbols) for table in collection.tables]
-    known = lookup(NodeFacts("lookup", tuple(loads))).backward
-    explained = seconds_of_work(WorkAt(*(getattr(known, each.name) for each in fields(known))), hardware)
-    return max(measured - explained, 0.0) / ids.numel()
 
 
 def _flops() -> float:

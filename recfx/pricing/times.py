@@ -15,12 +15,15 @@ class WorkAt(NamedTuple):
     written_bytes: float
     flops: float
     random_accesses: float
+    index_accesses: float
     copied_bytes: float
     sorted_ids: float
+    tables: float
+    indexes: float
 
 
 def seconds_of_work(work: WorkAt, hardware: Hardware, on_host: bool = False) -> float:
-    """Memory, arithmetic and misses one after the other, and the overhead of a node.
+    """Memory, arithmetic and misses one after the other, and the overhead of a node, of its tables and indexes.
 
     Args:
         work: of one phase.
@@ -29,13 +32,19 @@ def seconds_of_work(work: WorkAt, hardware: Hardware, on_host: bool = False) -> 
     """
     bandwidth = hardware.host_memory_bandwidth if on_host else hardware.memory_bandwidth
     miss = hardware.host_random_access if on_host else hardware.random_access
+    # A host has both its tables and its indexes in one memory, but an index does more per access than a table.
+    has_indexes = on_host or hardware.host_memory_bandwidth == hardware.memory_bandwidth
+    index_miss = hardware.host_random_access if has_indexes else hardware.random_access
     return (
         hardware.node_overhead.value
         + (work.read_bytes + work.written_bytes) / bandwidth.value
         + work.random_accesses * miss.value
+        + work.index_accesses * index_miss.value
         + work.flops / hardware.flops.value
         + work.copied_bytes / hardware.copy_bandwidth.value
         + work.sorted_ids * hardware.sort_per_id.value
+        + work.tables * hardware.table_overhead.value
+        + work.indexes * hardware.index_overhead.value
     )
 
 

@@ -20,18 +20,23 @@ class Work:
         read_bytes: bytes read from memory.
         written_bytes: bytes written to memory.
         flops: floating-point operations.
-        random_accesses: how many of the reads go to places that no prefetcher can guess: rows of tables, slots of
-            indexes.
+        random_accesses: how many of the reads go to places that no prefetcher can guess: rows of tables.
+        index_accesses: the same for what indexes know of ids: their slots, the scores of rows.
         copied_bytes: bytes copied between the host and a device.
         sorted_ids: how many ids are sorted by row, before a fused step.
+        tables: how many tables are gone through one after the other, with rows to read or to step.
+        indexes: how many indexes are called.
     """
 
     read_bytes: Any = 0
     written_bytes: Any = 0
     flops: Any = 0
     random_accesses: Any = 0
+    index_accesses: Any = 0
     copied_bytes: Any = 0
     sorted_ids: Any = 0
+    tables: Any = 0
+    indexes: Any = 0
 
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))

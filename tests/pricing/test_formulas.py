@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import sympy
 
 import recfx
 from recfx.ir import NODE_KINDS
 from recfx.pricing.formulas import FORMULAS
 from tests.builders.collections import collection
+from tests.builders.optimizers import attach
+
+RAW = recfx.HashConfig(dense_rows=0)
 
 
 def test_every_kind_of_node_has_a_formula() -> None:
@@ -20,3 +24,30 @@ def test_a_kind_without_a_formula_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(recfx.ConversionError, match="'keyed_tensor'") as caught:
         recfx.cost(model)
     assert caught.value.reason == "kind_without_cost"
+
+
+def test_each_table_and_each_index_is_counted() -> None:
+    """On a host they are gone through one after the other, which takes longest where batches are small."""
+    (fused,) = [
+        node for node in recfx.cost(recfx.convert(collection(), hashing=RAW)).nodes if node.kind == "hash_lookup"
+    ]
+    static = [node for node in recfx.cost(recfx.convert(collection(), hashing=None)).nodes if node.kind == "lookup"]
+    assert (fused.forward.tables, fused.forward.indexes, fused.backward.tables) == (2, 2, 2)
+    assert [(node.forward.tables, node.forward.indexes, node.backward.tables) for node in static] == [(1, 0, 1)] * 2
+    rows = sympy.Add(*(node.forward.random_accesses for node in static))
+    assert sympy.expand(fused.forward.random_accesses - rows) == 0
+    assert sympy.expand(fused.forward.index_accesses - rows) == 0
+
+
+def test_a_step_reads_the_state_of_a_row_somewhere_else() -> None:
+    accesses = {}
+    for optimizer in ("sgd", "rowwise_adagrad"):
+        model = collection()
+        attach(model, optimizer)
+        nodes = recfx.cost(recfx.convert(model, hashing=None)).nodes
+        accesses[optimizer] = sum(_number(each.backward.random_accesses) for each in nodes)
+    assert accesses["rowwise_adagrad"] == 1.5 * accesses["sgd"]
+
+
+def _number(expression: sympy.Expr) -> float:
+    return float(expression.subs(dict.fromkeys(expression.free_symbols, 2)).doit())
