@@ -16,6 +16,7 @@ from recfx.drawing.view import EXPANDED_UP_TO, LONGEST_LABEL, STACK_FROM
 from recfx.inspect import wording
 from recfx.ir.meta import Collective, SourceLocation
 from recfx.ir.printable import printable
+from recfx.passes._nodes import node_name
 from recfx.pricing.values import BATCH_SIZE, LENGTH
 
 
@@ -78,6 +79,7 @@ class _Records:
         positions = {table.name: position for position, table in enumerate(one.tables)}
         return {
             "paths": one.paths,
+            "prefix": node_name(one.path, ""),
             "kind": one.kind,
             "was": one.was,
             "shape": one.shape,

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from recfx.drawing.drawing import CALL, DENSE, INPUT, ITEM, OUTPUT, Drawing, DrawnCollection, DrawnNode, DrawnStep
+from recfx.passes._nodes import node_name
 
 STACK_FROM = 6
 """So many like nodes of a collection are drawn as one stack."""
@@ -183,8 +184,7 @@ def _short(node: DrawnNode) -> str:
 
 
 def _item_label(item: DrawnNode, one: DrawnCollection) -> str:
-    prefix = one.path.replace(".", "_") or "ebc"
-    return item.name.removeprefix(f"{prefix}_")
+    return item.name.removeprefix(node_name(one.path, ""))
 
 
 def _count(number: int, word: str, times: bool = False) -> str:

@@ -12,6 +12,7 @@ import sympy
 from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.report_data import ReportData
 from recfx.inspect.table_report import HashingReport, TableReport
+from recfx.ir.printable import printable
 
 _MOST_TERMS = 4
 
@@ -32,7 +33,7 @@ def versions(report: ReportData) -> str:
 
 def name_of(path: str) -> str:
     """A fully qualified name, with a word for that of the root."""
-    return path or "(root)"
+    return printable(path) or "(root)"
 
 
 def place(collection: CollectionReport) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -22,8 +23,12 @@ _RESOURCES = "recfx_resources"
 
 
 def node_name(collection: str, kind: str) -> str:
-    """``<collection fqn>_<node>``; ``ebc_<node>`` for a collection that is the root."""
-    return f"{collection.replace('.', '_') or 'ebc'}_{kind}"
+    """``<collection fqn>_<node>``; ``ebc_<node>`` for a collection that is the root.
+
+    What cannot stand in a Python name is replaced as torch.fx does, so that a node has one name everywhere.
+    """
+    name = re.sub(r"[^0-9a-zA-Z_]+", "_", f"{collection or 'ebc'}_{kind}")
+    return f"_{name}" if name[0].isdigit() else name
 
 
 def nodes_of_kind(graph_module: fx.GraphModule, kind: str) -> list[fx.Node]:

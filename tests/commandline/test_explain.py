@@ -87,6 +87,15 @@ def test_names_fit_every_terminal(command: str, encoding: str, tmp_path: Path, m
         assert "lone\\udc80" in page
 
 
+@pytest.mark.parametrize("command", ["explain", "explain --tables all", "graph", "graph --diff before lower", "cost"])
+def test_names_of_collections_fit_every_terminal(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name, *more = command.split()
+    assert main([name, f"{MODELS}:strange_collections", *more]) == 0
+    text = capsys.readouterr().out
+    assert {letter for letter in text if not letter.isprintable()} == {"\n"}
+    assert name == "cost" or "esc\\x1b[31m\\x00" in text
+
+
 def test_all_tables(capsys: pytest.CaptureFixture[str]) -> None:
     for tables, lines in (("groups", 1), ("all", 30)):
         assert main(["explain", f"{MODELS}:many_tables", "--tables", tables]) == 0

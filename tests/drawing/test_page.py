@@ -25,7 +25,7 @@ from recfx.pricing.cost_text import in_bytes
 from recfx.pricing.hardware import H100
 from tests.drawing import picture
 from tests.drawing.page_data import data_of
-from tests.inspect.models import STRANGE, Towers, collection, config, dlrm
+from tests.inspect.models import STRANGE, Towers, batch, collection, config, dlrm
 from tests.support.browser import Page
 from tests.support.fake_group import fake_group
 
@@ -165,10 +165,10 @@ def test_costs_in_numbers(fused: bool, page: Page, tmp_path: Path) -> None:
     opened(page, model, tmp_path)
     assert ('"min"' in json.dumps(data_of(tmp_path / "model.html")["costs"])) is fused
     page.click(AFTER.format("hash_lookup"))
-    for batch, length, lengths in ((512, "1", 1), (64, "2.5", 2.5), (7, "3, f1=0.5", {"f0": 3, "f1": 0.5})):
-        type_into(page, "batch", str(batch))
+    for samples, length, lengths in ((512, "1", 1), (64, "2.5", 2.5), (7, "3, f1=0.5", {"f0": 3, "f1": 0.5})):
+        type_into(page, "batch", str(samples))
         type_into(page, "length", length)
-        found = recfx.cost(model).at(B=batch, L=lengths)
+        found = recfx.cost(model).at(B=samples, L=lengths)
         (lookup,) = (node for node in found.nodes if node.kind == "hash_lookup")
         assert shown_costs(page) == costs_at(lookup)
         total = in_bytes(found.totals.read_bytes)
@@ -212,6 +212,23 @@ def test_costs_of_a_sharded_model_are_those_of_its_ranks(page: Page, tmp_path: P
         assert texts(page, "#details-title") == [node.name]
         assert shown_costs(page) == costs_at(node)
     assert page.complaints == []
+
+
+def test_a_name_that_is_not_python_has_its_cost_in_the_graph_of_the_model(page: Page, tmp_path: Path) -> None:
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.towers = nn.ModuleDict({"my-tower": collection(), "2nd": collection()})
+
+        def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+            return sum(tower(features).values() for tower in self.towers.values())
+
+    sample = (batch([1, 2, 3, 4]),)
+    model = recfx.convert(Towers(), sample, hashing=RAW, verify=False, whole_graph=True)
+    opened(page, model, tmp_path)
+    page.click(AFTER.format("towers_my_tower_hash_lookup"))
+    assert texts(page, "#details-title") == ["towers_my_tower_hash_lookup"]
+    assert shown_costs(page)["bytes read"] > 0
 
 
 def test_the_model_s_own_modules_have_a_cost(page: Page, tmp_path: Path) -> None:

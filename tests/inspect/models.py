@@ -127,6 +127,10 @@ def strange_names() -> tuple[nn.Module, tuple[KeyedJaggedTensor]]:
     return Wrapped(EmbeddingBagCollection(tables=tables)), (ids,)
 
 
+def strange_collections() -> nn.Module:
+    return nn.ModuleDict({name.replace(".", ""): collection() for name in STRANGE})
+
+
 class AsksForItsClass(Wrapped):
     """It returns something else once it is converted."""
 

@@ -192,7 +192,7 @@ function shortLine(node) {
 }
 
 function itemLabel(item, collection) {
-  const prefix = `${collection.paths[0].replaceAll(".", "_") || "ebc"}_`;
+  const prefix = collection.prefix;
   return item.name.startsWith(prefix) ? item.name.slice(prefix.length) : item.name;
 }
 
