@@ -64,7 +64,7 @@ def convert(
         plan: TorchRec's sharding plan, by fully qualified name of the collections. The collections of the result are
             sharded, and each rank has its own part of the weights of ``model``; every rank must call ``convert``. The
             result has ``fused_optimizer``, as a ``DistributedModelParallel`` does.
-        env: the ranks to shard over; with it and without ``plan``, TorchRec's planner makes one. Default: all ranks.
+        env: the ranks to shard over; with it and without ``plan``, ``recfx.plan`` makes one. Default: all ranks.
         device: move the result there; tables on meta are allocated and initialised.
         backend: kernel target of the lookups; ``"auto"`` takes the first one that can serve each lookup.
         whole_graph: return the whole model as a graph (one for train and one for eval, over shared modules); needs a

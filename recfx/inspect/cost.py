@@ -28,6 +28,7 @@ from recfx.pricing.planned_nodes import PlannedGraphs
 from recfx.pricing.planned_tables import PlannedCollection
 from recfx.pricing.symbols import SYMBOLS
 from recfx.pricing.this_machine import this_machine
+from recfx.pricing.values import whole_number
 from recfx.pricing.work import NodeCost
 from recfx.record.wrappers import unwrap
 from recfx.replacement.dry_run import as_converted
@@ -65,6 +66,7 @@ def cost(
     Raises:
         ConversionError: ``invalid_argument``, ``no_collection``, ``already_sharded``, ``plan_unknown_collection``,
             ``plan_missing_collection``, and those of ``recfx.plan`` and of sharding.
+        InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
     """
     check_module(model_or_graph, "model_or_graph")
     _check_topology(topology)
@@ -87,7 +89,9 @@ def cost(
         distinct = {id(each): each for each in converted.values()}
         return _as_it_is(model, list(distinct.values()), topology, again)
     check_plan(plan)
-    if world_size is None:
+    if world_size is not None:
+        world_size = whole_number(world_size, "world_size")
+    else:
         has_ranks = isinstance(topology, (Topology, NpuTopology))
         world_size = topology.world_size if has_ranks else ranks_named(plan)
     return _as_planned(model, converted, plan, world_size, topology, again)

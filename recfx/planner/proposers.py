@@ -14,7 +14,7 @@ from torchrec.distributed.planner.proposers import GreedyProposer, GridSearchPro
 from torchrec.distributed.planner.types import Enumerator, Proposer, ShardingOption, Storage, Topology
 
 MOST_TABLES = 60_000
-"""How many tables, counted once per proposal, a greedy proposer prices: 60 proposals for a thousand tables."""
+"""How many tables, counted once per proposal, a greedy proposer prices on eight ranks: 60 proposals for a thousand."""
 
 MOST_TABLES_THAT_FIT = 10 * MOST_TABLES
 """The same, if none of these fits."""
@@ -132,7 +132,8 @@ def proposers(topology: Topology, most_tables: int = MOST_TABLES) -> list[Propos
     """
     storages = [device.storage for device in topology.devices]
     capacity = Storage(sum(each.hbm for each in storages), sum(each.ddr for each in storages))
-    greedy = [GreedySteps(use_depth, capacity, most_tables) for use_depth in (True, False)]
+    most = most_tables * 8 // max(topology.world_size, 8)  # with more ranks, a proposal takes more time
+    greedy = [GreedySteps(use_depth, capacity, most) for use_depth in (True, False)]
     return [GridSearchProposer(), *greedy, UniformProposer()]
 
 

@@ -8,13 +8,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, RecfxError
 from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
 from recfx.modules.converted_collection import collections_by_prefix
-from recfx.planner.default_sharders import sharders
+from recfx.planner.placements import PRIVATE
+from recfx.planner.plan import plan as make_plan
+from recfx.planner.topology import npu_topology
+from recfx.sharding.ranks_agree import on_all_ranks
 from recfx.sharding.shard_collection import shard_collection
 
 
@@ -25,7 +28,7 @@ def shard_collections(
 
     Args:
         model: a converted model.
-        plan: by fully qualified name of the collection. None: TorchRec's planner makes one for ``env``.
+        plan: by fully qualified name of the collection. None: that of ``recfx.plan`` for ``env``.
         env: the ranks to shard over. None: all ranks of the default process group.
         device: the device of the shards. None: that of the tables.
 
@@ -40,7 +43,7 @@ def shard_collections(
         paths.setdefault(id(module), []).append(prefix.removesuffix("."))
     target = None if device is None else torch.device(device)
     if plan is None:
-        plan = _make_plan(model, env, target)
+        plan = _make_plan(model, env, target, next(iter(collections.values()), None))
     per_collection: Mapping[str, Any] = plan.plan
     known = {path for aliases in paths.values() for path in aliases}
     unknown = [path for path in per_collection if path not in known]
@@ -79,10 +82,19 @@ def _environment(env: ShardingEnv | None) -> ShardingEnv:
     return ShardingEnv.from_process_group(dist.group.WORLD)
 
 
-def _make_plan(model: nn.Module, env: ShardingEnv, device: torch.device | None) -> ShardingPlan:
-    """A plan, made as ``DistributedModelParallel`` makes it."""
+def _make_plan(
+    model: nn.Module, env: ShardingEnv, device: torch.device | None, collection: HashEmbeddingBagCollection | None
+) -> ShardingPlan:
+    """That of ``recfx.plan``; rank 0 makes it, and all ranks get it, or its error."""
+    if device is None and collection is not None:
+        device = next((each.device for each in collection.parameters()), None)
     kind = "cpu" if device is None or device.type == "meta" else device.type
-    planner = EmbeddingShardingPlanner(topology=Topology(world_size=env.world_size, compute_device=kind))
-    ours = [sharder for sharder in sharders() if issubclass(sharder.module_type, HashEmbeddingBagCollection)]
-    plan: ShardingPlan = planner.collective_plan(model, ours, env.process_group)
+    on_npus = kind in ("npu", PRIVATE)
+    topology = npu_topology(env.world_size) if on_npus else Topology(env.world_size, kind, created_by_factory=True)
+
+    def make() -> ShardingPlan | None:
+        return make_plan(model, topology) if env.rank == 0 or env.process_group is None else None
+
+    found = on_all_ranks(env.process_group, make, lambda error: error if isinstance(error, RecfxError) else None)
+    plan = next(each for each in found if each is not None)
     return plan

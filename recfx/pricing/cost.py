@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, InputError
 from recfx.pricing.comparison import Sweep
 from recfx.pricing.cost_data import CostAtData, CostData
 from recfx.pricing.cost_json import cost_at_json, cost_json
@@ -79,7 +79,13 @@ class Cost(CostData):
         return Batch(graphs, values, Totals.of(price(node, values, hardware) for node in rest))
 
     def sweep(self, W: Iterable[int], *, B: int = BATCH_SIZE, L: Any = LENGTH) -> Sweep:
-        """The cost on several numbers of ranks; arguments and errors are those of :meth:`at`."""
+        """The cost on several numbers of ranks; the other arguments and errors are those of :meth:`at`."""
+        if not isinstance(W, Iterable) or not (W := list(W)):
+            raise InputError(
+                f"W is {W!r}.",
+                reason="invalid_argument",
+                what_to_do="pass the numbers of ranks as a list, such as [8, 64, 1024].",
+            )
         return Sweep(tuple(self.at(B, world_size, L) for world_size in W))
 
     def _on(self, world_size: int) -> Cost:

@@ -28,7 +28,7 @@ class Hardware:
         memory_bandwidth: bytes per second of the memory that holds the tables.
         random_access: seconds per read at a place that no prefetcher can guess, beyond the time for its bytes.
         flops: floating-point operations per second.
-        sort_per_id: seconds per id of a fused step, which sorts the ids of a batch by row.
+        sort_per_id: seconds per id of a fused step, which sorts the ids of a batch by row and adds up gradients.
         node_overhead: seconds per node and phase, whatever the node does.
         table_overhead: seconds per table of a lookup and phase, however few its ids are.
         index_overhead: seconds per index that a node calls, however few the ids are.

@@ -30,7 +30,8 @@ from recfx.pricing.work import Work
 HOW = "measured on this machine: "
 
 _TABLES, _ROWS, _FLOATS = 8, 2**17, 32  # 128 MiB in all
-_FEW, _MANY = 16, 2**12  # ids per table
+_SMALL_ROWS, _SMALL_FLOATS = 2**16, 16  # rows that caches hold, so that sorting is most of a step
+_FEW, _MANY, _SORTED = 16, 2**12, 2**15  # ids per table
 _LENGTH = 4
 _MOST_TIMES, _ALIKE = 100, 5
 _FAR_APART = 2_654_435_761
@@ -42,7 +43,9 @@ def with_nodes(known: Hardware) -> Hardware:
     static = _Measured(HashConfig(dense_rows=_ROWS), "lookup")
     found = _solved(known, "table_overhead", static, _FEW, f"a lookup of {_FEW} ids in each of {_OF_TABLES}")
     found = _solved(found, "random_access", static, _MANY, f"a lookup of {_MANY} ids in each of {_OF_TABLES}")
-    found = _solved(found, "sort_per_id", static, _MANY, "the backward of that lookup", backward=True)
+    small = _Measured(HashConfig(dense_rows=_SMALL_ROWS), "lookup", _SMALL_ROWS, _SMALL_FLOATS)
+    sort = f"the backward of {_SORTED} ids in each of {_TABLES} small tables"
+    found = _solved(found, "sort_per_id", small, _SORTED, sort, backward=True)
     hashed = _Measured(HashConfig(dense_rows=0), "hash_lookup")
     with on_a_copy():  # ranks may not train indexes of their own, but these are gone afterwards
         found = _solved(found, "index_overhead", hashed, _FEW, f"the same with indexes, {_FEW} ids")
@@ -65,13 +68,16 @@ class _Measured:
     Args:
         hashing: of its tables.
         kind: the kind of node that is measured.
+        rows: of each table.
+        floats: of each row.
     """
 
-    def __init__(self, hashing: HashConfig, kind: str) -> None:
+    def __init__(self, hashing: HashConfig, kind: str, rows: int = _ROWS, floats: int = _FLOATS) -> None:
+        self.rows, self.floats = rows, floats
         self.names, self.kind = [str(number) for number in range(_TABLES)], kind
         tables = [
             HashEmbeddingBagConfig(
-                num_embeddings=_ROWS, embedding_dim=_FLOATS, name=f"t{name}", feature_names=[name], hashing=hashing
+                num_embeddings=rows, embedding_dim=floats, name=f"t{name}", feature_names=[name], hashing=hashing
             )
             for name in self.names
         ]
@@ -82,7 +88,7 @@ class _Measured:
         self.is_hashed = hashing.dense_rows == 0
         self.generator = torch.Generator().manual_seed(0)
         for table in self.collection.tables_with_index():
-            self.collection.index(table).find_or_insert(torch.arange(_ROWS // 2) * _FAR_APART)
+            self.collection.index(table).find_or_insert(torch.arange(rows // 2) * _FAR_APART)
 
     def seconds(self, ids: int, backward: bool) -> float:
         """The shortest time of the node, or of its backward, with so many ids of each table.
@@ -111,7 +117,9 @@ class _Measured:
         """What the formulas say of it."""
         rule = rule_of_class(torch.optim.SGD)
         symbols = Symbols(ids // _LENGTH, 1, lambda _: _LENGTH)
-        loads = tuple(TableLoad.of(table, _ROWS, 4 * _FLOATS, rule, True, symbols) for table in self.collection.tables)
+        loads = tuple(
+            TableLoad.of(each, self.rows, 4 * self.floats, rule, True, symbols) for each in self.collection.tables
+        )
         facts = NodeFacts(self.kind, loads, ids=ids * _TABLES, bags=ids * _TABLES // _LENGTH)
         phases = formula_of(self.kind)(facts)
         return phases.backward if backward else phases.forward
@@ -130,7 +138,7 @@ class _Measured:
 
     def _batch(self, ids: int) -> KeyedJaggedTensor:
         """Other ids each time, or they would be in the cache."""
-        values = torch.randint(0, _ROWS // 2, (_TABLES * ids,), generator=self.generator)
+        values = torch.randint(0, self.rows // (2 if self.is_hashed else 1), (_TABLES * ids,), generator=self.generator)
         lengths = torch.full((_TABLES * ids // _LENGTH,), _LENGTH)
         return KeyedJaggedTensor(self.names, values * _FAR_APART if self.is_hashed else values, lengths=lengths)
 

@@ -30,13 +30,14 @@ def this_machine() -> Hardware:
 
 
 def machine_of(group: dist.ProcessGroup) -> Hardware:
-    """The host, as rank 0 of a gloo group measures it, and the collectives of that group; all its ranks call this.
+    """The host and the collectives of a gloo group, all of whose ranks call this, and get the constants of rank 0.
 
-    Every rank gets the same constants.
+    All ranks measure at the same time, because they will share the host's memory and caches when they train.
     """
     links = {operation: _collective(_SpeedOfGroup(group, operation)) for operation in COLLECTIVES}
     how = f"gloo, {group.size()} processes"
-    found = [_measure(links, how) if group.rank() == 0 else None]
+    dist.barrier(group)
+    found: list[Hardware | None] = [_measure(links, how)]
     dist.broadcast_object_list(found, dist.get_global_rank(group, 0), group=group)
     (measured,) = found
     assert measured is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
-from numbers import Real
+from numbers import Integral, Rational, Real
 from typing import Any
 
 import sympy
@@ -37,7 +37,7 @@ class Values:
     """
 
     def __init__(self, batch: Any, world: Any, lengths: Any, features: Iterable[str]) -> None:
-        self.batch, self.world = _whole(batch, "B"), _whole(world, "W")
+        self.batch, self.world = whole_number(batch, "B"), whole_number(world, "W")
         self.lengths = _lengths(lengths, features)
         self.sizes: tuple[int, ...] = ()
         self.rank = 0
@@ -58,7 +58,7 @@ class Values:
             InputError: ``invalid_argument``, ``missing_feature``.
         """
         names = list(dict.fromkeys(features))
-        sizes = tuple(_whole(each, "B", 0) for each in _one_per_rank(batches, "B", world))
+        sizes = tuple(whole_number(each, "B", 0) for each in _one_per_rank(batches, "B", world))
         everybody = sum(sizes)
         found = []
         for rank, each in enumerate(_one_per_rank(lengths, "L", world)):
@@ -106,8 +106,18 @@ class Values:
         }
 
 
-def _whole(value: Any, name: str, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, sympy.Integer)) or value < least:
+def whole_number(value: Any, name: str, least: int = 1) -> int:
+    """A number that the user has passed.
+
+    Args:
+        value: what was passed.
+        name: of the argument.
+        least: the least number that is allowed.
+
+    Raises:
+        InputError: ``invalid_argument``.
+    """
+    if isinstance(value, bool) or not isinstance(value, (Integral, sympy.Integer)) or value < least:
         raise InputError(
             f"{name} is {value!r}.",
             reason="invalid_argument",
@@ -152,7 +162,8 @@ def _lengths(given: Any, features: Iterable[str]) -> dict[str, Fraction]:
 def _length(value: Any, feature: str) -> Fraction:
     try:
         # A mean is a ratio of small numbers, which a float only rounds.
-        length = Fraction(float(value)).limit_denominator(10**9) if isinstance(value, float) else Fraction(value)
+        is_exact = isinstance(value, (Rational, sympy.Rational))
+        length = Fraction(value) if is_exact else Fraction(float(value)).limit_denominator(10**9)
     except (TypeError, ValueError, OverflowError):
         length = Fraction(-1)
     if isinstance(value, (bool, str)) or not isinstance(value, (Real, sympy.Rational)) or length < 0:

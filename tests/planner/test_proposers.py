@@ -121,3 +121,12 @@ def test_if_none_of_some_fits_more_are_tried(monkeypatch: pytest.MonkeyPatch) ->
     plan = recfx.plan(model_of(3), Topology(2, "cuda"))
     assert [len(each) for each in asked] == [0, 1]
     assert len(plan.plan["ebc"]) == 3
+
+
+def test_more_ranks_take_more_time_so_fewer_proposals_are_priced() -> None:
+    options = options_of(model_of(60), Topology(8, "cuda"))
+    made = []
+    for ranks in (8, 1024):
+        _, greedy, *_ = proposers(Topology(ranks, "cuda", local_world_size=8, hbm_cap=2**60))
+        made.append(len(all_proposals(greedy, options)))
+    assert made[0] > 200 > made[1] >= 40

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy
 import pytest
 import sympy
 import torch
@@ -100,6 +101,11 @@ def test_lengths_by_feature_and_for_all() -> None:
     assert cost.features == ("f1", "f2", "f3")
     assert cost.at(8, L=2.5).totals == cost.at(8, L={"f1": 2.5, "f2": 2.5, "f3": 2.5, "more": 1}).totals
     assert cost.at(8, L={"f1": 9, "f2": 0, "f3": 0}).seconds > cost.at(8, L=0).seconds
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    cost = recfx.cost(hashed(), H100)
+    assert cost.at(numpy.int64(8), L=numpy.float32(2.5)).totals == cost.at(8, L=2.5).totals
 
 
 def test_hardware_changes_times_alone() -> None:

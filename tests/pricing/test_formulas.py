@@ -46,7 +46,7 @@ def test_a_step_reads_the_state_of_a_row_somewhere_else() -> None:
         attach(model, optimizer)
         nodes = recfx.cost(recfx.convert(model, hashing=None)).nodes
         accesses[optimizer] = sum(_number(each.backward.random_accesses) for each in nodes)
-    assert accesses["rowwise_adagrad"] == 1.5 * accesses["sgd"]
+    assert accesses["rowwise_adagrad"] == 2 * accesses["sgd"] > 0
 
 
 def _number(expression: sympy.Expr) -> float:

@@ -211,3 +211,19 @@ def test_refuses_to_plan_a_graph_or_a_number_that_is_none() -> None:
     with pytest.raises(recfx.InputError) as refused:
         recfx.cost(model, Topology(2, "cpu")).at(W=0)
     assert refused.value.reason == "invalid_argument"
+
+
+@pytest.mark.parametrize("numbers", [[], 4, None])
+def test_refuses_to_sweep_nothing(numbers: Any) -> None:
+    with pytest.raises(recfx.InputError) as refused:
+        recfx.cost(many_tables(2), npu_topology(2)).sweep(numbers)
+    assert refused.value.reason == "invalid_argument"
+
+
+@pytest.mark.parametrize("world_size", [0, "2", 2.0])
+def test_refuses_a_plan_for_no_number_of_ranks(world_size: Any) -> None:
+    model = many_tables(1)
+    plan = plan_of(model, "ebc", 2, {"t0": table_wise(rank=1)})
+    with pytest.raises(recfx.InputError) as refused:
+        recfx.cost(model, H100, plan=plan, world_size=world_size)
+    assert refused.value.reason == "invalid_argument"
