@@ -10,8 +10,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 import recfx
-from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, with_optimizer
+from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, shard, with_optimizer
 from tests.sharding.ranks import ranks
+from tests.sharding.typical_cases import TYPES, hashed_case
 
 RAW = Case(
     (
@@ -40,6 +41,34 @@ def watched(rank: int, world_size: int, wrapped: bool) -> dict[str, Any]:
     inner = model.module if wrapped else model
     counts = {name: (index.occupancy(), index.counters) for name, index in inner.sparse.hash_indexes.items()}
     return {"mine": mine.scalars(), "all": everyones.scalars(dist.group.WORLD, probe_all=True), "counts": counts}
+
+
+def counted(rank: int, world_size: int, case: Case) -> list[tuple[str, float, float]]:
+    """What the sum of all ranks says after each step beside what is counted by hand: occupancy, and new ids."""
+    sharded = shard(case, build(case)[0], world_size)
+    monitor = recfx.monitor(sharded)
+    known: dict[str, set[int]] = {table.name: set() for table in case.tables}
+    found = []
+    for step in batches(case, world_size, 4):
+        sharded(step[rank]).values().sum().backward()
+        scalars = monitor.scalars(dist.group.WORLD)
+        for table in case.tables:
+            prefix = f"embedding_bags.{table.name}/"
+            ids = [each for part in step for key in table.features for each in part[key].values().tolist()]
+            new = set(ids) - known[table.name]
+            known[table.name] |= new
+            found.append((prefix + "occupancy", scalars[prefix + "occupancy"], len(known[table.name]) / 64))
+            if ids:
+                found.append((prefix + "insert_rate", scalars[prefix + "insert_rate"], len(new) / len(ids)))
+    return found
+
+
+@pytest.mark.parametrize("sizes", [(3,), (4, 0, 1, 2)])
+@pytest.mark.parametrize("kind", sorted(TYPES))
+def test_the_sum_of_all_ranks_is_what_is_counted_by_hand(kind: str, sizes: tuple[int, ...]) -> None:
+    for found in ranks(4).run(counted, hashed_case(kind, "error", local_size=2, sizes=sizes)):
+        for name, scalar, expected in found:
+            assert scalar == pytest.approx(expected), name
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
