@@ -79,10 +79,12 @@ class ConversionTrace:
         if not directory:
             return None
         try:
-            Path(directory).mkdir(parents=True, exist_ok=True)
-            return cls(_new_folder(Path(directory), _name_of(model)))
-        except OSError as error:
-            _warn(f"{VARIABLE}={directory} cannot be written ({error.strerror or error}): nothing is traced")
+            top = Path(directory).expanduser()  # not every way to set a variable goes through a shell
+            top.mkdir(parents=True, exist_ok=True)
+            return cls(_new_folder(top, _name_of(model)))
+        except (OSError, RuntimeError) as error:  # the latter: there is no such home
+            why = getattr(error, "strerror", None) or error
+            _warn(f"{VARIABLE}={directory} cannot be written ({why}): nothing is traced")
             return None
 
     def result(self, converted: nn.Module, stages: Stages) -> None:

@@ -176,6 +176,16 @@ def test_a_directory_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeyp
     assert (tmp_path / "file").read_text() == "not a directory"
 
 
+def test_a_directory_below_the_home_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RECFX_TRACE", "~/traces")
+    recfx.convert(Wrapped(collection()))
+    assert (tmp_path / "traces" / "001-Wrapped" / "index.html").is_file()
+    monkeypatch.setenv("RECFX_TRACE", "~no_such_user_here/traces")
+    with pytest.warns(TraceWarning, match="cannot be written .*: nothing is traced"):
+        recfx.convert(Wrapped(collection()))
+
+
 def test_a_disk_that_fills_up_does_not_lose_the_conversion(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = Path.write_text
 
