@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 from recfx.commandline.command import Command, Outcome, WrongUsage, add_conversion, add_json, converted
 from recfx.commandline.factory import Made
+from recfx.commandline.ranks import add_hardware, add_ranks, topology_of
 from recfx.inspect.cost import cost
-from recfx.pricing.hardware import ASCEND_910B, H100
 from recfx.pricing.values import BATCH_SIZE, LENGTH
-
-_HARDWARE = {"ascend_910b": ASCEND_910B, "h100": H100}
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +24,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help=f"mean number of ids per sample, of all features or of one; may be repeated (default: {LENGTH:g})",
     )
-    parser.add_argument("--hardware", choices=sorted(_HARDWARE), help="predict times for it (default: this machine)")
+    add_hardware(parser)
+    add_ranks(parser)
     parser.add_argument("--eval", action="store_true", help="a step in eval mode, without a backward")
     parser.add_argument("--expressions", action="store_true", help="print expressions in B, W and L_f, and no times")
     add_conversion(parser)
@@ -35,7 +34,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace, made: Made) -> Outcome:
     model = converted(given, made)
     model.train(not given.eval)
-    found = cost(model, _HARDWARE.get(given.hardware))
+    found = cost(model, topology_of(given))
     if given.expressions:
         return Outcome(found.to_json() if given.json else str(found))
     numbers = found.at(B=given.batch_size, L=_lengths(given.length, found.features))

@@ -59,7 +59,9 @@ def collect(subject: nn.Module) -> Drawing:
     steps = tuple(dict.fromkeys(step.name for one in collections for step in one.steps))
     if not steps:
         costs = NO_COSTS  # of what a conversion would make, which is not drawn
-    return Drawing(_title(model), _subtitle(graph_module), nodes, collections, (BEFORE, *steps), costs)
+    return Drawing(
+        _title(model), _subtitle(graph_module, costs.world_size), nodes, collections, (BEFORE, *steps), costs
+    )
 
 
 def _title(model: nn.Module) -> str:
@@ -67,10 +69,12 @@ def _title(model: nn.Module) -> str:
     return type(inner).__name__
 
 
-def _subtitle(model: nn.Module) -> str:
-    rank = (
-        f", rank {dist.get_rank()} of {dist.get_world_size()}" if dist.is_available() and dist.is_initialized() else ""
-    )
+def _subtitle(model: nn.Module, planned_ranks: int) -> str:
+    rank = ""
+    if dist.is_available() and dist.is_initialized():
+        rank = f", rank {dist.get_rank()} of {dist.get_world_size()}"
+    elif planned_ranks > 1:
+        rank = f", rank 0 of {planned_ranks} as planned"
     return f"recfx {__version__}, torch {torch.__version__}, {'train' if model.training else 'eval'} mode{rank}"
 
 

@@ -6,18 +6,29 @@ import os
 from collections.abc import Callable
 
 from torch import nn
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.types import ShardingPlan
 
 from recfx.discovery.discover import check_module
 from recfx.drawing.collect import collect
 from recfx.drawing.dot import render_dot
 from recfx.drawing.drawing import Drawing
 from recfx.drawing.html import render_html
+from recfx.drawing.planned import as_planned
 from recfx.drawing.svg import render_svg
 from recfx.drawing.write import as_path, write_text
 from recfx.errors import DrawingError
+from recfx.planner.topology import NpuTopology
 
 
-def draw(model_or_graph: nn.Module, path: str | os.PathLike[str]) -> None:
+def draw(
+    model_or_graph: nn.Module,
+    path: str | os.PathLike[str],
+    topology: Topology | NpuTopology | None = None,
+    *,
+    plan: ShardingPlan | None = None,
+    world_size: int | None = None,
+) -> None:
     """Draw a model's graphs, before and after conversion, into a file.
 
     The model does not change, nothing runs and nothing is communicated.
@@ -30,11 +41,19 @@ def draw(model_or_graph: nn.Module, path: str | os.PathLike[str]) -> None:
         path: the file, which is replaced if it exists. Its ending is the format: ``.html`` is one page that needs no
             network, with every pass, what is known of each node, and a search; ``.svg`` a picture of before and after,
             which needs Graphviz or ``mini-racer``; ``.dot`` the same as Graphviz's text.
+        topology: draws a model that is not sharded as rank 0 would have it if ``recfx.plan`` sharded it over the ranks
+            of this topology, which need not be there: one of TorchRec's, or ``recfx.planner.topology.npu_topology``.
+            The picture is that of tables on meta, so it does not show the kernels of a device.
+        plan: likewise, by this plan.
+        world_size: the number of ranks that ``plan`` is for. Default: those of the topology or, without one, up to the
+            last that the plan names.
 
     Raises:
         DrawingError: ``invalid_argument``, ``unknown_ending``, ``no_collection``, ``cannot_write``; for ``.svg`` also
-            ``no_graphviz``, ``graphviz_failed``. A file that was there before is as it was.
-        ConversionError: ``invalid_argument``: it is not a module.
+            ``no_graphviz``, ``graphviz_failed``; with a plan or a topology also ``already_sharded``,
+            ``in_process_group``. A file that was there before is as it was.
+        ConversionError: ``invalid_argument``: it is not a module; with a plan or a topology, those of ``recfx.plan``
+            and of sharding.
     """
     check_module(model_or_graph, "model_or_graph")
     target = as_path(path)
@@ -47,7 +66,11 @@ def draw(model_or_graph: nn.Module, path: str | os.PathLike[str]) -> None:
             reason="unknown_ending",
             what_to_do=f"end the path in one of {', '.join(FORMATS)}.",
         )
-    write_text(target, render(collect(model_or_graph)))
+    if topology is None and plan is None and world_size is None:
+        drawn = collect(model_or_graph)
+    else:
+        drawn = collect(as_planned(model_or_graph, topology, plan, world_size))
+    write_text(target, render(drawn))
 
 
 FORMATS: dict[str, Callable[[Drawing], str]] = {

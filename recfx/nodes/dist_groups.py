@@ -68,7 +68,9 @@ def sent_on(group: dist.ProcessGroup) -> torch.device:
 
 
 def replicate(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Copy rank 0's values into the tensors of all ranks. Collective."""
+    """Copy rank 0's values into the tensors of all ranks, unless they are on meta. Collective."""
+    if tensor.is_meta:
+        return
     sent = tensor.detach().to(sent_on(group))
     dist.broadcast(sent, dist.get_global_rank(group, 0), group=group)
     tensor.detach().copy_(sent)

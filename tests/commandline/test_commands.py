@@ -88,6 +88,18 @@ def test_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "[unknown_ending]" in capsys.readouterr().err
 
 
+def test_ranks_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "model.dot"
+    for hardware in ([], ["--hardware", "h100"], ["--hardware", "ascend_910b"]):
+        assert main(["draw", f"{MODELS}:dlrm", str(file), "--raw-ids", "--ranks", "8", *hardware]) == 0
+        assert "rank 0 of 8 as planned" in file.read_text()
+        assert "output_dist_start" in file.read_text()
+        assert main(["cost", f"{MODELS}:dlrm", "--raw-ids", "--ranks", "8", "--json", *hardware]) == 0
+        found = json.loads(capsys.readouterr().out.partition("\n")[2])
+        assert found["world_size"] == 8
+        assert any(node["kind"] == "input_dist_start" for node in found["nodes"])
+
+
 def test_cost(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["cost", f"{MODELS}:dlrm", "--hardware", "h100", "--raw-ids"]
     numbers = []

@@ -1,0 +1,111 @@
+"""A model as a plan would shard it over ranks that are not there, so that their graphs can be drawn."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+
+from recfx.discovery.discover import discover
+from recfx.discovery.recorded import recorded
+from recfx.errors import DrawingError
+from recfx.modules.converted_collection import ConvertedCollection
+from recfx.modules.copy_modules import copy_modules
+from recfx.planner.plan import plan as make_plan
+from recfx.planner.shard_model import shard_collections
+from recfx.planner.topology import NpuTopology
+from recfx.record.conversion import attach_conversion, conversion_of
+from recfx.record.wrappers import unwrap
+from recfx.replacement.dry_run import dry_run, unchanged
+from recfx.sharding.planned_ranks import check_plan, ranks_named
+
+
+def as_planned(
+    model_or_graph: nn.Module,
+    topology: Topology | NpuTopology | None,
+    plan: ShardingPlan | None,
+    world_size: int | None,
+) -> nn.Module:
+    """A copy of the model as rank 0 would have it; the tables of the copy are on meta.
+
+    Args:
+        model_or_graph: a model that is not sharded.
+        topology: what ``recfx.plan`` plans for, without a plan.
+        plan: the plan.
+        world_size: the number of ranks that ``plan`` is for. Default: those of the topology or, without one, up to the
+            last that the plan names.
+
+    Raises:
+        DrawingError: ``invalid_argument``, ``already_sharded``, ``in_process_group``.
+        ConversionError: those of ``recfx.plan`` and of sharding.
+    """
+    model = unwrap(model_or_graph)
+    _check(model, topology, plan, world_size)
+    with unchanged(model):
+        discovery = discover(model)
+        converted, _ = copy_modules(model, dry_run(discovery))
+    conversion = recorded(discovery, "keep", before=conversion_of(model))
+    if topology is not None:
+        plan, ranks = plan or make_plan(model, topology), world_size or topology.world_size
+    else:
+        assert plan is not None  # one of them is given
+        ranks = world_size or ranks_named(plan)
+    with _fake_ranks(ranks) as env:
+        sharded, _ = copy_modules(converted, shard_collections(converted, plan, env, torch.device("meta")))
+    attach_conversion(sharded, conversion)
+    return sharded
+
+
+def _check(model: nn.Module, topology: Any, plan: Any, world_size: Any) -> None:
+    if topology is not None and not isinstance(topology, (Topology, NpuTopology)):
+        raise DrawingError(
+            f"topology is a {type(topology).__name__}.",
+            reason="invalid_argument",
+            what_to_do="pass a torchrec.distributed.planner.Topology or recfx.planner.topology.npu_topology(...).",
+        )
+    if plan is not None:
+        check_plan(plan)
+    if world_size is not None and (not isinstance(world_size, int) or isinstance(world_size, bool) or world_size < 1):
+        raise DrawingError(
+            f"world_size is {world_size!r}, which is no number of ranks.",
+            reason="invalid_argument",
+            what_to_do="pass the number of ranks that the plan is for.",
+        )
+    if topology is None and plan is None:
+        raise DrawingError(
+            "world_size is given, but no plan for so many ranks.",
+            reason="invalid_argument",
+            what_to_do="pass plan= as well, or a topology instead, for which a plan is made.",
+        )
+    is_sharded = any(isinstance(each, ConvertedCollection) and each.is_sharded for each in model.modules())
+    if is_sharded or isinstance(model, torch.fx.GraphModule):
+        raise DrawingError(
+            f"{'it' if is_sharded else 'a graph'} has its own plan, and cannot be drawn with another.",
+            reason="already_sharded",
+            what_to_do="leave out topology=, plan= and world_size=, or pass the model before it is sharded.",
+        )
+    if dist.is_available() and dist.is_initialized():
+        raise DrawingError(
+            "this process has a process group, and a plan for ranks that are not there is drawn with a stand-in for "
+            "one.",
+            reason="in_process_group",
+            what_to_do="draw it in a process by itself; or convert the model with plan= and env=, and draw that.",
+        )
+
+
+@contextlib.contextmanager
+def _fake_ranks(world_size: int) -> Iterator[ShardingEnv]:
+    """This process as rank 0 of ranks with which nobody can communicate; torch's own means to plan without them."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        assert dist.group.WORLD is not None
+        yield ShardingEnv.from_process_group(dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,138 @@
+"""Pictures of models as plans would shard them, over ranks that are not there."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec import EmbeddingBagCollection
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    grid_shard,
+    row_wise,
+    table_row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+
+import recfx
+from recfx.errors import ConversionError, DrawingError
+from recfx.planner.topology import npu_topology
+from tests.builders.collections import tables_named
+from tests.drawing.page_data import data_of
+from tests.inspect.models import dlrm
+from tests.support.fake_group import fake_group
+
+RAW = recfx.HashConfig(dense_rows=0)
+
+
+class Model(nn.Module):
+    def __init__(self, **config: Any) -> None:
+        super().__init__()
+        self.ebc = tables_named("a", "b", **config)
+
+
+def plan_of(ebc: EmbeddingBagCollection, world_size: int, **sharding: Any) -> ShardingPlan:
+    """Over hosts of two ranks."""
+    tables = construct_module_sharding_plan(ebc, sharding, local_size=2, world_size=world_size, device_type="cpu")
+    return ShardingPlan({"ebc": tables})
+
+
+def drawn(model: nn.Module, folder: Path, *arguments: Any, **named: Any) -> str:
+    recfx.draw(model, folder / "model.dot", *arguments, **named)
+    return (folder / "model.dot").read_text()
+
+
+SHARDINGS = {
+    "table_wise": table_wise(rank=0),
+    "row_wise": row_wise(),
+    "column_wise": column_wise(ranks=[0, 1]),
+    "table_row_wise": table_row_wise(host_index=0),
+    "grid_shard": grid_shard(host_indexes=[0, 1]),
+    "data_parallel": data_parallel(),
+}
+
+
+@pytest.mark.parametrize("hashed", [False, True], ids=["static", "hashed"])
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_equals_the_picture_of_a_sharded_model(sharding: str, hashed: bool, tmp_path: Path) -> None:
+    """Of the same ranks, with a process group and on meta."""
+    model = Model(dim=256)
+    if hashed:
+        model = recfx.convert(model, hashing=RAW, verify=False)
+    plan = plan_of(Model(dim=256).ebc, 4, a=SHARDINGS[sharding], b=table_wise(rank=3))
+    planned = drawn(model, tmp_path, plan=plan, world_size=4)
+    with fake_group(0, 4) as group:
+        env = ShardingEnv.from_process_group(group)
+        sharded = recfx.convert(copy.deepcopy(model), plan=plan, env=env, device="meta")
+        expected = drawn(sharded, tmp_path)
+    assert "output_dist" in planned or sharding == "data_parallel"
+    assert planned.replace("rank 0 of 4 as planned", "rank 0 of 4") == expected
+
+
+def test_nothing_changes_and_nothing_is_left(tmp_path: Path) -> None:
+    model, _ = dlrm()
+    before = {name: (tensor, tensor.clone()) for name, tensor in model.state_dict(keep_vars=True).items()}
+    modules = list(model.modules())
+    assert "rank 0 of 1024 as planned" in drawn(model, tmp_path, npu_topology(1024))
+    assert not dist.is_initialized()
+    assert list(model.modules()) == modules
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        assert tensor is before[name][0]
+        assert torch.equal(tensor, before[name][1])
+
+
+def test_tables_on_meta_stay_there(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model = Model(rows=2_000_000_000)
+    assert "input_dist_start" in drawn(model, tmp_path, Topology(64, "cpu"))
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def test_the_page_evaluates_costs_for_so_many_ranks(tmp_path: Path) -> None:
+    model, _ = dlrm()
+    recfx.draw(model, tmp_path / "model.html", npu_topology(8))
+    assert data_of(tmp_path / "model.html")["costs"]["W"] == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"topology": 8}, "invalid_argument"),
+        ({"topology": npu_topology(8), "plan": {}}, "invalid_argument"),
+        ({"world_size": 8}, "invalid_argument"),
+        ({"topology": npu_topology(8), "world_size": 0}, "invalid_argument"),
+        ({"plan": ShardingPlan({"other": {}})}, "plan_unknown_collection"),
+        ({"plan": ShardingPlan({})}, "plan_missing_collection"),
+    ],
+)
+def test_refusals(arguments: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.dot"
+    file.write_text("as it was")
+    with pytest.raises((DrawingError, ConversionError)) as caught:
+        recfx.draw(dlrm()[0], file, **arguments)
+    assert str(caught.value).startswith(f"[{reason}]")
+    assert file.read_text() == "as it was"
+    assert not dist.is_initialized()
+
+
+def test_what_has_ranks_already_is_refused(tmp_path: Path) -> None:
+    model = Model()
+    plan = plan_of(model.ebc, 2, a=row_wise(), b=row_wise())
+    with fake_group(0, 2) as group:
+        with pytest.raises(DrawingError, match=r"^\[in_process_group\]"):
+            drawn(model, tmp_path, plan=plan)
+        sharded = recfx.convert(model, plan=plan, env=ShardingEnv.from_process_group(group))
+    for own in (sharded, recfx.convert(Model(), verify=False).ebc.graph_module):
+        with pytest.raises(DrawingError, match=r"^\[already_sharded\]"):
+            drawn(own, tmp_path, npu_topology(8))
+    with pytest.raises(ConversionError, match=r"^\[no_collection\]"):
+        drawn(nn.Linear(2, 2), tmp_path, npu_topology(8))
