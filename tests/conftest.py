@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Results depend on the number of threads (the order of sums does), and the threads of several processes that test
     # would wait for each other. What has threads of its own is tested with two: the fixture below.
     os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start
+    # Shells start background jobs with Ctrl-C ignored, and so would be all processes that tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
 
 
