@@ -1,4 +1,4 @@
-"""The limits of this machine for reading at random: a prefetched gather of slots, and one of rows, in C++."""
+"""What this machine can do for reading at random: a prefetched gather of slots, and one of rows, in C++."""
 
 from __future__ import annotations
 
