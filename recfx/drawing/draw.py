@@ -52,8 +52,9 @@ def draw(
         DrawingError: ``invalid_argument``, ``unknown_ending``, ``no_collection``, ``cannot_write``; for ``.svg`` also
             ``no_graphviz``, ``graphviz_failed``; with a plan or a topology also ``already_sharded``,
             ``in_process_group``. A file that was there before is as it was.
-        ConversionError: ``invalid_argument``: it is not a module; with a plan or a topology, those of ``recfx.plan``
-            and of sharding.
+        ConversionError: ``invalid_argument``: it is not a module; with a plan or a topology, ``invalid_topology`` and
+            those of ``recfx.plan`` and of sharding.
+        InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
     """
     check_module(model_or_graph, "model_or_graph")
     target = as_path(path)

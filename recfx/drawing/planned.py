@@ -18,9 +18,11 @@ from recfx.discovery.recorded import recorded
 from recfx.errors import DrawingError
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.copy_modules import copy_modules
+from recfx.planner.hardware_of import check_topology
 from recfx.planner.plan import plan as make_plan
 from recfx.planner.shard_model import shard_collections
 from recfx.planner.topology import NpuTopology
+from recfx.pricing.values import whole_number
 from recfx.record.conversion import attach_conversion, conversion_of
 from recfx.record.wrappers import unwrap
 from recfx.replacement.dry_run import dry_run, unchanged
@@ -44,40 +46,32 @@ def as_planned(
 
     Raises:
         DrawingError: ``invalid_argument``, ``already_sharded``, ``in_process_group``.
-        ConversionError: those of ``recfx.plan`` and of sharding.
+        InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
+        ConversionError: ``invalid_topology``, and those of ``recfx.plan`` and of sharding.
     """
     model = unwrap(model_or_graph)
-    _check(model, topology, plan, world_size)
+    _check(model, topology, plan)
+    ranks = None if world_size is None else whole_number(world_size, "world_size")
     with unchanged(model):
         discovery = discover(model)
         converted, _ = copy_modules(model, dry_run(discovery))
     conversion = recorded(discovery, "keep", before=conversion_of(model))
     if topology is not None:
-        plan, ranks = plan or make_plan(model, topology), world_size or topology.world_size
+        plan, ranks = plan or make_plan(model, topology), ranks or topology.world_size
     else:
         assert plan is not None  # one of them is given
-        ranks = world_size or ranks_named(plan)
+        ranks = ranks or ranks_named(plan)
     with _fake_ranks(ranks) as env:
         sharded, _ = copy_modules(converted, shard_collections(converted, plan, env, torch.device("meta")))
     attach_conversion(sharded, conversion)
     return sharded
 
 
-def _check(model: nn.Module, topology: Any, plan: Any, world_size: Any) -> None:
-    if topology is not None and not isinstance(topology, (Topology, NpuTopology)):
-        raise DrawingError(
-            f"topology is a {type(topology).__name__}.",
-            reason="invalid_argument",
-            what_to_do="pass a torchrec.distributed.planner.Topology or recfx.planner.topology.npu_topology(...).",
-        )
+def _check(model: nn.Module, topology: Any, plan: Any) -> None:
+    if topology is not None:
+        check_topology(topology)
     if plan is not None:
         check_plan(plan)
-    if world_size is not None and (not isinstance(world_size, int) or isinstance(world_size, bool) or world_size < 1):
-        raise DrawingError(
-            f"world_size is {world_size!r}, which is no number of ranks.",
-            reason="invalid_argument",
-            what_to_do="pass the number of ranks that the plan is for.",
-        )
     if topology is None and plan is None:
         raise DrawingError(
             "world_size is given, but no plan for so many ranks.",
@@ -103,9 +97,10 @@ def _check(model: nn.Module, topology: Any, plan: Any, world_size: Any) -> None:
 @contextlib.contextmanager
 def _fake_ranks(world_size: int) -> Iterator[ShardingEnv]:
     """This process as rank 0 of ranks with which nobody can communicate; torch's own means to plan without them."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     try:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
         assert dist.group.WORLD is not None
         yield ShardingEnv.from_process_group(dist.group.WORLD)
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():  # Ctrl-C may come before it is
+            dist.destroy_process_group()

@@ -175,7 +175,7 @@ class IndexStorage(nn.Module):
     def is_as_noted(self) -> bool:
         """Whether ``notice_changes`` would find nothing."""
         held = self.__dict__
-        return not held["_expects_load"] and held["_leader"] is None and self._versions == self._current_versions()
+        return not held.get("_expects_load") and held["_leader"] is None and self._versions == self._current_versions()
 
     def _notice_written_state(self) -> bool:
         """Returns whether there was one."""

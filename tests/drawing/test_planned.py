@@ -24,7 +24,7 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.errors import ConversionError, DrawingError
+from recfx.errors import ConversionError, DrawingError, InputError
 from recfx.planner.topology import npu_topology
 from tests.builders.collections import tables_named
 from tests.drawing.page_data import data_of
@@ -106,10 +106,11 @@ def test_the_page_evaluates_costs_for_so_many_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"topology": 8}, "invalid_argument"),
+        ({"topology": 8}, "invalid_topology"),
         ({"topology": npu_topology(8), "plan": {}}, "invalid_argument"),
         ({"world_size": 8}, "invalid_argument"),
         ({"topology": npu_topology(8), "world_size": 0}, "invalid_argument"),
+        ({"topology": npu_topology(8), "world_size": True}, "invalid_argument"),
         ({"plan": ShardingPlan({"other": {}})}, "plan_unknown_collection"),
         ({"plan": ShardingPlan({})}, "plan_missing_collection"),
     ],
@@ -117,7 +118,7 @@ def test_the_page_evaluates_costs_for_so_many_ranks(tmp_path: Path) -> None:
 def test_refusals(arguments: dict[str, Any], reason: str, tmp_path: Path) -> None:
     file = tmp_path / "model.dot"
     file.write_text("as it was")
-    with pytest.raises((DrawingError, ConversionError)) as caught:
+    with pytest.raises((DrawingError, ConversionError, InputError)) as caught:
         recfx.draw(dlrm()[0], file, **arguments)
     assert str(caught.value).startswith(f"[{reason}]")
     assert file.read_text() == "as it was"

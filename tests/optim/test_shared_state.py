@@ -106,7 +106,11 @@ def test_a_hook_makes_it_dense_and_its_removal_fuses_it_again(kind: type, dtype:
     model = one_table(rows=ROWS).to(dtype)
     attach(model, kind)
     converted: Any = recfx.convert(model)
-    state = lambda: converted.fused_optimizers()["t"].state  # noqa: E731
+
+    def state() -> dict[str, Any]:
+        held: dict[str, Any] = converted.fused_optimizers()["t"].state
+        return held
+
     train(converted, 0)
     hook = converted.weight("t").register_hook(lambda gradient: None)
     train(converted, 1)
