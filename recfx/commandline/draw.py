@@ -11,7 +11,6 @@ from recfx.commandline.factory import Made
 from recfx.commandline.ranks import add_hardware, add_ranks, topology_of
 from recfx.conversion.trace import trace
 from recfx.drawing.draw import draw
-from recfx.pricing.hardware import Hardware
 
 DRAW_VERSION = "1"
 
@@ -20,16 +19,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, help="the file to write: .html, .svg or .dot")
     add_json(parser)
     parser.add_argument("--whole-graph", action="store_true", help="with the code around collections; needs a sample")
-    add_hardware(parser)
+    add_hardware(parser, "what times are predicted for (default: with --ranks, a CPU; otherwise none are)")
     add_ranks(parser)
     add_conversion(parser)
 
 
 def _run(given: argparse.Namespace, made: Made) -> Outcome:
     topology = topology_of(given)
-    if isinstance(topology, Hardware):
-        raise WrongUsage("--hardware needs --ranks: a picture of a model on one device is the same for all hardware")
-    if given.whole_graph and topology is not None:
+    if given.whole_graph and given.ranks is not None:
         raise WrongUsage("--whole-graph and --ranks do not fit: the code around collections is not sharded")
     model = converted(given, made)
     if given.whole_graph:

@@ -13,9 +13,11 @@ from recfx.pricing.hardware import ASCEND_910B, H100, Hardware
 _HARDWARE = {"ascend_910b": ASCEND_910B, "h100": H100}
 
 
-def add_hardware(parser: argparse.ArgumentParser) -> None:
+def add_hardware(
+    parser: argparse.ArgumentParser, help: str = "what times are predicted for (default: this machine's CPU)"
+) -> None:
     """Add the option ``--hardware``."""
-    parser.add_argument("--hardware", choices=sorted(_HARDWARE), help="of the ranks (default: this machine's CPU)")
+    parser.add_argument("--hardware", choices=sorted(_HARDWARE), help=help)
 
 
 def add_ranks(parser: argparse.ArgumentParser) -> None:

@@ -21,20 +21,25 @@ from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.whole_graph import WholeGraph
 from recfx.passes.base import BEFORE, PASSES_KEY, PassRecord
+from recfx.pricing.hardware import Hardware
 from recfx.record.conversion import Found, conversion_of
 from recfx.record.wrappers import unwrap
 from recfx.tracing.shallow_tracer import source_of
 from recfx.version import __version__
 
 
-def collect(subject: nn.Module) -> Drawing:
+def collect(subject: nn.Module, hardware: Hardware | None = None) -> Drawing:
     """What a picture of ``subject`` shows.
+
+    Args:
+        subject: the model or the graph.
+        hardware: what times are predicted for; without it, none are.
 
     Raises:
         DrawingError: ``no_collection``.
     """
     model = unwrap(subject)
-    costs = costs_of(model)
+    costs = costs_of(model, hardware)
     graph_module = model.graph_module if isinstance(model, WholeGraph) else model
     if isinstance(graph_module, fx.GraphModule) and (own := graph_module.meta.get(PASSES_KEY)):
         nodes, collections = _graph_of_collection(graph_module, own, costs)

@@ -9,10 +9,12 @@ from typing import Any
 import sympy
 from torch import nn
 
+from recfx.drawing.times import time_formula
 from recfx.errors import ConversionError
 from recfx.inspect import wording
 from recfx.inspect.cost import cost
 from recfx.ir.meta import BATCH, WORLD, mean_length
+from recfx.pricing.hardware import Hardware
 from recfx.pricing.work import NodeCost
 
 AMOUNTS = {
@@ -24,6 +26,9 @@ AMOUNTS = {
 }
 """The fields of ``NodeCost`` that are shown, and their names."""
 
+TIME = "predicted time"
+"""The name of the seconds of a node, which are only shown for given hardware."""
+
 _OPERATIONS: dict[type, str] = {sympy.Add: "+", sympy.Mul: "*", sympy.Pow: "^", sympy.Min: "min", sympy.Max: "max"}
 
 
@@ -33,7 +38,7 @@ class DrawnAmount:
 
     Args:
         name: see ``AMOUNTS``.
-        text: the expression.
+        text: the expression; of a time, the hardware.
         formula: the same as data, see :func:`formula`; None if it has an operation that is not known here.
     """
 
@@ -52,6 +57,7 @@ class DrawnCosts:
         features: the features, in the order in which formulas count them.
         world_size: the number of ranks that this is for.
         trains: whether the backward is part of it.
+        hardware: what times are predicted for; ``""`` if none are.
     """
 
     nodes: tuple[tuple[str, tuple[DrawnAmount, ...]], ...] = ()
@@ -59,6 +65,7 @@ class DrawnCosts:
     features: tuple[str, ...] = ()
     world_size: int = 1
     trains: bool = False
+    hardware: str = ""
 
     def place(self, collection: str, name: str) -> int:
         """The position of a node; -1 if nothing is known of its cost."""
@@ -68,20 +75,38 @@ class DrawnCosts:
 NO_COSTS = DrawnCosts()
 
 
-def costs_of(model: nn.Module) -> DrawnCosts:
-    """The costs of a converted model, or of a graph; nothing for a model that is not converted."""
+def costs_of(model: nn.Module, hardware: Hardware | None = None) -> DrawnCosts:
+    """The costs of a converted model, or of a graph; nothing for a model that is not converted.
+
+    Args:
+        model: the model or the graph.
+        hardware: what times are predicted for; without it, none are.
+    """
     try:
         found = cost(model)
     except ConversionError:  # no converted collection: nothing can be priced
         return NO_COSTS
     lengths = {mean_length(feature): place for place, feature in enumerate(found.features)}
     return DrawnCosts(
-        nodes=tuple((node.collection, _amounts(node, lengths)) for node in found.nodes),
+        nodes=tuple(
+            (node.collection, (*_time(node, hardware, found.world_size, lengths), *_amounts(node, lengths)))
+            for node in found.nodes
+        ),
         places={(node.collection, node.name): place for place, node in enumerate(found.nodes)},
         features=tuple(found.features),
         world_size=found.world_size,
         trains=found.trains,
+        hardware="" if hardware is None else hardware.name,
     )
+
+
+def _time(
+    node: NodeCost, hardware: Hardware | None, world_size: int, lengths: Mapping[sympy.Symbol, int]
+) -> tuple[DrawnAmount, ...]:
+    if hardware is None:
+        return ()
+    found = time_formula(node, hardware, world_size, lambda value: formula(value, lengths))
+    return () if found is None else (DrawnAmount(TIME, f"on {hardware.name}", found),)
 
 
 def _amounts(node: NodeCost, lengths: Mapping[sympy.Symbol, int]) -> tuple[DrawnAmount, ...]:
@@ -107,6 +132,8 @@ def formula(value: sympy.Expr, lengths: Mapping[sympy.Symbol, int]) -> Any:
         return int(value)
     if isinstance(value, sympy.Rational):
         return ["/", value.p, value.q]
+    if value.is_Float:
+        return float(value)
     if value in (BATCH, WORLD):
         return value.name
     if value in lengths:

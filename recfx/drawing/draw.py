@@ -18,13 +18,15 @@ from recfx.drawing.planned import as_planned
 from recfx.drawing.svg import render_svg
 from recfx.drawing.write import as_path, write_text
 from recfx.errors import DrawingError
+from recfx.planner.hardware_of import hardware_of
 from recfx.planner.topology import NpuTopology
+from recfx.pricing.hardware import Hardware
 
 
 def draw(
     model_or_graph: nn.Module,
     path: str | os.PathLike[str],
-    topology: Topology | NpuTopology | None = None,
+    topology: Topology | NpuTopology | Hardware | None = None,
     *,
     plan: ShardingPlan | None = None,
     world_size: int | None = None,
@@ -43,7 +45,8 @@ def draw(
             which needs Graphviz or ``mini-racer``; ``.dot`` the same as Graphviz's text.
         topology: draws a model that is not sharded as rank 0 would have it if ``recfx.plan`` sharded it over the ranks
             of this topology, which need not be there: one of TorchRec's, or ``recfx.planner.topology.npu_topology``.
-            The picture is that of tables on meta, so it does not show the kernels of a device.
+            The picture is that of tables on meta, so it does not show the kernels of a device. A page also predicts
+            the time of each node. Or a :class:`recfx.pricing.hardware.Hardware`, for times alone.
         plan: likewise, by this plan.
         world_size: the number of ranks that ``plan`` is for. Default: those of the topology or, without one, up to the
             last that the plan names.
@@ -67,11 +70,13 @@ def draw(
             reason="unknown_ending",
             what_to_do=f"end the path in one of {', '.join(FORMATS)}.",
         )
-    if topology is None and plan is None and world_size is None:
-        drawn = collect(model_or_graph)
-    else:
-        drawn = collect(as_planned(model_or_graph, topology, plan, world_size))
-    write_text(target, render(drawn))
+    given, hardware = (None, topology) if isinstance(topology, Hardware) else (topology, None)
+    drawn = model_or_graph
+    if not (given is None and plan is None and world_size is None):
+        drawn = as_planned(model_or_graph, given, plan, world_size)
+    if given is not None:
+        hardware = hardware_of(given)
+    write_text(target, render(collect(drawn, hardware)))
 
 
 FORMATS: dict[str, Callable[[Drawing], str]] = {

@@ -151,6 +151,7 @@ def _costs(drawing: Drawing) -> dict[str, Any]:
         "B": BATCH_SIZE,
         "L": LENGTH,
         "trains": costs.trains,
+        "hardware": costs.hardware,
     }
 
 

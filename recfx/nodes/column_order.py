@@ -48,6 +48,11 @@ class ColumnOrder:
                 piece = (_NOBODY, self._pieces.pop()[1] + columns.dim)
             self._pieces.append(piece)
 
+    @property
+    def ranges(self) -> int:
+        """How many ranges are copied per row; none is copied if there is only one."""
+        return len(self._pieces)
+
     def __call__(self, parts: Sequence[torch.Tensor], batch_size: int, device: torch.device) -> torch.Tensor:
         """Join the parts.
 

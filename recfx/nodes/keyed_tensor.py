@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
@@ -27,12 +29,21 @@ class AssembleKeyedTensor(NodeModule):
 
     def take_parts(self, parts: list[list[Columns]]) -> None:
         """Change which columns the inputs hold."""
-        position = {key: number for number, key in enumerate(self.keys)}
-        arrived = [columns for part in parts for columns in part]
-        self.parts = parts
-        self._order = ColumnOrder(parts, sorted(arrived, key=lambda each: (position[each.key], each.first)))
+        self.parts, self.order = parts, keyed_order(self.keys, parts)
 
     def forward(self, *pooled: torch.Tensor) -> KeyedTensor:
         """``pooled``: one ``[B, sum D]`` tensor per input. Returns the ``[B, D]`` keyed tensor."""
-        values = self._order(pooled, pooled[0].shape[0], pooled[0].device)
+        values = self.order(pooled, pooled[0].shape[0], pooled[0].device)
         return KeyedTensor(keys=self.keys, length_per_key=self.dims, values=values)
+
+
+def keyed_order(keys: Sequence[str], parts: list[list[Columns]]) -> ColumnOrder:
+    """The order of an output's columns.
+
+    Args:
+        keys: the output keys, in order.
+        parts: the columns of each input, in order.
+    """
+    position = {key: number for number, key in enumerate(keys)}
+    arrived = [columns for part in parts for columns in part]
+    return ColumnOrder(parts, sorted(arrived, key=lambda each: (position[each.key], each.first)))

@@ -127,8 +127,11 @@ def mean_divide(facts: NodeFacts) -> Phases:
 
 
 def keyed_tensor(facts: NodeFacts) -> Phases:
-    """Joins the parts; a single part is only renamed."""
-    return _copy(facts) if facts.parts > 1 else Phases(Work())
+    """Puts ranges of columns into order, row by row; a single range is only renamed."""
+    if facts.ranges < 2:
+        return Phases(Work())
+    work = Work(facts.value_bytes, facts.value_bytes, copied_ranges=facts.rows * facts.ranges)
+    return Phases(work, work if facts.trains else Work())
 
 
 def collection(facts: NodeFacts) -> Phases:
@@ -219,14 +222,17 @@ def _pool(table: TableLoad, is_weighted: bool) -> Work:
 
 
 def _backward(table: TableLoad) -> Work:
-    """A fused step reads gradients in the order of the sorted ids: the time for that is part of ``sort_per_id``."""
+    """A fused step reads gradients in the order of the sorted ids: the time for that is part of ``sort_per_id``.
+
+    The ids of a bag have the same gradient, which is read from memory once, and from a cache for all others.
+    """
     dim = table.spec.embedding_dim
-    gradient = table.spec.output_dtype.itemsize * dim
+    gradients = table.spec.output_dtype.itemsize * dim * table.bags
     if table.rule is None:
         # A gradient of the whole table, which is cleared before the rows are added up.
         whole = table.row_bytes * table.spec.num_embeddings
         return Work(
-            read_bytes=(ID_BYTES + gradient + table.row_bytes) * table.ids,
+            read_bytes=(ID_BYTES + table.row_bytes) * table.ids + gradients,
             written_bytes=whole + table.row_bytes * table.ids,
             flops=dim * table.ids,
             random_accesses=table.ids,
@@ -236,7 +242,7 @@ def _backward(table: TableLoad) -> Work:
     states = 1 if table.state_row_bytes else 0
     kept = table.row_bytes + table.state_row_bytes
     return Work(
-        read_bytes=(ID_BYTES + gradient) * table.ids + kept * touched,
+        read_bytes=ID_BYTES * table.ids + gradients + kept * touched,
         written_bytes=kept * touched,
         flops=dim * table.ids + STEP_FLOPS * dim * touched,
         random_accesses=(1 + states) * touched,

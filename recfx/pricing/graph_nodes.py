@@ -12,7 +12,7 @@ from recfx.ir.meta import BATCH, WORLD, Collective, node_meta
 from recfx.ir.tables import TableSpec
 from recfx.ir.typed_access import find_module, meta_of, node_module
 from recfx.modules.converted_collection import ConvertedCollection
-from recfx.nodes import Bucketize, HashLookup, InputDistStart, Lookup, SelectFeatures, TableStore
+from recfx.nodes import AssembleKeyedTensor, Bucketize, HashLookup, InputDistStart, Lookup, SelectFeatures, TableStore
 from recfx.nodes.unexpanded import UnexpandedCollection
 from recfx.pricing.dense import dense_phases
 from recfx.pricing.formulas import formula_of
@@ -121,6 +121,8 @@ class GraphReader:
             value_bytes=meta.bytes if len(meta.shape) == 2 else 0,
             is_weighted=select is not None and select.is_weighted,
             parts=sum(1 for each in node.all_input_nodes if _is_pooled(each)),
+            ranges=module.order.ranges if isinstance(module, AssembleKeyedTensor) else 1,
+            rows=meta.shape[0],
             moves=not isinstance(module, InputDistStart) or module.positions is not None,
             trains=self._trains,
         )

@@ -32,6 +32,8 @@ class Hardware:
         node_overhead: seconds per node and phase, whatever the node does.
         table_overhead: seconds per table of a lookup and phase, however few its ids are.
         index_overhead: seconds per index that a node calls, however few the ids are.
+        range_overhead: seconds per range of columns and row that is copied to put columns into order, beyond the time
+            for its bytes.
         host_memory_bandwidth: bytes per second of the memory that holds the indexes.
         host_random_access: seconds per access to an index in that memory, beyond the time for its bytes.
         copy_bandwidth: bytes per second between the host and the device.
@@ -52,6 +54,7 @@ class Hardware:
     node_overhead: Constant
     table_overhead: Constant
     index_overhead: Constant
+    range_overhead: Constant
     host_memory_bandwidth: Constant
     host_random_access: Constant
     copy_bandwidth: Constant
@@ -89,6 +92,7 @@ _SHEET_H100 = "NVIDIA H100 SXM5 80GB data sheet, peak; not measured"
 _LINE = "assumption: a read is at least one line of 64 bytes at the memory's bandwidth; not measured"
 _LAUNCH = "assumption: one launch of a kernel; not measured"
 _ONE_KERNEL = "assumption: one kernel serves all tables of a lookup"
+_ONE_COPY = "assumption: one kernel copies all ranges; only their bytes count; not measured"
 _INDEX_CALL = "assumption: one call of an index on a host; not measured"
 _CALL = "assumption: one collective call on a quiet network; not measured"
 _SORT = "assumption: four passes that read and write 16 bytes per id; not measured"
@@ -103,6 +107,7 @@ ASCEND_910B = Hardware(
     node_overhead=Constant(10e-6, _LAUNCH),
     table_overhead=Constant(0.0, _ONE_KERNEL),
     index_overhead=Constant(10e-6, _INDEX_CALL),
+    range_overhead=Constant(0.0, _ONE_COPY),
     host_memory_bandwidth=Constant(
         4 * 8 * 25.6 * GB / 8, "four Kunpeng 920 with eight channels of DDR4-3200 each, divided by eight devices"
     ),
@@ -123,6 +128,7 @@ H100 = Hardware(
     node_overhead=Constant(5e-6, _LAUNCH),
     table_overhead=Constant(0.0, _ONE_KERNEL),
     index_overhead=Constant(10e-6, _INDEX_CALL),
+    range_overhead=Constant(0.0, _ONE_COPY),
     host_memory_bandwidth=Constant(
         2 * 8 * 38.4 * GB / 8, "two sockets with eight channels of DDR5-4800 each, divided by eight devices"
     ),
@@ -145,6 +151,7 @@ CPU_HOST = Hardware(
     node_overhead=Constant(20e-6, _HOST),
     table_overhead=Constant(2e-6, _HOST),
     index_overhead=Constant(10e-6, _INDEX_CALL),
+    range_overhead=Constant(20e-9, _HOST),
     host_memory_bandwidth=Constant(20 * GB, _HOST),
     host_random_access=Constant(10e-9, _HOST_LATENCY),
     copy_bandwidth=Constant(20 * GB, _HOST),

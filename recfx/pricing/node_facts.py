@@ -100,6 +100,8 @@ class NodeFacts:
         value_bytes: bytes of its value, if that is pooled rows.
         is_weighted: whether ids carry weights.
         parts: the number of its inputs that hold pooled rows.
+        ranges: the number of ranges of columns that it puts into order; 1 if they are in order.
+        rows: the number of rows that it puts into order.
         moves: whether it puts bags into another order.
         trains: whether the step has a backward.
     """
@@ -112,5 +114,7 @@ class NodeFacts:
     value_bytes: Any = 0
     is_weighted: bool = False
     parts: int = 1
+    ranges: int = 1
+    rows: Any = 0
     moves: bool = True
     trains: bool = True

@@ -50,7 +50,7 @@ class NodePrice:
 
 def price(node: NodeCost, values: Values, hardware: Hardware) -> NodePrice:
     """The numbers of one node."""
-    on_host = node.kind in _INDEX_KINDS and hardware.host_memory_bandwidth != hardware.memory_bandwidth
+    on_host = runs_on_host(node.kind, hardware)
     phases = [work_at(work, values) for work in (node.forward, node.backward)]
     seconds = sum(seconds_of_work(work, hardware, on_host) for work in phases if any(work))
     wire = 0.0
@@ -69,6 +69,11 @@ def price(node: NodeCost, values: Values, hardware: Hardware) -> NodePrice:
         resident=node.resident,
         seconds=node.calls * seconds,
     )
+
+
+def runs_on_host(kind: str, hardware: Hardware) -> bool:
+    """Whether nodes of a kind run beside the device that has the tables."""
+    return kind in _INDEX_KINDS and hardware.host_memory_bandwidth != hardware.memory_bandwidth
 
 
 def seconds_of_call(call: Call, hardware: Hardware) -> float:

@@ -16,8 +16,9 @@ from recfx.ir import exchange
 from recfx.ir.meta import BATCH, WORLD, Collective, mean_length
 from recfx.ir.sent_rows import SentRows
 from recfx.ir.shard import Shard
-from recfx.ir.tables import TableSpec, output_dtype
+from recfx.ir.tables import TableSpec, embedding_names, output_dtype
 from recfx.ir.way_back import HopSize, WayBack, World
+from recfx.nodes.keyed_tensor import keyed_order
 from recfx.passes._nodes import node_name
 from recfx.pricing.formulas import FORMULAS
 from recfx.pricing.node_facts import NodeFacts, TableLoad
@@ -165,6 +166,14 @@ class PlannedGraphs:
         return names == [each.table.name for each in self.tables]
 
     @cached_property
+    def ranges(self) -> int:
+        """The ranges of columns that are put into order at the end; the same on all ranks."""
+        world = World(0, self.world_size)
+        return keyed_order(
+            embedding_names(self.specs), [way.way.arriving(way.shards, world) for way in self.ways]
+        ).ranges
+
+    @cached_property
     def _exchange(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
         ids = self.sent_ids if isinstance(self.symbols.batch, sympy.Basic) else self._sent_ids
         sent = exchange.of_sent(self.sent_bags, ids, self.world_size, self.planned.is_weighted)
@@ -237,7 +246,7 @@ class _Rank:
             self._collect(way, hops)
         dims = sum(way.rows.once.dim for way in self.graphs.ways)
         keyed = self.batch * dims * self.graphs.element_bytes
-        self._add("keyed_tensor", self.graphs.names, value_bytes=keyed, parts=len(self.graphs.ways))
+        self._add("keyed_tensor", self.graphs.names, value_bytes=keyed, ranges=self.graphs.ranges, rows=self.batch)
         return self._with_fused_lookup()
 
     def _send_ids(self) -> None:

@@ -16,6 +16,7 @@ from recfx.pricing.hardware import COLLECTIVES, GB, Constant, Hardware
 from recfx.pricing.measured_nodes import HOW, with_nodes
 
 _REPEATS = 20
+_RANGES, _RANGE_ROWS = 32, 1024
 _STREAM_BYTES = 64 * 2**20
 _SMALL, _LARGE = 2**12, 2**22  # bytes that a rank passes to a collective
 
@@ -61,6 +62,7 @@ def _measure(links: dict[str, tuple[float, float]], over: str) -> Hardware:
         node_overhead=Constant(_overhead(), HOW + "ten calls of a small operator of torch"),
         table_overhead=later,
         index_overhead=later,
+        range_overhead=Constant(_ranges(), HOW + f"{_RANGES} ranges of columns put into another order"),
         host_memory_bandwidth=stream,
         host_random_access=later,
         copy_bandwidth=stream,
@@ -89,6 +91,12 @@ def _memory() -> float:
     source = torch.ones(_STREAM_BYTES, dtype=torch.uint8)
     target = torch.empty_like(source)
     return 2 * _STREAM_BYTES / _seconds(lambda: target.copy_(source))
+
+
+def _ranges() -> float:
+    """A join of columns in another order; they are so few that what is left after their bytes does not matter."""
+    ranges = torch.ones(_RANGE_ROWS, 8 * _RANGES).split(8, dim=1)
+    return _seconds(lambda: torch.cat(ranges[::-1], dim=1)) / _RANGE_ROWS / _RANGES
 
 
 def _flops() -> float:

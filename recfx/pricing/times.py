@@ -20,6 +20,7 @@ class WorkAt(NamedTuple):
     sorted_ids: float
     tables: float
     indexes: float
+    copied_ranges: float
 
 
 def seconds_of_work(work: WorkAt, hardware: Hardware, on_host: bool = False) -> float:
@@ -45,6 +46,7 @@ def seconds_of_work(work: WorkAt, hardware: Hardware, on_host: bool = False) -> 
         + work.sorted_ids * hardware.sort_per_id.value
         + work.tables * hardware.table_overhead.value
         + work.indexes * hardware.index_overhead.value
+        + work.copied_ranges * hardware.range_overhead.value
     )
 
 

@@ -26,6 +26,7 @@ class Work:
         sorted_ids: how many ids are sorted by row, before a fused step.
         tables: how many tables are gone through one after the other, with rows to read or to step.
         indexes: how many indexes are called.
+        copied_ranges: how many ranges of columns are copied, each row by itself, to put columns into order.
     """
 
     read_bytes: Any = 0
@@ -37,6 +38,7 @@ class Work:
     sorted_ids: Any = 0
     tables: Any = 0
     indexes: Any = 0
+    copied_ranges: Any = 0
 
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))

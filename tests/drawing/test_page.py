@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -15,66 +14,15 @@ import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
 from torchrec.models.dlrm import DLRM
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 import recfx
-from recfx import HashConfig
-from recfx.drawing.costs import AMOUNTS
 from recfx.ir.printable import printable
-from recfx.pricing.cost_text import in_bytes
-from recfx.pricing.hardware import H100
 from tests.drawing import picture
+from tests.drawing.open_page import AFTER, PREFIX, RAW, boxes, details, focused, many, opened, tables, texts, whole
 from tests.drawing.page_data import data_of
-from tests.inspect.models import STRANGE, Towers, batch, collection, config, dlrm
+from tests.inspect.models import STRANGE, Towers, collection, config, dlrm
 from tests.support.browser import Page
 from tests.support.fake_group import fake_group
-
-RAW = HashConfig(dense_rows=0)
-PREFIX = "sparse_arch_embedding_bag_collection"
-SIDES = ("before", "after")
-AFTER = "#after [aria-label*='{}']"
-
-
-def tables(first: int, count: int, **more: Any) -> nn.Module:
-    return EmbeddingBagCollection([config(first + each, rows=4, dim=4, **more) for each in range(count)])
-
-
-def whole() -> nn.Module:
-    model, sample = dlrm()
-    return recfx.convert(model, sample, hashing=RAW, verify=False, whole_graph=True)
-
-
-def many() -> nn.Module:
-    """50 collections, 500 tables."""
-    return recfx.convert(nn.ModuleDict({f"c{each}": tables(10 * each, 10) for each in range(50)}), hashing=RAW)
-
-
-def opened(page: Page, model: nn.Module, tmp_path: Path) -> Page:
-    recfx.draw(model, tmp_path / "model.html")
-    page.open(tmp_path / "model.html")
-    return page
-
-
-def texts(page: Page, selector: str) -> list[str]:
-    found: list[str] = page.run(
-        f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => e.textContent.trim())"
-    )
-    return found
-
-
-def boxes(page: Page, side: str = "after") -> list[str]:
-    """The first line of each box."""
-    return texts(page, f"#{side} g.node text:first-of-type")
-
-
-def details(page: Page) -> dict[str, str]:
-    names, values = texts(page, "#details dt"), texts(page, "#details dd")
-    return dict(zip(names, values, strict=True))
-
-
-def focused(page: Page) -> str:
-    label: str = page.run("document.activeElement.getAttribute('aria-label') ?? document.activeElement.id")
-    return label
 
 
 def test_before_and_after_stand_side_by_side(page: Page, tmp_path: Path) -> None:
@@ -136,110 +84,6 @@ def test_the_slider_steps_through_the_passes(page: Page, tmp_path: Path) -> None
     assert "expand_collection changed 1 collection" in texts(page, "#status")[0]
     assert page.run("document.querySelectorAll('#after .touched').length") == 4
     assert page.complaints == []
-
-
-def shown_costs(page: Page) -> dict[str, float]:
-    """The exact numbers of the open panel."""
-    names = texts(page, "#details .cost tbody th")
-    numbers = page.run("[...document.querySelectorAll('#details .cost td.number')].map((each) => each.title)")
-    return {name: float(number.replace(",", "")) for name, number in zip(names, numbers, strict=True)}
-
-
-def type_into(page: Page, field: str, text: str) -> None:
-    page.run(f"document.getElementById('{field}').select()")
-    page.type(text)
-
-
-def costs_at(node: Any) -> dict[str, float]:
-    found = {name: getattr(node, attribute) for attribute, name in AMOUNTS.items()}
-    return {name: pytest.approx(value) for name, value in found.items() if value}
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_costs_in_numbers(fused: bool, page: Page, tmp_path: Path) -> None:
-    model, sample = dlrm()
-    if fused:  # a step touches at most as many rows as a table has
-        bags = model.sparse_arch.embedding_bag_collection
-        apply_optimizer_in_backward(torch.optim.Adagrad, bags.parameters(), {"lr": 0.1})
-    model = recfx.convert(model, sample, hashing=RAW, verify=False)
-    opened(page, model, tmp_path)
-    assert ('"min"' in json.dumps(data_of(tmp_path / "model.html")["costs"])) is fused
-    page.click(AFTER.format("hash_lookup"))
-    for samples, length, lengths in ((512, "1", 1), (64, "2.5", 2.5), (7, "3, f1=0.5", {"f0": 3, "f1": 0.5})):
-        type_into(page, "batch", str(samples))
-        type_into(page, "length", length)
-        found = recfx.cost(model).at(B=samples, L=lengths)
-        (lookup,) = (node for node in found.nodes if node.kind == "hash_lookup")
-        assert shown_costs(page) == costs_at(lookup)
-        total = in_bytes(found.totals.read_bytes)
-        assert f"One training step of the whole model: {total} read" in texts(page, "#cost-total")[0]
-    page.click("#details button")  # the collection: the sum
-    assert shown_costs(page)["bytes read"] == sum(node.read_bytes for node in found.nodes if node.kind != "dense")
-    assert page.complaints == []
-
-
-def test_numbers_that_are_none(page: Page, tmp_path: Path) -> None:
-    opened(page, whole(), tmp_path)
-    page.click(AFTER.format("hash_lookup"))
-    before = shown_costs(page)
-    for field, wrong, told in (
-        ("length", "2, absent=3", "there is no feature “absent”."),
-        ("length", "two", "“two” has no number that is at least 0."),
-        ("length", "-1", "“-1” has no number that is at least 0."),
-        ("batch", "0", "B is a whole number above 0."),
-    ):
-        type_into(page, field, wrong)
-        assert texts(page, "#cost-total") == [told]
-        assert page.run(f"document.getElementById('{field}').getAttribute('aria-invalid')") == "true"
-        assert shown_costs(page) == before
-        type_into(page, field, "512" if field == "batch" else "1")
-        assert page.run(f"document.getElementById('{field}').getAttribute('aria-invalid')") == "false"
-    assert page.complaints == []
-
-
-def test_costs_of_a_sharded_model_are_those_of_its_ranks(page: Page, tmp_path: Path) -> None:
-    with fake_group(3, picture.RANKS):
-        model = picture.sharded()
-        opened(page, model, tmp_path)
-        found = recfx.cost(model, H100).at(B=100, L=2)
-    type_into(page, "batch", "100")
-    type_into(page, "length", "2")
-    assert texts(page, "#ranks") == ["W = 8 ranks"]
-    for node in found.nodes:
-        if node.kind == "dense":
-            continue
-        page.run(f"[...document.querySelectorAll('#list button')].find((e) => e.textContent === '{node.name}').click()")
-        assert texts(page, "#details-title") == [node.name]
-        assert shown_costs(page) == costs_at(node)
-    assert page.complaints == []
-
-
-def test_a_name_that_is_not_python_has_its_cost_in_the_graph_of_the_model(page: Page, tmp_path: Path) -> None:
-    class Towers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.towers = nn.ModuleDict({"my-tower": collection(), "2nd": collection()})
-
-        def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-            return sum(tower(features).values() for tower in self.towers.values())
-
-    sample = (batch([1, 2, 3, 4]),)
-    model = recfx.convert(Towers(), sample, hashing=RAW, verify=False, whole_graph=True)
-    opened(page, model, tmp_path)
-    page.click(AFTER.format("towers_my_tower_hash_lookup"))
-    assert texts(page, "#details-title") == ["towers_my_tower_hash_lookup"]
-    assert shown_costs(page)["bytes read"] > 0
-
-
-def test_the_model_s_own_modules_have_a_cost(page: Page, tmp_path: Path) -> None:
-    opened(page, whole(), tmp_path)
-    page.click(AFTER.format("over_arch"))
-    assert shown_costs(page)["bytes that stay in memory"] > 0
-
-
-def test_a_model_that_is_not_converted_has_no_cost(page: Page, tmp_path: Path) -> None:
-    opened(page, Towers(), tmp_path)
-    assert page.run("getComputedStyle(document.getElementById('cost-control')).display") == "none"
 
 
 @pytest.mark.parametrize("name", [*STRANGE, "\\N", "a\\", "&amp;", "#x", "%s", "x;y"])

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 import sympy
+from torchrec import EmbeddingBagCollection
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingPlan
 
 import recfx
 from recfx.ir import NODE_KINDS
+from recfx.ir.meta import BATCH
 from recfx.pricing.formulas import FORMULAS
 from tests.builders.collections import collection
 from tests.builders.optimizers import attach
+from tests.inspect.models import config
 
 RAW = recfx.HashConfig(dense_rows=0)
 
@@ -47,6 +52,29 @@ def test_a_step_reads_the_state_of_a_row_somewhere_else() -> None:
         nodes = recfx.cost(recfx.convert(model, hashing=None)).nodes
         accesses[optimizer] = sum(_number(each.backward.random_accesses) for each in nodes)
     assert accesses["rowwise_adagrad"] == 2 * accesses["sgd"] > 0
+
+
+def test_columns_that_arrive_in_another_order_are_moved_row_by_row() -> None:
+    model = recfx.convert(EmbeddingBagCollection([config(each) for each in range(4)]), hashing=None, verify=False)
+    ranges = {}
+    for name, ranks in {"in order": [0, 0, 1, 1], "in turn": [0, 1, 0, 1], "one apart": [0, 1, 0, 0]}.items():
+        placed = {f"t{each}": table_wise(rank=rank) for each, rank in enumerate(ranks)}
+        plan = construct_module_sharding_plan(model, placed, recfx.sharders()[0], 2, 2, "cpu")
+        (keyed,) = (node for node in recfx.cost(model, plan=ShardingPlan({"": plan})).nodes if "keyed" in node.name)
+        ranges[name] = _number(keyed.forward.copied_ranges)
+        assert _number(keyed.backward.copied_ranges) == ranges[name]
+        assert (keyed.read_bytes != 0) is (name != "in order")
+    batch = 2
+    assert ranges == {"in order": 0, "in turn": 4 * batch, "one apart": 3 * batch}
+
+
+def test_the_gradient_of_a_bag_is_read_from_memory_once() -> None:
+    model = collection()
+    attach(model, "sgd")
+    (one, *_) = (node for node in recfx.cost(recfx.convert(model, hashing=None)).nodes if node.kind == "lookup")
+    lengths = [each for each in one.backward.read_bytes.free_symbols if str(each).startswith("L_")]
+    few, many = (one.backward.read_bytes.subs(dict.fromkeys(lengths, each)).subs(BATCH, 8) for each in (100, 101))
+    assert many - few == 8 * 8 * len(lengths)  # all rows are touched already: what is left are the ids themselves
 
 
 def _number(expression: sympy.Expr) -> float:

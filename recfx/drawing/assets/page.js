@@ -13,6 +13,7 @@ const STAGES = {
 };
 const MOST_RESULTS = 40;
 const MOST_TABLES = 100;
+const TIME = "predicted time"; // the name of the amount that is in seconds
 const BEFORE = 0;
 const READABLE = 0.65; // the least zoom at which text can be read
 
@@ -100,6 +101,10 @@ function totals(nodes) {
 /** A number in a unit that fits it, as recfx.cost prints it. */
 function inUnits(value, name) {
   if (value === null) return "?";
+  if (name === TIME) {
+    if (value >= 1) return `${value.toFixed(2)} s`;
+    return value >= 1e-3 ? `${(1e3 * value).toFixed(2)} ms` : `${(1e6 * value).toFixed(1)} µs`;
+  }
   const bytes = name.startsWith("bytes");
   let unit = "";
   for (const larger of ["K", "M", "G", "T"]) {
@@ -163,9 +168,11 @@ function priceAgain() {
     return;
   }
   [given.batch, given.lengths] = [batch, lengths];
-  const found = [...totals(data.costs.nodes)].map(([name, value]) => inUnits(value, name) + name.replace(/^bytes/, ""));
+  const { hardware } = data.costs;
+  const what = (name) => (name === TIME ? ` predicted on ${hardware}` : name.replace(/^bytes/, ""));
+  const found = [...totals(data.costs.nodes)].map(([name, value]) => inUnits(value, name) + what(name));
   const step = data.costs.trains ? "training step" : "step in eval mode";
-  byId("cost-total").textContent = `One ${step} of the whole model${data.costs.W > 1 ? ", on this rank" : ""}: ${found.join(", ")}.`;
+  byId("cost-total").textContent = `One ${step} of the whole model${data.costs.W > 1 ? `, on this rank${hardware ? ", without waiting for others" : ""}` : ""}: ${found.join(", ")}.`;
   reshow();
 }
 
