@@ -11,8 +11,9 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from recfx.modules.collection import unsharded_collections
 from recfx.modules.copy_modules import copy_modules, replace_in_place
 from recfx.optim.fused_view import attach_fused_optimizer
-from recfx.planner.shard_model import shard_collections
-from recfx.record.conversion import attach_conversion, conversion_of
+from recfx.planner.priced_plan import price_of
+from recfx.planner.shard_model import environment, plan_for, shard_collections
+from recfx.record.conversion import add_notes, attach_conversion, conversion_of
 from recfx.sharding.data_parallel import leave_to_collections
 
 
@@ -25,6 +26,8 @@ def shard_model(
 ) -> nn.Module:
     """Shard the collections over all ranks; the rest of the model stays as it is."""
     conversion = conversion_of(converted)  # it is stored on the root, which may be a collection itself
+    env = environment(env)
+    plan = plan_for(converted, env, device) if plan is None else plan
     sharded = shard_collections(converted, plan, env, device)
     if inplace and id(converted) not in sharded:
         replace_in_place(converted, sharded)
@@ -32,6 +35,7 @@ def shard_model(
     else:
         model, _ = copy_modules(converted, sharded)
     attach_conversion(model, conversion)
+    add_notes(model, price_of(plan))
     leave_to_collections(model)
     attach_fused_optimizer(model)
     return model

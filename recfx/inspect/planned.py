@@ -14,7 +14,7 @@ from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import with_reasons
 from recfx.inspect.describe_sharded import with_plan
 from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.planner.priced_plan import PricedPlan
+from recfx.planner.priced_plan import price_of
 from recfx.sharding.planned_ranks import check_plan, ranks_named
 
 
@@ -34,7 +34,7 @@ class PlannedSharding:
     def __init__(self, plan: Any) -> None:
         check_plan(plan)
         self.per_collection: Mapping[str, Any] = plan.plan
-        self.pricing = plan.pricing if isinstance(plan, PricedPlan) else None
+        self._plan = plan
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         else:
@@ -58,9 +58,7 @@ class PlannedSharding:
 
     def price(self) -> list[Diagnostic]:
         """How the plan was chosen, if recfx made it."""
-        if self.pricing is None:
-            return []
-        return [Diagnostic("plan_price", "", f"the plan is {self.pricing}")]
+        return price_of(self._plan)
 
     def unknown(self, paths: set[str]) -> list[Diagnostic]:
         """What the plan names that is not among the collections at ``paths``."""

@@ -32,7 +32,7 @@ class Records:
         found = []
         for path, module in model.named_modules():
             record = conversion_of(module)
-            if record.found and unwrap(module) is module:
+            if (record.found or record.notes) and unwrap(module) is module:
                 found.append((path, record))
         return cls(tuple(found))
 
@@ -66,11 +66,12 @@ class Records:
 
     def verification(self, model: nn.Module) -> Verification:
         """The verification of the outermost conversion; if there is none, it says why."""
-        if not self.conversions:
+        conversions = [record for _, record in self.conversions if record.found]
+        if not conversions:
             ours = (HashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection)
             built = any(isinstance(module, ours) for module in model.modules())
             return Verification(None, "not run: built directly" if built else "not run: not converted yet")
-        _, record = self.conversions[0]
+        record = conversions[0]
         if record.verification is not None:
             return Verification(bool(record.verification.ok), str(record.verification))
         given = self.traced() or isinstance(unwrap(model), WholeGraph)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torchrec.distributed.types import ShardingPlan
 
+from recfx.diagnostics import Diagnostic
 from recfx.pricing.cost_text import in_time
 
 
@@ -101,3 +104,24 @@ class PricedPlan(ShardingPlan):
     def __init__(self, plan: dict[str, object], pricing: Pricing) -> None:
         super().__init__(plan)
         self.pricing = pricing
+        self._priced = _tables(plan)
+
+    @property
+    def is_as_priced(self) -> bool:
+        """Whether no table was given another sharding since."""
+        return _tables(self.plan) == self._priced
+
+
+def price_of(plan: ShardingPlan | None) -> list[Diagnostic]:
+    """What a report says about the price of a plan; nothing if the plan has none, because it is not recfx's own."""
+    if not isinstance(plan, PricedPlan):
+        return []
+    if not plan.is_as_priced:
+        message = "the plan was changed after recfx.plan had made it, so it is not the one whose price is known."
+        return [Diagnostic("plan_price", "", message, "ask recfx.compare_plans what the changed plan costs.")]
+    return [Diagnostic("plan_price", "", f"the plan is {plan.pricing}")]
+
+
+def _tables(plan: Mapping[str, Any]) -> dict[str, dict[str, object]]:
+    """The tables of a plan, each with a copy of what the plan says about it."""
+    return {path: {name: copy.copy(each) for name, each in tables.items()} for path, tables in plan.items()}

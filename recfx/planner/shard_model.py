@@ -22,28 +22,24 @@ from recfx.sharding.shard_collection import shard_collection
 
 
 def shard_collections(
-    model: nn.Module, plan: ShardingPlan | None, env: ShardingEnv | None, device: torch.device | str | None
+    model: nn.Module, plan: ShardingPlan, env: ShardingEnv, device: torch.device | str | None
 ) -> dict[int, nn.Module]:
     """The sharded form of every converted collection, by ``id``; ``model`` is not changed. Collective.
 
     Args:
         model: a converted model.
-        plan: by fully qualified name of the collection. None: that of ``recfx.plan`` for ``env``.
-        env: the ranks to shard over. None: all ranks of the default process group.
+        plan: by fully qualified name of the collection.
+        env: the ranks to shard over.
         device: the device of the shards. None: that of the tables.
 
     Raises:
-        ConversionError: ``no_process_group``, ``plan_unknown_collection``, ``plan_missing_collection``, and what
-            ``shard_collection`` raises.
+        ConversionError: ``plan_unknown_collection``, ``plan_missing_collection``, and what ``shard_collection`` raises.
     """
-    env = _environment(env)
     collections = unsharded_collections(model)
     paths: dict[int, list[str]] = {}
     for prefix, module in collections_by_prefix(model, HashEmbeddingBagCollection):
         paths.setdefault(id(module), []).append(prefix.removesuffix("."))
     target = None if device is None else torch.device(device)
-    if plan is None:
-        plan = _make_plan(model, env, target, next(iter(collections.values()), None))
     per_collection: Mapping[str, Any] = plan.plan
     known = {path for aliases in paths.values() for path in aliases}
     unknown = [path for path in per_collection if path not in known]
@@ -69,7 +65,12 @@ def shard_collections(
     return sharded
 
 
-def _environment(env: ShardingEnv | None) -> ShardingEnv:
+def environment(env: ShardingEnv | None) -> ShardingEnv:
+    """The ranks to shard over: ``env`` or, without one, all ranks of the default process group.
+
+    Raises:
+        ConversionError: ``no_process_group``.
+    """
     if env is not None:
         return env
     if not (dist.is_available() and dist.is_initialized()):
@@ -82,13 +83,19 @@ def _environment(env: ShardingEnv | None) -> ShardingEnv:
     return ShardingEnv.from_process_group(dist.group.WORLD)
 
 
-def _make_plan(
-    model: nn.Module, env: ShardingEnv, device: torch.device | None, collection: HashEmbeddingBagCollection | None
-) -> ShardingPlan:
-    """That of ``recfx.plan``; rank 0 makes it, and all ranks get it, or its error."""
-    if device is None and collection is not None:
-        device = next((each.device for each in collection.parameters()), None)
-    kind = "cpu" if device is None or device.type == "meta" else device.type
+def plan_for(model: nn.Module, env: ShardingEnv, device: torch.device | str | None) -> ShardingPlan:
+    """The plan of ``recfx.plan``; rank 0 makes it, and all ranks get it, or its error. Collective.
+
+    Args:
+        model: a converted model.
+        env: the ranks to shard over.
+        device: the device of the shards. None: that of the tables.
+    """
+    target = None if device is None else torch.device(device)
+    collection = next(iter(unsharded_collections(model).values()), None)
+    if target is None and collection is not None:
+        target = next((each.device for each in collection.parameters()), None)
+    kind = "cpu" if target is None or target.type == "meta" else target.type
     on_npus = kind in ("npu", PRIVATE)
     topology = npu_topology(env.world_size) if on_npus else Topology(env.world_size, kind, created_by_factory=True)
 

@@ -28,7 +28,9 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from recfx.errors import ConversionError
 from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
 from recfx.modules.subclasses import classes_made_for
+from recfx.planner.priced_plan import price_of
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, StockSharder
+from recfx.record.conversion import add_notes
 from recfx.sharding.data_parallel import leave_to_collections
 
 _MARK = "_recfx_extends"
@@ -189,6 +191,7 @@ def _extend_model_parallel(original: Callable[..., None]) -> Callable[..., None]
             refuse_left_out(model, bound.arguments.get("plan"), bound.arguments["sharders"], world_size)
         original(*bound.args, **bound.kwargs)
         if converted:
+            add_notes(bound.args[0], price_of(bound.args[0].plan))
             for observe in AFTER_SHARDING:
                 observe(bound.args[0])
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -52,6 +53,13 @@ def attach_conversion(model: nn.Module, conversion: Conversion) -> None:
     """Attach ``conversion`` to the model inside its wrappers."""
     if not isinstance(unwrap(model), torch.jit.ScriptModule):  # which is shared with the user's model
         unwrap(model).__dict__[_ATTRIBUTE] = conversion
+
+
+def add_notes(model: nn.Module, notes: Sequence[Diagnostic]) -> None:
+    """Give the model a record with more notes; models with which it shared its record keep theirs."""
+    if notes:
+        conversion = conversion_of(model)
+        attach_conversion(model, replace(conversion, notes=[*conversion.notes, *notes]))
 
 
 def detach_conversion(model: nn.Module) -> None:

@@ -1,0 +1,173 @@
+"""The report of a sharded model shows the price of its plan and the runner-up, as that of the plan itself does."""
+
+from __future__ import annotations
+
+import copy
+import html
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+
+import recfx
+from recfx.record.conversion import conversion_of
+from tests.sharding.ranks import ranks
+
+TABLES = [
+    EmbeddingBagConfig(name=f"t{number}", num_embeddings=50, embedding_dim=8, feature_names=[f"f{number}"])
+    for number in range(4)
+]
+KEYS = [f"f{number}" for number in range(4)]
+BATCH = KeyedJaggedTensor(KEYS, torch.arange(8), lengths=torch.ones(8).int())
+
+
+class Model(nn.Module):
+    def __init__(self, kind: Callable[..., nn.Module] = EmbeddingBagCollection) -> None:
+        super().__init__()
+        self.ebc = kind(TABLES)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        pooled: torch.Tensor = self.ebc(features).values()
+        return pooled
+
+
+def prices(report: recfx.Report) -> list[str]:
+    return [each.message for each in report.reasons if each.code == "plan_price"]
+
+
+def made_plan(world_size: int, kind: Callable[..., nn.Module] = EmbeddingBagCollection) -> ShardingPlan:
+    return recfx.plan(Model(kind), Topology(world_size, "cpu", created_by_factory=True))
+
+
+def _no_plan(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
+    return recfx.convert(Model(), env=env)
+
+
+def _in_place(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
+    return recfx.convert(Model(), env=env, inplace=True)
+
+
+def _converted_before(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
+    converted = recfx.convert(Model())
+    sharded = recfx.convert(converted, env=env)
+    assert not prices(recfx.explain(converted)), "it is not sharded"
+    return sharded
+
+
+def _built_directly(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
+    sharded = recfx.convert(Model(recfx.HashEmbeddingBagCollection), env=env)
+    assert recfx.explain(sharded).verification.text == "not run: built directly"
+    return sharded
+
+
+def _whole_graph(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
+    return recfx.convert(Model(), (BATCH,), env=env, whole_graph=True)
+
+
+def _given_plan(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
+    return recfx.convert(Model(), plan=plan, env=env)
+
+
+def _part_of_a_model(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
+    return nn.Sequential(recfx.convert(Model(), env=env), nn.Linear(32, 1))
+
+
+def _model_parallel(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
+    return DistributedModelParallel(recfx.convert(Model()), env, plan=plan, sharders=recfx.sharders())
+
+
+WAYS = {
+    way.__name__[1:]: way
+    for way in (
+        _no_plan,
+        _in_place,
+        _converted_before,
+        _built_directly,
+        _whole_graph,
+        _given_plan,
+        _part_of_a_model,
+        _model_parallel,
+    )
+}
+
+
+def reported(rank: int, world_size: int, way: str) -> dict[str, Any]:
+    kind = recfx.HashEmbeddingBagCollection if way == "built_directly" else EmbeddingBagCollection
+    plan = made_plan(world_size, kind)
+    sharded = WAYS[way](ShardingEnv.from_process_group(dist.group.WORLD), plan)
+    report = recfx.explain(sharded)
+    found = {
+        "plan": prices(recfx.explain(Model(kind), plan=plan)),
+        "reasons": prices(report),
+        "notes": [each.message for each in report.notes if each.code == "plan_price"],
+        "json": [each["message"] for each in json.loads(report.to_json())["reasons"] if each["code"] == "plan_price"],
+        "text": " ".join(str(report).split()),
+        "html": html.unescape(report.to_html()),
+        "ok": report.ok,
+    }
+    if way != "model_parallel":  # TorchRec cannot copy it
+        found["copied"] = prices(recfx.explain(copy.deepcopy(sharded)))
+    record = conversion_of(sharded)
+    assert pickle.loads(pickle.dumps(record)) == record
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_equals_what_the_report_of_the_plan_says(way: str) -> None:
+    for found in ranks(2).run(reported, way):
+        (expected,) = found["plan"]
+        assert expected.startswith("the plan is the cheapest of ")
+        assert "; the runner-up (" in expected
+        assert found["reasons"] == found["notes"] == found["json"] == [expected]
+        assert found.get("copied", [expected]) == [expected]
+        assert expected in found["text"]
+        assert expected in found["html"]
+        assert found["ok"]
+
+
+def other_plans(rank: int, world_size: int) -> dict[str, list[str]]:
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    converted = recfx.convert(Model())
+    topology = Topology(world_size, "cpu", created_by_factory=True)
+    stock = EmbeddingShardingPlanner(topology=topology).collective_plan(converted, recfx.sharders(), dist.group.WORLD)
+    changed = made_plan(world_size)
+    tables: Any = changed.plan["ebc"]
+    tables["t0"] = stock.plan["ebc"]["t0"]
+    plans = {"stock": stock, "changed": changed}
+    return {name: prices(recfx.explain(recfx.convert(converted, plan=plan, env=env))) for name, plan in plans.items()}
+
+
+def test_only_what_is_known_is_said() -> None:
+    """TorchRec's plans have no price, and that of a plan that was changed is not known."""
+    for found in ranks(2).run(other_plans):
+        assert found["stock"] == []
+        (message,) = found["changed"]
+        assert message.startswith("the plan was changed after recfx.plan had made it")
+
+
+def _leave_out(tables: Any) -> None:
+    del tables["t0"]
+
+
+def _edit(tables: Any) -> None:
+    tables["t0"].compute_kernel = "key_value"
+
+
+@pytest.mark.parametrize("change", [_leave_out, _edit])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))])
+def test_copies_of_a_plan_know_whether_they_were_changed(copied: Callable[[Any], Any], change: Any) -> None:
+    plan: Any = made_plan(2)
+    again = copied(plan)
+    assert again.is_as_priced
+    change(again.plan["ebc"])
+    assert not again.is_as_priced
+    assert plan.is_as_priced
