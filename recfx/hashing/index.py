@@ -329,13 +329,6 @@ class HashIndex(IndexStorage):
             views = self._views = (answering, answering._replace(share_buckets=0))
         return views[training]
 
-    def kept_view(self, training: bool) -> IndexView | None:
-        """What ``view`` returned last, if it would return the same again."""
-        views = self._views
-        if views is None or views[0].slot_groups is not self._buffers["slot_groups"] or not self.is_as_noted():
-            return None
-        return views[training]
-
     def mark_used(self) -> None:
         """Record that free rows hold old weights, which an ``init_fn`` must replace before ids get these rows."""
         free = self.row_state[self.policy.own_dense_rows :]

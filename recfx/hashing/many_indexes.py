@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from recfx.hashing.index import HashIndex
+from recfx.hashing.storage import are_as_noted
 from recfx.kernels import forks
 from recfx.kernels.pooled_lookup import IndexView
 
@@ -28,4 +29,9 @@ def views_of(indexes: Sequence[HashIndex], training: bool) -> list[IndexView]:
     if torch.compiler.is_compiling():
         return [index.view(training) for index in indexes]
     forks.use_one_thread_in_child()
-    return [index.kept_view(training) or index.view(training) for index in indexes]
+    kept: list[Any] = [index.__dict__["_views"] for index in indexes]
+    slot_groups = buffers_named("slot_groups", indexes)
+    return [
+        views[training] if as_noted and views is not None and views[0].slot_groups is groups else index.view(training)
+        for index, views, groups, as_noted in zip(indexes, kept, slot_groups, are_as_noted(indexes), strict=True)
+    ]

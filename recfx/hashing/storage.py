@@ -22,6 +22,7 @@ from recfx.kernels.index_buffers import IndexBuffers, IndexPolicy, is_taken
 
 EVAL_COUNTERS = ("ids_seen", "unseen_answers")
 # Whoever writes to these from outside has written a state, or has damaged what the operators follow without a check.
+# What ``are_as_noted`` reads, one by one.
 _WATCHED = ("row_ids", "row_state", "slot_groups", "side_row")
 _fresh_number = itertools.count(1)
 
@@ -385,3 +386,23 @@ class IndexStorage(nn.Module):
                 "assign=True, or to call to_empty() first?",
                 stacklevel=2,
             )
+
+
+def are_as_noted(indexes: Sequence[IndexStorage]) -> list[bool]:
+    """``is_as_noted`` of each index. Every batch asks for all of them, in some models for thousands."""
+    try:
+        return [
+            held["_leader"] is None
+            and not held.get("_expects_load")
+            and held["_versions"]
+            == (
+                buffers["row_ids"]._version,
+                buffers["row_state"]._version,
+                buffers["slot_groups"]._version,
+                buffers["side_row"]._version,
+            )
+            for held in map(vars, indexes)
+            for buffers in (held["_buffers"],)
+        ]
+    except RuntimeError:  # inference tensors have no versions
+        return [index.is_as_noted() for index in indexes]

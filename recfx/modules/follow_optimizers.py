@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -66,10 +67,11 @@ class OptimizerFollower:
             weights: list[Any] = [bag._parameters["weight"] for bag in bags._modules.values() if bag is not None]
         except KeyError:  # the weight is gone, for instance by pruning: say which one, and what to do
             weights = [self._store.weight(table) for table in bags]
-        found = [id(optimizer) for optimizers in attached_to_each(weights) for optimizer in optimizers]
+        attached = attached_to_each(weights)
+        found = list(map(id, chain.from_iterable(attached)))
         if found or self._store.optimizers or self._aside:
             found += map(id, weights)
-            found += [-1 - position for position in positions_with_hooks(weights)]
+            found += [-1 - position for position in positions_with_hooks(weights, attached)]
         return found
 
     def __getstate__(self) -> dict[str, Any]:

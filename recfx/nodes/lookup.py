@@ -24,6 +24,7 @@ from recfx.nodes.base import NodeModule
 from recfx.nodes.in_flight import BatchInFlight
 from recfx.nodes.removed_rows import guard_backward
 from recfx.nodes.table_store import TableStore
+from recfx.optim.fused_optimizer import changed_settings
 from recfx.optim.in_backward import hooks_on_step, positions_with_hooks
 
 
@@ -59,7 +60,7 @@ class Lookup(NodeModule):
         self.backend = backend
         self.store = store
         wanted = [name for table in tables for name in table.embedding_names]
-        self._keys = wanted
+        self._keys, self._names = wanted, [table.name for table in tables]
         positions = self.features.positions
         self._positions = None if tuple(wanted) == features else [positions[name] for name in wanted]
         self._indexed = [table.name for table in tables if table.has_index]
@@ -219,7 +220,7 @@ class Lookup(NodeModule):
 
     def _kernel(self) -> tuple[list[torch.Tensor], Choice]:
         choice = self._choice
-        weights: list[torch.Tensor] = [self.store.weight(table.name) for table in self.tables]
+        weights = self.store.weights(self._names)
         if choice is None or choice.stale(weights):
             choice = self.choose_kernel()
         if self.store.optimizers:
@@ -244,28 +245,24 @@ class Lookup(NodeModule):
                 )
 
     def _refuse_changed_settings(self) -> None:
-        for table in self.tables:
-            optimizer = self.store.optimizers.get(table.name)
-            if optimizer is not None and (changed := optimizer.changed_setting()):
-                raise ConversionError(
-                    f"the optimizer of table {table.name!r} was given {changed} after the conversion, which has no "
-                    "fused form.",
-                    reason="optimizer_setting_changed",
-                    module_path=self.collection,
-                    what_to_do="leave it at its default; or unconvert the model, which trains by the dense optimizer.",
-                )
+        for table, changed in changed_settings(self._names, self.store.optimizers):
+            raise ConversionError(
+                f"the optimizer of table {table!r} was given {changed} after the conversion, which has no fused form.",
+                reason="optimizer_setting_changed",
+                module_path=self.collection,
+                what_to_do="leave it at its default; or unconvert the model, which trains by the dense optimizer.",
+            )
 
     def _refuse_other_tensors(self, weights: list[torch.Tensor]) -> None:
         """Raise if a tensor replaces a parameter; as with hooks, a collection switches to the dense lookup before."""
-        for table, weight in zip(self.tables, weights, strict=True):
-            if table.name in self.store.optimizers and not self.store.is_owner(table.name, weight):
-                raise ConversionError(
-                    f"another tensor has replaced the weight of table {table.name!r} (through torch.func's "
-                    "functional_call, say), but the optimizer in backward belongs to the parameter.",
-                    reason="fused_weight_replaced",
-                    module_path=self.collection,
-                    what_to_do="convert without whole_graph=True, where such a tensor gets its gradient as usual.",
-                )
+        for table in self.store.replaced(self._names, weights):
+            raise ConversionError(
+                f"another tensor has replaced the weight of table {table!r} (through torch.func's "
+                "functional_call, say), but the optimizer in backward belongs to the parameter.",
+                reason="fused_weight_replaced",
+                module_path=self.collection,
+                what_to_do="convert without whole_graph=True, where such a tensor gets its gradient as usual.",
+            )
 
     def _batch(self, features: KeyedJaggedTensor) -> LookupBatch:
         return LookupBatch(

@@ -81,6 +81,7 @@ class TableIndexes:
             for table, last in zip(self.tables, last_keys, strict=True)
             if table.name in self._is_hashed
         ]
+        self._names_in_order = [table.name for table, *_ in self._keys_of_hashed]
 
     def index(self, table: str) -> HashIndex:
         """The index of a table that has one."""
@@ -142,7 +143,7 @@ class TableIndexes:
         views = views_of(self._all(), training)
         if len(views) == len(self.tables):
             return [*views]
-        of_table = dict(zip([table.name for table, *_ in self._keys_of_hashed], views, strict=True))
+        of_table = dict(zip(self._names_in_order, views, strict=True))
         return [of_table.get(table.name) for table in self.tables]
 
     def by_table(self) -> list[HashIndex | None]:
@@ -151,7 +152,7 @@ class TableIndexes:
 
     def _all(self) -> list[HashIndex]:
         """The indexes, in the order of the tables."""
-        return self.store.indexes_of([table.name for table, *_ in self._keys_of_hashed])
+        return self.store.indexes_of(self._names_in_order)
 
     def _indexes(self, segments: list[Segment]) -> list[HashIndex]:
         return self.store.indexes_of([segment.table.name for segment in segments])

@@ -86,14 +86,26 @@ class TableStore:
             )
         return weight
 
+    def weights(self, tables: Sequence[str]) -> list[torch.Tensor]:
+        """``weight`` of each of ``tables``. Every batch asks for all of them, in some models for thousands."""
+        bags: Any = self.bags._modules
+        found = [bags[table]._parameters.get("weight") for table in tables]
+        return [self.weight(table) if weight is None else weight for table, weight in zip(tables, found, strict=True)]
+
     def own_weights(self) -> None:
         """Record that the fused optimizers belong to the current parameters."""
         self._owners = {table: weakref.ref(self.weight(table)) for table in self.optimizers}
 
-    def is_owner(self, table: str, weight: torch.Tensor) -> bool:
-        """Whether the fused optimizer of ``table`` belongs to ``weight``, which may be a stand-in for the parameter."""
-        owner = self.owner(table)
-        return owner is None or owner() is weight
+    def replaced(self, tables: Sequence[str], weights: Sequence[torch.Tensor]) -> list[str]:
+        """Those of ``tables`` whose fused optimizer belongs to another tensor than their one of ``weights``, which may
+        be stand-ins for the parameters. Every batch asks for all tables, in some models for thousands.
+        """
+        owners = map(self._owners.get, tables)
+        return [
+            table
+            for table, owner, weight in zip(tables, owners, weights, strict=True)
+            if owner is not None and owner() is not weight and table in self.optimizers
+        ]
 
     def owner(self, table: str) -> weakref.ref[nn.Parameter] | None:
         """The parameter that the fused optimizer of ``table`` belongs to; None if it has never been read."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from recfx.errors import ConversionError
 from recfx.kernels.fused_optimizer import step_touched_rows
 from recfx.kernels.huge_pages import full_on_huge_pages
-from recfx.optim.rules.rule import STEP, WITHOUT_FUSED_FORM, Rule
+from recfx.optim.rules.rule import STEP, Rule
 
 
 @dataclass
@@ -57,9 +58,9 @@ class FusedOptimizer:
     def changed_setting(self) -> str:
         """A setting that was changed after attaching, to a value that no fused update supports; or ``""``."""
         group = self.group
-        for name in WITHOUT_FUSED_FORM:
-            if group.get(name) and name not in self.rule.supported:
-                return f"{name}={group[name]!r}"
+        if any(map(group.get, self.rule.refused)):
+            name = next(name for name in self.rule.refused if group.get(name))
+            return f"{name}={group[name]!r}"
         for name, values in self.rule.neutral.items():
             if name in group and group[name] not in values:
                 return f"{name}={group[name]!r}"
@@ -215,3 +216,16 @@ class AttachedOptimizer(FusedOptimizer):
     def is_form_of(self, optimizer: object) -> bool:
         """Whether this is the fused form of ``optimizer``."""
         return optimizer is self._optimizer
+
+
+def changed_settings(tables: Sequence[str], optimizers: Mapping[str, FusedOptimizer]) -> list[tuple[str, str]]:
+    """Those of ``tables`` whose optimizer has a ``changed_setting``, and that setting. Every batch asks for all tables,
+    in some models for thousands.
+    """
+    found = [(table, optimizer) for table in tables if (optimizer := optimizers.get(table)) is not None]
+    may_have = [
+        (table, optimizer)
+        for table, optimizer in found
+        if (rule := optimizer.rule).neutral or any(map(optimizer.group.get, rule.refused))
+    ]
+    return [(table, changed) for table, optimizer in may_have if (changed := optimizer.changed_setting())]

@@ -40,21 +40,31 @@ def hooks_on_step(weight: torch.Tensor) -> str:
     return ""
 
 
+_BEFORE_STEP, _AFTER_STEP = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 _HOOKS = operator.attrgetter("_backward_hooks"), operator.attrgetter("_post_accumulate_grad_hooks")
 
 
 def _watches_steps(optimizer: Any) -> bool:
     found = optimizer.__dict__
-    if found.get("_optimizer_step_pre_hooks") or found.get("_optimizer_step_post_hooks"):
+    if found.get(_BEFORE_STEP) or found.get(_AFTER_STEP):
         return True
     # Learning-rate schedulers replace step() by one that only records that it was called.
     return "step" in found and not hasattr(found["step"], "_wrapped_by_lr_sched")
 
 
-def positions_with_hooks(weights: Sequence[torch.Tensor]) -> list[int]:
-    """Which of ``weights`` have ``hooks_on_step``. Every forward calls this, in some models for thousands of tables."""
-    attached = chain.from_iterable(attached_to_each(weights))
-    if not any(any(map(hooks_of, weights)) for hooks_of in _HOOKS) and not any(map(_watches_steps, attached)):
+def positions_with_hooks(weights: Sequence[torch.Tensor], attached: Sequence[Sequence[Any]] | None = None) -> list[int]:
+    """Which of ``weights`` have ``hooks_on_step``. Every forward calls this, in some models for thousands of tables.
+
+    Args:
+        weights: of tables.
+        attached: what ``attached_to_each`` says of them, if the caller has asked already.
+    """
+    optimizers = chain.from_iterable(attached_to_each(weights) if attached is None else attached)
+    if not any(any(map(hooks_of, weights)) for hooks_of in _HOOKS) and not any(
+        _watches_steps(each)
+        for each in optimizers
+        if (found := each.__dict__).get(_BEFORE_STEP) or found.get(_AFTER_STEP) or "step" in found
+    ):
         return []
     return [position for position, weight in enumerate(weights) if hooks_on_step(weight)]
 

@@ -5,6 +5,9 @@ Peers: ``fbgemm::pruned_hashmap_lookup`` (finds only; it reads our frozen slot t
 nothing; like ``find``, it allocates what it returns. An index never fills more than 4 of 9 slots; ``find`` is measured
 beyond that, too.
 
+The limit of an eviction is what it does besides inserting: an addition to a score of every id, at a random place in
+memory. What a batch takes that evicts nothing, and these additions, are what an evicting one takes at least.
+
 Every batch is newly drawn; in ``steady`` batches, one id in a hundred is new. A fifth of the ids that an index holds is
 never asked for: an index that evicts finds these first, and evicts about as many ids as are new.
 """
@@ -27,13 +30,14 @@ from recfx.kernels.index_buffers import IndexBuffers
 from recfx.kernels.mix64 import mix64
 from recfx.kernels.slot_groups import SLOTS
 from tests.bench.harness import Contestant, Result, Times, compare, take_turns
-from tests.bench.random_gather import gather_slots
+from tests.bench.random_gather import add_one, gather_slots
 from tests.bench.setup import DISTRIBUTIONS, POWER_LAW_EXPONENT, Setup
 
 FIND, PRUNED, GATHER = "HashIndex.find", "fbgemm::pruned_hashmap_lookup", "gather of random slots"
 LOADS = (0.3, 0.44, 0.6, 0.75)
 """Share of the slots that have an id."""
 STEADY, EVICT_LRU, EVICT_LFU = "find_or_insert, 1% new", "1% new, evicting (lru)", "1% new, evicting (lfu)"
+TOUCH = "additions to random scores"
 MANAGED = "managed collisions, 1% new"
 LAST, FIRST = "last generations", "first generations"
 NEW_IN = 100
@@ -166,12 +170,14 @@ def _steady(setup: Setup, batches: Batches) -> Iterator[Result]:
         Contestant(FIND, lambda i: roomy.find(batches.resident[i])),
         Contestant(STEADY, lambda i: roomy.find_or_insert(batches.steady[i])),
         *(Contestant(name, _insert_into(index, batches)) for name, index in evicting.items()),
+        Contestant(TOUCH, _additions(setup, batches)),
     ]
     if batches.size <= setup.index_sizes[0]:  # beyond that a batch takes seconds
         contestants.append(Contestant(MANAGED, _managed(batches), every=4))
     times = take_turns(contestants, setup.iterations, setup.warm_up)
     facts = _facts(setup, batches, roomy)
     yield compare(f"hash_index/steady/{_case(batches)}", times, STEADY, FIND, facts)
+    yield compare(f"hash_index/additions/{_case(batches)}", times, TOUCH, FIND, facts)
     for name, index in evicting.items():
         evicted = index.counters["evicted"] // (setup.iterations + setup.warm_up)
         facts = {**_facts(setup, batches, index), "evicted_a_batch": evicted}
@@ -182,6 +188,15 @@ def _steady(setup: Setup, batches: Batches) -> Iterator[Result]:
 
 def _insert_into(index: HashIndex, batches: Batches) -> Callable[[int], object]:
     return lambda i: index.find_or_insert(batches.steady[i])
+
+
+def _additions(setup: Setup, batches: Batches) -> Callable[[int], object]:
+    count, generator = len(batches.resident[0]), torch.Generator().manual_seed(9)
+    scores = torch.empty(batches.size, dtype=torch.int64)
+    advise_huge_pages(scores)
+    scores.zero_()
+    rows = [torch.randint(0, batches.size, (count,), generator=generator) for _ in batches.resident]
+    return lambda i: add_one(scores, rows[i], torch.empty(count, dtype=torch.int64), setup.threads)
 
 
 def _managed(batches: Batches) -> Callable[[int], object]:

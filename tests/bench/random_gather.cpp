@@ -15,6 +15,18 @@ void gather_first(const int64_t* data, int64_t width, const int64_t* places, int
   }
 }
 
+// Adds 1 to data[places[i]], and writes what it was to out[i]. Several threads may lose additions to each other.
+void add_one(int64_t* data, const int64_t* places, int64_t* out, int64_t count, int threads) {
+  constexpr int64_t kAhead = 64;
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) {
+      __builtin_prefetch(data + places[i + kAhead], 1);
+    }
+    out[i] = data[places[i]]++;
+  }
+}
+
 // Sums whole rows of `dim` floats, `length` to each sum: out [count / length, dim], with `stride` floats between rows.
 void sum_rows(const float* data, int64_t dim, const int64_t* places, float* out, int64_t stride, int64_t count,
               int64_t length, int threads) {

@@ -1,4 +1,4 @@
-"""What this machine can do for reading at random: a prefetched gather of slots, and one of rows, in C++."""
+"""What this machine can do at random: prefetched gathers of slots and of rows, and additions to scores, in C++."""
 
 from __future__ import annotations
 
@@ -26,6 +26,18 @@ def gather_slots(groups: torch.Tensor, places: torch.Tensor, out: torch.Tensor, 
     _library().gather_first(
         _address(groups), ctypes.c_int64(2), _address(places), _address(out), ctypes.c_int64(places.numel()), threads
     )
+
+
+def add_one(scores: torch.Tensor, rows: torch.Tensor, before: torch.Tensor, threads: int) -> None:
+    """Add 1 to the score of a random row for each id, and keep what it was.
+
+    Args:
+        scores: int64 ``[rows]``.
+        rows: int64 ``[n]``.
+        before: int64 ``[n]``.
+        threads: of OpenMP; they may lose additions to each other.
+    """
+    _library().add_one(_address(scores), _address(rows), _address(before), ctypes.c_int64(rows.numel()), threads)
 
 
 def sum_rows(weight: torch.Tensor, rows: torch.Tensor, out: torch.Tensor, length: int, threads: int) -> None:

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -85,7 +85,14 @@ def declined(wanted: LookupSpec) -> tuple[str, str]:
         (lambda: replace(spec(), weights=[torch.zeros(4, 10).t(), torch.zeros(10, 8)]), "not_contiguous", "rows"),
         (lambda: spec((4, 1025)), "too_many_columns", "up to 1024 columns, table 't1' has 1025"),
         (
-            lambda: spec(optimizers=[FusedOptimizer(WithoutKernel(**vars(ADAM)), {"lr": 0.1})] * 2),
+            lambda: spec(
+                optimizers=[
+                    FusedOptimizer(
+                        WithoutKernel(**{each.name: getattr(ADAM, each.name) for each in fields(ADAM)}), {"lr": 0.1}
+                    )
+                ]
+                * 2
+            ),
             "optimizer",
             "no step of adam in Triton",
         ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -202,6 +203,11 @@ class Rule(ABC):
     def read_from_params(self) -> tuple[Setting, ...]:
         """The settings that are read from TorchRec's ``fused_params`` for it; not all of them have an effect."""
         return tuple(dict.fromkeys([*COMMON_SETTINGS, *self.settings]))
+
+    @cached_property
+    def refused(self) -> tuple[str, ...]:
+        """The settings that must be zero or False, as no fused step supports them."""
+        return tuple(name for name in WITHOUT_FUSED_FORM if name not in self.supported)
 
     @property
     def supported(self) -> tuple[str, ...]:
