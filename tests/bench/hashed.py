@@ -1,7 +1,7 @@
 """``hashed``: raw 64-bit ids through the index (``dense_rows=0``) against the same rows adopted, forward and step.
 
 The index already holds every id: this is the steady state of training, in which a batch brings few new ids. The limit
-beside the forward is that of the adopted rows with a prefetched gather of as many slots of the same indexes before it.
+beside both is that of the adopted rows with a prefetched gather of as many slots of the same indexes before it.
 """
 
 from __future__ import annotations
@@ -162,16 +162,18 @@ def _step(
     adopted: torch.nn.Module,
     dense: list[KeyedJaggedTensor],
 ) -> Iterator[Result]:
-    gradients = output_gradients(setup, 4)
+    gradients, gather = output_gradients(setup, 4), _gather(setup, indexed, raw)
     indexed.train()
     contestants = [
         Contestant(OURS, lambda i: indexed(raw[i]).values().backward(gradients[i % 4])),
         Contestant(ADOPTED, lambda i: adopted(dense[i]).values().backward(gradients[i % 4])),
+        Contestant(LIMIT, lambda i: (gather(i), adopted(dense[i]).values().backward(gradients[i % 4]))),
     ]
     times = take_turns(contestants, setup.iterations, setup.warm_up)
     ids = int(setup.rows * TAKEN)
     facts = {**setup.facts(distribution), "ids_in_index": ids, "optimizer": OPTIMIZER.name}
-    yield compare(_case("train_step", setup, distribution), times, OURS, ADOPTED, facts)
+    for contestant in contestants[1:]:
+        yield compare(_case("train_step", setup, distribution), times, OURS, contestant.name, facts)
 
 
 def _case(what: str, setup: Setup, distribution: str) -> str:
