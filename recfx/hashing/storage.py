@@ -7,7 +7,7 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,25 @@ from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, identity
 from recfx.hooks import load_hooks
 from recfx.kernels import forks
-from recfx.kernels.index_buffers import IndexBuffers, IndexPolicy, is_taken
+from recfx.kernels.index_buffers import COUNTERS, IndexBuffers, IndexPolicy, is_taken
 
 EVAL_COUNTERS = ("ids_seen", "unseen_answers")
 # Whoever writes to these from outside has written a state, or has damaged what the operators follow without a check.
 # What ``are_as_noted`` reads, one by one.
 _WATCHED = ("row_ids", "row_state", "slot_groups", "side_row")
 _fresh_number = itertools.count(1)
+
+
+class Adopted(NamedTuple):
+    """The last state that took the place of an index's own: by a load, by ``reset``, or by a move from meta.
+
+    Args:
+        times: how often that has happened.
+        counts: what that state had counted in training, by ``COUNTERS``; counts of eval mode begin at 0.
+    """
+
+    times: int
+    counts: tuple[int, ...]
 
 
 class CountsElsewhere(Protocol):
@@ -83,6 +95,7 @@ class IndexStorage(nn.Module):
         self.__dict__["_leader"], self.__dict__["_followers"] = None, []
         self.__dict__["_initializer"], self.__dict__["_expects_load"] = None, False
         self.__dict__["_counts_elsewhere"] = {}
+        self.__dict__["_adopted"] = Adopted(0, (0,) * len(COUNTERS))
         self.number_state()
         self._note_versions()
 
@@ -194,6 +207,12 @@ class IndexStorage(nn.Module):
         candidate_counts: Any = self._buffers["candidate_counts"]
         return bool(is_taken(self.row_state).any()) or bool(candidate_counts.any())
 
+    @property
+    def adopted(self) -> Adopted:
+        """Since when, and from which counts on, the index has counted without a break."""
+        adopted: Adopted = self.__dict__["_adopted"]
+        return adopted
+
     # Copies elsewhere
 
     @property
@@ -282,6 +301,7 @@ class IndexStorage(nn.Module):
         self.fold_eval_counts()  # lest they be added to the new counts
         self._buffers.update({**buffers._asdict(), **own})  # in one step, which nothing can interrupt
         self.number_state()
+        self._note_adopted()
         self.__dict__["_expects_load"] = False
         self._note_versions()
 
@@ -301,8 +321,13 @@ class IndexStorage(nn.Module):
         torch._foreach_copy_(targets, [*sources.values()] * len(indexes))
         for index in indexes:
             index.number_state()
+            index._note_adopted()
             index.__dict__["_expects_load"] = False
             index._note_versions()
+
+    def _note_adopted(self) -> None:
+        counts = (0,) * len(COUNTERS) if self.counts.is_meta else tuple(self.counts.tolist())
+        self.__dict__["_adopted"] = Adopted(self.adopted.times + 1, counts)
 
     def _zero_eval_counts(self, device: torch.device) -> Tensor:
         return torch.zeros(len(EVAL_COUNTERS), dtype=torch.int64, device=device)
@@ -322,6 +347,7 @@ class IndexStorage(nn.Module):
                 self._buffers[key] = tensor.cpu()
         if not self._buffers.keys() >= set(IndexBuffers._fields):
             self._derive_again()
+        self.__dict__.setdefault("_adopted", Adopted(0, (0,) * len(COUNTERS)))  # it was pickled by an earlier version
         if not self.lock.is_meta and not self.lock.is_shared():
             # A new lock: the original may be held, or may even be this very tensor (copy.copy), and will then be
             # released.

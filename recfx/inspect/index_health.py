@@ -1,11 +1,18 @@
-"""How one index does: what is read from it for ``recfx.monitor``, and the scalars that are made of it."""
+"""How one index does: what is read from it for ``recfx.monitor``, and the scalars that are made of it.
+
+Reading must not slow training down: it is done in pieces that are too small for ATen to wake other threads for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+
+from torch import Tensor
 
 from recfx.hashing import HashIndex
+from recfx.hashing.many_indexes import buffers_named
 from recfx.hashing.storage import EVAL_COUNTERS
 from recfx.kernels.index_buffers import COUNTERS
 from recfx.kernels.slot_groups import SLOTS, home_groups
@@ -16,37 +23,59 @@ class IndexHealth:
 
     Args:
         index: an index of a table, or of a slice of one.
+
+    Attributes:
+        counted: what was counted between the last two calls of ``end_interval``, by ``_COUNTS``.
     """
 
     def __init__(self, index: HashIndex) -> None:
         self.index = index
         self._bucket_rows = [index.bucket_rows(bucket) for bucket in index.policy.own_buckets]
-        self._counted = [0] * (len(COUNTERS) + len(EVAL_COUNTERS))
-        self._next_group, self._longest_so_far = 0, 0
-        self._longest: int | None = None  # None until any window was read
-        self.since_last_time()
+        self._before, self._adopted = (0,) * len(_COUNTS), index.adopted
+        self.counted = self._before
+        self._forget_probes()
+        self.end_interval()
 
     @property
     def is_allocated(self) -> bool:
         """False on the meta device, where there is nothing to read."""
-        return not self.index.bucket_taken.is_meta
+        return not self._buffer("counts").is_meta
 
-    def since_last_time(self) -> list[int]:
-        """What was counted since the last call, by ``_COUNTS``; nothing if the counts have begun anew."""
+    def _buffer(self, name: str) -> Tensor:
+        (found,) = buffers_named(name, (self.index,))
+        return found
+
+    def end_interval(self) -> None:
+        """Begin the next interval. The one that ends began with the last call, or with a load since then.
+
+        Raises:
+            CheckpointError: the state that was last loaded is not complete, or not valid.
+        """
+        index = self.index
         if not self.is_allocated:
-            return [0] * len(_COUNTS)
-        now = [*self.index.counts.tolist(), *self.index.fold_eval_counts().tolist()]
-        before, self._counted = self._counted, now
-        differences = [new - old for new, old in zip(now, before, strict=True)]
-        if min(differences) < 0:  # the index was reset, or has loaded another state
-            return [0] * len(differences)
-        return differences
+            self.counted = (0,) * len(_COUNTS)
+            return
+        if not index.is_as_noted():
+            index.notice_changes()  # torch.distributed.checkpoint loads in place
+        if index.adopted.times != self._adopted.times:  # what was counted before the load is of a state that is gone
+            self._adopted = index.adopted
+            self._before = (*index.adopted.counts, *(0,) * len(EVAL_COUNTERS))
+            self._forget_probes()
+        now = (*self._buffer("counts").tolist(), *index.fold_eval_counts().tolist())
+        counted = tuple(new - old for new, old in zip(now, self._before, strict=True))
+        self._before = now
+        self.counted = counted if min(counted) >= 0 else (0,) * len(counted)  # someone has written to the counts
+
+    @property
+    def ids_seen(self) -> int:
+        """In training, in the interval that has ended."""
+        return self.counted[_IDS_SEEN]
 
     def buckets(self) -> list[tuple[int, int]]:
         """Per bucket: the taken rows and all rows."""
         if not self.is_allocated:
             return []
-        return list(zip(self.index.bucket_taken.tolist(), self._bucket_rows, strict=True))
+        return list(zip(self._buffer("bucket_taken").tolist(), self._bucket_rows, strict=True))
 
     @property
     def longest_probe(self) -> int | None:
@@ -55,17 +84,15 @@ class IndexHealth:
 
     def probe(self, groups: int) -> bool:
         """Read the next window of so many groups of slots; returns whether it was the last one."""
-        slot_groups = self.index.buffers_as_they_are().slot_groups
+        slot_groups = self._buffer("slot_groups")
         count = slot_groups.size(0)
-        begin = self._next_group if self._next_group < count else 0
-        ids = slot_groups[begin : begin + groups, :SLOTS]
-        places = (ids != -1).nonzero()
-        if places.numel():
-            distances = (begin + places[:, 0] - home_groups(ids[places[:, 0], places[:, 1]], count)) % count
-            self._longest_so_far = max(self._longest_so_far, int(distances.max()) + 1)
+        end = min(self._next_group + groups, count)
+        for begin in range(self._next_group, end, _PIECE):
+            longest = _longest_probe(slot_groups, begin, min(begin + _PIECE, end))
+            self._longest_so_far = max(self._longest_so_far, longest)
         self._longest = max(self._longest or 0, self._longest_so_far)
-        self._next_group = begin + groups
-        if self._next_group < count:
+        self._next_group = end
+        if end < count:
             return False
         self._longest, self._longest_so_far, self._next_group = self._longest_so_far, 0, 0
         return True
@@ -74,8 +101,24 @@ class IndexHealth:
         """Read all groups."""
         self._longest, self._longest_so_far, self._next_group = self.index.longest_probe(), 0, 0
 
+    def _forget_probes(self) -> None:
+        self._next_group, self._longest_so_far = 0, 0
+        self._longest: int | None = None  # None until any window was read
 
+
+def _longest_probe(slot_groups: Tensor, begin: int, end: int) -> int:
+    """Of the ids in these groups; 0 if there are none."""
+    ids, count = slot_groups[begin:end, :SLOTS], slot_groups.size(0)
+    places = (ids != -1).nonzero()
+    if not places.numel():
+        return 0
+    distances = (begin + places[:, 0] - home_groups(ids[places[:, 0], places[:, 1]], count)) % count
+    return int(distances.max()) + 1
+
+
+_PIECE = 4096  # groups
 _COUNTS = (*COUNTERS, *(f"eval_{name}" for name in EVAL_COUNTERS))
+_IDS_SEEN = _COUNTS.index("ids_seen")
 _SUMMED = ("taken", "rows", *_COUNTS)
 _LARGEST = ("worst_bucket", "longest_probe", "evicts", "admits", "shares")
 
@@ -95,19 +138,17 @@ class Health:
 
     @classmethod
     def of(cls, parts: Sequence[IndexHealth]) -> Health:
-        """One table: all its slices on this rank, of which there may be none."""
-        found = cls()
-        for part in parts:
-            found = found.with_slice(part)
-        return found
+        """One table: all its slices on this rank, of which there may be none, in the intervals that have ended."""
+        return reduce(cls.joined, map(cls.of_slice, parts)) if parts else cls()
 
-    def with_slice(self, part: IndexHealth) -> Health:
-        """Add one slice, which begins its next interval."""
+    @classmethod
+    def of_slice(cls, part: IndexHealth) -> Health:
+        """One slice."""
         buckets, config = part.buckets(), part.index.config
-        summed = (sum(taken for taken, _ in buckets), sum(rows for _, rows in buckets), *part.since_last_time())
+        summed = (sum(taken for taken, _ in buckets), sum(rows for _, rows in buckets), *part.counted)
         fullest = max((taken / rows for taken, rows in buckets if rows), default=0.0)
         largest = (fullest, part.longest_probe or 0, config.evicts, config.admits, config.on_full == "share")
-        return self.joined(Health(summed, largest))
+        return cls(summed, largest)
 
     def joined(self, other: Health) -> Health:
         """Both together: other slices, or the same table on another rank."""

@@ -6,6 +6,7 @@ few numbers per table, and one window of the slots of one table.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, Protocol
@@ -23,6 +24,9 @@ from recfx.record.wrappers import without_wrappers
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.ranks_agree import on_all_ranks
 
+_NOT_IN_TAGS = re.compile(r"^/+|[^-/\w.]")  # what writers such as tensorboardX replace
+_FEWEST_GROUPS, _MOST_GROUPS = 256, 16_384
+
 
 class ScalarWriter(Protocol):
     """Anything that takes scalars as TensorBoard's ``SummaryWriter`` does."""
@@ -32,27 +36,29 @@ class ScalarWriter(Protocol):
         ...
 
 
-def monitor(model: nn.Module, *, probed_groups: int = 16_384) -> Monitor:
+def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
     """Watch the tables of a model that have an index.
 
-    Make it of the model that is trained: after it was sharded, and after a checkpoint was loaded, or the counts that
-    were saved with it belong to the first interval.
+    Make it of the model that is trained: after it was converted, sharded or copied, because these make other tables.
+    Wrappers may come before or after, and so may checkpoints.
 
     Args:
         model: a converted model, sharded or not, also inside DDP and torch.compile wrappers. It does not change.
         probed_groups: how many groups of four slots each call reads to find out how long lookups take. They belong to
             one table at a time, and one window after the other is read, so that a large table takes several calls. 0
-            leaves ``longest_probe`` out.
+            leaves ``longest_probe`` out. None: one per 16 ids that were trained since the last call, at least 256
+            and at most 16,384, so that the share of the time that this takes does not depend on how often one asks.
 
     Raises:
         ConversionError: ``invalid_argument``; ``no_collection``: nothing in the model is converted.
+        CheckpointError: the state that was last loaded into a table is not complete, or not valid.
     """
     check_module(model)
-    if type(probed_groups) is not int or probed_groups < 0:
+    if probed_groups is not None and (type(probed_groups) is not int or probed_groups < 0):
         raise ConversionError(
             f"probed_groups={probed_groups!r} is not a number of groups.",
             reason="invalid_argument",
-            what_to_do="pass a whole number, 0 or more.",
+            what_to_do="pass a whole number, 0 or more; or None.",
         )
     collections = converted_collections(model)
     if not collections:
@@ -66,19 +72,20 @@ def monitor(model: nn.Module, *, probed_groups: int = 16_384) -> Monitor:
         for table, indexes in _indexes(collection).items():
             tables[path_of_table(path, table)] = [IndexHealth(index) for index in indexes]
     names = [without_wrappers(path) for path in tables]
-    if len(set(names)) == len(names):  # otherwise the user's own modules have such names
-        tables = dict(zip(names, tables.values(), strict=True))
-    return Monitor(tables, probed_groups)
+    if len(set(names)) != len(names):  # the user's own modules have such names
+        names = list(tables)
+    return Monitor(dict(zip(_tags(names), tables.values(), strict=True)), probed_groups)
 
 
 class Monitor:
     """The scalars of a model's tables, each time for the interval since the last time. See :func:`monitor`.
 
     Attributes:
-        tables: the fully qualified names of all tables that have an index, also of those on other ranks.
+        tables: the fully qualified names of all tables that have an index, also of those on other ranks. Characters
+            that some writers for TensorBoard do not take are replaced by ``_``.
     """
 
-    def __init__(self, tables: Mapping[str, list[IndexHealth]], probed_groups: int) -> None:
+    def __init__(self, tables: Mapping[str, list[IndexHealth]], probed_groups: int | None) -> None:
         self._tables = dict(tables)
         self._probed_groups = probed_groups
         self._turn = 0
@@ -97,7 +104,7 @@ class Monitor:
         - ``longest_probe``: how many groups of slots (cache lines) the slowest lookup reads. Of the windows that were
           read so far, until all were; left out before the first.
 
-        Of the ids seen in training since the last call, counting each occurrence:
+        Of the ids seen in training since the last call, counting each occurrence (after a load, since the load):
 
         - ``insert_rate``: ids that got a row, per id seen.
         - ``evict_rate``: ids that lost their row to another id, per id seen; with ``on_full="evict"``.
@@ -117,6 +124,9 @@ class Monitor:
                 A process group: all rows of all its ranks; each of them must call this at the same time, and gets the
                 same numbers.
             probe_all: read all groups of all tables, which takes milliseconds per 100,000 rows.
+
+        Raises:
+            CheckpointError: the state that was last loaded into a table is not complete, or not valid.
         """
         found = self._health(probe_all) if group is None else _of_all_ranks(group, lambda: self._health(probe_all))
         return {
@@ -138,6 +148,9 @@ class Monitor:
                 writer.add_scalar(name, value, step)
 
     def _health(self, probe_all: bool) -> dict[str, Health]:
+        for parts in self._tables.values():
+            for part in parts:
+                part.end_interval()
         self._probe(probe_all)
         return {name: Health.of(parts) for name, parts in self._tables.items()}
 
@@ -146,10 +159,25 @@ class Monitor:
         if everything:
             for part in parts:
                 part.probe_all()
-        elif parts and self._probed_groups:
+        elif parts and self._probed_groups != 0:
+            groups = self._probed_groups
+            if groups is None:
+                groups = min(max(sum(part.ids_seen for part in parts) // 16, _FEWEST_GROUPS), _MOST_GROUPS)
             part = parts[self._turn % len(parts)]
-            if part.probe(self._probed_groups):  # its last window: the next call reads another table
+            if part.probe(groups):  # its last window: the next call reads another table
                 self._turn += 1
+
+
+def _tags(names: list[str]) -> list[str]:
+    """The names as every writer for TensorBoard takes them; they stay distinct."""
+    found: dict[str, str] = {}
+    for name in names:
+        tag = plain = _NOT_IN_TAGS.sub("_", name)
+        number = 2
+        while tag in found or (tag != name and tag in names):
+            tag, number = f"{plain}_{number}", number + 1
+        found[tag] = name
+    return list(found)
 
 
 def _indexes(collection: ConvertedCollection) -> dict[str, list[HashIndex]]:
