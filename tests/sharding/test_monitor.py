@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +96,33 @@ def test_ranks_have_their_own_rows_and_the_sum_of_all(wrapped: bool) -> None:
         occupancy, counters = answers[1]["counts"][name]
         assert everyones[f"{prefix}{name}/occupancy"] == occupancy.taken / 64
         assert everyones[f"{prefix}{name}/insert_rate"] == counters["inserted"] / counters["ids_seen"]
+
+
+def loaded(rank: int, world_size: int, case: Case, folder: str) -> list[dict[str, float]]:
+    """The sum of all ranks right after the load of a saved state, and after one more step of ids that it has."""
+    first, *_ = batches(case, world_size, 1)
+    sharded = shard(case, build(case)[0], world_size)
+    sharded(first[rank]).values().sum().backward()
+    sharded(first[rank]).values().sum().backward()
+    recfx.save_checkpoint(sharded, folder)
+    other = shard(case, build(case)[0], world_size)
+    other(first[rank]).values().sum().backward()
+    monitor = recfx.monitor(other)
+    other(first[rank]).values().sum().backward()
+    recfx.load_checkpoint(other, folder)
+    found = [monitor.scalars(dist.group.WORLD)]
+    other(first[rank]).values().sum().backward()
+    found.append(monitor.scalars(dist.group.WORLD))
+    other.load_state_dict(sharded.state_dict())
+    found.append(monitor.scalars(dist.group.WORLD))
+    return found
+
+
+@pytest.mark.parametrize("kind", sorted(TYPES))
+def test_after_a_load_the_interval_begins_with_the_load(kind: str, tmp_path: Path) -> None:
+    case = hashed_case(kind, "error", local_size=2, sizes=(3,))
+    for at_load, after, again in ranks(4).run(loaded, case, str(tmp_path / "saved")):
+        assert [tag for tag in at_load | again if tag.endswith("_rate")] == []
+        rates = [value for tag, value in after.items() if tag.endswith("insert_rate")]
+        assert rates
+        assert set(rates) == {0.0}
