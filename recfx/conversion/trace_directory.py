@@ -1,7 +1,8 @@
 """``RECFX_TRACE=directory``: what each conversion did, as files to read or to attach to a bug report.
 
 Every conversion in every process has a folder of its own: ``001-DLRM``, or ``001-DLRM-rank-0`` where there are several
-ranks. Files hold graphs, reports, versions and times; no weights and no ids.
+ranks. Files hold graphs, reports, versions and times; no weights and no ids. Each file is written as a whole or not at
+all, and the index page of a folder comes last, so that a folder without one is of a conversion that was stopped.
 
 Tracing never stops a conversion, because it might be that of one rank among many: what cannot be written is a warning.
 """
@@ -25,8 +26,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recfx.conversion.trace_index import index_of_all, index_page
+from recfx.conversion.trace_index import index_of_all, index_page, is_index_of_all
 from recfx.drawing.draw import draw
+from recfx.drawing.write import write_text
 from recfx.errors import ConversionError, RecfxError
 from recfx.inspect import diff_steps, wording
 from recfx.inspect.explain import explain
@@ -39,6 +41,7 @@ from recfx.version import __version__
 
 VARIABLE = "RECFX_TRACE"
 
+_FOLDER = re.compile(r"\d{3,}-")
 _SAID = re.compile(r"raises ([\w.]+): .*", re.DOTALL)
 _LEFT_OUT = "(what it says is left out here: it may quote the batch)"
 
@@ -80,6 +83,7 @@ class ConversionTrace:
             return None
         try:
             top = Path(directory).expanduser()  # not every way to set a variable goes through a shell
+            top = top.absolute()  # the model's own code may change the directory
             top.mkdir(parents=True, exist_ok=True)
             return cls(_new_folder(top, _name_of(model)))
         except (OSError, RuntimeError) as error:  # the latter: there is no such home
@@ -127,14 +131,10 @@ class ConversionTrace:
         self._write("versions.json", json.dumps(versions, indent=2) + "\n", "versions, and the rank")
         page = index_page(self.folder.name, outcome, versions, stages.seconds, self.files)
         self._write("index.html", page, "")
-        top = self.folder.parent
-        folders = sorted(each.name for each in top.iterdir() if (each / "index.html").is_file())
-        part = top / f".index-{os.getpid()}-{self.folder.name}"  # several processes may write it at the same time
-        part.write_text(index_of_all(folders), encoding="utf-8")
-        os.replace(part, top / "index.html")
+        _list_all(self.folder.parent)
 
     def _write(self, name: str, text: str, what: str) -> None:
-        self._file(name, what, lambda path: _write_text(path, text))
+        self._file(name, what, lambda path: write_text(path, text))
 
     def _file(self, name: str, what: str, write: Callable[[Path], None]) -> None:
         write(self.folder / name)
@@ -181,8 +181,22 @@ def without_quotes(value: Any) -> Any:
     return value
 
 
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", errors="backslashreplace")
+def _list_all(top: Path) -> None:
+    """Write the page that lists all folders. Several processes may do so at the same time."""
+    page, listed = top / "index.html", None
+    if page.exists() and not is_index_of_all(page.read_text(encoding="utf-8", errors="replace")):
+        _warn(f"{page} is not a page of {VARIABLE}, so it stays as it is, and the conversions are not listed there")
+        return
+    # Again, if others came meanwhile: whoever writes last has then seen all.
+    while listed != (folders := _finished(top)):
+        write_text(page, index_of_all(folders))
+        listed = folders
+
+
+def _finished(top: Path) -> list[str]:
+    """The folders of conversions that have ended, in order."""
+    found = [each.name for each in top.iterdir() if _FOLDER.match(each.name) and (each / "index.html").is_file()]
+    return sorted(found, key=lambda name: (int(name.partition("-")[0]), name))
 
 
 def _new_folder(directory: Path, name: str) -> Path:

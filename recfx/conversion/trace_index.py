@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from urllib.parse import quote
 
+_CONVERSIONS = "Conversions"
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 60em; padding: 0 1em; }
@@ -48,7 +49,12 @@ def index_page(
 def index_of_all(folders: Sequence[str]) -> str:
     """The page above the folders of all conversions."""
     rows = "".join(f"<li>{_link(f'{folder}/index.html', folder)}</li>" for folder in folders)
-    return _page("Conversions", [f"<h1>Conversions</h1><ul>{rows}</ul>"])
+    return _page(_CONVERSIONS, [f"<h1>{_CONVERSIONS}</h1><ul>{rows}</ul>"])
+
+
+def is_index_of_all(page: str) -> bool:
+    """Whether it is a page of ``index_of_all``, and not one that someone else has written."""
+    return page.startswith(_head(_CONVERSIONS))
 
 
 def _link(path: str, text: str = "") -> str:
@@ -56,5 +62,11 @@ def _link(path: str, text: str = "") -> str:
 
 
 def _page(title: str, parts: Sequence[str]) -> str:
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
+    return f"{_head(title)}<style>{_STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
+
+
+def _head(title: str) -> str:
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="generator" content="recfx">'
+        f"<title>{escape(title)}</title>"
+    )

@@ -126,8 +126,15 @@ class Monitor:
             probe_all: read all groups of all tables, which takes milliseconds per 100,000 rows.
 
         Raises:
+            ConversionError: ``invalid_argument``: ``group`` is not a process group.
             CheckpointError: the state that was last loaded into a table is not complete, or not valid.
         """
+        if group is not None and not isinstance(group, dist.ProcessGroup):
+            raise ConversionError(
+                f"group is a {type(group).__name__}, not a process group.",
+                reason="invalid_argument",
+                what_to_do="pass torch.distributed.group.WORLD, or None for this rank alone.",
+            )
         found = self._health(probe_all) if group is None else _of_all_ranks(group, lambda: self._health(probe_all))
         return {
             f"{name}/{scalar}": value for name, health in found.items() for scalar, value in health.scalars().items()

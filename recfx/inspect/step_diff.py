@@ -24,16 +24,22 @@ def diff_steps(model_or_graph: nn.Module, first: str, second: str, *, context: i
         model_or_graph: a converted model, also inside wrappers; or a graph of ``recfx.trace``, or of one collection.
         first: the name of a pass, whose result is meant, or ``"before"``.
         second: likewise; it may also come before ``first``.
-        context: how many equal lines to show around each change.
+        context: how many equal lines to show around each change, 0 or more.
 
     Returns:
         one section per collection that differs; ``""`` if none does. A collection that has not run a pass, because
         none of its own has that name, is taken as its last pass before that left it.
 
     Raises:
-        ConversionError: ``invalid_argument``: it is not a module; ``no_collection``: nothing in it is converted;
-            ``unknown_step``.
+        ConversionError: ``invalid_argument``: it is not a module, or ``context`` is no number of lines;
+            ``no_collection``: nothing in it is converted; ``unknown_step``.
     """
+    if type(context) is not int or context < 0:
+        raise ConversionError(
+            f"context={context!r} is not a number of lines.",
+            reason="invalid_argument",
+            what_to_do="pass a whole number, 0 or more.",
+        )
     collections = _records(model_or_graph)
     if not collections:
         raise ConversionError(
@@ -71,7 +77,7 @@ def graph_texts(model_or_graph: nn.Module, step: str) -> dict[str, str]:
     found = {}
     for path, records in collections.items():
         record = _last(records, steps[: steps.index(step) + 1])
-        found[path] = text_before(path) if record is None else record.text_with_meta
+        found[path] = text_before(_named(path, records)) if record is None else record.text_with_meta
     return found
 
 
@@ -84,8 +90,7 @@ def _records(model_or_graph: nn.Module) -> dict[str, Sequence[PassRecord]]:
     check_module(model_or_graph, "model_or_graph")
     model = unwrap(model_or_graph)
     if isinstance(model, fx.GraphModule) and (own := model.meta.get(PASSES_KEY)):
-        metas = [node.meta for node in own[-1].nodes if node.meta is not None]
-        return {metas[0].collection if metas else "": own}
+        return {_named("", own): own}
     if isinstance(model, WholeGraph):
         model = model.python_model
     return {path: each.pass_records for path, each in converted_collections(model).items()}
@@ -103,7 +108,13 @@ def text_before(path: str) -> str:
 
 def _text(path: str, records: Sequence[PassRecord], done: Sequence[str]) -> str:
     record = _last(records, done)
-    return text_before(path) if record is None else record.text
+    return text_before(_named(path, records)) if record is None else record.text
+
+
+def _named(path: str, records: Sequence[PassRecord]) -> str:
+    """The name that the collection had when it was converted, as its nodes have it: it may be part of another model."""
+    metas = [node.meta for record in records[-1:] for node in record.nodes if node.meta is not None]
+    return metas[0].collection if metas else path
 
 
 def _last(records: Sequence[PassRecord], done: Sequence[str]) -> PassRecord | None:

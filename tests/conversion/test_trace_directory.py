@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import struct
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 import recfx
 from recfx import HashConfig
+from recfx.conversion import trace_directory
 from recfx.conversion.trace_directory import TraceWarning
 from tests.inspect.balanced import Balanced
 from tests.inspect.models import Wrapped, batch, collection, dlrm
@@ -186,18 +188,93 @@ def test_a_directory_below_the_home_of_a_user(tmp_path: Path, monkeypatch: pytes
         recfx.convert(Wrapped(collection()))
 
 
-def test_a_disk_that_fills_up_does_not_lose_the_conversion(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = Path.write_text
+@pytest.fixture
+def room_for() -> Iterator[Callable[[int], None]]:
+    """The kernel writes no more than so many bytes to a file, as on a disk that fills up while it is written."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    def full(path: Path, text: str, *more: Any, **other: Any) -> int:
-        if path.name == "report.html":
-            raise OSError(28, "No space left on device")
-        return write(path, text, *more, **other)
 
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.warns(TraceWarning, match="is not complete: .*No space left"):
+@pytest.mark.parametrize(("size", "written"), [(10, set()), (5_000, {"report.txt"})])
+def test_a_disk_that_fills_up_does_not_lose_the_conversion(
+    size: int, written: set[str], directory: Path, room_for: Callable[[int], None]
+) -> None:
+    recfx.convert(Wrapped(collection()))
+    listed = (directory / "index.html").read_text()
+    room_for(size)
+    with pytest.warns(TraceWarning, match="is not complete: .*File too large"):
         converted = recfx.convert(Wrapped(collection()))
     assert recfx.explain(converted).ok
+    assert names(directory / "002-Wrapped") == written  # nothing that is half written
+    assert (directory / "index.html").read_text() == listed
+    room_for(10)
+    with pytest.warns(TraceWarning, match="is not complete"), pytest.raises(recfx.ConversionError):
+        recfx.convert(Wrapped(collection()), hashing={"nobody": RAW})
+    assert {path.name for path in directory.iterdir()} == {"index.html", "001-Wrapped", "002-Wrapped", "003-Wrapped"}
+
+
+def test_only_folders_that_are_finished_are_listed_in_order(directory: Path) -> None:
+    for name in ("1000-Wrapped", "002-Other", "reports"):
+        (directory / name).mkdir(parents=True)
+        (directory / name / "index.html").touch()
+    (directory / "003-Stopped").mkdir()
+    recfx.convert(Wrapped(collection()))
+    links = re.findall(r'href="([^/]+)/index.html"', (directory / "index.html").read_text())
+    assert links == ["001-Wrapped", "002-Other", "1000-Wrapped"]
+
+
+def test_a_page_of_someone_else_stays_as_it_is(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "index.html").write_text("<h1>My site</h1>")
+    with pytest.warns(TraceWarning, match=r"index.html is not a page of RECFX_TRACE, so it stays as it is"):
+        recfx.convert(Wrapped(collection()))
+    assert (directory / "index.html").read_text() == "<h1>My site</h1>"
+    assert (directory / "001-Wrapped" / "index.html").is_file()
+
+
+def test_whoever_writes_the_list_last_has_seen_all(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = trace_directory.index_of_all
+
+    def slow(folders: list[str]) -> str:
+        if len(folders) == 1:  # another conversion ends before this one writes
+            (directory / "002-Other").mkdir(exist_ok=True)
+            (directory / "002-Other" / "index.html").touch()
+        return stock(folders)
+
+    monkeypatch.setattr(trace_directory, "index_of_all", slow)
+    recfx.convert(Wrapped(collection()))
+    assert "002-Other" in (directory / "index.html").read_text()
+
+
+class Wanders(Wrapped):
+    """Its code changes the current directory."""
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        os.chdir("/")
+        return super().forward(features)
+
+
+def test_a_relative_directory_is_that_of_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RECFX_TRACE", "traces")
+    recfx.convert(Wanders(collection()), (batch([1, 2, 3, 4]),))
+    assert (tmp_path / "traces" / "001-Wanders" / "index.html").is_file()
+
+
+class Stops(Wrapped):
+    """Ctrl-C while it runs."""
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+
+def test_a_conversion_that_is_interrupted_says_so(directory: Path) -> None:
+    model = Stops(collection())
+    with pytest.raises(KeyboardInterrupt):
+        recfx.convert(model, (batch([1, 2, 3, 4]),))
+    assert "failed: KeyboardInterrupt" in (directory / "001-Stops" / "index.html").read_text()
+    assert "KeyboardInterrupt" in (directory / "001-Stops" / "error.txt").read_text()
 
 
 def test_threads_do_not_share_a_folder(directory: Path) -> None:

@@ -386,3 +386,9 @@ def test_refusals(model: Any, more: dict[str, Any], reason: str) -> None:
     with pytest.raises(recfx.ConversionError) as raised:
         recfx.monitor(model, **more)
     assert raised.value.reason == reason
+
+
+def test_a_group_is_one_of_torch() -> None:
+    with pytest.raises(recfx.ConversionError, match="group is a str") as raised:
+        recfx.monitor(recfx.convert(collection(1))).scalars("all")  # type: ignore[arg-type]
+    assert raised.value.reason == "invalid_argument"

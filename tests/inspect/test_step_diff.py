@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from torch import nn
 
@@ -66,6 +68,20 @@ def test_equal_steps_have_no_diff() -> None:
 def test_less_context() -> None:
     lines = diff_steps(small_collection(INDEXED, INDEXED), "expand_collection", "insert_hash", context=0).splitlines()
     assert not [line for line in lines if line.startswith(" ")]
+
+
+@pytest.mark.parametrize("context", [-1, 1.5, "3", None, True])
+def test_context_is_a_number_of_lines(context: Any) -> None:
+    with pytest.raises(recfx.ConversionError, match="is not a number of lines") as caught:
+        diff_steps(small_collection(INDEXED, INDEXED), "before", "lower", context=context)
+    assert caught.value.reason == "invalid_argument"
+
+
+def test_a_collection_that_is_now_part_of_another_model() -> None:
+    converted = recfx.convert(nn.ModuleDict({"a": collection()}))
+    lines = diff_steps(nn.ModuleDict({"moved": converted}), "before", "lower").splitlines()
+    assert lines[:2] == ["--- moved.a before", "+++ moved.a after lower"]
+    assert lines[2:] == diff_steps(converted, "before", "lower").splitlines()[2:]
 
 
 def test_one_section_per_collection() -> None:
