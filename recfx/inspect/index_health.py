@@ -33,7 +33,8 @@ class IndexHealth:
         self._bucket_rows = [index.bucket_rows(bucket) for bucket in index.policy.own_buckets]
         self._before, self._adopted = (0,) * len(_COUNTS), index.adopted
         self.counted = self._before
-        self._forget_probes()
+        self._next_group, self._longest_so_far = 0, 0
+        self._longest: int | None = None  # None until any window was read
         self.end_interval()
 
     @property
@@ -102,8 +103,7 @@ class IndexHealth:
         self._longest, self._longest_so_far, self._next_group = self.index.longest_probe(), 0, 0
 
     def _forget_probes(self) -> None:
-        self._next_group, self._longest_so_far = 0, 0
-        self._longest: int | None = None  # None until any window was read
+        self._longest, self._longest_so_far, self._next_group = None, 0, 0
 
 
 def _longest_probe(slot_groups: Tensor, begin: int, end: int) -> int:
