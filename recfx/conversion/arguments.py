@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ShardingEnv
 
 from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError
+from recfx.sharding.planned_ranks import check_plan
 from recfx.tracing.sample import Sample
 
 
@@ -24,12 +25,8 @@ def check_arguments(
         raise ConversionError(
             f"on_unsupported is {on_unsupported!r}.", reason="invalid_argument", what_to_do="use 'error' or 'keep'."
         )
-    if plan is not None and not isinstance(plan, ShardingPlan):
-        raise ConversionError(
-            f"plan is a {type(plan).__name__}.",
-            reason="invalid_argument",
-            what_to_do="pass a torchrec.distributed.types.ShardingPlan, from recfx.plan or TorchRec's planner.",
-        )
+    if plan is not None:
+        check_plan(plan)
     if env is not None and not isinstance(env, ShardingEnv):
         raise ConversionError(
             f"env is a {type(env).__name__}.",

@@ -26,7 +26,7 @@ from recfx.pricing.values import whole_number
 from recfx.record.conversion import attach_conversion, conversion_of
 from recfx.record.wrappers import unwrap
 from recfx.replacement.dry_run import dry_run, unchanged
-from recfx.sharding.planned_ranks import check_plan, ranks_named
+from recfx.sharding.planned_ranks import MOST_RANKS, check_plan, ranks_named
 
 
 def as_planned(
@@ -50,8 +50,8 @@ def as_planned(
         ConversionError: ``invalid_topology``, and those of ``recfx.plan`` and of sharding.
     """
     model = unwrap(model_or_graph)
-    _check(model, topology, plan)
-    ranks = None if world_size is None else whole_number(world_size, "world_size")
+    ranks = None if world_size is None else whole_number(world_size, "world_size", most=MOST_RANKS)
+    _check(model, topology, plan, ranks)
     with unchanged(model):
         discovery = discover(model)
         converted, _ = copy_modules(model, dry_run(discovery))
@@ -67,12 +67,12 @@ def as_planned(
     return sharded
 
 
-def _check(model: nn.Module, topology: Any, plan: Any) -> None:
+def _check(model: nn.Module, topology: Any, plan: Any, ranks: int | None) -> None:
     if topology is not None:
         check_topology(topology)
     if plan is not None:
         check_plan(plan)
-    if topology is None and plan is None:
+    if plan is None and (topology is None or ranks not in (None, topology.world_size)):
         raise DrawingError(
             "world_size is given, but no plan for so many ranks.",
             reason="invalid_argument",

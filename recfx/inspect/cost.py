@@ -32,7 +32,7 @@ from recfx.pricing.values import whole_number
 from recfx.pricing.work import NodeCost
 from recfx.record.wrappers import unwrap
 from recfx.replacement.dry_run import as_converted
-from recfx.sharding.planned_ranks import check_plan, ranks_named
+from recfx.sharding.planned_ranks import MOST_RANKS, check_plan, ranks_named
 
 
 def cost(
@@ -70,6 +70,9 @@ def cost(
     """
     check_module(model_or_graph, "model_or_graph")
     _check_topology(topology)
+    if world_size is not None:
+        world_size = whole_number(world_size, "world_size", most=MOST_RANKS)
+        _refuse_ranks_without_plan(world_size, plan, topology)
     model = unwrap(model_or_graph)
     if isinstance(model, WholeGraph):
         model = model.graph_module
@@ -89,9 +92,7 @@ def cost(
         distinct = {id(each): each for each in converted.values()}
         return _as_it_is(model, list(distinct.values()), topology, again)
     check_plan(plan)
-    if world_size is not None:
-        world_size = whole_number(world_size, "world_size")
-    else:
+    if world_size is None:
         has_ranks = isinstance(topology, (Topology, NpuTopology))
         world_size = topology.world_size if has_ranks else ranks_named(plan)
     return _as_planned(model, converted, plan, world_size, topology, again)
@@ -236,6 +237,15 @@ def _refuse_plan(plan: object, what: str) -> None:
             f"{what} has its own plan, and cannot be priced with another.",
             reason="already_sharded",
             what_to_do="leave out plan=, or pass the model before it is sharded.",
+        )
+
+
+def _refuse_ranks_without_plan(world_size: int, plan: object, topology: Any) -> None:
+    if plan is None and world_size != getattr(topology, "world_size", None):
+        raise ConversionError(
+            "world_size is given, but no plan for so many ranks.",
+            reason="invalid_argument",
+            what_to_do="pass plan= as well, or a topology instead, for which a plan is made.",
         )
 
 

@@ -106,22 +106,25 @@ class Values:
         }
 
 
-def whole_number(value: Any, name: str, least: int = 1) -> int:
+def whole_number(value: Any, name: str, least: int = 1, most: int | None = None) -> int:
     """A number that the user has passed.
 
     Args:
         value: what was passed.
         name: of the argument.
         least: the least number that is allowed.
+        most: the largest number that is allowed; None if there is none.
 
     Raises:
         InputError: ``invalid_argument``.
     """
-    if isinstance(value, bool) or not isinstance(value, (Integral, sympy.Integer)) or value < least:
+    is_whole = isinstance(value, (Integral, sympy.Integer)) and not isinstance(value, bool)
+    if not is_whole or value < least or (most is not None and value > most):
+        above = "" if most is None else f", and not above {most:,},"
         raise InputError(
             f"{name} is {value!r}.",
             reason="invalid_argument",
-            what_to_do=f"pass a whole number that is not below {least} for {name}.",
+            what_to_do=f"pass a whole number that is not below {least}{above} for {name}.",
         )
     return int(value)
 

@@ -2,39 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from numbers import Integral
 from typing import Any
 
 from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan
 
 from recfx.errors import ConversionError
 from recfx.sharding.placement import rank_of
+from recfx.sharding.plan_errors import plan_error
+
+MOST_RANKS = 2**20
+"""More than any cluster has; something is listed for each of them."""
 
 
 def check_plan(plan: Any) -> None:
-    """Refuse what is no plan of a whole model.
+    """Refuse what is no plan of a whole model: a mapping from collections to mappings from tables.
 
     Raises:
         ConversionError: ``invalid_argument``.
     """
-    if not isinstance(plan, ShardingPlan):
+    is_plan = isinstance(plan, ShardingPlan)
+    if not is_plan or not isinstance(plan.plan, Mapping):
         raise ConversionError(
-            f"plan is a {type(plan).__name__}.",
+            f"plan.plan is a {type(plan.plan).__name__}." if is_plan else f"plan is a {type(plan).__name__}.",
             reason="invalid_argument",
             what_to_do="pass a torchrec.distributed.types.ShardingPlan, from recfx.plan or TorchRec's planner.",
         )
+    for path, tables in plan.plan.items():
+        if not isinstance(tables, Mapping):
+            raise plan_error("invalid_argument", f"the plan of a collection is a {type(tables).__name__}.", str(path))
 
 
 def ranks_named(plan: ShardingPlan) -> int:
-    """The number of ranks up to the last one that a plan names."""
+    """The number of ranks up to the last one that a plan names; what is no rank is left to those who read the plan.
+
+    Raises:
+        ConversionError: ``plan_rank``: no cluster has so many.
+    """
     per_collection: dict[str, Any] = plan.plan
-    tables = [table for tables in per_collection.values() for table in tables.values()]
-    return 1 + max((_last_rank(table) for table in tables if isinstance(table, ParameterSharding)), default=0)
+    last = 0
+    for path, tables in per_collection.items():
+        here = max((rank for table in tables.values() for rank in _ranks(table)), default=0)
+        if here >= MOST_RANKS:
+            raise plan_error("plan_rank", f"the plan names rank {here:,}; there can be {MOST_RANKS:,} ranks.", path)
+        last = max(last, here)
+    return 1 + last
 
 
-def _last_rank(table: ParameterSharding) -> int:
-    ranks = list(table.ranks or [])
+def _ranks(table: object) -> Iterator[int]:
+    if not isinstance(table, ParameterSharding):
+        return
+    given: Any = table.ranks
+    for rank in given if isinstance(given, (list, tuple)) else ():
+        if isinstance(rank, Integral):
+            yield int(rank)
     if isinstance(table.sharding_spec, EnumerableShardingSpec):
         for shard in table.sharding_spec.shards:
-            rank = rank_of(shard)
-            ranks += [] if rank is None else [rank]
-    return max(ranks, default=0)
+            found = rank_of(shard)
+            if found is not None:
+                yield found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from numbers import Integral
+from typing import Any, NamedTuple
 
 from torchrec.distributed.types import EnumerableShardingSpec, ShardMetadata
 
@@ -32,6 +33,9 @@ def planned_shards(plan: TablePlan) -> list[PlannedShard]:
         raise wrong(plan, "plan_invalid", "has no EnumerableShardingSpec that says where its shards are.")
     found = []
     for shard in spec.shards:
+        if not len(shard.shard_offsets) == len(shard.shard_sizes) == 2:
+            what = f"has a shard at {shard.shard_offsets} of {shard.shard_sizes}, not of rows and columns."
+            raise wrong(plan, "plan_invalid", what)
         (row, column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
         found.append(PlannedShard((row, row + rows), (column, column + columns), _rank_of(plan, shard)))
     for each in found:
@@ -62,13 +66,15 @@ def row_borders(plan: TablePlan, pieces: Sequence[PlannedShard]) -> list[int]:
     return [*(piece.rows[0] for piece in pieces), plan.table.num_embeddings]
 
 
-def check_rank(plan: TablePlan, rank: int) -> None:
+def check_rank(plan: TablePlan, rank: Any) -> None:
     """Whether there is such a rank.
 
     Raises:
         ConversionError: ``plan_rank``.
     """
-    if not 0 <= rank < plan.world_size:
+    if not isinstance(rank, Integral):
+        raise wrong(plan, "plan_rank", f"places a shard on rank {rank!r}, which is no number.")
+    if not 0 <= int(rank) < plan.world_size:
         raise wrong(plan, "plan_rank", f"places a shard on rank {rank}, but there are {plan.world_size}.")
 
 

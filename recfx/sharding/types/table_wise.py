@@ -22,7 +22,11 @@ class TableWise(CutByColumns):
     def cut(self, plan: TablePlan) -> Cut:
         """As the sharding spec says, or else the rank."""
         ranks = plan.parameter.ranks
-        if isinstance(plan.parameter.sharding_spec, EnumerableShardingSpec) or not ranks or len(ranks) != 1:
+        if (
+            isinstance(plan.parameter.sharding_spec, EnumerableShardingSpec)
+            or not isinstance(ranks, (list, tuple))
+            or len(ranks) != 1
+        ):
             return super().cut(plan)
         check_rank(plan, ranks[0])
         rows, columns = (0, plan.table.num_embeddings), (0, plan.table.embedding_dim)
