@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from recfx.pricing.values import whole_number
 from recfx.record.conversion import attach_conversion, conversion_of
 from recfx.record.wrappers import unwrap
 from recfx.replacement.dry_run import dry_run, unchanged
+from recfx.sharding.held_interrupts import held_interrupts, interrupts
 from recfx.sharding.planned_ranks import MOST_RANKS, check_plan, ranks_named
 
 
@@ -61,8 +61,12 @@ def as_planned(
     else:
         assert plan is not None  # one of them is given
         ranks = ranks or ranks_named(plan)
-    with _fake_ranks(ranks) as env:
-        sharded, _ = copy_modules(converted, shard_collections(converted, plan, env, torch.device("meta")))
+
+    def shard(env: ShardingEnv) -> nn.Module:
+        found, _ = copy_modules(converted, shard_collections(converted, plan, env, torch.device("meta")))
+        return found
+
+    sharded = _as_rank_0(ranks, shard)
     attach_conversion(sharded, conversion)
     return sharded
 
@@ -94,13 +98,17 @@ def _check(model: nn.Module, topology: Any, plan: Any, ranks: int | None) -> Non
         )
 
 
-@contextlib.contextmanager
-def _fake_ranks(world_size: int) -> Iterator[ShardingEnv]:
-    """This process as rank 0 of ranks with which nobody can communicate; torch's own means to plan without them."""
-    try:
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
-        assert dist.group.WORLD is not None
-        yield ShardingEnv.from_process_group(dist.group.WORLD)
-    finally:
-        if dist.is_initialized():  # Ctrl-C may come before it is
-            dist.destroy_process_group()
+def _as_rank_0(world_size: int, shard: Callable[[ShardingEnv], nn.Module]) -> nn.Module:
+    """Call ``shard`` as rank 0 of ranks with which nobody can communicate; torch's own means to plan without them.
+
+    Ctrl-C is kept while torch makes and forgets the group, so that nothing of it is left.
+    """
+    with held_interrupts():
+        try:
+            dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+            assert dist.group.WORLD is not None
+            with interrupts(allowed=True):
+                return shard(ShardingEnv.from_process_group(dist.group.WORLD))
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()

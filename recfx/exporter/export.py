@@ -24,7 +24,6 @@ from recfx.exporter.checkpoint_export import export_from_checkpoint
 from recfx.exporter.compare_file import Comparison
 from recfx.exporter.compare_outputs import other_batches, run_model
 from recfx.exporter.device_export import device_of, on_host
-from recfx.exporter.held_interrupts import held_interrupts
 from recfx.exporter.manifest import make_manifest
 from recfx.exporter.model_copies import fresh_copy, sample_failed, uncounted
 from recfx.exporter.quantization import stored_dtypes
@@ -41,6 +40,7 @@ from recfx.modules.whole_graph import WholeGraph
 from recfx.record.wrappers import unwrap
 from recfx.serving import ATEN, ServingTarget
 from recfx.serving.pool_rows import FORMATS
+from recfx.sharding.held_interrupts import held_interrupts
 from recfx.tracing.sample import Sample
 
 _SHOW_PROGRESS_FROM = 2**28

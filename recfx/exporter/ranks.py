@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import nn
 
 from recfx.errors import ExportError, RecfxError
-from recfx.exporter.held_interrupts import interrupts, raise_held
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
 from recfx.nodes.dist_groups import sent_on
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
+from recfx.sharding.held_interrupts import interrupts, raise_held
 from recfx.sharding.model_group import group_of_model
 from recfx.sharding.ranks_agree import on_all_ranks
 

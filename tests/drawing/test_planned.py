@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import distributed_c10d
 from torchrec import EmbeddingBagCollection
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.sharding_plan import (
@@ -137,3 +139,29 @@ def test_what_has_ranks_already_is_refused(tmp_path: Path) -> None:
             drawn(own, tmp_path, npu_topology(8))
     with pytest.raises(ConversionError, match=r"^\[no_collection\]"):
         drawn(nn.Linear(2, 2), tmp_path, npu_topology(8))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("function", ["_new_process_group_helper", "destroy_process_group"])
+def test_ctrl_c_while_torch_makes_and_forgets_the_group(
+    function: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = getattr(distributed_c10d, function)
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        if when == "before":
+            signal.raise_signal(signal.SIGINT)
+        found = original(*arguments, **named)
+        if when == "after":
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    for module in (distributed_c10d, dist):
+        monkeypatch.setattr(module, function, interrupted, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        drawn(Model(), tmp_path, npu_topology(8))
+    assert not dist.is_initialized()
+    assert not distributed_c10d._world.pg_map
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    drawn(Model(), tmp_path, npu_topology(8))

@@ -1,6 +1,7 @@
-"""Ctrl-C while ranks work together: raised where the other ranks can be told, and not in the middle of an exchange.
+"""Ctrl-C that is kept until it can be raised: where other ranks can be told, and not in the middle of an exchange.
 
-A rank that left an exchange would leave the others waiting, or let them take one message for another.
+A rank that left an exchange would leave the others waiting, or let them take one message for another; one that left the
+making of a process group, a part of it.
 """
 
 from __future__ import annotations
