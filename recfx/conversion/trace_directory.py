@@ -43,6 +43,7 @@ VARIABLE = "RECFX_TRACE"
 
 _FOLDER = re.compile(r"\d{3,}-")
 _SAID = re.compile(r"raises ([\w.]+): .*", re.DOTALL)
+_READ_FROM_A_TABLE = re.compile(r"\b(its ids are) -?\d+ to -?\d+(?=.*\bvalues of )", re.DOTALL | re.IGNORECASE)
 _LEFT_OUT = "(what it says is left out here: it may quote the batch)"
 
 
@@ -169,9 +170,13 @@ def _error_text(error: BaseException) -> str:
 
 
 def without_quotes(value: Any) -> Any:
-    """A report, or part of one, without what the model's own code has said about a batch: it may have quoted ids."""
+    """A report, or part of one, without ids: what the model's own code has said about a batch may quote them.
+
+    So may a range that is proved by the values of a tensor of the model.
+    """
     if isinstance(value, str):
-        return _SAID.sub(rf"raises \1 {_LEFT_OUT}", value)
+        said = _SAID.sub(rf"raises \1 {_LEFT_OUT}", value)
+        return _READ_FROM_A_TABLE.sub(r"\1 in a range (left out here: its borders are ids)", said)
     if isinstance(value, tuple):
         return tuple(without_quotes(each) for each in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

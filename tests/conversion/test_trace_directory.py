@@ -149,6 +149,28 @@ def test_what_the_model_says_of_a_batch_is_left_out(always: bool, directory: Pat
     assert not [path for path in directory.rglob("*") if path.is_file() and b"7077177" in path.read_bytes()]
 
 
+class Remaps(Wrapped):
+    """Its ids are those of a table that is not saved."""
+
+    def __init__(self, inner: nn.Module, ids: list[int]) -> None:
+        super().__init__(inner)
+        self.register_buffer("remap", torch.tensor(ids), persistent=False)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        ids = self.remap[features.values() % 2]
+        return super().forward(KeyedJaggedTensor(features.keys(), ids, lengths=features.lengths()))
+
+
+@pytest.mark.parametrize(("ids", "hashing"), [([3, 7077177], RAW), ([41, 97], HashConfig(dense_rows=98, rows=100))])
+def test_ids_that_prove_a_range_are_left_out(ids: list[int], hashing: HashConfig, directory: Path) -> None:
+    converted = recfx.convert(Remaps(collection(), ids), (batch([1, 2, 3, 4]),), hashing=hashing, verify=False)
+    assert f"ids are {ids[0]} to {ids[1]}" in recfx.explain(converted).to_json()
+    contents = {path.name: path.read_text() for path in directory.rglob("*") if path.is_file()}
+    assert not [name for name, text in contents.items() if f"{ids[0]} to {ids[1]}" in text]
+    assert "ids are in a range (left out here: its borders are ids)" in contents["report.json"]
+    assert "values of remap" in contents["report.json"]
+
+
 def test_a_conversion_that_fails_says_why(directory: Path) -> None:
     with pytest.raises(recfx.ConversionError):
         recfx.convert(Wrapped(collection()), hashing={"nobody": RAW})
