@@ -189,13 +189,18 @@ def without_quotes(value: Any) -> Any:
 def _list_all(top: Path) -> None:
     """Write the page that lists all folders. Several processes may do so at the same time."""
     page, listed = top / "index.html", None
-    if page.exists() and not is_index_of_all(page.read_text(encoding="utf-8", errors="replace")):
+    if page.exists() and not (page.is_file() and is_index_of_all(_beginning(page))):
         _warn(f"{page} is not a page of {VARIABLE}, so it stays as it is, and the conversions are not listed there")
         return
     # Again, if others came meanwhile: whoever writes last has then seen all.
     while listed != (folders := _finished(top)):
         write_text(page, index_of_all(folders))
         listed = folders
+
+
+def _beginning(page: Path) -> str:
+    with page.open(encoding="utf-8", errors="replace") as file:
+        return file.read(1000)
 
 
 def _finished(top: Path) -> list[str]:

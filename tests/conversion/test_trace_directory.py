@@ -253,6 +253,10 @@ def test_a_page_of_someone_else_stays_as_it_is(directory: Path) -> None:
         recfx.convert(Wrapped(collection()))
     assert (directory / "index.html").read_text() == "<h1>My site</h1>"
     assert (directory / "001-Wrapped" / "index.html").is_file()
+    (directory / "index.html").unlink()
+    (directory / "index.html").symlink_to("/dev/zero")  # which has no end
+    with pytest.warns(TraceWarning, match=r"index.html is not a page of RECFX_TRACE"):
+        recfx.convert(Wrapped(collection()))
 
 
 def test_whoever_writes_the_list_last_has_seen_all(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,3 +356,26 @@ def test_the_traced_model_is_an_ordinary_one(directory: Path) -> None:
     converted = recfx.convert(model, inplace=True)
     assert converted is model
     assert (directory / "001-Wrapped/report.txt").read_text() == f"{recfx.explain(model)}\n"
+
+
+def on_one_rank_alone(rank: int, world_size: int, directory: str) -> list[str]:
+    """Rank 1 cannot write, so it does not make the report that rank 0 makes."""
+    case = Case((Table("rows", 64, 8, ("f0",), "SUM", ("row_wise",)),), hashing=RAW, raw_ids=20)
+    standard, width = build(case)
+    model = recfx.convert(Model(standard, width), hashing=case.hashing)
+    os.environ["RECFX_TRACE"] = directory if rank == 0 else "/dev/null"
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", TraceWarning)
+            plan = ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, model.sparse, world_size))})
+            recfx.convert(model, plan=plan)
+    finally:
+        del os.environ["RECFX_TRACE"]
+    return [str(each.message) for each in said if issubclass(each.category, TraceWarning)]
+
+
+def test_ranks_do_not_wait_for_one_that_cannot_write(tmp_path: Path) -> None:
+    first, second = ranks(2).run(on_one_rank_alone, str(tmp_path))
+    assert first == []
+    assert "nothing is traced" in second[0]
+    assert "graph.html" in names(tmp_path / "001-Model-rank-0")
