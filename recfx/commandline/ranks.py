@@ -9,6 +9,7 @@ from torchrec.distributed.planner import Topology
 from recfx.commandline.command import WrongUsage
 from recfx.planner.topology import NpuTopology, npu_topology
 from recfx.pricing.hardware import ASCEND_910B, H100, Hardware
+from recfx.sharding.planned_ranks import MOST_RANKS
 
 _HARDWARE = {"ascend_910b": ASCEND_910B, "h100": H100}
 
@@ -36,6 +37,8 @@ def topology_of(given: argparse.Namespace) -> Topology | NpuTopology | Hardware 
         return _HARDWARE.get(given.hardware)
     if given.ranks < 1:
         raise WrongUsage(f"--ranks {given.ranks}: there must be one at least")
+    if given.ranks > MOST_RANKS:
+        raise WrongUsage(f"--ranks {given.ranks}: there can be {MOST_RANKS:,} at most")
     if given.hardware == "ascend_910b":
         return npu_topology(given.ranks)
     return Topology(given.ranks, "cuda" if given.hardware == "h100" else "cpu", created_by_factory=True)

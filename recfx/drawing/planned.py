@@ -18,7 +18,7 @@ from recfx.errors import DrawingError
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.copy_modules import copy_modules
 from recfx.planner.hardware_of import check_topology
-from recfx.planner.plan import plan as make_plan
+from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.shard_model import shard_collections
 from recfx.planner.topology import NpuTopology
 from recfx.pricing.values import whole_number

@@ -17,7 +17,7 @@ from recfx.modules.whole_graph import WholeGraph
 from recfx.nodes import InputDistStart
 from recfx.planner.hardware_of import AnyTopology, device_of, hardware_of, of_ranks
 from recfx.planner.placements import PRIVATE
-from recfx.planner.plan import plan as make_plan
+from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.topology import NpuTopology
 from recfx.pricing.cost import Cost
 from recfx.pricing.cost_data import COST_VERSION, features_of

@@ -59,6 +59,26 @@ def plan(
         ConversionError: ``plan_does_not_fit`` with TorchRec's own text, ``plan_failed``, ``unknown_table``,
             ``no_sharding_option``, ``no_collection``, ``already_sharded``, ``invalid_topology``.
     """
+    return _plan(model, topology, constraints, batch_size, empty_ranks, others=True)
+
+
+def plan_of_collections(model: nn.Module, topology: Topology | NpuTopology) -> ShardingPlan:
+    """That of ``plan``, without the modules that recfx does not convert: they stay as they are.
+
+    Raises:
+        ConversionError: as ``plan`` does.
+    """
+    return _plan(model, topology, None, BATCH_SIZE, empty_ranks=False, others=False)
+
+
+def _plan(
+    model: nn.Module,
+    topology: Topology | NpuTopology,
+    constraints: Mapping[str, ParameterConstraints] | None,
+    batch_size: int,
+    empty_ranks: bool,
+    others: bool,
+) -> ShardingPlan:
     check_topology(topology)
     for path in sharded_collections(model):
         raise ConversionError(
@@ -68,7 +88,7 @@ def plan(
             what_to_do="make the plan from the model before it is sharded.",
         )
     pod = topology.as_cuda() if isinstance(topology, NpuTopology) else topology
-    sharders = planning_sharders(model, others=pod is topology)
+    sharders = planning_sharders(model, others=others and pod is topology)
     limits = dict(constraints or {})
     _check(model, sharders, pod.compute_device, limits)
     prices = PricedProposals(

@@ -15,7 +15,7 @@ from recfx.errors import ConversionError, RecfxError
 from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
 from recfx.modules.converted_collection import collections_by_prefix
 from recfx.planner.placements import PRIVATE
-from recfx.planner.plan import plan as make_plan
+from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.topology import npu_topology
 from recfx.sharding.ranks_agree import on_all_ranks
 from recfx.sharding.shard_collection import shard_collection

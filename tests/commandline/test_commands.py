@@ -140,6 +140,10 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["draw", f"{MODELS}:only_model", "x.dot", "--whole-graph"], "only_model returns no sample"),
         (["draw", f"{MODELS}:dlrm", "x.dot", "--ranks", "2", "--whole-graph"], "--whole-graph and --ranks do not fit"),
         (["cost", f"{MODELS}:dlrm", "--ranks", "0"], "--ranks 0: there must be one at least"),
+        (
+            ["draw", f"{MODELS}:dlrm", "none.html", "--ranks", "2000000"],
+            "--ranks 2000000: there can be 1,048,576 at most",
+        ),
         (["cost", f"{MODELS}:dlrm", "--length", "many"], "--length many: 'many' is not a number"),
         (["cost", f"{MODELS}:dlrm", "--length", "x=2"], "--length x=2: the model has no feature 'x'; it has f0, f1"),
         (["export", f"{MODELS}:only_model", "model.pt"], "only_model returns no sample"),

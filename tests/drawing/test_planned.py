@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d
-from torchrec import EmbeddingBagCollection
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.sharding_plan import (
     column_wise,
@@ -165,3 +165,25 @@ def test_ctrl_c_while_torch_makes_and_forgets_the_group(
     assert not list(tmp_path.iterdir())
     monkeypatch.undo()
     drawn(Model(), tmp_path, npu_topology(8))
+
+
+class WithSequence(Model):
+    """Beside the collection, one that TorchRec can shard and recfx cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = EmbeddingConfig(name="s", embedding_dim=4, num_embeddings=10, feature_names=["s"])
+        self.sequence = EmbeddingCollection([config])
+
+
+def test_modules_that_recfx_does_not_shard_stay_as_they_are(tmp_path: Path) -> None:
+    topology = Topology(4, "cpu", created_by_factory=True)
+    assert recfx.plan(WithSequence(), topology).plan.keys() == {"ebc", "sequence"}
+    model = recfx.convert(WithSequence(), verify=False, on_unsupported="keep")
+    for each in (model, WithSequence()):
+        assert "rank 0 of 4 as planned" in drawn(each, tmp_path, topology)
+        assert recfx.cost(each, topology).world_size == 4
+    with fake_group(0, 1) as group:
+        sharded: Any = recfx.convert(model, env=ShardingEnv.from_process_group(group), on_unsupported="keep")
+    assert sharded.ebc.is_sharded
+    assert type(sharded.sequence) is EmbeddingCollection
