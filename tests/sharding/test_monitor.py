@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch import nn
+from torchrec import KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 import recfx
-from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, shard, with_optimizer
+from tests.sharding.cases import Case, Model, Table, batches, build, concatenate, plan_of, shard, with_optimizer
 from tests.sharding.ranks import ranks
 from tests.sharding.typical_cases import TYPES, hashed_case
 
@@ -126,3 +129,48 @@ def test_after_a_load_the_interval_begins_with_the_load(kind: str, tmp_path: Pat
         rates = [value for tag, value in after.items() if tag.endswith("insert_rate")]
         assert rates
         assert set(rates) == {0.0}
+
+
+_STEPS = 14
+
+
+def scalars_of_steps(
+    collection: nn.Module, steps: list[KeyedJaggedTensor], group: dist.ProcessGroup | None
+) -> list[dict[str, float]]:
+    """After each step, of which every third is in eval mode; without the probes, which depend on how tables are cut."""
+    monitor = recfx.monitor(collection, probed_groups=0)
+    found = []
+    for number, step in enumerate(steps):
+        collection.train(number % 3 != 2)
+        with torch.set_grad_enabled(collection.training):  # a backward that may follow would keep rows from eviction
+            pooled = collection(step).values()
+        if collection.training:
+            pooled.sum().backward()
+        found.append(monitor.scalars(group))
+    return found
+
+
+def on_all_ranks(rank: int, world_size: int, case: Case) -> list[dict[str, float]]:
+    sharded = shard(case, build(case)[0], world_size)
+    return scalars_of_steps(sharded, [step[rank] for step in batches(case, world_size, _STEPS)], dist.group.WORLD)
+
+
+@pytest.mark.parametrize("config", ["lru", "lfu_admit", "share"])
+@pytest.mark.parametrize("kind", sorted(TYPES))
+def test_the_sum_of_all_ranks_is_that_of_the_unsharded_model(kind: str, config: str) -> None:
+    case = hashed_case(kind, config, local_size=2, sizes=(3,))
+    whole = with_optimizer(case, recfx.convert(build(case)[0], hashing=case.hashing))
+    wanted = scalars_of_steps(whole, [concatenate(step) for step in batches(case, 4, _STEPS)], None)
+    rates = {tag.rpartition("/")[2] for each in wanted for tag, value in each.items() if value > 0}
+    assert (
+        rates
+        >= {
+            "lru": {"insert_rate", "evict_rate", "eval_unseen_rate"},
+            "lfu_admit": {"insert_rate", "admit_rate", "unseen_rate", "eval_unseen_rate"},
+            "share": {"insert_rate", "shared_rate", "eval_unseen_rate"},
+        }[config]
+    )
+    for found in ranks(4).run(on_all_ranks, case):
+        assert [each.keys() for each in found] == [each.keys() for each in wanted]
+        for here, there in zip(found, wanted, strict=True):
+            assert here == pytest.approx(there)
