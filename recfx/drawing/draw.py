@@ -14,7 +14,7 @@ from recfx.drawing.collect import collect
 from recfx.drawing.dot import render_dot
 from recfx.drawing.drawing import Drawing
 from recfx.drawing.html import render_html
-from recfx.drawing.planned import as_planned
+from recfx.drawing.planned import as_planned, has_indexes
 from recfx.drawing.svg import render_svg
 from recfx.drawing.write import as_path, write_text
 from recfx.errors import DrawingError
@@ -45,8 +45,10 @@ def draw(
             which needs Graphviz or ``mini-racer``; ``.dot`` the same as Graphviz's text.
         topology: draws a model that is not sharded as rank 0 would have it if ``recfx.plan`` sharded it over the ranks
             of this topology, which need not be there: one of TorchRec's, or ``recfx.planner.topology.npu_topology``.
-            The picture is that of tables on meta, so it does not show the kernels of a device. A page also predicts
-            the time of each node. Or a :class:`recfx.pricing.hardware.Hardware`, for times alone.
+            The picture is that of tables on meta, so it does not show the kernels of a device, nor the nodes that only
+            these fuse. A page also predicts the time of each node, except of hashed tables on a device that is no CPU:
+            there ids go to the host and back, which is not in the picture; ``recfx.cost`` prices it. Or a
+            :class:`recfx.pricing.hardware.Hardware`, for times alone.
         plan: likewise, by this plan.
         world_size: the number of ranks that ``plan`` is for. Default: those of the topology or, without one, up to the
             last that the plan names.
@@ -76,6 +78,13 @@ def draw(
         drawn = as_planned(model_or_graph, given, plan, world_size)
     if given is not None:
         hardware = hardware_of(given)
+    if (
+        drawn is not model_or_graph
+        and hardware is not None
+        and hardware.device not in ("cpu", "")
+        and has_indexes(drawn)
+    ):
+        hardware = None
     write_text(target, render(collect(drawn, hardware)))
 
 

@@ -17,6 +17,7 @@ from recfx.discovery.recorded import recorded
 from recfx.errors import DrawingError
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.copy_modules import copy_modules
+from recfx.modules.whole_graph import WholeGraph
 from recfx.planner.hardware_of import check_topology
 from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.shard_model import shard_collections
@@ -25,6 +26,7 @@ from recfx.pricing.values import whole_number
 from recfx.record.conversion import attach_conversion, conversion_of
 from recfx.record.wrappers import unwrap
 from recfx.replacement.dry_run import dry_run, unchanged
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.held_interrupts import held_interrupts, interrupts
 from recfx.sharding.planned_ranks import MOST_RANKS, check_plan, ranks_named
 
@@ -71,6 +73,12 @@ def as_planned(
     return sharded
 
 
+def has_indexes(model: nn.Module) -> bool:
+    """Whether ids are hashed in any collection of a sharded model, on any rank."""
+    collections = [each for each in model.modules() if isinstance(each, ShardedHashEmbeddingBagCollection)]
+    return any(table.table.has_index for each in collections for table in each.sharding.tables)
+
+
 def _check(model: nn.Module, topology: Any, plan: Any, ranks: int | None) -> None:
     if topology is not None:
         check_topology(topology)
@@ -83,11 +91,11 @@ def _check(model: nn.Module, topology: Any, plan: Any, ranks: int | None) -> Non
             what_to_do="pass plan= as well, or a topology instead, for which a plan is made.",
         )
     is_sharded = any(isinstance(each, ConvertedCollection) and each.is_sharded for each in model.modules())
-    if is_sharded or isinstance(model, torch.fx.GraphModule):
+    if is_sharded or isinstance(model, (torch.fx.GraphModule, WholeGraph)):
         raise DrawingError(
             f"{'it' if is_sharded else 'a graph'} has its own plan, and cannot be drawn with another.",
             reason="already_sharded",
-            what_to_do="leave out topology=, plan= and world_size=, or pass the model before it is sharded.",
+            what_to_do="leave out topology=, plan= and world_size=, or pass the model before it is sharded or a graph.",
         )
     if dist.is_available() and dist.is_initialized():
         raise DrawingError(

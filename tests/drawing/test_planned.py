@@ -26,7 +26,9 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
+from recfx.drawing.planned import as_planned
 from recfx.errors import ConversionError, DrawingError, InputError
+from recfx.planner.hardware_of import hardware_of
 from recfx.planner.topology import npu_topology
 from tests.builders.collections import tables_named
 from tests.drawing.page_data import data_of
@@ -134,7 +136,8 @@ def test_what_has_ranks_already_is_refused(tmp_path: Path) -> None:
         with pytest.raises(DrawingError, match=r"^\[in_process_group\]"):
             drawn(model, tmp_path, plan=plan)
         sharded = recfx.convert(model, plan=plan, env=ShardingEnv.from_process_group(group))
-    for own in (sharded, recfx.convert(Model(), verify=False).ebc.graph_module):
+    whole = recfx.convert(*dlrm(), whole_graph=True, verify=False)
+    for own in (sharded, recfx.convert(Model(), verify=False).ebc.graph_module, whole):
         with pytest.raises(DrawingError, match=r"^\[already_sharded\]"):
             drawn(own, tmp_path, npu_topology(8))
     with pytest.raises(ConversionError, match=r"^\[no_collection\]"):
@@ -187,3 +190,20 @@ def test_modules_that_recfx_does_not_shard_stay_as_they_are(tmp_path: Path) -> N
         sharded: Any = recfx.convert(model, env=ShardingEnv.from_process_group(group), on_unsupported="keep")
     assert sharded.ebc.is_sharded
     assert type(sharded.sequence) is EmbeddingCollection
+
+
+@pytest.mark.parametrize("hashing", [None, RAW], ids=["static", "hashed"])
+@pytest.mark.parametrize("topology", [Topology(8, "cpu", created_by_factory=True), npu_topology(8)], ids=["cpu", "npu"])
+def test_times_are_those_of_recfx_cost_or_none(topology: Any, hashing: Any, tmp_path: Path) -> None:
+    """Ids of hashed tables go from a device to the host and back, which a picture of tables on meta does not show."""
+    model = recfx.convert(dlrm()[0], hashing=hashing, verify=False)
+    recfx.draw(model, tmp_path / "model.html", topology)
+    shown = data_of(tmp_path / "model.html")["costs"]
+    hardware = hardware_of(topology)
+    if hashing is not None and hardware.device != "cpu":
+        assert not shown["hardware"]
+        return
+    assert shown["hardware"] == hardware.name
+    drawn_cost = recfx.cost(as_planned(model, topology, None, None), hardware)
+    expected = recfx.cost(model, topology).at(B=512, L=10)
+    assert drawn_cost.at(B=512, L=10).seconds == pytest.approx(expected.seconds)
