@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import islice
 
+import torch
 from torch import Tensor
 
 from recfx.hashing import HashIndex
@@ -25,17 +27,18 @@ class IndexHealth:
         index: an index of a table, or of a slice of one.
 
     Attributes:
-        counted: what was counted between the last two calls of ``end_interval``, by ``_COUNTS``.
+        counted: what was counted between the last two calls of ``end_intervals``, by ``_COUNTS``.
+        taken: the taken rows of each bucket at the last call of ``end_intervals``.
     """
 
     def __init__(self, index: HashIndex) -> None:
         self.index = index
         self._bucket_rows = [index.bucket_rows(bucket) for bucket in index.policy.own_buckets]
         self._before, self._adopted = (0,) * len(_COUNTS), index.adopted
-        self.counted = self._before
+        self.counted, self.taken = self._before, [0] * len(self._bucket_rows)
         self._next_group, self._longest_so_far = 0, 0
         self._longest: int | None = None  # None until any window was read
-        self.end_interval()
+        end_intervals((self,))
 
     @property
     def is_allocated(self) -> bool:
@@ -46,23 +49,24 @@ class IndexHealth:
         (found,) = buffers_named(name, (self.index,))
         return found
 
-    def end_interval(self) -> None:
-        """Begin the next interval. The one that ends began with the last call, or with a load since then.
+    def notice_loads(self) -> None:
+        """If another state has taken the place of the index's, the interval begins with it.
 
         Raises:
             CheckpointError: the state that was last loaded is not complete, or not valid.
         """
         index = self.index
-        if not self.is_allocated:
-            self.counted = (0,) * len(_COUNTS)
-            return
         if not index.is_as_noted():
             index.notice_changes()  # torch.distributed.checkpoint loads in place
         if index.adopted.times != self._adopted.times:  # what was counted before the load is of a state that is gone
             self._adopted = index.adopted
             self._before = (*index.adopted.counts, *(0,) * len(EVAL_COUNTERS))
             self._forget_probes()
-        now = (*self._buffer("counts").tolist(), *index.fold_eval_counts().tolist())
+        index.fold_eval_counts()
+
+    def end_interval(self, now: tuple[int, ...], taken: list[int]) -> None:
+        """Begin the next interval, given the counts and the taken rows of each bucket as they are now."""
+        self.taken = taken
         counted = tuple(new - old for new, old in zip(now, self._before, strict=True))
         self._before = now
         self.counted = counted if min(counted) >= 0 else (0,) * len(counted)  # someone has written to the counts
@@ -74,9 +78,7 @@ class IndexHealth:
 
     def buckets(self) -> list[tuple[int, int]]:
         """Per bucket: the taken rows and all rows."""
-        if not self.is_allocated:
-            return []
-        return list(zip(self._buffer("bucket_taken").tolist(), self._bucket_rows, strict=True))
+        return list(zip(self.taken, self._bucket_rows, strict=True)) if self.is_allocated else []
 
     @property
     def longest_probe(self) -> int | None:
@@ -104,6 +106,32 @@ class IndexHealth:
 
     def _forget_probes(self) -> None:
         self._longest, self._longest_so_far, self._next_group = None, 0, 0
+
+
+def end_intervals(parts: Sequence[IndexHealth]) -> None:
+    """Begin the next interval of all of them. The one that ends began with the last call, or with a load since then.
+
+    The counts of all indexes are read together, because a model may have thousands.
+
+    Raises:
+        CheckpointError: the state that was last loaded into one of them is not complete, or not valid.
+    """
+    for part in parts:
+        if part.is_allocated:
+            part.notice_loads()
+        else:
+            part.counted = (0,) * len(_COUNTS)
+    allocated = [part for part in parts if part.is_allocated]
+    indexes = [part.index for part in allocated]
+    if not indexes:
+        return
+    buckets = buffers_named("bucket_taken", indexes)
+    sizes = [each.numel() for each in buckets]
+    counts = torch.stack(buffers_named("counts", indexes)).tolist()
+    of_eval = torch.stack(buffers_named("eval_counts", indexes)).tolist()
+    taken = iter(torch.cat(buckets).tolist())
+    for part, size, in_training, in_eval in zip(allocated, sizes, counts, of_eval, strict=True):
+        part.end_interval((*in_training, *in_eval), list(islice(taken, size)))
 
 
 def _longest_probe(slot_groups: Tensor, begin: int, end: int) -> int:

@@ -18,7 +18,7 @@ from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError, RecfxError
 from recfx.hashing import HashIndex
 from recfx.inspect.facts import path_of_table
-from recfx.inspect.index_health import Health, IndexHealth
+from recfx.inspect.index_health import Health, IndexHealth, end_intervals
 from recfx.modules.converted_collection import ConvertedCollection, converted_collections
 from recfx.record.wrappers import without_wrappers
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
@@ -155,9 +155,7 @@ class Monitor:
                 writer.add_scalar(name, value, step)
 
     def _health(self, probe_all: bool) -> dict[str, Health]:
-        for parts in self._tables.values():
-            for part in parts:
-                part.end_interval()
+        end_intervals([part for parts in self._tables.values() for part in parts])
         self._probe(probe_all)
         return {name: Health.of(parts) for name, parts in self._tables.items()}
 
