@@ -117,7 +117,7 @@ def test_triton_on_the_cpu_needs_its_interpreter(
 
 def test_leaves_the_number_of_threads_alone() -> None:
     before = torch.get_num_threads()
-    main(["convert_time", "--quick", "--json", "--threads", "1"])
+    main(["bucketize", "--quick", "--json", "--threads", "1"])
     assert torch.get_num_threads() == before
 
 

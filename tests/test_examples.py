@@ -11,6 +11,7 @@ import os
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +21,7 @@ import torch
 import torch.distributed.run
 
 from tests.support.forked_script import run_script
+from tests.support.ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXAMPLES = REPOSITORY / "examples"
@@ -31,10 +33,30 @@ def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def run_example(name: str, *arguments: str, processes: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run it with ``python``, or with ``torchrun``, which starts as many interpreters."""
+    """Run it with ``python``, or as many processes of it, as ``torchrun`` runs them."""
     script = EXAMPLES / f"{name}.py"
     if not processes:
         return run_script(script, *arguments)
+    port = str(free_port())
+
+    def run_rank(rank: int) -> subprocess.CompletedProcess[str]:
+        environment = {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0",
+            "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        }  # fmt: skip
+        return run_script(script, *arguments, environment=environment)
+
+    with ThreadPoolExecutor(processes) as pool:
+        finished = list(pool.map(run_rank, range(processes)))
+    failed = next((each.returncode for each in finished if each.returncode), 0)
+    printed = ["".join(texts) for texts in zip(*((each.stdout, each.stderr) for each in finished), strict=True)]
+    return subprocess.CompletedProcess(finished[0].args, failed, *printed)
+
+
+def run_under_torchrun(name: str, *arguments: str, processes: int) -> subprocess.CompletedProcess[str]:
+    """``torchrun`` starts as many interpreters, which import everything anew."""
+    script = EXAMPLES / f"{name}.py"
     paths = os.pathsep.join(path for path in (str(REPOSITORY), os.environ.get("PYTHONPATH")) if path)
     return run_script(
         Path(torch.distributed.run.__file__), "--standalone", f"--nproc-per-node={processes}", str(script), *arguments,
@@ -211,7 +233,7 @@ def test_explore_sharding_starts_its_processes() -> None:
 
 
 def test_explore_sharding_under_torchrun() -> None:
-    finished = run_example("explore_sharding", "--type", "row_wise", processes=2)
+    finished = run_under_torchrun("explore_sharding", "--type", "row_wise", processes=2)
     assert_ended_well(finished)
     assert "large_1    (2048, 64)  rows 2048..4095 columns 0..63" in finished.stdout
     assert "ebc_bucketize = bucketize(ebc_select_features)" in finished.stdout

@@ -57,6 +57,7 @@ class TracedArtifact:
         self.exported = exported
         self.signature = signature
         self.graph = str(exported.graph)
+        self._module: nn.Module | None = None  # made when it is first called: making it takes longer than a call
 
     def operators(self) -> list[str]:
         """See ``Artifact``."""
@@ -70,6 +71,7 @@ class TracedArtifact:
     def set_buffer(self, name: str, content: torch.Tensor) -> None:
         """See ``Artifact``."""
         self.exported.state_dict[name] = content
+        self._module = None  # it has the buffers that there were
 
     def check_loading(self, fillings: list[Filling]) -> Diagnostic | None:
         """None: what ``torch.export`` saves, it can load."""
@@ -85,7 +87,9 @@ class TracedArtifact:
 
     def named(self, *leaves: Any) -> dict[str, torch.Tensor]:
         """See ``Artifact``."""
-        found: dict[str, torch.Tensor] = self.exported.module()(*flat_tensors(self.signature, list(leaves)))
+        if self._module is None:
+            self._module = self.exported.module()
+        found: dict[str, torch.Tensor] = self._module(*flat_tensors(self.signature, list(leaves)))
         return found
 
 

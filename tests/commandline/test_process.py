@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.forked_script import run_module
+
 REPOSITORY = Path(__file__).parents[2]
 
 LOUD = """\
@@ -43,12 +45,11 @@ def start(*arguments: str, **more: object) -> subprocess.Popen[str]:
 def test_stdout_has_the_result_alone_and_the_status_says_refused(tmp_path: Path) -> None:
     path = tmp_path / "loud.py"
     path.write_text(LOUD)
-    process = start("explain", f"{path}:make", "--json")
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 1, err
-    assert json.loads(out)["ok"] is False
+    done = run_module("recfx", "explain", f"{path}:make", "--json")
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["ok"] is False
     for text in ("printed", "written", "by another process"):
-        assert text in err.splitlines()
+        assert text in done.stderr.splitlines()
 
 
 def test_a_reader_that_leaves_and_ctrl_c(tmp_path: Path) -> None:

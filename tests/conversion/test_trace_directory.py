@@ -7,8 +7,6 @@ import os
 import re
 import resource
 import struct
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +27,7 @@ from tests.inspect.balanced import Balanced
 from tests.inspect.models import Wrapped, batch, collection, dlrm
 from tests.sharding.cases import Case, Model, Table, build, plan_of
 from tests.sharding.ranks import ranks
+from tests.support.forked_script import run_script
 
 RAW = HashConfig(dense_rows=0)
 PASSES = [each.name for each in recfx.passes()]
@@ -347,7 +346,8 @@ recfx.convert(Wrapped(collection()))
 
 def test_processes_do_not_share_a_folder(directory: Path) -> None:
     recfx.convert(Wrapped(collection()))
-    subprocess.run([sys.executable, "-c", SCRIPT], check=True, cwd=Path(__file__).parents[2])
+    done = run_script(SCRIPT, environment={"RECFX_TRACE": str(directory)})
+    assert done.returncode == 0, done.stderr
     assert [path.name for path in sorted(directory.iterdir()) if path.is_dir()] == ["001-Wrapped", "002-Wrapped"]
 
 

@@ -63,7 +63,7 @@ def build_formats(folder: Path) -> Path:
     sources += [SOURCES / f"{name}.cpp" for name in ("input", "manifest", "model_file", "requests")]
     sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     compiler = os.environ.get("CXX", "c++").split()
-    _run([*compiler, "-std=c++20", "-O1", "-g1", *sanitizers, f"-I{SOURCES}", *sources, "-lz", "-o", program])
+    _run([*compiler, "-std=c++20", "-O0", "-g1", *sanitizers, f"-I{SOURCES}", *sources, "-lz", "-o", program])
     return program
 
 

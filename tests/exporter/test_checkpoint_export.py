@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,9 @@ from tests.exporter.hashed_models import call, trained
 from tests.sharding.cases import Case, batches, concatenate
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import ADMIT, LRU, case_of, make, train
+from tests.support.forked_script import run_module
 
 FACTORIES = "tests.exporter.factories"
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -199,9 +197,8 @@ def test_usage_errors_are_status_2(arguments: list[str], message: str, capsys: p
 
 
 def test_as_a_process(directory: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "recfx", "export", f"{FACTORIES}:on_meta", str(tmp_path / "m.pt")]
-    command += ["--checkpoint", str(directory), "--quantize", "int3"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    command = ["export", f"{FACTORIES}:on_meta", str(tmp_path / "m.pt")]
+    done = run_module("recfx", *command, "--checkpoint", str(directory), "--quantize", "int3")
     assert done.returncode == 1
     assert "[invalid_argument] quantize='int3'" in done.stderr
     assert "Traceback" not in done.stderr

@@ -25,7 +25,7 @@ def build(name: str, sanitizer: str, folder: Path) -> list[str]:
     """
     built = folder / name
     compiler = os.environ.get("CXX", "g++").split()
-    flags = ["-std=c++20", "-O0", "-g", f"-fsanitize={sanitizer}", "-pthread", "-ffp-contract=off", f"-I{HEADERS}"]
+    flags = ["-std=c++20", "-O0", "-g1", f"-fsanitize={sanitizer}", "-pthread", "-ffp-contract=off", f"-I{HEADERS}"]
     if shutil.which(compiler[0]) is None and not os.environ.get("CI"):
         pytest.skip(f"no C++ compiler {compiler[0]}")
     source = Path(__file__).with_name(f"{name}.cpp")

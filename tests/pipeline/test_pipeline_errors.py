@@ -382,7 +382,7 @@ def test_an_interrupt_in_progress_among_the_messages_of_a_step_sends_nothing_mor
 
 def own_code_fails_on_one_rank(rank: int, world_size: int, case: Case, where: str, training: bool) -> list[str]:
     """Rank 1's code raises in its third step, and its caller goes on."""
-    group = dist.new_group(timeout=timedelta(seconds=3))
+    group = dist.new_group(timeout=timedelta(seconds=2))
     model = Model(*build(case))
     converted = recfx.convert(model.sparse)
     plan = plan_of(case, converted, world_size)

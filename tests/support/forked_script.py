@@ -43,6 +43,11 @@ def run_script(
     return subprocess.CompletedProcess([str(script), *arguments], process.exitcode or 0, *texts)
 
 
+def run_module(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """``python -m name *arguments``, in the same way."""
+    return run_script(f"import runpy; runpy.run_module({name!r}, run_name='__main__', alter_sys=True)", *arguments)
+
+
 def _run(
     script: Path | str, arguments: tuple[str, ...], environment: dict[str, str], directory: str, files: list[str]
 ) -> None:
