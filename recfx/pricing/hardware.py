@@ -19,6 +19,9 @@ class Constant(NamedTuple):
     source: str
 
 
+OWN_MEMORY = Constant(1.0, "assumption: ranks do not slow each other down; not measured")
+
+
 @dataclass(frozen=True)
 class Hardware:
     """One kind of device, with its links to others.
@@ -40,6 +43,8 @@ class Hardware:
         link_bandwidth: bytes per second that one rank sends to ranks of its own host, by operation.
         network_bandwidth: bytes per second that one rank sends to other hosts.
         collective_latency: seconds per collective call, whatever it sends, by operation.
+        speed_alone: how many times as fast a rank works while all others of its host wait; 1 if each of them has a
+            memory of its own.
         ranks_per_host: ranks that share a host, and its ``link_bandwidth``.
         device: torch's type of the device; ``""`` for that of the model.
         links_are_shared: whether what all ranks of a host send goes through the same memory, so that it does not matter
@@ -61,6 +66,7 @@ class Hardware:
     link_bandwidth: Mapping[str, Constant]
     network_bandwidth: Constant
     collective_latency: Mapping[str, Constant]
+    speed_alone: Constant = OWN_MEMORY
     ranks_per_host: int = 8
     device: str = ""
     links_are_shared: bool = False

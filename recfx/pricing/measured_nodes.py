@@ -52,6 +52,19 @@ def with_nodes(known: Hardware) -> Hardware:
         return _solved(found, "host_random_access", hashed, _MANY, f"the same with indexes, {_MANY} ids")
 
 
+class LookupsOfThisRank:
+    """A lookup that is bound by memory, to be timed while other ranks of the host work, and while they wait."""
+
+    HOW = f"{HOW}a lookup of {_MANY} ids in each of {_OF_TABLES}, by all ranks at once and by one while the others wait"
+
+    def __init__(self) -> None:
+        self._static = _Measured(HashConfig(dense_rows=_ROWS), "lookup")
+
+    def seconds(self) -> float:
+        """The shortest time."""
+        return self._static.seconds(_MANY, backward=False)
+
+
 _UNITS = {
     "table_overhead": "tables",
     "random_access": "random_accesses",

@@ -11,7 +11,7 @@ from recfx.pricing.formulas import FORMULAS
 from recfx.pricing.hardware import Hardware
 from recfx.pricing.node_price import Totals, seconds_of_call, work_at
 from recfx.pricing.planned_nodes import PlannedGraphs, PlannedNode
-from recfx.pricing.times import seconds_of_work
+from recfx.pricing.times import seconds_of_ranks, seconds_of_work
 from recfx.pricing.uneven import calls_of
 from recfx.pricing.values import Values
 
@@ -103,9 +103,8 @@ def price_step(batches: Sequence[Batch], hardware: Hardware, *, with_residents: 
     parts = dict.fromkeys((IDS, TABLES, OUTPUT, WIRE), 0.0)
     if batches[0].rest is not None:
         parts[DENSE] = max(each.rest.seconds for each in batches if each.rest is not None)
-    kinds = list(known.values())
-    for part in dict.fromkeys(key for each in kinds for key in each.between):
-        parts[part[1]] += max(each.between.get(part, 0.0) for each in kinds)
+    for part in dict.fromkeys(key for each in known.values() for key in each.between):
+        parts[part[1]] += seconds_of_ranks([each.between.get(part, 0.0) for each in ranks], hardware)
     parts[WIRE] += _on_the_wire(ranks, hardware, world)
     return StepPrice(tuple(totals), sum(parts.values()), parts)
 

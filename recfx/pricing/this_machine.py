@@ -6,6 +6,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from recfx.pricing.hardware import COLLECTIVES, GB, Constant, Hardware
-from recfx.pricing.measured_nodes import HOW, with_nodes
+from recfx.pricing.measured_nodes import HOW, LookupsOfThisRank, with_nodes
 
 _REPEATS = 20
 _RANGES, _RANGE_ROWS = 32, 1024
@@ -38,11 +39,22 @@ def machine_of(group: dist.ProcessGroup) -> Hardware:
     links = {operation: _collective(_SpeedOfGroup(group, operation)) for operation in COLLECTIVES}
     how = f"gloo, {group.size()} processes"
     dist.barrier(group)
-    found: list[Hardware | None] = [_measure(links, how)]
+    found: list[Hardware | None] = [replace(_measure(links, how), speed_alone=_speed_alone(group))]
     dist.broadcast_object_list(found, dist.get_global_rank(group, 0), group=group)
     (measured,) = found
     assert measured is not None
     return measured
+
+
+def _speed_alone(group: dist.ProcessGroup) -> Constant:
+    """How much faster the first rank is while all others wait for it."""
+    lookups = LookupsOfThisRank()
+    dist.barrier(group)
+    together = lookups.seconds()
+    dist.barrier(group)
+    alone = lookups.seconds() if group.rank() == 0 else together
+    dist.barrier(group)
+    return Constant(max(1.0, together / alone), lookups.HOW)
 
 
 def _of_two_threads() -> tuple[dict[str, tuple[float, float]], str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from recfx.pricing.hardware import Hardware
@@ -77,3 +78,28 @@ def seconds_of_collective(
         rounds = 2 if operation == "all_reduce" else 1
         inside, outside = rounds * whole * (local - 1) / local, rounds * whole / local * (hosts - 1) / hosts
     return hardware.collective_latency[operation].value + max(inside / link, outside / network)
+
+
+def seconds_of_ranks(seconds: Sequence[float], hardware: Hardware) -> float:
+    """How long ranks need that begin together, until the last one has done its part.
+
+    On a host whose ranks share a memory, those that still work get faster as others wait.
+
+    Args:
+        seconds: what each rank needs while all ranks of its host work.
+        hardware: of the ranks.
+    """
+    if hardware.speed_alone.value == 1:
+        return max(seconds)
+    local = hardware.ranks_per_host
+    hosts = (seconds[begin : begin + local] for begin in range(0, len(seconds), local))
+    return max(_seconds_of_host(sorted(host), hardware.speed_alone.value) for host in hosts)
+
+
+def _seconds_of_host(ascending: Sequence[float], speed_alone: float) -> float:
+    passed = done = 0.0
+    for waiting, seconds in enumerate(ascending):
+        share = waiting / (len(ascending) - 1) if waiting else 0.0
+        passed += (seconds - done) / (1 + share * (speed_alone - 1))
+        done = seconds
+    return passed

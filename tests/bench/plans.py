@@ -1,4 +1,4 @@
-"""``plans``: eleven plans on two processes, the predicted time of a step of each against the measured one.
+"""``plans``: twelve plans on two processes, the predicted time of a step of each against the measured one.
 
 Printed are the times of every plan, how far the predictions spread, and the rank correlation (Spearman's) of predicted
 and measured times. The latter are those of the fastest quarter of the steps of each plan, which other processes disturb
@@ -35,11 +35,7 @@ OPTIMIZER = OPTIMIZERS[2]
 
 
 def _kinds() -> dict[str, Callable[[int], Any]]:
-    """How each of the plans shards the table of a number.
-
-    In one of them a rank waits for the other. There is none with all tables on one rank: as ranks of one host share its
-    memory, that plan is faster than the prediction, which is for ranks that all have work.
-    """
+    """How each of the plans shards the table of a number; in two of them a rank waits for the other."""
     rows, copies = sharding_plan.row_wise(), sharding_plan.data_parallel()
 
     def on(rank: int) -> Any:
@@ -49,6 +45,7 @@ def _kinds() -> dict[str, Callable[[int], Any]]:
     return {
         "tables": lambda table: on(table % 2),
         "tables, one in four on the other rank": lambda table: on(int(table % 4 == 3)),
+        "tables, all on one rank": lambda table: on(0),
         "tables, one in four copied": lambda table: copies if table % 4 == 3 else on((table + table // 4) % 2),
         "tables, half of them copied": lambda table: copies if table % 2 else on(table // 2 % 2),
         "copies": lambda table: copies,

@@ -12,7 +12,7 @@ from recfx.planner.hardware_of import hardware_of, of_ranks
 from recfx.planner.topology import npu_topology
 from recfx.pricing.hardware import ASCEND_910B, COLLECTIVES, CPU_HOST, GB, H100, Constant, Hardware
 from recfx.pricing.this_machine import machine_of, this_machine
-from recfx.pricing.times import WorkAt, seconds_of_collective, seconds_of_work
+from recfx.pricing.times import WorkAt, seconds_of_collective, seconds_of_ranks, seconds_of_work
 from tests.sharding.ranks import ranks
 
 
@@ -38,7 +38,7 @@ def test_this_machine_is_measured_once() -> None:
     check_constants(found)
     assert this_machine() is found
     assumed = {name for name, (_, source) in found.constants().items() if "measured on this machine" not in source}
-    assert assumed == {"network_bandwidth"}
+    assert assumed == {"network_bandwidth", "speed_alone"}  # of one process, which has no other ranks
 
 
 def measured(rank: int, world_size: int) -> Hardware:
@@ -50,6 +50,8 @@ def test_ranks_of_a_group_get_the_same_constants() -> None:
     first, second = ranks(2).run(measured)
     assert first == second
     check_constants(first)
+    assert first.speed_alone.value >= 1
+    assert "measured on this machine" in first.speed_alone.source
     assert first.link_bandwidth["all_to_all"].source == "measured on this machine: gloo, 2 processes"
 
 
@@ -97,6 +99,16 @@ def test_indexes_and_tables_have_a_time_of_their_own() -> None:
     device = replace(host, host_memory_bandwidth=Constant(1.0, ""))
     assert seconds_of_work(nothing._replace(random_accesses=2, index_accesses=3), device) == 500
     assert seconds_of_work(nothing._replace(random_accesses=2, index_accesses=3), device, on_host=True) == 5000
+
+
+def test_ranks_that_share_a_memory_are_faster_while_others_wait() -> None:
+    assert seconds_of_ranks([3.0, 1.0, 2.0], H100) == 3
+    shared = replace(CPU_HOST, speed_alone=Constant(2.0, ""), ranks_per_host=3)
+    assert seconds_of_ranks([2.0, 2.0, 2.0], shared) == 2
+    # All work for 1 second; then two of three, which are half as fast again; then one, which is twice as fast.
+    assert seconds_of_ranks([4.0, 1.0, 2.5], shared) == pytest.approx(1 + 1.5 / 1.5 + 1.5 / 2)
+    assert seconds_of_ranks([1.0, 1.0, 1.0, 3.0], shared) == 3  # alone on the second host from the beginning
+    assert seconds_of_ranks([0.0, 4.0], replace(shared, ranks_per_host=8)) == 2
 
 
 def test_what_leaves_a_host_goes_over_the_network() -> None:
