@@ -27,7 +27,7 @@ namespace {
 
 constexpr int64_t kIdsPerTask = 2048;
 // Ids that are searched at once for one without a row.
-constexpr int64_t kAbsentBlock = 32;
+constexpr int64_t kAbsentBlock = 16;
 
 at::TensorOptions int64_options() { return at::TensorOptions().dtype(at::kLong); }
 
@@ -152,11 +152,11 @@ void note_missing(Task& task, const Index& index, const TableBatch& batch, const
   int64_t absent_count = 0;
   for (int64_t block = task.begin; block < task.end; block += kAbsentBlock) {
     const int64_t end = std::min(block + kAbsentBlock, task.end);
-    bool has_absent = false;
+    int64_t signs = 0;  // of all rows together: every machine's vectors can do this
     for (int64_t i = block; i < end; ++i) {
-      has_absent |= rows[i] == kNoRow;
+      signs |= rows[i];
     }
-    for (int64_t i = has_absent ? block : end; i < end; ++i) {  // a branch would be mispredicted
+    for (int64_t i = signs < 0 ? block : end; i < end; ++i) {  // a branch would be mispredicted
       absent[absent_count] = i;
       absent_count += rows[i] == kNoRow;
     }
