@@ -7,7 +7,6 @@ and every touched row with its state, read and written.
 
 from __future__ import annotations
 
-import gc
 import statistics
 from collections.abc import Callable, Iterator
 
@@ -16,6 +15,7 @@ import torch
 import recfx
 from recfx.optim.rules import rule_of_class
 from tests.bench.harness import Contestant, Result, compare, take_turns, wall_clock
+from tests.bench.own_process import in_own_process
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
 from tests.bench.workload import (
     ADAM,
@@ -29,6 +29,10 @@ from tests.bench.workload import (
     with_optimizer,
 )
 
+MOST_ROWS = 2**24
+"""Of larger tables, FBGEMM leaves out some of the rows that it should step."""
+
+_ROWS_AT_ONCE = 2**20
 OURS, TABLE_BATCHED = "fused step in C++", "FBGEMM table-batched"
 
 
@@ -37,18 +41,19 @@ def run(setup: Setup) -> Iterator[Result]:
     copied = _copy_gb_s()
     for optimizer in (*OPTIMIZERS, ADAM):
         for distribution in DISTRIBUTIONS:
-            yield _run(setup, optimizer, distribution, copied)
+            yield from in_own_process(_run, setup, optimizer, distribution, copied)
     one = setup.of_one_table(setup.tables * setup.rows)
-    yield _run(one, OPTIMIZERS[0], DISTRIBUTIONS[0], copied, "one table")
-    gc.collect()  # graphs are full of cycles, and the next table is the largest
-    yield _run(setup.of_one_table(setup.huge_table_rows), OPTIMIZERS[2], DISTRIBUTIONS[0], copied, "huge table")
+    huge = setup.of_one_table(min(setup.huge_table_rows, MOST_ROWS))
+    yield from in_own_process(_run, one, OPTIMIZERS[0], DISTRIBUTIONS[0], copied, "one table")
+    yield from in_own_process(_run, huge, OPTIMIZERS[2], DISTRIBUTIONS[0], copied, "huge table")
 
 
-def _run(setup: Setup, optimizer: Optimizer, distribution: str, copied: float, case: str = "") -> Result:
+def _run(setup: Setup, optimizer: Optimizer, distribution: str, copied: float, case: str = "") -> Iterator[Result]:
     initial = standard_collection(setup)
     converted = recfx.convert(with_optimizer(initial, optimizer), verify=False)
-    has_peer = optimizer is not ADAM
+    has_peer = optimizer.name != ADAM.name
     peer = table_batched(setup, initial, optimizer if has_peer else OPTIMIZERS[1])
+    del initial  # the largest table is a quarter of a common machine's memory
     ids = Ids(setup, distribution)
     batches = ids.batches()
     gradients = output_gradients(setup, 4)
@@ -62,7 +67,8 @@ def _run(setup: Setup, optimizer: Optimizer, distribution: str, copied: float, c
         contestant.run(-1)
     if has_peer:
         for table, pair in enumerate(zip(table_weights(converted), peer.split_embedding_weights(), strict=True)):
-            check_close(f"{optimizer.name}, table {table}", pair[1], pair[0])
+            for ours, theirs in zip(*(weight.split(_ROWS_AT_ONCE) for weight in pair), strict=True):
+                check_close(f"{optimizer.name}, table {table}", theirs, ours)
     times = take_turns(contestants, setup.iterations, setup.warm_up)
     limit = _bytes_moved(setup, optimizer, ids) / copied / 1e6
     facts = {
@@ -71,7 +77,7 @@ def _run(setup: Setup, optimizer: Optimizer, distribution: str, copied: float, c
         "copy of as many bytes, ms": round(limit, 2),
     }
     name = "/".join(filter(None, ("fused_step", case, optimizer.name, distribution))).replace(" ", "_")
-    return compare(name, times, OURS, TABLE_BATCHED, facts)
+    yield compare(name, times, OURS, TABLE_BATCHED, facts)
 
 
 def _backward(name: str, forward: Callable[[int], torch.Tensor], gradients: list[torch.Tensor]) -> Contestant:

@@ -6,7 +6,6 @@ beside both is that of the adopted rows with a prefetched gather of as many slot
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from recfx.kernels.mix64 import mix64
 from recfx.kernels.slot_groups import SLOTS, home_groups
 from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.bench.harness import Contestant, Result, compare, take_turns
+from tests.bench.own_process import in_own_process
 from tests.bench.random_gather import gather_slots
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
 from tests.bench.workload import (
@@ -43,9 +43,9 @@ OPTIMIZER = OPTIMIZERS[2]
 def run(setup: Setup) -> Iterator[Result]:
     """Forward in eval mode (find only), and a step of row-wise Adagrad in training mode (find or insert)."""
     for distribution in DISTRIBUTIONS:
-        yield from _many_tables(setup, distribution)
+        yield from in_own_process(_many_tables, setup, distribution)
     for distribution in DISTRIBUTIONS:
-        yield from _one_table(replace(setup, tables=1, rows=setup.one_table_rows), distribution)
+        yield from in_own_process(_one_table, replace(setup, tables=1, rows=setup.one_table_rows), distribution)
 
 
 def _many_tables(setup: Setup, distribution: str) -> Iterator[Result]:
@@ -67,7 +67,6 @@ def _many_tables(setup: Setup, distribution: str) -> Iterator[Result]:
 
 def _one_table(setup: Setup, distribution: str) -> Iterator[Result]:
     """Two models on the same weights: the adopted one is given the rows that the other one finds."""
-    gc.collect()  # graphs are full of cycles, and the previous table was just as big
     universe = int(setup.rows * TAKEN)
     raw = Ids(setup, distribution, universe, raw=mix64)
     collection = standard_collection(setup)
