@@ -121,9 +121,6 @@ def pooled_like(offsets: Tensor, weights: list[Tensor], table_of_feature: list[i
     return weights[0].new_empty(batch_size, columns, dtype=torch.float32)
 
 
-_WITH_KEEP_ROWS = 10  # arguments after those that the fake names, if keep_rows is given, too
-
-
 @library.when_loaded
 def _register_fakes() -> None:
     @torch.library.register_fake("recfx::pooled_lookup")
@@ -134,10 +131,22 @@ def _register_fakes() -> None:
 
     @torch.library.register_fake("recfx::find_and_pool")
     def _find_and_pool(
-        ids: Tensor, offsets: Tensor, weights: list[Tensor], table_of_feature: list[int], *rest: object
+        ids: Tensor,
+        offsets: Tensor,
+        weights: list[Tensor],
+        table_of_feature: list[int],
+        slot_groups: list[Tensor],
+        side_rows: list[Tensor],
+        dense_rows: list[int],
+        share_buckets: list[int],
+        seeds: list[int],
+        table_rows: list[int],
+        row_begins: list[int],
+        locks: list[Tensor],
+        per_sample_weights: Tensor | None,
+        keep_rows: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        keeps_rows = len(rest) < _WITH_KEEP_ROWS or bool(rest[-1])
-        rows = torch.empty_like(ids, memory_format=torch.contiguous_format) if keeps_rows else ids.new_empty(0)
+        rows = torch.empty_like(ids, memory_format=torch.contiguous_format) if keep_rows else ids.new_empty(0)
         return pooled_like(offsets, weights, table_of_feature), rows, ids.new_empty(len(weights))
 
     @torch.library.register_fake("recfx::pool_again_")

@@ -57,8 +57,8 @@ def cost(
             ``recfx.trace``. A model that is not converted yet is priced as ``convert`` would convert it by default.
         topology: TorchRec's topology or an :func:`recfx.planner.topology.npu_topology`: its links and memories are what
             times are predicted for, and a model that is not sharded is priced as ``recfx.plan`` would shard it over its
-            ranks. Or a :class:`recfx.pricing.hardware.Hardware`, for times alone. Default: the device of the tables;
-            for a CPU, this machine, measured the first time that a time is asked for.
+            ranks; a graph cannot be. Or a :class:`recfx.pricing.hardware.Hardware`, for times alone. Default: the
+            device of the tables; for a CPU, this machine, measured the first time that a time is asked for.
         plan: the plan to price, for a model that is not sharded.
         world_size: the number of ranks that ``plan`` is for. Default: those of the topology or, without one, up to the
             last that the plan names.
@@ -81,6 +81,8 @@ def cost(
     is_graph = isinstance(model, fx.GraphModule)
     if is_graph or sharded:
         _refuse_plan(plan, "a graph" if is_graph else "a sharded model")
+        if not sharded and _ranks(model)[1] == 1:
+            _refuse_ranks(topology)
         return _as_it_is(model, collections, topology)
     converted = as_converted(model)
     if not converted:
@@ -246,6 +248,16 @@ def _refuse_ranks_without_plan(world_size: int, plan: object, topology: Any) -> 
             "world_size is given, but no plan for so many ranks.",
             reason="invalid_argument",
             what_to_do="pass plan= as well, or a topology instead, for which a plan is made.",
+        )
+
+
+def _refuse_ranks(topology: object) -> None:
+    if isinstance(topology, (Topology, NpuTopology)) and topology.world_size > 1:
+        raise ConversionError(
+            f"a graph of one rank cannot be priced on {topology.world_size}: only models are planned.",
+            reason="already_sharded",
+            what_to_do="pass the model instead of its graph; or a topology of one rank, or one of "
+            "recfx.pricing.hardware, for the times of the graph as it is.",
         )
 
 

@@ -11,9 +11,11 @@ import sympy
 import torch
 from torch import nn
 from torchrec import KeyedJaggedTensor
+from torchrec.distributed.planner import Topology
 
 import recfx
 from recfx.ir.meta import BATCH, mean_length
+from recfx.planner.topology import npu_topology
 from recfx.pricing.hardware import ASCEND_910B, H100
 from tests.builders.batches import batch
 from tests.builders.collections import collection
@@ -94,6 +96,19 @@ def test_a_traced_graph_costs_what_its_model_costs(whole: bool) -> None:
         assert found.totals.resident == expected.totals.resident
         assert found.seconds == pytest.approx(expected.seconds)
     assert {node.kind for node in found.nodes} == {node.kind for node in expected.nodes}
+
+
+@pytest.mark.parametrize("topology", [npu_topology(8), Topology(2, "cpu")], ids=["npu", "cpu"])
+def test_a_graph_is_not_planned(topology: Topology) -> None:
+    """Not even silently: its price would be that of one rank."""
+    model, sample = hashed(), batch(4)
+    whole = recfx.convert(Model(), sample, hashing=RAW, whole_graph=True)
+    for graph in (recfx.trace(model, sample), whole, model.ebc.graph_module):
+        with pytest.raises(recfx.ConversionError, match="a graph of one rank cannot be priced on") as caught:
+            recfx.cost(graph, topology)
+        assert caught.value.reason == "already_sharded"
+        assert recfx.cost(graph, npu_topology(1)).at(8).seconds > 0
+    assert len(recfx.cost(model, topology).at(8).ranks) == topology.world_size
 
 
 def test_lengths_by_feature_and_for_all() -> None:
