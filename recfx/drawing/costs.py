@@ -16,6 +16,7 @@ from recfx.inspect.cost import cost
 from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.pricing.hardware import Hardware
 from recfx.pricing.work import NodeCost
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 
 AMOUNTS = {
     "read_bytes": "bytes read",
@@ -58,6 +59,7 @@ class DrawnCosts:
         world_size: the number of ranks that this is for.
         trains: whether the backward is part of it.
         hardware: what times are predicted for; ``""`` if none are.
+        no_times: why none are, although hardware was given.
     """
 
     nodes: tuple[tuple[str, tuple[DrawnAmount, ...]], ...] = ()
@@ -66,6 +68,7 @@ class DrawnCosts:
     world_size: int = 1
     trains: bool = False
     hardware: str = ""
+    no_times: str = ""
 
     def place(self, collection: str, name: str) -> int:
         """The position of a node; -1 if nothing is known of its cost."""
@@ -86,6 +89,8 @@ def costs_of(model: nn.Module, hardware: Hardware | None = None) -> DrawnCosts:
         found = cost(model)
     except ConversionError:  # no converted collection: nothing can be priced
         return NO_COSTS
+    no_times = "" if hardware is None else _no_times(model, hardware)
+    hardware = None if no_times else hardware
     lengths = {mean_length(feature): place for place, feature in enumerate(found.features)}
     return DrawnCosts(
         nodes=tuple(
@@ -97,7 +102,25 @@ def costs_of(model: nn.Module, hardware: Hardware | None = None) -> DrawnCosts:
         world_size=found.world_size,
         trains=found.trains,
         hardware="" if hardware is None else hardware.name,
+        no_times=no_times,
     )
+
+
+def _no_times(model: nn.Module, hardware: Hardware) -> str:
+    """Why the graphs of a model say too little about times; ``""`` if they do not."""
+    if hardware.device in ("cpu", "") or not any(map(_has_indexes_on_meta, model.modules())):
+        return ""
+    return (
+        f"Times on {hardware.name} are left out: ids of hashed tables go to the host and back, which is not in this "
+        "picture. recfx.cost predicts them."
+    )
+
+
+def _has_indexes_on_meta(module: nn.Module) -> bool:
+    """Whether it is a sharded collection with hashed tables whose graph is that of a plan, and so the one of a CPU."""
+    if not isinstance(module, ShardedHashEmbeddingBagCollection) or module.store.device.type != "meta":
+        return False
+    return any(each.table.has_index for each in module.sharding.tables)
 
 
 def _time(
@@ -106,7 +129,7 @@ def _time(
     if hardware is None:
         return ()
     found = time_formula(node, hardware, world_size, lambda value: formula(value, lengths))
-    return () if found is None else (DrawnAmount(TIME, f"on {hardware.name}", found),)
+    return () if found == 0 else (DrawnAmount(TIME, f"on {hardware.name}", found),)
 
 
 def _amounts(node: NodeCost, lengths: Mapping[sympy.Symbol, int]) -> tuple[DrawnAmount, ...]:

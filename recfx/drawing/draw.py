@@ -14,7 +14,7 @@ from recfx.drawing.collect import collect
 from recfx.drawing.dot import render_dot
 from recfx.drawing.drawing import Drawing
 from recfx.drawing.html import render_html
-from recfx.drawing.planned import as_planned, has_indexes
+from recfx.drawing.planned import as_planned
 from recfx.drawing.svg import render_svg
 from recfx.drawing.write import as_path, write_text
 from recfx.errors import DrawingError
@@ -78,13 +78,6 @@ def draw(
         drawn = as_planned(model_or_graph, given, plan, world_size)
     if given is not None:
         hardware = hardware_of(given)
-    if (
-        drawn is not model_or_graph
-        and hardware is not None
-        and hardware.device not in ("cpu", "")
-        and has_indexes(drawn)
-    ):
-        hardware = None
     write_text(target, render(collect(drawn, hardware)))
 
 

@@ -152,6 +152,7 @@ def _costs(drawing: Drawing) -> dict[str, Any]:
         "L": LENGTH,
         "trains": costs.trains,
         "hardware": costs.hardware,
+        "noTimes": costs.no_times,
     }
 
 

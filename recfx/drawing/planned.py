@@ -26,7 +26,6 @@ from recfx.pricing.values import whole_number
 from recfx.record.conversion import attach_conversion, conversion_of
 from recfx.record.wrappers import unwrap
 from recfx.replacement.dry_run import dry_run, unchanged
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.sharding.held_interrupts import held_interrupts, interrupts
 from recfx.sharding.planned_ranks import MOST_RANKS, check_plan, ranks_named
 
@@ -71,12 +70,6 @@ def as_planned(
     sharded = _as_rank_0(ranks, shard)
     attach_conversion(sharded, conversion)
     return sharded
-
-
-def has_indexes(model: nn.Module) -> bool:
-    """Whether ids are hashed in any collection of a sharded model, on any rank."""
-    collections = [each for each in model.modules() if isinstance(each, ShardedHashEmbeddingBagCollection)]
-    return any(table.table.has_index for each in collections for table in each.sharding.tables)
 
 
 def _check(model: nn.Module, topology: Any, plan: Any, ranks: int | None) -> None:

@@ -15,16 +15,17 @@ from recfx.pricing.work import NodeCost
 _NOTHING = WorkAt(*(0.0 for _ in WorkAt._fields))
 
 
-def time_formula(
-    node: NodeCost, hardware: Hardware, world_size: int, formula: Callable[[sympy.Expr], Any]
-) -> list[Any] | None:
-    """The seconds that :func:`recfx.pricing.node_price.price` predicts; None if a formula is not known.
+def time_formula(node: NodeCost, hardware: Hardware, world_size: int, formula: Callable[[sympy.Expr], Any]) -> Any:
+    """The seconds that :func:`recfx.pricing.node_price.price` predicts, as a formula.
 
     Args:
         node: of one rank.
         hardware: where it runs.
         world_size: the number of ranks.
-        formula: makes the formula of an expression.
+        formula: makes the formula of an expression; None if it is not known.
+
+    Returns:
+        0 for a node that has nothing to do; None if a formula is not known.
     """
     on_host = runs_on_host(node.kind, hardware)
     overhead = seconds_of_work(_NOTHING, hardware, on_host)
@@ -45,4 +46,4 @@ def time_formula(
         terms += [latency, ["*", one - latency, formula(call.bytes)]]
     if any(isinstance(term, list) and term[-1] is None for term in terms):
         return None
-    return ["*", node.calls, ["+", *terms]] if terms else None
+    return ["*", node.calls, ["+", *terms]] if terms else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +23,7 @@ from recfx.kernels.index_buffers import COUNTERS, IndexBuffers, IndexPolicy, is_
 
 EVAL_COUNTERS = ("ids_seen", "unseen_answers")
 # Whoever writes to these from outside has written a state, or has damaged what the operators follow without a check.
-# What ``are_as_noted`` reads, one by one.
-_WATCHED = ("row_ids", "row_state", "slot_groups", "side_row")
+_watched = operator.itemgetter("row_ids", "row_state", "slot_groups", "side_row")
 _fresh_number = itertools.count(1)
 
 
@@ -248,7 +248,7 @@ class IndexStorage(nn.Module):
     def _current_versions(self) -> tuple[int, ...]:
         buffers: Any = self._buffers
         try:
-            return tuple([buffers[key]._version for key in _WATCHED])
+            return tuple([each._version for each in _watched(buffers)])
         except RuntimeError:  # inference tensors have no versions
             return ()
 
@@ -420,15 +420,9 @@ def are_as_noted(indexes: Sequence[IndexStorage]) -> list[bool]:
         return [
             held["_leader"] is None
             and not held.get("_expects_load")
-            and held["_versions"]
-            == (
-                buffers["row_ids"]._version,
-                buffers["row_state"]._version,
-                buffers["slot_groups"]._version,
-                buffers["side_row"]._version,
-            )
+            and held["_versions"] == (ids._version, state._version, groups._version, side._version)
             for held in map(vars, indexes)
-            for buffers in (held["_buffers"],)
+            for ids, state, groups, side in (_watched(held["_buffers"]),)
         ]
     except RuntimeError:  # inference tensors have no versions
         return [index.is_as_noted() for index in indexes]

@@ -19,6 +19,7 @@ class Constant(NamedTuple):
     source: str
 
 
+ONE_COPY = Constant(0.0, "assumption: one kernel copies all ranges; only their bytes count; not measured")
 OWN_MEMORY = Constant(1.0, "assumption: ranks do not slow each other down; not measured")
 
 
@@ -35,14 +36,14 @@ class Hardware:
         node_overhead: seconds per node and phase, whatever the node does.
         table_overhead: seconds per table of a lookup and phase, however few its ids are.
         index_overhead: seconds per index that a node calls, however few the ids are.
-        range_overhead: seconds per range of columns and row that is copied to put columns into order, beyond the time
-            for its bytes.
         host_memory_bandwidth: bytes per second of the memory that holds the indexes.
         host_random_access: seconds per access to an index in that memory, beyond the time for its bytes.
         copy_bandwidth: bytes per second between the host and the device.
         link_bandwidth: bytes per second that one rank sends to ranks of its own host, by operation.
         network_bandwidth: bytes per second that one rank sends to other hosts.
         collective_latency: seconds per collective call, whatever it sends, by operation.
+        range_overhead: seconds per range of columns and row that is copied to put columns into order, beyond the time
+            for its bytes.
         speed_alone: how many times as fast a rank works while all others of its host wait; 1 if each of them has a
             memory of its own.
         ranks_per_host: ranks that share a host, and its ``link_bandwidth``.
@@ -59,13 +60,13 @@ class Hardware:
     node_overhead: Constant
     table_overhead: Constant
     index_overhead: Constant
-    range_overhead: Constant
     host_memory_bandwidth: Constant
     host_random_access: Constant
     copy_bandwidth: Constant
     link_bandwidth: Mapping[str, Constant]
     network_bandwidth: Constant
     collective_latency: Mapping[str, Constant]
+    range_overhead: Constant = ONE_COPY
     speed_alone: Constant = OWN_MEMORY
     ranks_per_host: int = 8
     device: str = ""
@@ -98,7 +99,6 @@ _SHEET_H100 = "NVIDIA H100 SXM5 80GB data sheet, peak; not measured"
 _LINE = "assumption: a read is at least one line of 64 bytes at the memory's bandwidth; not measured"
 _LAUNCH = "assumption: one launch of a kernel; not measured"
 _ONE_KERNEL = "assumption: one kernel serves all tables of a lookup"
-_ONE_COPY = "assumption: one kernel copies all ranges; only their bytes count; not measured"
 _INDEX_CALL = "assumption: one call of an index on a host; not measured"
 _CALL = "assumption: one collective call on a quiet network; not measured"
 _SORT = "assumption: four passes that read and write 16 bytes per id; not measured"
@@ -113,7 +113,6 @@ ASCEND_910B = Hardware(
     node_overhead=Constant(10e-6, _LAUNCH),
     table_overhead=Constant(0.0, _ONE_KERNEL),
     index_overhead=Constant(10e-6, _INDEX_CALL),
-    range_overhead=Constant(0.0, _ONE_COPY),
     host_memory_bandwidth=Constant(
         4 * 8 * 25.6 * GB / 8, "four Kunpeng 920 with eight channels of DDR4-3200 each, divided by eight devices"
     ),
@@ -134,7 +133,6 @@ H100 = Hardware(
     node_overhead=Constant(5e-6, _LAUNCH),
     table_overhead=Constant(0.0, _ONE_KERNEL),
     index_overhead=Constant(10e-6, _INDEX_CALL),
-    range_overhead=Constant(0.0, _ONE_COPY),
     host_memory_bandwidth=Constant(
         2 * 8 * 38.4 * GB / 8, "two sockets with eight channels of DDR5-4800 each, divided by eight devices"
     ),

@@ -103,8 +103,10 @@ def price_step(batches: Sequence[Batch], hardware: Hardware, *, with_residents: 
     parts = dict.fromkeys((IDS, TABLES, OUTPUT, WIRE), 0.0)
     if batches[0].rest is not None:
         parts[DENSE] = max(each.rest.seconds for each in batches if each.rest is not None)
+    # Ranks of one kind take equally long, so one of each will do, unless it matters how many wait.
+    working = ranks if hardware.speed_alone.value != 1 else list(known.values())
     for part in dict.fromkeys(key for each in known.values() for key in each.between):
-        parts[part[1]] += seconds_of_ranks([each.between.get(part, 0.0) for each in ranks], hardware)
+        parts[part[1]] += seconds_of_ranks([each.between.get(part, 0.0) for each in working], hardware)
     parts[WIRE] += _on_the_wire(ranks, hardware, world)
     return StepPrice(tuple(totals), sum(parts.values()), parts)
 

@@ -28,6 +28,11 @@ def in_own_process(run: Callable[..., Iterable[Result]], setup: Setup, *argument
     """
     if 4 * setup.tables * setup.rows * setup.dim < _SMALL_BYTES:
         return list(run(setup, *arguments))
+    return in_fresh_process(run, setup, *arguments)
+
+
+def in_fresh_process(run: Callable[..., Iterable[Result]], setup: Setup, *arguments: Any) -> list[Result]:
+    """The same, whatever the size."""
     forkserver()
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(_process, (folder, run, setup, arguments), nprocs=1, start_method="forkserver")

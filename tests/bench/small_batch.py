@@ -6,25 +6,20 @@ process, whose tables are FBGEMM's.
 
 from __future__ import annotations
 
-import logging
-import os
-import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import recfx
 from recfx.kernels.mix64 import mix64
 from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.bench.harness import Contestant, Result, compare, take_turns
+from tests.bench.own_process import in_fresh_process
 from tests.bench.setup import SMALL_BATCH, Ids, Setup
 from tests.bench.sharded import OPTIMIZER, TORCHREC, model_of
 from tests.bench.workload import attach, check_close, standard_collection, with_optimizer
-from tests.support.forkserver import forkserver
 
 STATIC, HASHED = "recfx, static", "recfx, hashed"
 TABLES = (26, 200)
@@ -33,23 +28,19 @@ BAG_LENGTH = 3
 
 def run(setup: Setup) -> Iterator[Result]:
     """Forward, backward and the fused row-wise Adagrad."""
-    forkserver()
     for tables in TABLES:
         many = min(tables, setup.tables * tables // TABLES[0])
         sizes = replace(setup, tables=many, rows=min(setup.rows, 10_000), batch=min(setup.batch, SMALL_BATCH))
         sizes = replace(sizes, bag_length=BAG_LENGTH, iterations=4 * setup.iterations)
-        with tempfile.TemporaryDirectory() as folder:  # torch never frees tables that have an optimizer in backward
-            mp.start_processes(_process, (folder, asdict(sizes)), nprocs=1, start_method="forkserver")
-            yield from torch.load(os.path.join(folder, "results"), weights_only=False)
+        yield from in_fresh_process(_in_group, sizes)
 
 
-def _process(_: int, folder: str, sizes: dict[str, Any]) -> None:
-    setup = Setup(**sizes)
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(setup.threads)
-    dist.init_process_group("gloo", init_method=f"file://{os.path.join(folder, 'store')}", rank=0, world_size=1)
-    torch.save(_measure(setup), os.path.join(folder, "results"))
+def _in_group(setup: Setup) -> list[Result]:
+    """On a process group of one process, which DistributedModelParallel needs."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    results = _measure(setup)
     dist.destroy_process_group()
+    return results
 
 
 def _measure(setup: Setup) -> list[Result]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import sympy
 
-from recfx.drawing.costs import formula
+import recfx
+from recfx.drawing.costs import TIME, costs_of, formula
+from recfx.drawing.times import time_formula
 from recfx.ir.meta import BATCH, WORLD, mean_length
+from recfx.pricing.hardware import H100
+from recfx.pricing.work import NOTHING
+from tests.inspect.models import dlrm
 
 A, B = mean_length("a"), mean_length("b")
 
@@ -30,3 +37,15 @@ A, B = mean_length("a"), mean_length("b")
 )
 def test_formula(expression: sympy.Expr, expected: object) -> None:
     assert formula(expression, {A: 0, B: 1}) == expected
+
+
+def test_a_time_that_is_not_known_is_not_left_out() -> None:
+    """Otherwise the sum of all nodes would be too low."""
+    model = recfx.convert(dlrm()[0], verify=False)
+    by_kind = {node.kind: node for node in recfx.cost(model).nodes}
+    assert time_formula(by_kind["lookup"], H100, 1, lambda _: None) is None
+    nothing = NOTHING.symbolic()
+    assert time_formula(replace(by_kind["lookup"], forward=nothing, backward=nothing), H100, 1, lambda _: None) == 0
+    predicted = [node.seconds > 0 for node in recfx.cost(model, H100).at().nodes]
+    assert [TIME in [each.name for each in amounts] for _, amounts in costs_of(model, H100).nodes] == predicted
+    assert costs_of(model).hardware == ""

@@ -168,11 +168,12 @@ function priceAgain() {
     return;
   }
   [given.batch, given.lengths] = [batch, lengths];
-  const { hardware } = data.costs;
+  const { hardware, noTimes, W } = data.costs;
   const what = (name) => (name === TIME ? ` predicted on ${hardware}` : name.replace(/^bytes/, ""));
   const found = [...totals(data.costs.nodes)].map(([name, value]) => inUnits(value, name) + what(name));
   const step = data.costs.trains ? "training step" : "step in eval mode";
-  byId("cost-total").textContent = `One ${step} of the whole model${data.costs.W > 1 ? `, on this rank${hardware ? ", without waiting for others" : ""}` : ""}: ${found.join(", ")}.`;
+  const onRank = W > 1 ? `, on this rank${hardware ? ", without waiting for others" : ""}` : "";
+  byId("cost-total").textContent = `One ${step} of the whole model${onRank}: ${found.join(", ")}. ${noTimes}`.trim();
   reshow();
 }
 
