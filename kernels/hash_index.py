@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import library
-from .index_buffers import IndexBuffers, IndexPolicy, flat
+from .index_buffers import COUNTERS, IndexBuffers, IndexPolicy, flat
 
 FINDS_ON_ANY_THREAD = True
 """Whether one thread may call ``find_tables`` while another inserts into the same indexes."""
@@ -62,6 +62,13 @@ class Inserted(NamedTuple):
     states_before: Tensor
     ids_before: Tensor
     report: Tensor
+
+
+class UndoRecord(NamedTuple):
+    """What ``undo_insert`` needs to take one batch back. Only the operators that made it understand the tensors."""
+
+    inserted: Inserted
+    tensors: tuple[Tensor, ...]
 
 
 def find(
@@ -169,9 +176,48 @@ def find_or_insert(
     Raises:
         RuntimeError: an id belongs to a different slice of its table; nothing has changed.
     """
-    oldest, listed, oldest_listed = map(list, zip(*in_flight, strict=True)) if in_flight else ([], [], [])
-    arguments = (flat(buffers), flat(policies), oldest, listed, oldest_listed)
+    arguments = _batch_arguments(buffers, policies, in_flight)
     return Inserted(*torch.ops.recfx.find_or_insert(ids, begins, ends, *arguments))
+
+
+def _batch_arguments(
+    buffers: list[IndexBuffers], policies: list[IndexPolicy], in_flight: list[InFlight]
+) -> tuple[object, ...]:
+    oldest, listed, oldest_listed = map(list, zip(*in_flight, strict=True)) if in_flight else ([], [], [])
+    return flat(buffers), flat(policies), oldest, listed, oldest_listed
+
+
+def find_or_insert_undoably(
+    ids: Tensor,
+    begins: list[int],
+    ends: list[int],
+    buffers: list[IndexBuffers],
+    policies: list[IndexPolicy],
+    in_flight: list[InFlight],
+) -> UndoRecord:
+    """``find_or_insert``, with what it takes to undo it. Its size is that of the batch."""
+    arguments = _batch_arguments(buffers, policies, in_flight)
+    results = torch.ops.recfx.find_or_insert_undoably(ids, begins, ends, *arguments)
+    return UndoRecord(Inserted(*results[:5]), tuple(results[5:]))
+
+
+def undo_insert(
+    record: UndoRecord, begins: list[int], ends: list[int], buffers: list[IndexBuffers], policies: list[IndexPolicy]
+) -> None:
+    """Take back a batch that went through ``find_or_insert_undoably``: all tables are as they were before.
+
+    What the indexes hold is equal bit for bit; weights are the caller's. The batch must be the last one that changed
+    these indexes and has not been undone, and must not have found a bucket full.
+
+    Args:
+        record: what that call returned.
+        begins, ends, buffers, policies: as in that call.
+
+    Raises:
+        RuntimeError: the record does not fit the indexes; nothing has changed.
+    """
+    rows, *given = record.inserted
+    torch.ops.recfx.undo_insert(rows, begins, ends, flat(buffers), flat(policies), *given, *record.tensors)
 
 
 def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
@@ -240,6 +286,21 @@ def _register_fakes() -> None:
         states_before = torch.empty(count, dtype=torch.uint8, device=ids.device)
         rows = torch.empty_like(ids, memory_format=torch.contiguous_format)
         return rows, new_rows, states_before, ids_before, ids.new_empty(len(begins), 2)
+
+    @torch.library.register_fake("recfx::find_or_insert_undoably")
+    def _find_or_insert_undoably(
+        ids: Tensor, begins: list[int], ends: list[int], buffers: list[Tensor], policies: list[int], *rest: object
+    ) -> tuple[Tensor, ...]:
+        evicts = any(
+            scores.numel() for scores in buffers[IndexBuffers._fields.index("row_scores") :: len(IndexBuffers._fields)]
+        )
+        changes = torch.library.get_ctx().new_dynamic_size()
+        of_undo = ids.new_empty(ids.numel() if evicts else 0), ids.new_empty(changes, 5)
+        return *_find_or_insert(ids, begins), *of_undo, ids.new_empty(len(begins), len(COUNTERS))
+
+    @torch.library.register_fake("recfx::undo_insert")
+    def _undo_insert(*arguments: object) -> None:
+        return None
 
     @torch.library.register_fake("recfx::add_counts")
     def _add_counts(counts: list[Tensor], amounts: list[int]) -> None:

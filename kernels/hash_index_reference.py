@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .buckets import bucket_of, home_rows, shared_rows
 from .free_rows import update_free_rows
-from .hash_index import InFlight, Inserted
+from .hash_index import InFlight, Inserted, UndoRecord
 from .index_buffers import (
     BATCH_BITS,
     BATCHES,
@@ -171,6 +171,26 @@ def find_or_insert(
     )
     _copy_back(changed, buffers)
     return inserted
+
+
+def find_or_insert_undoably(
+    ids: Tensor,
+    begins: list[int],
+    ends: list[int],
+    buffers: list[IndexBuffers],
+    policies: list[IndexPolicy],
+    in_flight: list[InFlight],
+) -> UndoRecord:
+    """``find_or_insert_undoably``, by copies of everything."""
+    before = _without_lock([_copy(index) for index in buffers])
+    return UndoRecord(find_or_insert(ids, begins, ends, buffers, policies, in_flight), tuple(before))
+
+
+def undo_insert(
+    record: UndoRecord, begins: list[int], ends: list[int], buffers: list[IndexBuffers], policies: list[IndexPolicy]
+) -> None:
+    """``undo_insert``."""
+    torch._foreach_copy_(_without_lock(buffers), list(record.tensors))
 
 
 def _copy(index: IndexBuffers) -> IndexBuffers:

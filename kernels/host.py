@@ -12,7 +12,7 @@ from torch import Tensor
 from . import hash_index as hash_index_operators
 from . import hash_index_reference, index_rebuild_reference, library
 from . import index_rebuild as index_rebuild_operators
-from .hash_index import InFlight, Inserted
+from .hash_index import InFlight, Inserted, UndoRecord
 from .index_buffers import IndexBuffers, IndexPolicy
 from .index_rebuild import Rebuilt
 
@@ -67,6 +67,27 @@ class HashIndexOperators(Protocol):
         in_flight: list[InFlight],
     ) -> Inserted:
         """Take several tables through one training batch."""
+
+    def find_or_insert_undoably(
+        self,
+        ids: Tensor,
+        begins: list[int],
+        ends: list[int],
+        buffers: list[IndexBuffers],
+        policies: list[IndexPolicy],
+        in_flight: list[InFlight],
+    ) -> UndoRecord:
+        """``find_or_insert``, with what it takes to undo it."""
+
+    def undo_insert(
+        self,
+        record: UndoRecord,
+        begins: list[int],
+        ends: list[int],
+        buffers: list[IndexBuffers],
+        policies: list[IndexPolicy],
+    ) -> None:
+        """Take the last batch back."""
 
     def add_counts(self, counts: list[Tensor], amounts: list[int]) -> None:
         """Add to the counts of several tables at once."""

@@ -6,6 +6,7 @@ All tensors are contiguous and on the CPU; the operators change them in place. `
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -108,7 +109,7 @@ class IndexBuffers(NamedTuple):
     """The tensors of one index, for the rows and buckets of its slice; those that its policy does not use are empty."""
 
     slot_groups: Tensor  # int64 [groups, 8]: maps ids to rows, see slot_groups.py
-    side_row: Tensor  # int64 [1]: the row of id -1, which slot_groups cannot hold; -1 if it has none
+    side_row: Tensor  # int64 [2]: the row of id -1, which slot_groups cannot hold (-1: none); the seed of their hash
     row_ids: Tensor  # int64 [rows]: the id that has the row, -1 if it is free
     row_state: Tensor  # uint8 [rows]: NEVER_USED, TAKEN, FREED, NEW or RENEWED
     free_rows: Tensor  # int64 [words]: the free rows, see free_rows.py
@@ -118,7 +119,7 @@ class IndexBuffers(NamedTuple):
     row_scores: Tensor  # int64 [rows]: rows are evicted in ascending order
     victims: Tensor  # int64 [entries, 3], victim_heads [buckets, 3]: see csrc/lowest_rows.h
     victim_heads: Tensor
-    candidate_slot_groups: Tensor  # int64 [groups, 8], candidate_side_row [1]: maps ids to places, as for rows
+    candidate_slot_groups: Tensor  # int64 [groups, 8], candidate_side_row [2]: maps ids to places, as for rows
     candidate_side_row: Tensor
     candidate_ids: Tensor  # int64 [rows]: the id that is counted at each place, -1 if there is none
     candidate_counts: Tensor  # int32 [rows]: the id's sightings, 0 if there is none
@@ -143,7 +144,7 @@ def allocate_buffers(policy: IndexPolicy, device: str) -> IndexBuffers:
 
     return IndexBuffers(
         slot_groups=int64(group_count(index_rows), 2 * SLOTS),
-        side_row=int64(1),
+        side_row=int64(2),
         row_ids=int64(rows),
         row_state=torch.empty(rows, dtype=torch.uint8, device=device),
         free_rows=int64(word_count(rows)),
@@ -154,7 +155,7 @@ def allocate_buffers(policy: IndexPolicy, device: str) -> IndexBuffers:
         victims=int64(entries, 3, wanted=policy.evicts),
         victim_heads=int64(buckets, 3, wanted=policy.evicts),
         candidate_slot_groups=int64(group_count(index_rows), 2 * SLOTS, wanted=policy.admits),
-        candidate_side_row=int64(1, wanted=policy.admits),
+        candidate_side_row=int64(2, wanted=policy.admits),
         candidate_ids=int64(rows, wanted=policy.admits),
         candidate_counts=torch.empty(rows if policy.admits else 0, dtype=torch.int32, device=device),
         candidate_order=int64(rows, wanted=policy.admits),
@@ -163,6 +164,15 @@ def allocate_buffers(policy: IndexPolicy, device: str) -> IndexBuffers:
         oldest_heads=int64(buckets, 3, wanted=policy.admits),
         uninitialized=int64(1),
     )
+
+
+def choose_seeds(buffers: IndexBuffers) -> None:
+    """Give the slot groups seeds of their own, which nobody can know; whatever they hold must be inserted again.
+
+    Nothing that an index does depends on them, except for how long it takes. torch's random numbers are not used up.
+    """
+    for side_row in (buffers.side_row, buffers.candidate_side_row):
+        side_row[1:].fill_(secrets.randbits(64) - 2**63)
 
 
 def is_taken(row_state: Tensor) -> Tensor:

@@ -33,7 +33,9 @@ class Rebuilt(NamedTuple):
 
 
 def rebuild(buffers: IndexBuffers, policy: IndexPolicy) -> Rebuilt:
-    """Check the state (``index_buffers.STATE``) and fill all other buffers from it.
+    """Check the state (``index_buffers.STATE``) and fill all other buffers from it, except for the hashes' seeds.
+
+    The seeds are those in ``side_row`` and ``candidate_side_row``; see ``index_buffers.choose_seeds``.
 
     If there is a problem, the other buffers hold garbage afterwards.
     """

@@ -28,10 +28,10 @@ def rebuild(buffers: IndexBuffers, policy: IndexPolicy) -> Rebuilt:
 
 
 def _rebuild(buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
-    for empty in (buffers.slot_groups, buffers.side_row, buffers.victim_heads, buffers.oldest_heads):
+    for empty in (buffers.slot_groups, buffers.victim_heads, buffers.candidate_slot_groups, buffers.oldest_heads):
         empty.fill_(-1)
-    for empty in (buffers.candidate_slot_groups, buffers.candidate_side_row):
-        empty.fill_(-1)
+    for side_row in (buffers.side_row, buffers.candidate_side_row):
+        side_row[:1].fill_(-1)  # what follows is the seed
     for zero in (buffers.free_rows, buffers.bucket_taken, buffers.free_places, buffers.lock, buffers.uninitialized):
         zero.zero_()
     taken = torch.nonzero((buffers.row_state != 0) & (buffers.row_state != FREED)).squeeze(1)

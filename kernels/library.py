@@ -34,7 +34,7 @@ from pathlib import Path
 
 import torch
 
-from .private_files import UnsafeError, make_private_directory, refuse_unsafe, write_durably
+from .private_files import UnsafeError, make_private_directory, new_file, refuse_unsafe
 
 _logger = logging.getLogger("recfx")
 _SOURCES = Path(__file__).resolve().parent / "csrc"
@@ -258,7 +258,9 @@ def _compile(compiler: list[str], library: Path) -> None:
         paths = [f"-L{torch_libraries}", f"-Wl,-rpath,{torch_libraries}"]
         _run([*compiler, *map(str, objects), "-o", str(linked), *paths, *_LINK_FLAGS])
         content = linked.read_bytes()
-        write_durably(library, content + _seal(content))
+        with new_file(library) as file:
+            file.path.write_bytes(content + _seal(content))
+            file.put_in_place(mode=0o755)
 
 
 def _run(command: list[str]) -> None:

@@ -52,19 +52,23 @@ def find_rows_in_slots(ids: Tensor, slots: Tensor, side_row: Tensor, dense_rows:
 
 
 def insert_into_slots(ids: Tensor, rows: Tensor, slots: Tensor, side_row: Tensor) -> None:
-    """Insert ids, which must be distinct and absent, with their rows."""
-    mask = slots.size(0) - 1
+    """Insert ids, which must be distinct, with their rows into an empty table.
+
+    The time does not depend on which ids they are. One after the other, ids that were chosen to have the same home
+    would take a time that is quadratic in their number.
+    """
+    count = slots.size(0)
     beside = rows[ids == -1]
     if beside.numel() > 0:
         side_row.copy_(beside)
-    pending = torch.nonzero(ids != -1).squeeze(1)
-    position = home_slots(ids, slots.size(0))
-    while pending.numel() > 0:
-        # Several ids may want the same empty slot: each writes its number there, and the one whose number remains gets
-        # it.
-        claims = pending[slots[position[pending], 0] == -1]
-        slots[position[claims], 1] = claims
-        winners = claims[slots[position[claims], 1] == claims]
-        slots[position[winners]] = torch.stack([ids[winners], rows[winners]], dim=1)
-        pending = pending[slots[position[pending], 0] != ids[pending]]
-        position[pending] = (position[pending] + 1) & mask
+    inside = torch.nonzero(ids != -1).squeeze(1)
+    home = home_slots(ids[inside], count)
+    # No id goes past the slot before which there are the fewest ids for the slots, so counting begins there.
+    places = torch.arange(count, device=ids.device)
+    wanted = torch.bincount(home, minlength=count)
+    first = (wanted.cumsum(0) - wanted - places).argmin()
+    home, order = torch.sort((home - first) & (count - 1), stable=True)
+    # Each id is in its home, or after the id before it.
+    place = places[: home.numel()]
+    position = (place + (home - place).cummax(0).values + first) & (count - 1)
+    slots[position] = torch.stack([ids[inside[order]], rows[inside[order]]], dim=1)

@@ -63,7 +63,7 @@ class TrainableLookup:
     ) -> None:
         self.tables, self.pooling, self.optimizers = spec.tables, spec.pooling, spec.optimizers
         self.backward, self.takes_absent, self.step_shared = backward, takes_absent, step_shared
-        self._once = StepOnce()
+        self._once = StepOnce(spec.optimizers)
 
     def __call__(
         self,

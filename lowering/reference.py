@@ -47,7 +47,7 @@ def build(spec: LookupSpec) -> LookupKernel:
     """The kernel: with autograd's own backward, or with the fused step if an optimizer is attached."""
     fused = spec.optimizers[0] is not None
     spec = replace(spec, weights=[])  # they may be replaced: a kernel must not keep the old ones alive
-    once = StepOnce()
+    once = StepOnce(spec.optimizers)
 
     def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
         bags = list(_feature_bags(spec, batch))

@@ -7,7 +7,7 @@ declined. If the user names a backend, it is used; if it cannot be, that is an e
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -207,11 +207,7 @@ def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
             what_to_do=f"use 'auto' or one of {names}.",
         )
     declined: list[Diagnostic] = []
-    for candidate in BACKENDS:
-        if backend not in ("auto", candidate.name):
-            continue
-        if backend == "auto" and candidate.device_types and not candidate.is_for(spec):
-            continue
+    for candidate in _candidates(spec, backend):
         refusal = candidate.decline(spec)
         if refusal is None:
             kernel, no_finding = candidate.build(spec), candidate.decline_finding(spec)
@@ -226,3 +222,21 @@ def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
         module_path=module_path,
         what_to_do="use backend='auto', or change what stands in the way.",
     )
+
+
+def can_find(spec: LookupSpec, backend: str) -> bool:
+    """Whether the backend that ``select_backend`` chooses has a kernel that finds rows; none is made.
+
+    Args:
+        spec: the lookup.
+        backend: ``"auto"``, or the name of a backend.
+    """
+    chosen = next((each for each in _candidates(spec, backend) if each.decline(spec) is None), None)
+    return chosen is not None and chosen.decline_finding(spec) is None
+
+
+def _candidates(spec: LookupSpec, backend: str) -> Iterator[Backend]:
+    """The backends that are asked whether they can serve a lookup, in this order."""
+    for candidate in BACKENDS:
+        if backend == candidate.name or (backend == "auto" and (not candidate.device_types or candidate.is_for(spec))):
+            yield candidate

@@ -8,6 +8,7 @@ without Python, and ``load`` reads it.
 """
 
 from recfx.checkpoint import load_checkpoint, save_checkpoint
+from recfx.conversion.averaged_model import extend_averaging
 from recfx.conversion.convert import convert
 from recfx.conversion.trace import trace
 from recfx.conversion.trace_directory import trace_sharded
@@ -35,7 +36,7 @@ from recfx.inspect.explain import explain
 from recfx.inspect.monitor import Monitor, monitor
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.embedding_bag_config import HashEmbeddingBagConfig
-from recfx.passes import passes
+from recfx.passes import PACKAGE as passes
 from recfx.pipeline.train_pipeline import TrainPipeline
 from recfx.planner.default_sharders import sharders
 from recfx.planner.plan import plan
@@ -48,6 +49,8 @@ from recfx.version import __version__
 extend_torchrec()  # DistributedModelParallel(recfx.convert(model)) shards what was converted, as it does without recfx
 AFTER_SHARDING.append(trace_sharded)  # what RECFX_TRACE asks for
 extend_torch()  # torch.jit.script compiles what was converted
+extend_averaging()  # torch's AveragedModel follows the ids of hashed tables
+del AFTER_SHARDING, extend_averaging, extend_torch, extend_torchrec, trace_sharded
 
 __all__ = [
     "CheckpointError",
@@ -87,3 +90,7 @@ __all__ = [
     "unconvert",
     "verify",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

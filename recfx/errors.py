@@ -6,6 +6,7 @@ do about it. The message also contains the reason code, in brackets, so that use
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TypeVar
 
@@ -19,18 +20,23 @@ class RecfxError(Exception):
 
     Args:
         message: what is wrong, in one sentence.
-        reason: reason code, ``snake_case``; reports use the same code.
+        reason: reason code, ``snake_case``; reports use the same code. torch raises an error of a worker process again
+            with nothing but a message, which contains the text of the original error: the code is then the one in
+            that text, and ``reraised`` if there is none.
         module_path: fully qualified name of the module concerned, or ``""`` for the root.
         what_to_do: what the user can change to get past it.
 
     Attributes:
         diagnostic: the same information as a value, as reports show it.
+        by_all_ranks: whether all ranks of a sharded collection raise it at the same call, and can go on together.
     """
 
     diagnostic: Diagnostic
+    by_all_ranks: bool = False
 
-    def __init__(self, message: str, *, reason: str, module_path: str = "", what_to_do: str = "") -> None:
+    def __init__(self, message: str, *, reason: str = "", module_path: str = "", what_to_do: str = "") -> None:
         super().__init__(message, reason, module_path, what_to_do)
+        reason = reason or self._reason_in(message)
         self.diagnostic = Diagnostic(reason, module_path, message, what_to_do, Severity.ERROR)
 
     @classmethod
@@ -44,6 +50,13 @@ class RecfxError(Exception):
         )
         error.diagnostic = replace(diagnostic, severity=Severity.ERROR)
         return error
+
+    @classmethod
+    def _reason_in(cls, text: str) -> str:
+        """The code in the text of such an error, as Python prints it at the end of a traceback."""
+        name = re.escape(f"{cls.__module__}.{cls.__qualname__}")
+        codes: list[str] = re.findall(rf"^{name}: \[(\w+)\] ", text, re.MULTILINE)
+        return codes[-1] if codes else "reraised"
 
     @property
     def message(self) -> str:
@@ -69,7 +82,8 @@ class RecfxError(Exception):
         return str(self.diagnostic)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self).of, (self.diagnostic,)
+        notes = {name: value for name, value in vars(self).items() if name != "diagnostic"}
+        return type(self).of, (self.diagnostic,), notes
 
 
 class ConversionError(RecfxError, ValueError):
@@ -97,7 +111,10 @@ class DrawingError(RecfxError, RuntimeError):
 
 
 class InputError(RecfxError, ValueError):
-    """A batch does not fit the collection it was given to. Nothing was looked up, inserted or updated."""
+    """A batch does not fit the collection it was given to. Nothing was looked up, inserted or updated.
+
+    What other collections of the model have inserted in the same forward is undone.
+    """
 
 
 class MissingFeatureError(InputError, KeyError):
@@ -110,3 +127,13 @@ class IdRangeError(InputError, IndexError):
 
 class IdTypeError(InputError, TypeError):
     """The ids are not integers."""
+
+
+def type_of(value: object) -> str:
+    """The type of what a user has passed, with its article, for messages: ``an int``, ``a Tensor``."""
+    return with_article(type(value).__name__)
+
+
+def with_article(name: str) -> str:
+    """``an Adam``, ``a Tensor``."""
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

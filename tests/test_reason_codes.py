@@ -173,7 +173,7 @@ def test_a_conversion_that_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tables_do_not_grow_under_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model()
-    monkeypatch.setattr(sys.modules["recfx.conversion.convert"], "_holds_ddp", lambda _: True)
+    monkeypatch.setattr(sys.modules["recfx.conversion.convert"], "holds_ddp", lambda _: True)
     with pytest.raises(recfx.ConversionError, match="buckets") as caught:
         recfx.convert(model, hashing=recfx.HashConfig(rows=30))
     assert (caught.value.reason, caught.value.module_path) == ("wrapped_in_ddp", "part.ebc")
@@ -221,13 +221,28 @@ def codes_of(source: str) -> Iterator[str]:
                 yield part.value
 
 
+SOURCES = [path for folder in ("recfx", "lowering", "kernels") for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def without_code(source: str) -> list[int]:
+    """The lines that make an error of recfx without a reason code."""
+    calls = [call for call in ast.walk(ast.parse(source)) if isinstance(call, ast.Call)]
+    errors = [call for call in calls if getattr(call.func, "id", "") in vars(recfx.errors) and call.args]
+    return [
+        call.lineno
+        for call in errors
+        if getattr(call.func, "id", "").endswith("Error") and "reason" not in {keyword.arg for keyword in call.keywords}
+    ]
+
+
+def test_every_error_has_a_code() -> None:
+    """Only torch makes some without, which have one in their text."""
+    assert without_code('InputError("m", reason="a_code")\nInputError("m")\nValueError("m")') == [2]
+    assert not [(path, lines) for path in SOURCES if (lines := without_code(path.read_text()))]
+
+
 def test_every_code_is_named_by_a_test() -> None:
-    found = {
-        code
-        for folder in ("recfx", "lowering", "kernels")
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        for code in codes_of(path.read_text())
-    }
+    found = {code for path in SOURCES for code in codes_of(path.read_text())}
     tested = "\n".join(path.read_text() for path in sorted((ROOT / "tests").rglob("*.py")))
     assert len(found) > 150
     assert not sorted(code for code in found if not re.search(rf"[\"'\[(]{code}\b", tested))

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
+import importlib
 import re
 import subprocess
+import sys
+from collections.abc import Collection, Iterable
 from graphlib import CycleError, TopologicalSorter
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -13,38 +18,100 @@ import pytest
 from tests.structure import LAYERS
 
 ROOT = Path(__file__).resolve().parents[1]
+LINKS = ("lowering", "kernels")
+"""Folders beside ``recfx`` that are links in it."""
 
 
 def _modules() -> dict[str, Path]:
     """Every Python file of the project, by dotted name."""
     found = {}
-    for folder, package in (("recfx", "recfx"), ("lowering", "recfx.lowering"), ("kernels", "recfx.kernels")):
+    for folder, package in (("recfx", "recfx"), *((link, f"recfx.{link}") for link in LINKS)):
         for path in (ROOT / folder).rglob("*.py"):
             relative = path.relative_to(ROOT / folder).with_suffix("").parts
-            if folder != "recfx" or relative[0] not in ("lowering", "kernels"):  # links
+            if folder != "recfx" or relative[0] not in LINKS:
                 found[".".join((package, *relative)).removesuffix(".__init__")] = path
     return found
 
 
-def _imports(path: Path, modules: dict[str, Path]) -> set[str]:
-    """The project's modules that a file imports, also inside functions and for type checking."""
+Import = ast.Import | ast.ImportFrom
+
+
+def _statements(text: str) -> list[Import]:
+    """Every import of a file, also inside functions and for type checking."""
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+@functools.cache
+def _statements_in(path: Path) -> list[Import]:
+    return _statements(path.read_text())
+
+
+def _imports(name: str, path: Path, statements: Iterable[Import], modules: Collection[str]) -> set[str]:
+    """The modules among these that the module of this name imports, also relatively, and by the names of the links'
+    targets: ``kernels`` is ``recfx.kernels``.
+    """
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {
-                name if (name := f"{node.module}.{alias.name}") in modules else node.module for alias in node.names
-            }
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return found & modules.keys()
+    for node in statements:
+        if isinstance(node, ast.ImportFrom):
+            base = _through_link(resolve_name("." * node.level + (node.module or ""), package))
+            found |= {of if (of := f"{base}.{alias.name}") in modules else base for alias in node.names}
+        else:
+            found |= {_through_link(alias.name) for alias in node.names}
+    return found & set(modules)
+
+
+def _through_link(module: str) -> str:
+    return f"recfx.{module}" if module.split(".")[0] in LINKS else module
+
+
+def _named(text: str, modules: Collection[str]) -> set[str]:
+    """The modules among these that a file names in a string, to import them later."""
+    return {
+        node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant) and node.value in modules
+    } - {"recfx"}
 
 
 MODULES = _modules()
-IMPORTS = {name: _imports(path, MODULES) - {name} for name, path in MODULES.items()}
+IMPORTS = {name: _imports(name, path, _statements_in(path), MODULES) - {name} for name, path in MODULES.items()}
 
 
 def _layer(module: str) -> str:
     return module.split(".")[1] if "." in module else "__init__"
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text", "expected"),
+    [
+        ("recfx.kernels.a", "a.py", "from .library import load", {"recfx.kernels.library"}),
+        ("recfx.kernels.a", "a.py", "def f():\n    from . import library", {"recfx.kernels.library"}),
+        ("recfx.kernels.a", "a.py", "from . import nothing", {"recfx.kernels"}),
+        ("recfx.kernels.a", "a.py", "from ..ir import meta", {"recfx.ir.meta"}),
+        ("recfx.kernels", "__init__.py", "from .library import load", {"recfx.kernels.library"}),
+        ("recfx.kernels", "__init__.py", "from ..lowering.cpu import build", {"recfx.lowering.cpu"}),
+        ("recfx.ir.a", "a.py", "import kernels.library, torch", {"recfx.kernels.library"}),
+        ("recfx.ir.a", "a.py", "from lowering import cpu", {"recfx.lowering.cpu"}),
+        ("recfx.ir.a", "a.py", "from recfx import kernels, convert", {"recfx.kernels", "recfx"}),
+    ],
+)  # fmt: skip
+def test_every_form_of_import_is_seen(name: str, file: str, text: str, expected: set[str]) -> None:
+    assert _imports(name, Path(file), _statements(text), MODULES) == expected
+
+
+def test_the_links_are_the_folders_and_are_imported_through_recfx() -> None:
+    """``import kernels`` would be a second copy of the package, and only in the repository's root."""
+    assert {path.name: path.resolve() for path in (ROOT / "recfx").iterdir() if path.is_symlink()} == {
+        link: ROOT / link for link in LINKS
+    }
+    past_the_link = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for folder in ("recfx", *LINKS, "tests", "examples")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in _statements_in(path)
+        if (isinstance(node, ast.Import) and any(alias.name.split(".")[0] in LINKS for alias in node.names))
+        or (isinstance(node, ast.ImportFrom) and not node.level and str(node.module).split(".")[0] in LINKS)
+    ]
+    assert not past_the_link, "\n".join(past_the_link)
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
@@ -59,27 +126,69 @@ def test_imports_point_down() -> None:
     up = [
         f"{name} imports {imported}"
         for name, found in sorted(IMPORTS.items())
-        for imported in sorted(found)
+        for imported in sorted(found | _named(MODULES[name].read_text(), MODULES))
         if LAYERS.index(_layer(imported)) < LAYERS.index(_layer(name))
     ]
     assert not up, "\n".join(up)
 
 
+def test_what_is_imported_of_the_project_is_there() -> None:
+    """A file that has moved is noticed here, before the tests that import it are run."""
+    bound = {name: _bound(path.read_text()) for name, path in MODULES.items()}
+    others = [path for folder in ("tests", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
+    gone = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.module}.{alias.name}"
+        for path in [*MODULES.values(), *others]
+        for node in _statements_in(path)
+        if isinstance(node, ast.ImportFrom) and not node.level and str(node.module).split(".")[0] == "recfx"
+        for alias in node.names
+        if alias.name not in bound.get(str(node.module), ()) and f"{node.module}.{alias.name}" not in MODULES
+    ]
+    assert len(others) > 300
+    assert not gone, "\n".join(gone)
+
+
+def _bound(text: str) -> set[str]:
+    """The names that a file binds, here or there."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
 def test_no_test_imports_another_test() -> None:
     """What several tests need lies in a file that is no test."""
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "tests").rglob("*.py")}
+    tests = {name for name in files if name.rpartition(".")[2].startswith("test_")}
+    assert len(tests) > 100
     importing = [
-        f"{path.relative_to(ROOT)}: {name}"
-        for path in sorted((ROOT / "tests").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in (
-            [f"{node.module}.{alias.name}" for alias in node.names]
-            if isinstance(node, ast.ImportFrom)
-            else [alias.name for alias in node.names]
-        )
-        if name.startswith("tests.") and any(part.startswith("test_") for part in name.split(".")[1:3])
+        f"{name} imports {imported}"
+        for name, path in sorted(files.items())
+        for imported in sorted(_imports(name, path, _statements_in(path), tests))
     ]
     assert not importing, "\n".join(importing)
+
+
+def test_the_package_shows_its_public_names_alone() -> None:
+    recfx = importlib.import_module("recfx")  # here: the other tests name the circle if it cannot be
+    assert dir(recfx) == sorted(recfx.__all__)
+    packages = {name for name in vars(recfx) if f"recfx.{name}" in MODULES}
+    assert {name for name in vars(recfx) if not name.startswith("__")} - packages <= set(recfx.__all__)
+
+
+def test_no_name_hides_a_module() -> None:
+    """``import recfx.passes`` binds ``recfx``: what code then reads is the attribute."""
+    importlib.import_module("recfx")
+    loaded = [name for name in MODULES if name != "recfx" and name in sys.modules]
+    assert "recfx.passes" in loaded
+    for name in loaded:
+        package, _, attribute = name.rpartition(".")
+        assert getattr(sys.modules[package], attribute) is sys.modules[name], name
 
 
 def test_the_repository_holds_text_alone() -> None:

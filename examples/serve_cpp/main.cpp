@@ -207,8 +207,10 @@ class Watcher {
         }
         failed_ = found;
         why_failed_ = why;
-        if (why.ends_with("[no_file]")) {
-          seen_ = FileStamp();  // it may be readable soon, without becoming another file
+        for (const char* reason : {"[no_file]", "[cannot_read]", "[out_of_memory]"}) {
+          if (why.ends_with(reason)) {
+            seen_ = FileStamp();  // it may be loaded soon, without becoming another file
+          }
         }
       }
     }

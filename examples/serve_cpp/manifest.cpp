@@ -120,7 +120,7 @@ bool has_its_records(std::string text, const Archive& archive) {
 
 }  // namespace
 
-void check_manifest(const std::string& path, const Archive& archive) {
+Checksums check_manifest(const std::string& path, const Archive& archive) {
   const Record* record = archive.find(kManifest);
   const std::string text = record == nullptr ? "" : archive.read(*record);
   const auto members = TopLevel(text).members();
@@ -141,10 +141,21 @@ void check_manifest(const std::string& path, const Archive& archive) {
     throw FileError(path + " is of format " + kind->second +
                     ": this server loads those that recfx.export writes with format=\"torchscript\" [other_format]");
   }
-  if (*format > 1 && !has_its_records(text, archive)) {
-    throw FileError(path +
-                    " cannot be loaded: its records are not those that its manifest was written for [damaged_file]");
+  const auto damaged = [&path](const std::string& why) {
+    return FileError(path + " cannot be loaded: " + why + " [damaged_file]");
+  };
+  if (*format == 1 && !members->contains("content_crc32") && !members->contains("order")) {
+    const auto tables = members->find("crc32");
+    const auto found = tables == members->end() ? std::nullopt : TopLevel(tables->second).members();
+    if (!found) {
+      throw damaged("its tables are not those that its manifest was written for");
+    }
+    return *found;
   }
+  if (!has_its_records(text, archive)) {
+    throw damaged("its records are not those that its manifest was written for");
+  }
+  return {};
 }
 
 }  // namespace serve

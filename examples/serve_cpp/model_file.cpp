@@ -91,12 +91,13 @@ FileStamp stamp_at(const std::string& path) {
 File::File(const std::string& path) : path_(path) {
   descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not wait
   struct stat found{};
-  if (descriptor_ < 0 || ::fstat(descriptor_, &found) != 0 || !S_ISREG(found.st_mode)) {
-    const std::string why = descriptor_ < 0 ? std::strerror(errno) : "it is not a regular file";
-    if (descriptor_ >= 0) {
-      ::close(descriptor_);
-    }
-    throw FileError(path + " cannot be read: " + why + " [no_file]");
+  if (descriptor_ < 0) {
+    const bool is_there = errno != ENOENT && errno != ENOTDIR && errno != ENAMETOOLONG && errno != ELOOP;
+    throw FileError(path + " cannot be read: " + std::strerror(errno) + (is_there ? " [cannot_read]" : " [no_file]"));
+  }
+  if (::fstat(descriptor_, &found) != 0 || !S_ISREG(found.st_mode)) {
+    ::close(descriptor_);
+    throw FileError(path + " cannot be read: it is not a regular file [no_file]");
   }
   opened_ = FileStamp(found);
 }
@@ -115,9 +116,12 @@ void File::read(uint64_t position, void* to, uint64_t bytes) const {
     if (got < 0 && errno == EINTR) {
       continue;
     }
-    if (got <= 0) {
-      const std::string why = got < 0 ? std::strerror(errno) : "it is cut off";
-      throw FileError(path_ + " cannot be loaded: " + why + " [damaged_file]");
+    if (got < 0) {
+      throw FileError(path_ + " cannot be read: " + std::strerror(errno) + " [cannot_read]");
+    }
+    if (got == 0) {
+      check_unchanged();
+      throw FileError(path_ + " cannot be loaded: it is cut off [damaged_file]");
     }
     target += got;
     position += static_cast<uint64_t>(got);
@@ -140,6 +144,7 @@ Archive::Archive(const File& file) : file_(file) {
 }
 
 void Archive::fail(const std::string& why) const {
+  file_.check_unchanged();
   throw FileError(file_.path() + " cannot be loaded: " + why + " [damaged_file]");
 }
 
@@ -153,33 +158,30 @@ std::vector<unsigned char> Archive::bytes(uint64_t position, uint64_t count) con
 }
 
 void Archive::find_directory(uint64_t& begin, uint64_t& size, uint64_t& count) const {
-  const uint64_t searched = std::min<uint64_t>(file_.size(), kEndBytes + UINT16_MAX);
-  const uint64_t from = file_.size() - searched;
-  const std::vector<unsigned char> tail = bytes(from, searched);
-  for (uint64_t at = searched < kEndBytes ? 0 : searched - kEndBytes + 1; at-- > 0;) {
-    const unsigned char* end = tail.data() + at;
-    if (number_at<uint32_t>(end) != kEnd || at + kEndBytes + number_at<uint16_t>(end + 20) != searched) {
-      continue;
-    }
-    count = number_at<uint16_t>(end + 10);
-    size = number_at<uint32_t>(end + 12);
-    begin = number_at<uint32_t>(end + 16);
-    const uint64_t position = from + at;
-    if (position >= kLocator64Bytes) {
-      const std::vector<unsigned char> locator = bytes(position - kLocator64Bytes, kLocator64Bytes);
-      if (number_at<uint32_t>(locator.data()) == kLocator64) {
-        const std::vector<unsigned char> end64 = bytes(number_at<uint64_t>(locator.data() + 8), kEnd64Bytes);
-        if (number_at<uint32_t>(end64.data()) != kEnd64) {
-          fail("its directory is damaged");
-        }
-        count = number_at<uint64_t>(end64.data() + 32);
-        size = number_at<uint64_t>(end64.data() + 40);
-        begin = number_at<uint64_t>(end64.data() + 48);
-      }
-    }
-    return;
+  uint64_t position = file_.size() - std::min(file_.size(), kEndBytes);
+  const std::vector<unsigned char> end = bytes(position, file_.size() - position);
+  if (end.size() < kEndBytes || number_at<uint32_t>(end.data()) != kEnd || number_at<uint16_t>(end.data() + 20) != 0) {
+    fail("it is cut off, or it is not a file of recfx.export");
   }
-  fail("it is cut off, or it is not a file of recfx.export");
+  count = number_at<uint16_t>(end.data() + 10);
+  size = number_at<uint32_t>(end.data() + 12);
+  begin = number_at<uint32_t>(end.data() + 16);
+  if (position >= kLocator64Bytes) {
+    const std::vector<unsigned char> locator = bytes(position - kLocator64Bytes, kLocator64Bytes);
+    if (number_at<uint32_t>(locator.data()) == kLocator64) {
+      position -= std::min(position, kLocator64Bytes + kEnd64Bytes);
+      const std::vector<unsigned char> end64 = bytes(position, kEnd64Bytes);
+      if (number_at<uint32_t>(end64.data()) != kEnd64 || number_at<uint64_t>(locator.data() + 8) != position) {
+        fail("its directory is damaged");
+      }
+      count = number_at<uint64_t>(end64.data() + 32);
+      size = number_at<uint64_t>(end64.data() + 40);
+      begin = number_at<uint64_t>(end64.data() + 48);
+    }
+  }
+  if (begin > position || size != position - begin) {
+    fail("its directory is damaged");
+  }
 }
 
 void Archive::read_directory(uint64_t begin, uint64_t size, uint64_t count) {
@@ -213,7 +215,8 @@ void Archive::read_directory(uint64_t begin, uint64_t size, uint64_t count) {
     records_.push_back(std::move(record));
     at += whole;
   }
-  if (at != size || records_.empty()) {
+  const auto is_first = [](const Record& record) { return record.header == 0; };
+  if (at != size || std::none_of(records_.begin(), records_.end(), is_first)) {
     fail("its directory is damaged");
   }
 }

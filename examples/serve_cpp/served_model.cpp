@@ -6,9 +6,11 @@
 #include <dlfcn.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/script.h>
+#include <zlib.h>
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "errors.h"
 #include "manifest.h"
@@ -69,7 +71,11 @@ at::ScalarType scalar_type(DType dtype) {
   return at::kDouble;
 }
 
-// Why torch does not load a file, in one line.
+std::string no_memory(const std::string& path) {
+  return "there is too little memory to load " + path + " [out_of_memory]";
+}
+
+// Why torch does not load a file that is whole, in one line.
 std::string why_not_loaded(const std::string& path, const std::string& what) {
   const size_t begin = std::min(what.find_first_not_of(" \t\r\n"), what.size());
   const std::string line = what.substr(begin, what.find('\n', begin) - begin);
@@ -77,7 +83,29 @@ std::string why_not_loaded(const std::string& path, const std::string& what) {
     return path + " needs operators that are not loaded (" + line +
            "): pass the libraries that the export's report names with --library [no_library]";
   }
-  return path + " cannot be loaded: " + line + " [damaged_file]";
+  if (line.find("can't allocate memory") != std::string::npos) {
+    return no_memory(path);
+  }
+  if (line.find("PytorchStreamReader") != std::string::npos) {
+    return path + " cannot be loaded: torch does not find its records: " + line + " [damaged_file]";
+  }
+  return path + " cannot be loaded by this version of torch, although all its records are right: " + line +
+         " [cannot_load]";
+}
+
+void check_tables(const std::string& path, const torch::jit::Module& script, const Checksums& wanted) {
+  Checksums found;
+  for (const auto& buffer : script.attr("program").toModule().named_buffers()) {
+    const at::Tensor content = buffer.value.contiguous();
+    const auto* data = static_cast<const unsigned char*>(content.const_data_ptr());
+    found[buffer.name] = '"' + hexadecimal(static_cast<uint32_t>(crc32_z(0, data, content.nbytes()))) + '"';
+  }
+  for (const auto& table : wanted) {
+    if (const auto at = found.find(table.first); at == found.end() || at->second != table.second) {
+      throw FileError(path +
+                      " cannot be loaded: its tables are not those that its manifest was written for [damaged_file]");
+    }
+  }
 }
 
 // The last line of TorchScript's message, which is that of the error in the model; the others are a stack trace.
@@ -142,11 +170,11 @@ struct ServedModel::Module {
   torch::jit::Module script;
 };
 
-ServedModel::ServedModel(const std::string& path) {
+ServedModel::ServedModel(const std::string& path) try {
   const File file(path);
   const Archive archive(file);
   archive.check();
-  check_manifest(path, archive);
+  const Checksums tables = check_manifest(path, archive);
   version_ = archive.fingerprint();
   stamp_ = file.stamp();
   const c10::InferenceMode no_gradients;
@@ -155,12 +183,19 @@ ServedModel::ServedModel(const std::string& path) {
     module_->script = torch::jit::load(std::make_shared<CheckedFile>(file), at::kCPU, /*load_debug_files=*/false);
     module_->script.eval();
     module_->script.get_method("serve");
-  } catch (const c10::Error& error) {
-    throw FileError(why_not_loaded(path, error.what_without_backtrace()));
+    check_tables(path, module_->script, tables);
+  } catch (const FileError&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception& error) {
-    throw FileError(why_not_loaded(path, error.what()));
+    file.check_unchanged();
+    const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+    throw FileError(why_not_loaded(path, of_torch == nullptr ? error.what() : of_torch->what_without_backtrace()));
   }
   file.check_unchanged();
+} catch (const std::bad_alloc&) {
+  throw FileError(no_memory(path));
 }
 
 ServedModel::~ServedModel() = default;

@@ -27,7 +27,7 @@ inline SlotGroups slot_groups(const at::Tensor& groups, const at::Tensor& side_r
               groups.sizes());
   TORCH_CHECK(0 < count && count <= (int64_t{1} << 32), "recfx: there must be 1 to 2 ** 32 slot groups, got ", count);
   int64_t* side = int64_data(side_row, "side_row");
-  TORCH_CHECK(side_row.numel() == 1, "recfx: side_row must be [1], got ", side_row.sizes());
+  TORCH_CHECK(side_row.numel() == 2, "recfx: side_row must be [2], got ", side_row.sizes());
   return {reinterpret_cast<SlotGroup*>(data), count, side};
 }
 

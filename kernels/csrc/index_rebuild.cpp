@@ -4,6 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "find_in_groups.h"
 #include "index_buffers.h"
 
@@ -111,9 +113,11 @@ Found rebuild_candidates(Index& index) {
 // Returns [3] = (problem, lowest row or place that has it, 1 if it is the place of a candidate).
 at::Tensor rebuild(at::TensorList buffers, at::IntArrayRef policy) {
   Index index = index_views(buffers, policy).at(0);
-  for (const Buffer each :
-       {kSlotGroups, kSideRow, kVictimHeads, kCandidateSlotGroups, kCandidateSideRow, kOldestHeads}) {
+  for (const Buffer each : {kSlotGroups, kVictimHeads, kCandidateSlotGroups, kOldestHeads}) {
     buffers[each].fill_(-1);
+  }
+  for (const Buffer each : {kSideRow, kCandidateSideRow}) {
+    buffers[each].narrow(0, 0, std::min<int64_t>(buffers[each].numel(), 1)).fill_(-1);  // what follows is the seed
   }
   for (const Buffer each : {kFreeRows, kBucketTaken, kFreePlaces, kLock, kUninitialized}) {
     buffers[each].fill_(0);

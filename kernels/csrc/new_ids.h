@@ -21,8 +21,9 @@ struct NewId {
 
 class NewIds {
  public:
-  // positions: of the ids without a row, ascending.
-  void collect(const int64_t* ids, std::vector<int64_t> positions) {
+  // positions: of the ids without a row, ascending. hash: with a seed that whoever chooses the ids does not know. What
+  // is collected does not depend on it.
+  void collect(const int64_t* ids, std::vector<int64_t> positions, const SeededHash& hash) {
     positions_ = std::move(positions);
     if (positions_.empty()) {
       return;
@@ -33,7 +34,7 @@ class NewIds {
     distinct_.reserve(positions_.size());
     for (const int64_t position : positions_) {
       const int64_t id = ids[position];
-      uint64_t place = slot_hash(id) & mask;
+      uint64_t place = hash.place(id, mask + 1);
       while (place_of[place] != kNoRow && distinct_[place_of[place]].id != id) {
         place = (place + 1) & mask;
       }

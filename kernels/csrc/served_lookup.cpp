@@ -30,7 +30,6 @@ struct Table {
   int64_t columns;
   int64_t bytes;
   std::optional<SlotTable> slots;  // nullopt: the ids are rows
-  int64_t side_row;
   DenseIds dense;
   AbsentAnswer answer;
 };
@@ -50,7 +49,7 @@ std::vector<Table> tables_of(const at::Tensor& rows, at::IntArrayRef counts, at:
   int64_t begin = 0;
   int64_t slot = 0;
   std::vector<Table> found;
-  found.reserve(tables);  // slot tables point at side rows
+  found.reserve(tables);
   for (size_t t = 0; t < tables; ++t) {
     TORCH_CHECK(0 <= formats[t] && formats[t] <= 3 && counts[t] >= 0 && columns[t] >= 0 && slot_counts[t] >= 0 &&
                     (slot_counts[t] & (slot_counts[t] - 1)) == 0 && (formats[t] != 3 || columns[t] % 2 == 0),
@@ -66,13 +65,13 @@ std::vector<Table> tables_of(const at::Tensor& rows, at::IntArrayRef counts, at:
                      columns[t],
                      bytes,
                      std::nullopt,
-                     side_rows[t],
                      {dense_rows[t], 0},
                      AbsentAnswer(counts[t], dense_rows[t], share_buckets[t], seeds[t], 0, counts[t])});
     begin += counts[t] * bytes;
     if (slot_counts[t] > 0) {
       TORCH_CHECK(slot + slot_counts[t] <= slots.size(0), "recfx::served_lookup: there are too few slots");
-      found[t].slots.emplace(slot_data + slot, slot_counts[t], &found[t].side_row);
+      auto* side_row = const_cast<int64_t*>(&side_rows[t]);  // of an index that is only read
+      found[t].slots.emplace(slot_data + slot, slot_counts[t], side_row);
       slot += slot_counts[t];
     }
   }
@@ -81,23 +80,24 @@ std::vector<Table> tables_of(const at::Tensor& rows, at::IntArrayRef counts, at:
   return found;
 }
 
-// Finds rows[begin, end); returns the position of an id whose row the table does not have, or `end`.
+// Finds the rows of ids [begin, end), which are the ids themselves if the table has no index: then rows is not used.
+// Returns the position of an id whose row the table does not have, or `end`.
 int64_t find(const Table& table, const int64_t* ids, int64_t* rows, int64_t begin, int64_t end) {
   if (table.slots) {
     find_range(ids, rows, begin, end, *table.slots, table.dense);
     answer_absent(ids, rows, begin, end, table.answer);
-  } else {
-    std::copy(ids + begin, ids + end, rows + begin);
   }
+  const int64_t* found = table.slots ? rows : ids;
   const int64_t least = table.slots ? -1 : 0;
   bool fits = true;
   for (int64_t i = begin; i < end; ++i) {
-    fits &= (rows[i] >= least) & (rows[i] < table.count);
+    fits &= (found[i] >= least) & (found[i] < table.count);
   }
   if (fits) {
     return end;
   }
-  return std::find_if(rows + begin, rows + end, [&](int64_t row) { return row < least || row >= table.count; }) - rows;
+  const auto is_wrong = [&](int64_t row) { return row < least || row >= table.count; };
+  return std::find_if(found + begin, found + end, is_wrong) - found;
 }
 
 at::Tensor served_lookup(const at::Tensor& ids_given, const at::Tensor& offsets_given, const at::Tensor& stored,
@@ -126,7 +126,7 @@ at::Tensor served_lookup(const at::Tensor& ids_given, const at::Tensor& offsets_
     total += tables[table].columns;
   }
   at::Tensor pooled = at::empty({batch_size, total}, at::TensorOptions().dtype(at::kFloat));
-  at::Tensor rows = at::empty({ids.numel()}, at::TensorOptions().dtype(at::kLong));
+  at::Tensor rows = at::empty({slots.size(0) > 0 ? ids.numel() : 0}, at::TensorOptions().dtype(at::kLong));
   float* sums = pooled.data_ptr<float>();
   auto* row_data = rows.data_ptr<int64_t>();
   std::vector<BagTask> tasks;
@@ -146,7 +146,7 @@ at::Tensor served_lookup(const at::Tensor& ids_given, const at::Tensor& offsets_
       return;
     }
     pool_stored(table.format,
-                {table.rows, table.bytes, table.columns, row_data,
+                {table.rows, table.bytes, table.columns, table.slots ? row_data : id_data,
                  per_sample_weights.has_value() ? scale.const_data_ptr<float>() : nullptr, bags, mean,
                  sums + first_column[task.feature], total},
                 task.first, task.last);

@@ -1,7 +1,7 @@
 // The map from id to row of an index that changes: groups of four slots, each group one cache line, which is searched
 // at once. An id that finds its home group full is in the next group that was not, so the search for an id ends at the
-// first group that is not full. Deletion leaves no tombstones. Since id -1 marks an empty slot, its row is kept in a
-// cell outside the groups. kernels/slot_groups.py is the reference. This file does not use torch.
+// first group that is not full. Deletion leaves no tombstones. Since id -1 marks an empty slot, its row is kept outside
+// the groups, beside the seed of the hash. kernels/slot_groups.py is the reference. This file does not use torch.
 #pragma once
 
 #include <cstdint>
@@ -35,11 +35,12 @@ struct SlotGroup {
 // A view of buffers, which it does not own.
 class SlotGroups {
  public:
-  // At most 2 ** 32 groups, and more slots than ids.
-  SlotGroups(SlotGroup* groups, int64_t count, int64_t* side_row)
-      : groups_(groups), count_(static_cast<uint64_t>(count)), side_row_(side_row) {}
+  // At most 2 ** 32 groups, and more slots than ids. side: the row of id -1, and the seed of the hash.
+  SlotGroups(SlotGroup* groups, int64_t count, int64_t* side)
+      : groups_(groups), count_(static_cast<uint64_t>(count)), hash_(side[1]), side_row_(side) {}
 
-  RECFX_INLINE uint64_t home(int64_t id) const { return ((slot_hash(id) >> 32) * count_) >> 32; }
+  const SeededHash& hash() const { return hash_; }
+  RECFX_INLINE uint64_t home(int64_t id) const { return hash_.place(id, count_); }
   RECFX_INLINE uint64_t after(uint64_t group) const { return group + 1 == count_ ? 0 : group + 1; }
   RECFX_INLINE const SlotGroup& at(uint64_t group) const { return groups_[group]; }
   RECFX_INLINE void prefetch(uint64_t group) const { __builtin_prefetch(groups_ + group); }
@@ -176,6 +177,7 @@ class SlotGroups {
 
   SlotGroup* groups_;
   uint64_t count_;
+  SeededHash hash_;
   int64_t* side_row_;
 };
 

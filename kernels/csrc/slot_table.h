@@ -48,18 +48,11 @@ class SlotTable {
     }
   }
 
-  // The id must be absent, and at least two slots must be empty.
-  void insert(int64_t id, int64_t row) {
-    if (id == kEmptyId) {
-      *side_row_ = row;
-      return;
-    }
-    uint64_t slot = home(id);
-    while (slots_[slot].id != kEmptyId) {
-      slot = (slot + 1) & mask_;
-    }
-    slots_[slot] = {id, row};
-  }
+  RECFX_INLINE uint64_t count() const { return mask_ + 1; }
+
+  void put(uint64_t slot, Slot entry) { slots_[slot] = entry; }
+
+  void put_beside(int64_t row) { *side_row_ = row; }
 
  private:
   Slot* slots_;

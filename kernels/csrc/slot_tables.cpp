@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "checks.h"
@@ -23,13 +24,62 @@ struct Rows {
   int64_t count;
 };
 
-void insert_rows(const Rows& rows, SlotTable table) {
+// Inserts ids into a table. The time does not depend on which ids they are: everybody knows the hash, so somebody may
+// have chosen ids of one home.
+class Insertions {
+ public:
+  explicit Insertions(const SlotTable& table) : table_(table) {}
+
+  // The id must be absent, and at least two slots must be empty.
+  void insert(int64_t id, int64_t row) {
+    if (id == kEmptyId) {
+      table_.put_beside(row);
+      return;
+    }
+    uint64_t slot = table_.home(id);
+    for (int64_t step = 0; table_.at(slot).id != kEmptyId; ++step) {
+      if (step == kLongWay) {
+        slot = empty_from(slot);
+        break;
+      }
+      slot = table_.after(slot);
+    }
+    table_.put(slot, {id, row});
+  }
+
+ private:
+  static constexpr int64_t kLongWay = 128;  // which few ids ever go that were not chosen
+
+  // The first empty slot from here on. On the way, it notes how far it is from every slot where it has looked.
+  uint64_t empty_from(uint64_t slot) {
+    if (ahead_.empty()) {
+      ahead_.assign(table_.count(), 1);
+    }
+    const uint64_t mask = table_.count() - 1;
+    uint64_t found = slot;
+    while (table_.at(found).id != kEmptyId) {
+      found = (found + ahead_[found]) & mask;
+    }
+    while (slot != found) {
+      const uint64_t next = (slot + ahead_[slot]) & mask;
+      ahead_[slot] = static_cast<uint32_t>(std::min<uint64_t>((found - slot) & mask, UINT32_MAX));
+      slot = next;
+    }
+    return found;
+  }
+
+  SlotTable table_;
+  std::vector<uint32_t> ahead_;  // so many slots from each one on are not empty, if that one is not
+};
+
+void insert_rows(const Rows& rows, const SlotTable& table) {
+  Insertions insertions(table);
   for (int64_t row = 0; row < rows.count; ++row) {
     if (row + kRowsAhead < rows.count && is_taken(rows.states[row + kRowsAhead])) {
       table.prefetch(table.home(rows.ids[row + kRowsAhead]));
     }
     if (is_taken(rows.states[row])) {
-      table.insert(rows.ids[row], row);
+      insertions.insert(rows.ids[row], row);
     }
   }
 }

@@ -1,5 +1,5 @@
-// Pools rows as exported files store them: float32, float16, and codes of 8 or 4 bits behind a scale and a bias, see
-// kernels/quantized_rows.py. This file does not use torch.
+// Pools rows as exported files store them: float32 and float16 as pool.h does, and codes of 8 or 4 bits behind a scale
+// and a bias, see kernels/quantized_rows.py. This file does not use torch.
 #pragma once
 
 #include <algorithm>
@@ -9,13 +9,12 @@
 
 #include "clones.h"
 #include "float_of.h"
+#include "pool.h"
 
 namespace recfx {
 
 // FBGEMM's SparseType, as far as files use it.
 enum class RowFormat : int64_t { kFloat = 0, kHalf = 1, kByte = 2, kNibble = 3 };
-
-constexpr bool is_quantized(RowFormat format) { return format == RowFormat::kByte || format == RowFormat::kNibble; }
 
 // Of a stored row. Rows of nibbles have an even number of columns.
 constexpr int64_t stored_bytes(RowFormat format, int64_t columns) {
@@ -47,7 +46,7 @@ struct StoredBags {
 
 #define RECFX_INLINE_LAMBDA __attribute__((always_inline))
 
-constexpr int64_t kStoredAhead = 24;  // how many ids ahead a row is prefetched
+constexpr int64_t kStoredAhead = 40;  // how many ids ahead a row is prefetched: rows of codes are narrow
 
 RECFX_INLINE void fetch_stored(const uint8_t* row, int64_t bytes) {
   const uintptr_t end = reinterpret_cast<uintptr_t>(row + bytes);
@@ -87,11 +86,7 @@ RECFX_INLINE void load_nibbles(const uint8_t* from, int shift, typename Vectors<
 // The values of `width` columns from `column` on: for nibbles, of every second column.
 template <RowFormat format, int width>
 RECFX_INLINE void load_stored(const uint8_t* row, int64_t column, int part, typename Vectors<width>::Floats& result) {
-  if constexpr (format == RowFormat::kFloat) {
-    load<width>(reinterpret_cast<const float*>(row) + column, result);
-  } else if constexpr (format == RowFormat::kHalf) {
-    load<width>(reinterpret_cast<const uint16_t*>(row) + column, result);
-  } else if constexpr (format == RowFormat::kByte) {
+  if constexpr (format == RowFormat::kByte) {
     load_bytes<width>(row + 4 + column, result);
   } else {
     load_nibbles<width>(row + 4 + column / 2, part % 2 * 4, result);
@@ -103,15 +98,14 @@ struct Burst {
   static constexpr int64_t kMost = 32;
   const uint8_t* from[kMost];
   float scale[kMost];
-  uint16_t halves[2][kMost];  // the scale and the bias of each row
   int64_t count;
 };
 
 // Takes up the rows of ids [begin, end) that are there, and prefetches those of later ids. Returns the sum of their
-// biases, which all columns have in common.
-template <RowFormat format, int native>
+// biases, which all columns have in common, in the order of the ids.
 RECFX_INLINE float take_up(const StoredBags& bags, int64_t begin, int64_t end, int64_t last, Burst& burst) {
-  burst.count = 0;
+  int64_t count = 0;
+  float bias = 0.0F;
   for (int64_t i = begin; i < end; ++i) {
     const int64_t coming = bags.rows[std::min(i + kStoredAhead, last)];
     fetch_stored(bags.table + (coming < 0 ? 0 : coming) * bags.bytes, bags.bytes);
@@ -120,44 +114,24 @@ RECFX_INLINE float take_up(const StoredBags& bags, int64_t begin, int64_t end, i
       continue;
     }
     const uint8_t* from = bags.table + row * bags.bytes;
-    burst.from[burst.count] = from;
-    burst.scale[burst.count] = bags.scale == nullptr ? 1.0F : bags.scale[i];
-    if constexpr (is_quantized(format)) {
-      std::memcpy(&burst.halves[0][burst.count], from, 2);
-      std::memcpy(&burst.halves[1][burst.count], from + 2, 2);
-    }
-    ++burst.count;
+    const float given = bags.scale == nullptr ? 1.0F : bags.scale[i];
+    uint16_t halves[2];
+    std::memcpy(halves, from, sizeof(halves));
+    Vectors<2>::Floats values;
+    load<2>(halves, values);
+    bias += values[1] * given;
+    burst.from[count] = from;
+    burst.scale[count] = values[0] * given;
+    ++count;
   }
-  float bias = 0.0F;
-  if constexpr (is_quantized(format)) {
-    for (int64_t i = burst.count; i % native != 0; ++i) {
-      burst.scale[i] = 0.0F;
-      burst.halves[0][i] = burst.halves[1][i] = 0;
-    }
-    using Floats = typename Vectors<native>::Floats;
-    Floats biases{};
-    for (int64_t i = 0; i < burst.count; i += native) {
-      Floats given;
-      Floats scales;
-      Floats found;
-      std::memcpy(&given, burst.scale + i, sizeof(given));
-      load<native>(burst.halves[0] + i, scales);
-      load<native>(burst.halves[1] + i, found);
-      scales *= given;
-      std::memcpy(burst.scale + i, &scales, sizeof(scales));
-      biases += found * given;
-    }
-    for (int k = 0; k < native; ++k) {
-      bias += biases[k];
-    }
-  }
+  burst.count = count;
   return bias;
 }
 
-// Adds `parts` times `width` columns of the rows. For nibbles, each pair of parts holds the even and the odd columns of
-// the same 2 * width columns, and `sum` gets them in this order until unzip().
+// Adds `parts` times `width` columns of the rows, and `bias` to each. For nibbles, each pair of parts holds the even
+// and the odd columns of the same 2 * width columns, and `sum` gets them in this order until unzip().
 template <RowFormat format, int parts, int width>
-RECFX_INLINE void add_stored(const Burst& burst, int64_t column, bool is_first, float* sum) {
+RECFX_INLINE void add_stored(const Burst& burst, int64_t column, bool is_first, float bias, float* sum) {
   using Floats = typename Vectors<width>::Floats;
   constexpr int step = format == RowFormat::kNibble ? 2 : 1;
   Floats totals[parts];  // in registers: every loop over it is unrolled
@@ -178,6 +152,7 @@ RECFX_INLINE void add_stored(const Burst& burst, int64_t column, bool is_first, 
   }
 #pragma GCC unroll 8
   for (int part = 0; part < parts; ++part) {
+    totals[part] += bias;
     std::memcpy(sum + column + part * width, &totals[part], sizeof(Floats));
   }
 }
@@ -226,11 +201,10 @@ RECFX_INLINE void pool_stored_bags(const StoredBags& bags, int64_t first, int64_
     const int64_t begin = bags.offsets[bag];
     const int64_t end = bags.offsets[bag + 1];
     float* sum = bags.sums + bag * bags.sum_stride;
-    float bias = 0.0F;
     for (int64_t piece = begin; piece == begin || piece < end; piece += Burst::kMost) {
-      bias += take_up<format, native>(bags, piece, std::min(piece + Burst::kMost, end), last_id, burst);
+      const float bias = take_up(bags, piece, std::min(piece + Burst::kMost, end), last_id, burst);
       for_columns<native, smallest>(bags.columns, [&](auto parts, auto width, int64_t column) RECFX_INLINE_LAMBDA {
-        add_stored<format, parts.value, width.value>(burst, column, piece == begin, sum);
+        add_stored<format, parts.value, width.value>(burst, column, piece == begin, bias, sum);
       });
     }
     if constexpr (format == RowFormat::kNibble) {
@@ -238,10 +212,10 @@ RECFX_INLINE void pool_stored_bags(const StoredBags& bags, int64_t first, int64_
         unzip<parts.value, width.value>(sum + column);
       });
     }
-    const float divisor = bags.mean && end - begin > 1 ? static_cast<float>(end - begin) : 1.0F;
-    if (is_quantized(format) || divisor != 1.0F) {
+    if (bags.mean && end - begin > 1) {
+      const auto length = static_cast<float>(end - begin);
       for (int64_t column = 0; column < bags.columns; ++column) {
-        sum[column] = (sum[column] + bias) / divisor;
+        sum[column] /= length;
       }
     }
   }
@@ -249,15 +223,10 @@ RECFX_INLINE void pool_stored_bags(const StoredBags& bags, int64_t first, int64_
 
 template <int native>
 RECFX_INLINE void pool_stored_format(RowFormat format, const StoredBags& bags, int64_t first, int64_t last) {
-  switch (format) {
-    case RowFormat::kFloat:
-      return pool_stored_bags<RowFormat::kFloat, native>(bags, first, last);
-    case RowFormat::kHalf:
-      return pool_stored_bags<RowFormat::kHalf, native>(bags, first, last);
-    case RowFormat::kByte:
-      return pool_stored_bags<RowFormat::kByte, native>(bags, first, last);
-    case RowFormat::kNibble:
-      return pool_stored_bags<RowFormat::kNibble, native>(bags, first, last);
+  if (format == RowFormat::kByte) {
+    pool_stored_bags<RowFormat::kByte, native>(bags, first, last);
+  } else {
+    pool_stored_bags<RowFormat::kNibble, native>(bags, first, last);
   }
 }
 
@@ -275,8 +244,21 @@ __attribute__((target("avx512f"))) static void pool_stored16(RowFormat format, c
 }
 #endif
 
+template <typename weight_t>
+static void pool_floats(const StoredBags& bags, int64_t first, int64_t last) {
+  const auto* weight = reinterpret_cast<const weight_t*>(bags.table);
+  pool(Bags<weight_t>{weight, bags.columns, bags.rows, bags.scale, bags.offsets, bags.mean, bags.sums, bags.sum_stride},
+       first, last);
+}
+
 // Pools bags [first, last). All their rows must be known, and be rows of the table or -1.
 static void pool_stored(RowFormat format, const StoredBags& bags, int64_t first, int64_t last) {
+  if (format == RowFormat::kFloat) {
+    return pool_floats<float>(bags, first, last);
+  }
+  if (format == RowFormat::kHalf) {
+    return pool_floats<uint16_t>(bags, first, last);
+  }
 #ifdef RECFX_X86_TARGETS
   static const auto best = __builtin_cpu_supports("avx512f") ? &pool_stored16
                            : __builtin_cpu_supports("avx2")  ? &pool_stored8

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from recfx.checkpoint.peers import Peers
-from recfx.errors import CheckpointError
+from recfx.errors import CheckpointError, type_of
 from recfx.record.wrappers import unwrap
 
 
@@ -20,7 +20,7 @@ def checked_model(model: object) -> tuple[nn.Module, Peers]:
     """
     if not isinstance(model, nn.Module):
         raise CheckpointError(
-            f"model is a {type(model).__name__}.",
+            f"model is {type_of(model)}.",
             reason="invalid_argument",
             what_to_do="pass the torch.nn.Module first, the directory second.",
         )
@@ -38,7 +38,7 @@ def checked_directory(directory: object, peers: Peers) -> Path:
     def check() -> None:
         found = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
         if not isinstance(found, str):
-            raise _wrong_directory(f"is a {type(directory).__name__}")
+            raise _wrong_directory(f"is {type_of(directory)}")
         if not found or "\0" in found:
             raise _wrong_directory(f"is {found!r}, which cannot be the name of a directory")
 

@@ -7,7 +7,6 @@ left behind by a writer that was killed.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
@@ -18,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recfx.errors import CheckpointError
+from recfx.kernels.private_files import sync_directory
 
 MANIFEST = "checkpoint.json"
 DATA_NAME = re.compile(r"data-[0-9a-f]{16}")
@@ -44,18 +44,6 @@ def check_writable(directory: Path, name: str) -> None:
     with open(directory / name, "xb") as file:
         file.write(b"probe")
     (directory / name).unlink()
-
-
-def sync_directory(directory: Path) -> None:
-    """Write the names in a directory to the disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that do not support this
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def write_durably(path: Path, content: bytes) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from recfx.errors import CheckpointError
+from recfx.errors import CheckpointError, type_of
 
 _ALL = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
@@ -28,7 +28,7 @@ def check_storable(name: str, tensor: torch.Tensor) -> None:
     given: object = tensor
     if is_traceable_wrapper_subclass(given):  # such as DTensor, whose elements are in other tensors
         raise CheckpointError(
-            f"{name} is a {type(given).__name__}.",
+            f"{name} is {type_of(given)}.",
             reason="value_not_supported",
             what_to_do="save such a model with torch.distributed.checkpoint.",
         )

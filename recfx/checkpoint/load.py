@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchrec.optim.warmup import WarmupOptimizer
 
 from recfx.checkpoint import storage
 from recfx.checkpoint.arguments import checked_directory, checked_model
@@ -21,12 +22,13 @@ from recfx.checkpoint.in_backward_plans import plan_in_backward
 from recfx.checkpoint.manifest import Manifest, missing
 from recfx.checkpoint.model_plan import ModelPlan, plan_model, refused_as
 from recfx.checkpoint.names import OPTIMIZER, mismatch
-from recfx.checkpoint.ordinary import BUILD_AS_SAVED, load_state, rebuild_state, unwrap_optimizer
+from recfx.checkpoint.ordinary import load_state, rebuild_state, unwrap_optimizer
 from recfx.checkpoint.peers import Peers
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.settings import read_settings
 from recfx.checkpoint.sharded_load import read_rows
 from recfx.checkpoint.sharded_names import NamedTable
+from recfx.checkpoint.wrapped_optimizers import BUILD_AS_SAVED, load_warm_ups, plan_warm_ups
 from recfx.hashing.row_move import RowMove
 from recfx.ir.shard import Shard
 
@@ -124,11 +126,13 @@ class _Plans:
         model: the plan for parameters and indexes.
         backward: the plan for optimizers in backward.
         optimizer: an ordinary optimizer, and the state for it.
+        warm_ups: TorchRec's warm-ups, and the states for them.
     """
 
     model: ModelPlan
     backward: list[BackwardPlan]
     optimizer: tuple[torch.optim.Optimizer, dict[str, Any]] | None
+    warm_ups: list[tuple[WarmupOptimizer, list[int]]]
     done: list[Callable[[], None]] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -153,6 +157,7 @@ class _Plans:
             self.model.carry_out()
             for each in self.backward:
                 each.carry_out(folder)
+            load_warm_ups(self.warm_ups)  # last, as they set learning rates
 
 
 def _plan(root: nn.Module, folder: SavedFolder, optimizer: torch.optim.Optimizer | None, in_backward: bool) -> _Plans:
@@ -165,9 +170,10 @@ def _plan(root: nn.Module, folder: SavedFolder, optimizer: torch.optim.Optimizer
     rebuilt = None
     if optimizer is not None and inner is not None:
         rebuilt = optimizer, _ordinary(root, inner, folder, described, settings["optimizer"], moves)
+    warm_ups = [] if optimizer is None else plan_warm_ups(optimizer, settings["warm_ups"])
     for each in backward:
         each.prepare()
-    return _Plans(plan, backward, rebuilt)
+    return _Plans(plan, backward, rebuilt, warm_ups)
 
 
 def _ordinary(

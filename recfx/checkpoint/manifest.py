@@ -18,8 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from recfx.checkpoint.directory import DATA_NAME, MANIFEST, sync_directory, write_durably
+from recfx.checkpoint.directory import DATA_NAME, MANIFEST, write_durably
 from recfx.errors import CheckpointError
+from recfx.kernels.private_files import sync_directory
 
 _VERSION = 2  # 1 had no tensors.json: it could only be read by unpickling
 _CHUNK = 1 << 22

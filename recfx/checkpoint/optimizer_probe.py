@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recfx.checkpoint.names import mismatch
+from recfx.errors import with_article
 
 ELEMENTWISE = (
     torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax,
@@ -45,7 +46,8 @@ def state_after_a_step(optimizer: type, settings: Mapping[str, Any], parameter: 
             probe.step()
     except Exception as error:  # bad settings can make torch's code raise anything
         raise mismatch(
-            f"a {optimizer.__name__} cannot step with the settings that were saved ({type(error).__name__}: {error}).",
+            f"{with_article(optimizer.__name__)} cannot step with the settings that were saved "
+            f"({type(error).__name__}: {error}).",
             module_path=name,
             what_to_do="build the optimizer as it was built when saving.",
         ) from error

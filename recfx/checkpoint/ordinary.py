@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchrec.optim.fused import EmptyFusedOptimizer
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.keyed import KeyedOptimizer
 
 from recfx.checkpoint.names import mismatch
 from recfx.checkpoint.parts import Parts
 from recfx.checkpoint.settings import NOT_SETTINGS, check_settings_fit, check_state_fits
 from recfx.checkpoint.sharded_names import NamedTable, sharded_parameters, sharded_tables
-from recfx.errors import CheckpointError
+from recfx.checkpoint.wrapped_optimizers import BUILD_AS_SAVED, not_fused, wrappers_around_one
+from recfx.errors import CheckpointError, type_of, with_article
 from recfx.ir.shard import Shard
-from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
-from recfx.sharding.optimizer import ShardedFusedOptimizer
-
-_FUSED = (ShardedFusedOptimizer, FusedKeyedOptimizer, EmptyFusedOptimizer)
-BUILD_AS_SAVED = "build the optimizer as it was built when saving, or load without optimizer=."
 
 
 @dataclass
@@ -40,29 +36,22 @@ class DescribedOptimizer:
 
 
 def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
-    """The ``torch.optim`` optimizer inside TorchRec's ``KeyedOptimizerWrapper`` or ``CombinedOptimizer``.
+    """The ``torch.optim`` optimizer inside TorchRec's wrappers and ``CombinedOptimizer``.
 
     None if there are only fused ones, which are saved with the model.
 
     Raises:
         CheckpointError: ``optimizer_not_supported``.
     """
-    found = _unwrapped(optimizer)
+    found = not_fused(optimizer)
     if not found:
         return None
     if len(found) > 1:
         raise _not_supported(f"optimizer= has {len(found)} optimizers that are not fused.")
-    inner = found[0]._optimizer if isinstance(found[0], KeyedOptimizerWrapper) else found[0]
+    (inner,) = found
     if not isinstance(inner, torch.optim.Optimizer) or isinstance(inner, KeyedOptimizer):
-        raise _not_supported(f"optimizer= is a {type(inner).__name__}.")
+        raise _not_supported(f"optimizer= is {type_of(inner)}.")
     return inner
-
-
-def _unwrapped(optimizer: Any) -> list[Any]:
-    """The optimizers of a ``CombinedOptimizer`` that are not fused."""
-    if isinstance(optimizer, CombinedOptimizer):
-        return [inner for _, each in optimizer._optims for inner in _unwrapped(each)]
-    return [] if isinstance(optimizer, _FUSED) else [optimizer]
 
 
 def _not_supported(message: str) -> CheckpointError:
@@ -79,21 +68,20 @@ def load_state(optimizer: Any, state: dict[str, Any]) -> Callable[[], None]:
     Returns:
         a function that undoes it.
     """
-    wrapper = _unwrapped(optimizer)[0]
-    inner = wrapper._optimizer if isinstance(wrapper, KeyedOptimizerWrapper) else wrapper
-    before = inner.state, inner.param_groups
+    (inner,), wrappers = not_fused(optimizer), wrappers_around_one(optimizer)
+    before = [(each, each.state, each.param_groups) for each in (inner, *wrappers)]
 
     def undo() -> None:
-        inner.state, inner.param_groups = before
-        wrapper.state, wrapper.param_groups = before
+        for each, state, groups in before:
+            each.state, each.param_groups = state, groups
 
     try:
         inner.load_state_dict(state)
     except BaseException:
         undo()
         raise
-    if wrapper is not inner:  # torch has replaced the objects that the wrapper knows
-        wrapper.state, wrapper.param_groups = inner.state, inner.param_groups
+    for each in reversed(wrappers):  # torch has replaced the objects that they know
+        each.state, each.param_groups = each._optimizer.state, each._optimizer.param_groups
     return undo
 
 
@@ -112,7 +100,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> De
             reason="optimizer_not_supported",
             what_to_do="pass an optimizer of parameters of this model; save other optimizers with torch.save.",
         )
-    saved = optimizer.state_dict()
+    saved = _state_dict(optimizer)
     found = DescribedOptimizer({}, {}, {})
     values: dict[str, dict[str, Any]] = {}
     for number, state in saved["state"].items():
@@ -130,6 +118,17 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> De
     groups = [{**group, "params": [names[number] for number in group["params"]]} for group in saved["param_groups"]]
     found.values = {"kind": type(optimizer).__name__, "groups": groups, "state": values}
     return found
+
+
+def _state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Without what a warm-up keeps there, for a parameter that the optimizer does not have: torch cannot number it."""
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    whole = optimizer.state
+    optimizer.state = defaultdict(dict, {each: state for each, state in whole.items() if id(each) in stepped})
+    try:
+        return optimizer.state_dict()
+    finally:
+        optimizer.state = whole
 
 
 def _add_part(tensors: dict[str, Tensor | Parts], name: str, value: Tensor, table: NamedTable, shard: Shard) -> None:
@@ -209,7 +208,7 @@ def rebuild_state(
     names, where = _names(optimizer, model)
     if described["kind"] != type(optimizer).__name__:
         raise mismatch(
-            f"the saved optimizer is a {described['kind']}, this one is a {type(optimizer).__name__}.",
+            f"the saved optimizer is {with_article(described['kind'])}, this one is {type_of(optimizer)}.",
             module_path="optimizer",
             what_to_do=BUILD_AS_SAVED,
         )

@@ -34,6 +34,7 @@ from recfx.checkpoint.peers import Peers
 from recfx.checkpoint.settings import pack_settings
 from recfx.checkpoint.sharded_names import sharded_tables
 from recfx.checkpoint.sharded_save import joined_counts, tables_contents, tables_in_backward
+from recfx.checkpoint.wrapped_optimizers import warm_up_states
 from recfx.errors import CheckpointError
 
 
@@ -148,6 +149,7 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tenso
         own.tensors.update(joined_counts([counts for counts, _ in everybody]))
         described = [values for _, values in everybody if values is not None]
         common, settings = _common(model, own, described)
+        settings["warm_ups"] = warm_up_states(optimizer)
         _refuse_meta(common)
         own.tensors.update(common)
         own.tensors[SETTINGS] = pack_settings(settings)

@@ -18,7 +18,7 @@ from recfx.checkpoint.manifest import torn
 from recfx.checkpoint.names import SETTINGS, mismatch
 from recfx.checkpoint.optimizer_probe import ELEMENTWISE, state_after_a_step
 from recfx.checkpoint.saved_folder import SavedFolder
-from recfx.errors import CheckpointError
+from recfx.errors import CheckpointError, type_of
 
 NOT_SETTINGS = ("params", "param_names")
 """Entries of an optimizer's groups that say which parameters it updates: a checkpoint has its own names for them."""
@@ -68,6 +68,7 @@ def read_settings(folder: SavedFolder, described: Mapping[str, Tensor]) -> dict[
             _check_in_backward(name, entry)
         if settings["optimizer"] is not None:
             _check_optimizer(settings["optimizer"])
+        _check_warm_ups(settings.setdefault("warm_ups", {}))  # files of earlier versions have none
     except ValueError as error:
         raise torn(folder.path, f"its settings are invalid: {error}") from None
     return dict(settings)
@@ -167,7 +168,7 @@ def _shown(value: object) -> str:
 
 def _check(found: object, entries: Mapping[str, type | tuple[type, ...]], place: str) -> None:
     if not isinstance(found, dict):
-        raise ValueError(f"{place} is a {type(found).__name__}")
+        raise ValueError(f"{place} is {type_of(found)}")
     for key, kind in entries.items():
         if key not in found or not isinstance(found[key], kind):
             raise ValueError(f"{place} has no {key!r}, or one of the wrong type")
@@ -221,6 +222,16 @@ def _check_optimizer(found: Any) -> None:
         _check_names(state["values"], place)
         if not _are_names(state["tensors"]) or set(state["tensors"]) & set(state["values"]):
             raise ValueError(f"{place} has wrong names")
+
+
+def _check_warm_ups(found: Any) -> None:
+    if not isinstance(found, dict):
+        raise ValueError("the warm-ups are no dict")
+    _check_names(found, "warm-ups")
+    for state in found.values():
+        numbers = isinstance(state, list) and [type(each) for each in state] == [int, int]
+        if not numbers or not all(0 <= each < 1 << 63 for each in state):
+            raise ValueError("a warm-up has a wrong state")
 
 
 def _are_names(found: list[Any]) -> bool:

@@ -22,12 +22,13 @@ from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.sharded_names import NamedTable, sharded_tables
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.row_move import RowMove, row_aligned_names
+from recfx.hashing.slice_counts import COUNTS, SLICE_COUNTS, STATISTICS, part_count, parts_between
 from recfx.hashing.slicing import slice_state
 from recfx.ir.shard import Shard
 from recfx.modules.fit_table import check_weight, saved_shape
 from recfx.optim.rules.rule import STEP, StateTensor
 from recfx.sharding.fit_shards import fit_slices, fit_whole_index
-from recfx.sharding.state import COUNTS, whole_index
+from recfx.sharding.state import whole_index
 
 IN_PLACE_BYTES = 1 << 20  # smaller tensors are read into separate memory, so nothing is lost if reading fails
 
@@ -123,7 +124,11 @@ def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor
     check_index_sizes(saved, keys.values(), spec.num_embeddings, spec.name)
     check_weight(spec.name, saved.get(keys.get("row_ids", "")), plan.saved, spec.embedding_dim)
     aligned = [name for name in row_aligned_names(whole) if name in keys]
-    if any(saved[keys[name]].shape != (spec.num_embeddings,) for name in aligned):
+    assert spec.hashing is not None
+    sizes: dict[str, tuple[int, ...]] = dict.fromkeys(aligned, (spec.num_embeddings,))
+    if SLICE_COUNTS in keys:
+        sizes[SLICE_COUNTS] = (part_count(spec.hashing), len(STATISTICS))
+    if any(saved[keys[name]].shape != size for name, size in sizes.items()):
         read = storage.read(folder, {MODEL + key: saved[key] for key in keys.values()})
         found = {name: read[MODEL + key] for name, key in keys.items()}
         pieces, plan.move = fit_whole_index(table.module, table.table, found, plan.saved)
@@ -133,17 +138,17 @@ def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor
         folder, {MODEL + keys[name]: saved[keys[name]] for name in (COUNTS, IDENTITY) if name in keys}
     )
     few = {name: common[MODEL + keys[name]] for name in (COUNTS, IDENTITY) if name in keys}
-    assert spec.hashing is not None
     check_identity(spec.hashing, spec.name, few.get(IDENTITY))
     slices: dict[tuple[int, int], dict[str, Tensor]] = {}
     for shard in table.local():
         if shard.rows not in slices:
-            slices[shard.rows] = slice_state(few, *shard.rows)
-            for name in aligned:
+            slices[shard.rows] = slice_state(spec.hashing, few, *shard.rows)
+            for name in sizes:
                 described = saved[keys[name]]
-                target = torch.empty(shard.rows[1] - shard.rows[0], dtype=described.dtype, device="cpu")
-                parts = Parts(tuple(described.shape)).put((shard.rows[0],), target)
-                storage.read_into(folder, {MODEL + keys[name]: parts})
+                here = parts_between(spec.hashing, *shard.rows) if name == SLICE_COUNTS else range(*shard.rows)
+                target = torch.empty(len(here), *described.shape[1:], dtype=described.dtype, device="cpu")
+                offsets = (here.start, *(0 for _ in described.shape[1:]))
+                storage.read_into(folder, {MODEL + keys[name]: Parts(tuple(described.shape)).put(offsets, target)})
                 slices[shard.rows][name] = target
     plan.indexes = {shard.name: piece for shard, piece in fit_slices(table.module, table.table, slices).items()}
 

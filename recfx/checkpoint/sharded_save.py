@@ -13,13 +13,15 @@ from recfx.checkpoint.names import IN_BACKWARD, MODEL
 from recfx.checkpoint.parts import Parts
 from recfx.checkpoint.sharded_names import NamedTable, sharded_tables
 from recfx.hashing.identity import IDENTITY, identity
+from recfx.hashing.index import HashIndex
+from recfx.hashing.slice_counts import COUNTS, SLICE_COUNTS, STATISTICS, part_count, parts_between
 from recfx.hashing.slicing import join_states
+from recfx.kernels.index_buffers import BATCHES
 from recfx.optim.rules.rule import STEP
-from recfx.sharding.state import COUNTS
 
 
 def tables_contents(model: nn.Module) -> tuple[dict[str, Tensor | Parts], dict[str, list[Tensor]]]:
-    """This rank's parts of all sharded tables, and the ``counts`` of its slices, which have yet to be added up.
+    """This rank's parts of all sharded tables, and the ``counts`` of its slices, which have yet to be joined.
 
     Raises:
         CheckpointError: the state that was loaded in place into an index is not valid.
@@ -39,7 +41,7 @@ def tables_contents(model: nn.Module) -> tuple[dict[str, Tensor | Parts], dict[s
 
 
 def joined_counts(found: Sequence[dict[str, list[Tensor]]]) -> dict[str, Tensor]:
-    """The tables' ``counts`` from those of all ranks, with the statistics of slices added up."""
+    """The tables' ``counts`` from those of all ranks."""
     slices: dict[str, list[dict[str, Tensor]]] = {}
     for each in found:
         for name, values in each.items():
@@ -98,11 +100,25 @@ def _index(table: NamedTable, tensors: dict[str, Tensor | Parts], counts: dict[s
             if table.is_first_shard_here():
                 tensors[MODEL + key] = identity(spec.hashing, spec.name)
         elif name == COUNTS:
-            counts[MODEL + key] = [store.index(shard.name).counts.clone() for shard in slices]
+            counts[MODEL + key] = [_counts(store.index(shard.name)) for shard in slices]
+        elif name == SLICE_COUNTS:
+            parts = tensors[MODEL + key] = Parts((part_count(spec.hashing), len(STATISTICS)))
+            for shard in slices:
+                index = store.index(shard.name)
+                own = index.slice_counts if index.policy.is_whole_table else index.counts_to_save().of_parts
+                parts.put((parts_between(spec.hashing, *shard.rows).start, 0), own)
         else:
             parts = tensors[MODEL + key] = Parts((spec.num_embeddings,))
             for shard in slices:
                 parts.put((shard.rows[0],), getattr(store.index(shard.name), name))
+
+
+def _counts(index: HashIndex) -> Tensor:
+    """What an index says about the whole table: a slice of it knows only the number of batches."""
+    counts = index.counts.clone()
+    if not index.policy.is_whole_table:
+        counts[BATCHES + 1 :] = 0
+    return counts
 
 
 def _optimizer(table: NamedTable, tensors: dict[str, Tensor | Parts]) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from recfx.commandline.factory import Made
 from recfx.conversion.convert import convert
-from recfx.conversion.refusals import DEFAULT_HASHING
 from recfx.hashing import HashConfig
+from recfx.replacement.refusals import DEFAULT_HASHING
 
 # Exit statuses. Besides these, 130 after Ctrl-C and 141 if nothing reads the output any more, as usual in a shell.
 DONE, NOT_OK, NO_MODEL = 0, 1, 2
@@ -71,17 +71,20 @@ def add_conversion(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", action="store_true", help="leave collections that cannot be converted as they are")
 
 
-def converted(given: argparse.Namespace, made: Made, keep: bool = False) -> nn.Module:
+def request(given: argparse.Namespace) -> dict[str, Any]:
+    """What the options of ``add_conversion`` ask of ``recfx.convert`` and of ``recfx.explain``."""
+    hashing = HashConfig(dense_rows=0) if given.raw_ids else DEFAULT_HASHING
+    return {"hashing": hashing, "on_unsupported": "keep" if given.keep else "error"}
+
+
+def converted(given: argparse.Namespace, made: Made) -> nn.Module:
     """The model, converted as the options say; it stays as it is if it is converted already.
 
     Args:
         given: the options of ``add_conversion``.
         made: the model.
-        keep: as if ``--keep`` were given.
 
     Raises:
         ConversionError: the same as ``convert``.
     """
-    hashing = HashConfig(dense_rows=0) if given.raw_ids else DEFAULT_HASHING
-    unsupported = "keep" if given.keep or keep else "error"
-    return convert(made.model, made.sample, hashing=hashing, verify=False, on_unsupported=unsupported)
+    return convert(made.model, made.sample, verify=False, **request(given))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from recfx.commandline.command import DONE, NOT_OK, Command, Outcome, add_conversion, add_json, converted
+from recfx.commandline.command import DONE, NOT_OK, Command, Outcome, add_conversion, add_json, request
 from recfx.commandline.factory import Made
 from recfx.drawing.write import write_text
 from recfx.inspect.explain import explain
@@ -21,12 +21,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace, made: Made) -> Outcome:
-    model = converted(given, made, keep=True) if given.raw_ids else made.model
-    report = explain(model, made.sample, tables=given.tables)
+    report = explain(made.model, made.sample, tables=given.tables, **request(given))
     if given.html is not None:
         write_text(given.html, report.to_html())
-    ok = report.ok or (given.keep and all(one.code != "verification_failed" for one in report.reasons))
-    return Outcome(report.to_json() if given.json else report, DONE if ok else NOT_OK)
+    return Outcome(report.to_json() if given.json else report, DONE if report.ok else NOT_OK)
 
 
 COMMAND = Command(

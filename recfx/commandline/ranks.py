@@ -9,7 +9,7 @@ from torchrec.distributed.planner import Topology
 from recfx.commandline.command import WrongUsage
 from recfx.planner.topology import NpuTopology, npu_topology
 from recfx.pricing.hardware import ASCEND_910B, H100, Hardware
-from recfx.sharding.planned_ranks import MOST_RANKS
+from recfx.sharding.ranks_named import MOST_RANKS
 
 _HARDWARE = {"ascend_910b": ASCEND_910B, "h100": H100}
 

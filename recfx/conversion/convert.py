@@ -10,27 +10,15 @@ from torch import nn
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.conversion.arguments import check_arguments
-from recfx.conversion.check_conversion import check_conversion
-from recfx.conversion.declared_ranges import declare_id_ranges
 from recfx.conversion.finish import as_whole_graph, patch
 from recfx.conversion.load_guard import guard_loading
-from recfx.conversion.notes import compile_dropped
 from recfx.conversion.placement import place
-from recfx.conversion.refusals import (
-    DEFAULT_HASHING,
-    refuse_other_request,
-    refuse_raw_ids_of_kept,
-    refuse_sharded,
-    refuse_unsupported,
-)
 from recfx.conversion.sharding import shard_model, sharded_replacements
 from recfx.conversion.trace_directory import ConversionTrace, Stages
-from recfx.discovery.classify import CONVERTED, CONVERTIBLE
-from recfx.discovery.discover import discover
-from recfx.discovery.recorded import recorded
-from recfx.modules.copy_modules import copy_modules
-from recfx.record.conversion import attach_conversion, conversion_of
-from recfx.replacement.replace_collections import Hashing, replace_collections
+from recfx.modules.converted_collection import share_forwards
+from recfx.replacement.decide import Request, check_request, decide, holds_ddp
+from recfx.replacement.refusals import DEFAULT_HASHING
+from recfx.replacement.replace_collections import Hashing
 from recfx.replacement.resize_tables import TableResizing
 from recfx.tracing.sample import Sample
 
@@ -117,53 +105,27 @@ def _convert(
     stages: Stages,
 ) -> nn.Module:
     call = None if sample is None else Sample.of(sample)
-    check_arguments(model, call, plan, env, whole_graph, verify, on_unsupported)
-    sharded, keep = plan is not None or env is not None, on_unsupported == "keep"
-    verified = call is not None if verify is None else verify
-    discovery = discover(model, call, calls_are_counted=verified and not keep)
-    declare_id_ranges(discovery, id_ranges)
-    refuse_unsupported(discovery, on_unsupported)
-    if sharded:
-        refuse_sharded(discovery)
-    stages.done("discover")
-    if discovery.of(CONVERTED) and not discovery.of(CONVERTIBLE):
-        refuse_other_request(discovery, hashing, backend)
+    sharded = plan is not None or env is not None
+    asked = Request(hashing, backend, device, verify, inplace, on_unsupported, id_ranges, shards=sharded)
+    check_request(model, call, asked)
+    check_arguments(call, plan, env, whole_graph)
+    with TableResizing(under_ddp=holds_ddp(model)) as resizing:
+        decision = decide(model, call, asked, resizing, done=stages.done)
+        converted = model if decision.converted is None else decision.converted
+        replacements = decision.replacements
         if sharded:
-            model = shard_model(model, plan, env, device, inplace)
-            stages.done("shard, and run the passes")
-        place(model, device)
-        guard_loading(model)
-        model = as_whole_graph(model, call) if whole_graph else model
-        stages.done("make a whole graph" if whole_graph else "place, and patch")
-        return model
-    with TableResizing(under_ddp=_holds_ddp(model)) as resizing:
-        replacements = replace_collections(discovery.of(CONVERTIBLE), hashing, backend, resizing, keep)
-        if not keep and not isinstance(hashing, Mapping):
-            refuse_raw_ids_of_kept(discovery, replacements)
-        converted, _ = copy_modules(model, replacements)
-        stages.done("replace, and run the passes")
-        conversion = recorded(discovery, on_unsupported, before=conversion_of(model))
-        conversion.notes += compile_dropped(model, inplace)
-        attach_conversion(converted, conversion)
-        if verified:
-            conversion.notes += check_conversion(model, converted, call, conversion, discovery, asked=bool(verify))
-            stages.done("verify")
-        if sharded:
-            before = converted
-            converted = shard_model(converted, plan, env, device, inplace=False)
+            before, in_place = converted, inplace and decision.converted is None
+            converted = shard_model(converted, plan, env, device, in_place)
             replacements = sharded_replacements(replacements, before, converted)
             stages.done("shard, and run the passes")
         place(converted, device)
         guard_loading(converted)
+        share_forwards(converted)
         if whole_graph:
             converted = as_whole_graph(converted, call)
-        elif inplace:
-            converted = patch(model, converted, replacements, discovery.findings)
+        elif inplace and decision.converted is not None:
+            converted = patch(model, converted, replacements, decision.discovery.findings)
             guard_loading(converted)
         resizing.keep()
         stages.done("make a whole graph" if whole_graph else "place, and patch")
     return converted
-
-
-def _holds_ddp(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules())

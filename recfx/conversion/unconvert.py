@@ -11,21 +11,15 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from recfx.conversion.load_guard import release_loading
 from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError
-from recfx.modules.carry_over import carry_hooks, carry_over
+from recfx.modules.carry_over import standard_collection
 from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
-from recfx.modules.copy_modules import copy_modules
-from recfx.modules.table_holder import release
+from recfx.modules.copy_modules import copy_modules, refuse_fully_sharded
 from recfx.modules.whole_graph import WholeGraph
 from recfx.optim.fused_view import detach_fused_optimizer
 from recfx.optim.in_backward import attach_unfused
 from recfx.record.conversion import detach_conversion
 from recfx.sharding.collection import sharded_collections
-from recfx.sharding.unshard import (
-    gather_collections,
-    held_ids,
-    standard_collection,
-    without_model_parallel,
-)
+from recfx.sharding.unshard import gather_collections, held_ids, unsharded_collection, without_model_parallel
 
 RowsOfIds = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
@@ -44,13 +38,14 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
         for every table that has an index (``<collection>.<table>`` if two collections have a table of that name).
 
     Raises:
-        ConversionError: ``index_holds_ids``: a standard collection cannot express the table.
+        ConversionError: ``index_holds_ids``: a standard collection cannot express the table; ``fully_sharded``.
         CheckpointError: the state that was loaded in place into an index is not valid; raised on all ranks.
     """
     check_module(model)
     if isinstance(model, WholeGraph):
         model = model.python_model
     model = without_model_parallel(model)
+    refuse_fully_sharded(model, "call recfx.unconvert first and fully_shard afterwards.")
     collections, sharded = unsharded_collections(model), sharded_collections(model)
     whole = gather_collections(model)
     items = {
@@ -65,7 +60,7 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
         _refuse_held_ids(items)
     mapping = _mapping(items)
     replacements: dict[int, nn.Module] = {id(collection): _standard(collection) for collection in collections.values()}
-    replacements |= {id(module): standard_collection(module, whole[path]) for path, module in sharded.items()}
+    replacements |= {id(module): unsharded_collection(module, whole[path]) for path, module in sharded.items()}
     plain, _ = copy_modules(model, replacements)
     detach_conversion(plain)
     detach_fused_optimizer(plain)
@@ -91,16 +86,7 @@ def _mapping(items: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]) ->
 
 
 def _standard(collection: HashEmbeddingBagCollection) -> EmbeddingBagCollection:
-    standard = EmbeddingBagCollection(
-        collection.embedding_bag_configs(), collection.is_weighted(), torch.device("meta")
-    )
-    bags, _ = copy_modules(collection.embedding_bags)
-    assert isinstance(bags, nn.ModuleDict)
-    release(bags)
-    standard.embedding_bags = bags
-    standard._device = collection.device
+    standard = standard_collection(collection)
     for table, optimizer in collection.fused_optimizers().items():
-        attach_unfused(bags.get_submodule(table).weight, optimizer)  # type: ignore[arg-type]
-    carry_hooks(collection, standard)
-    carry_over(collection, standard, skip=collection.own_names())
-    return standard.train(collection.training)
+        attach_unfused(standard.embedding_bags.get_submodule(table).weight, optimizer)
+    return standard

@@ -16,7 +16,7 @@ from recfx.errors import ConversionError
 from recfx.ir import verify_graph
 from recfx.modules.carry_over import carry_hooks
 from recfx.modules.converted_collection import converted_collections
-from recfx.modules.copy_modules import copy_modules
+from recfx.modules.copy_modules import copy_modules, refuse_fully_sharded
 from recfx.modules.whole_graph import WholeGraph, share_children
 from recfx.record.conversion import attach_conversion, conversion_of
 from recfx.references.find_references import own_modules
@@ -78,8 +78,9 @@ def build_whole_graph(model: nn.Module, sample: Sample, training: bool) -> Trace
     Where the first trace differs from eager, modules between the root and the collections become opaque leaves.
 
     Raises:
-        ConversionError: ``untraceable_root`` or ``whole_graph_differs``.
+        ConversionError: ``untraceable_root``, ``whole_graph_differs`` or ``fully_sharded``.
     """
+    refuse_fully_sharded(model, "make the graph first, and call fully_shard afterwards.")
     hookless, _ = copy_modules(model)  # the root's own hooks run around the graph, not in it
     carry_hooks(nn.Module(), hookless)
     opaque: frozenset[str] = frozenset()

@@ -4,8 +4,8 @@ The converted model would go on using the original there.
 
 Plain attributes that refer to a collection, or to a module around one, are changed to refer to the converted one
 (``recfx.modules.copy_modules``). What is left is refused here: generators and the like, and what code reads by itself,
-such as globals. Code that reads such a place does not necessarily call the collection: verification, which counts
-calls, finds out.
+such as globals. Code that reads such a place does not necessarily call the collection: its source may show that
+(``recfx.references.code_uses``), and verification, which counts calls, finds out.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def find_bypassed(model: nn.Module, findings: list[Finding]) -> None:
     """Refuse the convertible collections whose originals the model would go on using.
 
     If code merely reads something that refers to a collection, counting calls may clear it: it is only ``suspected``.
+    If it can be seen that the code calls nothing from there, it is ``never_called`` from there.
     """
     convertible = {id(finding.module): finding for finding in findings if finding.status == CONVERTIBLE}
     if not convertible:
@@ -42,8 +43,11 @@ def find_bypassed(model: nn.Module, findings: list[Finding]) -> None:
                 finding = convertible.get(id(module))
                 if finding is not None and finding.status == CONVERTIBLE:
                     what = "the collection" if id(module) == target else "a module that holds it"
-                    refusal = bypassed(finding.path, f"{what} is also reached by {fixed.where}: {fixed.why}")
-                    if fixed.read_by_code:
+                    how = f"{what} is also reached by {fixed.where}: {fixed.why}"
+                    refusal = bypassed(finding.path, how)
+                    if fixed.never_called:
+                        finding.never_called = finding.never_called or how
+                    elif fixed.read_by_code:
                         finding.suspected = finding.suspected or refusal
                     else:
                         finding.refuse(refusal)

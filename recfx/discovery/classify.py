@@ -49,6 +49,7 @@ class Finding:
         call_sites: all lines that were seen to call it, in the order of the calls.
         calls: how often one forward calls it, as far as the trace can see.
         id_ranges: the ranges that its ids are in, by feature, as far as the trace can see.
+        never_called: how code reaches it other than through the model's modules, if nothing calls it from there.
         suspected: the refusal, if code may call it other than through the model's modules; a sample can clear it.
     """
 
@@ -60,6 +61,7 @@ class Finding:
     source: SourceLocation | None = None
     call_sites: tuple[SourceLocation, ...] = ()
     calls: int = 0
+    never_called: str = ""
     suspected: Diagnostic | None = None
     id_ranges: dict[str, IdRange] = field(default_factory=dict)
 
@@ -105,7 +107,7 @@ def classify(module: nn.Module, path: str) -> Finding | None:
         return refused(
             "script_module",
             "a ScriptModule holds a collection; its code can no longer be rewritten.",
-            "convert the Python model instead; this version cannot script a converted one.",
+            "convert the Python model instead: torch.jit.script compiles what convert returns.",
         )
     if isinstance(module, fx.GraphModule) and (node := _inlined_bag(module)) is not None:
         return refused(
@@ -127,7 +129,7 @@ def classify(module: nn.Module, path: str) -> Finding | None:
         return refused(
             "quantized_collection",
             "a quantized collection cannot be trained or re-indexed.",
-            "convert the float model; this version cannot quantize a converted one.",
+            "convert the float model; recfx.export(..., quantize=) quantizes what it writes.",
         )
     if isinstance(module, FusedEmbeddingBagCollection):
         return refused(

@@ -18,7 +18,7 @@ from torch import fx, nn
 from recfx.diagnostics import Diagnostic
 from recfx.discovery.bypass import BYPASSED, find_bypassed
 from recfx.discovery.classify import CONVERTIBLE, Finding, classify
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, type_of
 from recfx.ir.id_range import IdRange
 from recfx.ir.meta import SourceLocation
 from recfx.modules.copy_modules import copy_modules
@@ -53,7 +53,7 @@ def check_module(model: object, name: str = "model") -> None:
     """
     if not isinstance(model, nn.Module):
         raise ConversionError(
-            f"{name} is a {type(model).__name__}.",
+            f"{name} is {type_of(model)}.",
             reason="invalid_argument",
             what_to_do="pass the torch.nn.Module that holds the collections.",
         )
@@ -77,7 +77,8 @@ def discover(model: nn.Module, sample: Sample | None = None, *, calls_are_counte
             if finding.suspected is not None:
                 finding.refuse(finding.suspected)
     # A trace runs the model's code, which would change the user's own objects if it reached them.
-    if sample is not None and not any(each.suspected or each.reason == BYPASSED for each in discovery.findings):
+    held = any(each.suspected or each.never_called or each.reason == BYPASSED for each in discovery.findings)
+    if sample is not None and not held:
         _confirm_by_trace(model, sample, discovery)
     return discovery
 

@@ -14,6 +14,7 @@ from recfx.errors import ConversionError
 from recfx.inspect import wording
 from recfx.inspect.cost import cost
 from recfx.ir.meta import BATCH, WORLD, mean_length
+from recfx.planner.placements import PRIVATE
 from recfx.pricing.hardware import Hardware
 from recfx.pricing.work import NodeCost
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
@@ -60,6 +61,7 @@ class DrawnCosts:
         trains: whether the backward is part of it.
         hardware: what times are predicted for; ``""`` if none are.
         no_times: why none are, although hardware was given.
+        device: the type of device that the hardware is, if it is known.
     """
 
     nodes: tuple[tuple[str, tuple[DrawnAmount, ...]], ...] = ()
@@ -69,10 +71,16 @@ class DrawnCosts:
     trains: bool = False
     hardware: str = ""
     no_times: str = ""
+    device: str = ""
 
     def place(self, collection: str, name: str) -> int:
         """The position of a node; -1 if nothing is known of its cost."""
         return self.places.get((collection, name), -1)
+
+    def is_of(self, device: str) -> bool:
+        """Whether what runs on tensors of a device is what the times are of; on meta, nothing runs."""
+        kind = device.split(":")[0]
+        return kind != "meta" and self.device in ("", "npu" if kind == PRIVATE else kind)
 
 
 NO_COSTS = DrawnCosts()
@@ -103,6 +111,7 @@ def costs_of(model: nn.Module, hardware: Hardware | None = None) -> DrawnCosts:
         trains=found.trains,
         hardware="" if hardware is None else hardware.name,
         no_times=no_times,
+        device="" if hardware is None else hardware.device,
     )
 
 

@@ -19,6 +19,7 @@ from recfx.drawing.svg import render_svg
 from recfx.drawing.write import as_path, write_text
 from recfx.errors import DrawingError
 from recfx.planner.hardware_of import hardware_of
+from recfx.planner.planned_ranks import topology_of
 from recfx.planner.topology import NpuTopology
 from recfx.pricing.hardware import Hardware
 
@@ -49,9 +50,9 @@ def draw(
             these fuse. A page also predicts the time of each node, except of hashed tables on a device that is no CPU:
             there ids go to the host and back, which is not in the picture; ``recfx.cost`` prices it. Or a
             :class:`recfx.pricing.hardware.Hardware`, for times alone.
-        plan: likewise, by this plan.
-        world_size: the number of ranks that ``plan`` is for. Default: those of the topology or, without one, up to the
-            last that the plan names.
+        plan: likewise, by this plan; times are those on what it was made for, if ``recfx.plan`` made it.
+        world_size: the number of ranks that ``plan`` is for. Default: those that it was made for, if
+            ``recfx.plan`` made it; those of the topology; or those of a table that is on all ranks.
 
     Raises:
         DrawingError: ``invalid_argument``, ``unknown_ending``, ``no_collection``, ``cannot_write``; for ``.svg`` also
@@ -76,6 +77,7 @@ def draw(
     drawn = model_or_graph
     if not (given is None and plan is None and world_size is None):
         drawn = as_planned(model_or_graph, given, plan, world_size)
+        given = topology_of(plan) if topology is None else given
     if given is not None:
         hardware = hardware_of(given)
     write_text(target, render(collect(drawn, hardware)))

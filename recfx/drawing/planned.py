@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from recfx.modules.copy_modules import copy_modules
 from recfx.modules.whole_graph import WholeGraph
 from recfx.planner.hardware_of import check_topology
 from recfx.planner.plan import plan_of_collections as make_plan
+from recfx.planner.planned_ranks import world_size_of
 from recfx.planner.shard_model import shard_collections
 from recfx.planner.topology import NpuTopology
 from recfx.pricing.values import whole_number
@@ -27,7 +29,7 @@ from recfx.record.conversion import attach_conversion, conversion_of
 from recfx.record.wrappers import unwrap
 from recfx.replacement.dry_run import dry_run, unchanged
 from recfx.sharding.held_interrupts import held_interrupts, interrupts
-from recfx.sharding.planned_ranks import MOST_RANKS, check_plan, ranks_named
+from recfx.sharding.ranks_named import MOST_RANKS, check_plan
 
 
 def as_planned(
@@ -42,8 +44,7 @@ def as_planned(
         model_or_graph: a model that is not sharded.
         topology: what ``recfx.plan`` plans for, without a plan.
         plan: the plan.
-        world_size: the number of ranks that ``plan`` is for. Default: those of the topology or, without one, up to the
-            last that the plan names.
+        world_size: the number of ranks that ``plan`` is for; see :func:`recfx.planner.planned_ranks.world_size_of`.
 
     Raises:
         DrawingError: ``invalid_argument``, ``already_sharded``, ``in_process_group``.
@@ -57,11 +58,10 @@ def as_planned(
         discovery = discover(model)
         converted, _ = copy_modules(model, dry_run(discovery))
     conversion = recorded(discovery, "keep", before=conversion_of(model))
-    if topology is not None:
-        plan, ranks = plan or make_plan(model, topology), ranks or topology.world_size
-    else:
-        assert plan is not None  # one of them is given
-        ranks = ranks or ranks_named(plan)
+    if plan is None:
+        assert topology is not None  # one of them is given
+        plan = make_plan(model, topology)
+    ranks = world_size_of(plan, ranks or (None if topology is None else topology.world_size))
 
     def shard(env: ShardingEnv) -> nn.Module:
         found, _ = copy_modules(converted, shard_collections(converted, plan, env, torch.device("meta")))
@@ -105,6 +105,7 @@ def _as_rank_0(world_size: int, shard: Callable[[ShardingEnv], nn.Module]) -> nn
     Ctrl-C is kept while torch makes and forgets the group, so that nothing of it is left.
     """
     with held_interrupts():
+        hook = sys.excepthook  # torch wraps it, for good
         try:
             dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
             assert dist.group.WORLD is not None
@@ -113,3 +114,4 @@ def _as_rank_0(world_size: int, shard: Callable[[ShardingEnv], nn.Module]) -> nn
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+            sys.excepthook = hook

@@ -52,6 +52,7 @@ def _node(node: NodeSnapshot, kernels: dict[str, tuple[str, ...]], costs: DrawnC
     if meta is None:
         return DrawnNode(node.name, ITEM, node.line, node.inputs)
     shape, size = _sizes(meta)
+    kernel = meta.kernel if costs.is_of(meta.device) else ""
     return DrawnNode(
         name=node.name,
         kind=meta.kind,
@@ -61,8 +62,8 @@ def _node(node: NodeSnapshot, kernels: dict[str, tuple[str, ...]], costs: DrawnC
         bytes=size,
         dtype="" if meta.dtype is None else str(meta.dtype).removeprefix("torch."),
         device=meta.device,
-        kernel=meta.kernel,
-        why=kernels.get(node.name, ()) if meta.kernel else (),
+        kernel=kernel,
+        why=kernels.get(node.name, ()) if kernel else (),
         tables=meta.tables,
         passes=meta.passes,
         collectives=meta.collectives,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 from recfx.errors import DrawingError
+from recfx.kernels.private_files import new_file
 
 
 def as_path(path: object) -> Path:
@@ -39,13 +39,9 @@ def write_text(path: Path, text: str) -> None:
         place = Path(os.path.realpath(path))
         if place.is_dir() or (place.exists() and not place.is_file()):
             raise _cannot_write(path, "it is not a regular file")
-        temporary = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
-        try:
-            with temporary.open("x", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-                file.write(text)
-            os.replace(temporary, place)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with new_file(place) as file:
+            file.path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+            file.put_in_place()
 
 
 @contextlib.contextmanager

@@ -125,18 +125,17 @@ def _correct_record(file: BinaryIO, info: zipfile.ZipInfo, crc: int) -> None:
     file.write(struct.pack("<I", crc))
 
 
-def content_checksum(path: Path, manifest: str, text: str) -> int:
+def content_checksum(archive: zipfile.ZipFile, manifest: str, text: str) -> int:
     """The CRC-32 of what is in a file, whatever the order of its records: of their names and checksums.
 
     TorchScript's debug records do not count, which name the sources that it compiled: a file may be used without them.
 
     Args:
-        path: the file, whose checksums are right.
+        archive: the file, whose checksums are right.
         manifest: the end of the name of the record that is left out, because it holds the result.
         text: what it holds besides, which is part of the content.
     """
-    with zipfile.ZipFile(path) as archive:
-        records = sorted((info.filename, info.CRC) for info in archive.infolist())
+    records = sorted((info.filename, info.CRC) for info in archive.infolist())
     crc = zlib.crc32(text.encode())
     for name, of_record in records:
         if not name.endswith((manifest, ".debug_pkl")):

@@ -19,7 +19,7 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recfx.errors import ExportError, InputError
+from recfx.errors import ExportError, InputError, type_of
 from recfx.exporter.flatten_names import identifier
 from recfx.tracing.sample import Sample
 
@@ -188,7 +188,7 @@ def _pattern(value: Any, name: str, taken: set[str]) -> Pattern:
         items = tuple(_pattern(getattr(value, key), f"{name}_{key}", taken) for key in keys)
         return Pattern("dataclass", "", keys, items, type_name=type(value).__name__, make=_maker(value))
     raise ExportError(
-        f"argument {name} holds a {type(value).__name__}.",
+        f"argument {name} holds {type_of(value)}.",
         reason="unsupported_argument",
         what_to_do="pass tensors, KeyedJaggedTensors, or dicts, lists and dataclasses of these.",
     )
@@ -229,13 +229,13 @@ def rebuild(pattern: Pattern, leaves: Iterator[Any]) -> Any:
 def _flatten(value: Any, pattern: Pattern, where: str, values: list[Any]) -> None:
     if pattern.kind == "tensor":
         if not isinstance(value, torch.Tensor):
-            raise _wrong(f"{where} is a {type(value).__name__}, not a tensor.")
+            raise _wrong(f"{where} is {type_of(value)}, not a tensor.")
         values.append(value)
     elif pattern.kind == "kjt":
         values.append(_keyed_jagged(value, where))
     elif pattern.kind == "jagged":
         if not isinstance(value, JaggedTensor):
-            raise _wrong(f"{where} is a {type(value).__name__}, not a JaggedTensor.")
+            raise _wrong(f"{where} is {type_of(value)}, not a JaggedTensor.")
         values.append(value)
     elif pattern.kind == "constant":
         if not is_constant(value, pattern.value):
@@ -253,7 +253,7 @@ def _items(value: Any, pattern: Pattern, where: str) -> Iterator[tuple[str, Patt
     elif pattern.kind == "dataclass":
         missing = [key for key in pattern.keys if not hasattr(value, key)]
         if missing:
-            raise _wrong(f"{where} is a {type(value).__name__} without {missing[0]}; a {pattern.type_name} has it.")
+            raise _wrong(f"{where} is {type_of(value)} without {missing[0]}; a {pattern.type_name} has it.")
         yield from ((key, item, getattr(value, key)) for key, item in zip(pattern.keys, pattern.items, strict=True))
     else:
         if not isinstance(value, (list, tuple)) or len(value) != len(pattern.items):
@@ -268,7 +268,7 @@ def _keyed_jagged(value: Any, where: str) -> KeyedJaggedTensor:
         return value
     if isinstance(value, TensorDict):
         return maybe_td_to_kjt(value, None)
-    raise _wrong(f"{where} is a {type(value).__name__}, not a KeyedJaggedTensor.")
+    raise _wrong(f"{where} is {type_of(value)}, not a KeyedJaggedTensor.")
 
 
 def _wrong(message: str) -> InputError:

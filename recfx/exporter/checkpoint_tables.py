@@ -83,7 +83,7 @@ class CheckpointTable:
                 )
             return ids
         index = self._read_index()
-        self.ids, self._side_row = len(index), int(index.side_row)
+        self.ids, self._side_row = len(index), int(index.side_row[0])
         return index.answer(ids)
 
     def read_rows(self, rows: torch.Tensor) -> torch.Tensor:

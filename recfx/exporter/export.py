@@ -16,7 +16,7 @@ from torch import nn
 
 from recfx.conversion.convert import convert
 from recfx.diagnostics import Diagnostic, Severity
-from recfx.errors import ExportError
+from recfx.errors import ExportError, type_of
 from recfx.exporter.arguments import Pattern, Signature, signature_of
 from recfx.exporter.artifacts import FILE_FORMATS, Artifact, FileFormat
 from recfx.exporter.buffers import Filling
@@ -32,10 +32,12 @@ from recfx.exporter.report import ExportReport, TableSize
 from recfx.exporter.returns import check_alike, return_pattern
 from recfx.exporter.served_collection import ServedCollection, local_tables, serve_tables
 from recfx.exporter.sharded_export import Sources, export_from_ranks
-from recfx.exporter.target import as_path, check_target, destination, disk_errors, temporary_name
+from recfx.exporter.target import as_path, check_target, destination, disk_errors
 from recfx.exporter.write_file import read_in_place, write_file
 from recfx.kernels import library
+from recfx.kernels.private_files import new_file
 from recfx.modules.collection import unsharded_collections
+from recfx.modules.copy_modules import refuse_fully_sharded
 from recfx.modules.whole_graph import WholeGraph
 from recfx.record.wrappers import unwrap
 from recfx.serving import ATEN, ServingTarget
@@ -90,11 +92,16 @@ def export(
             ranks, also ``ranks_differ``, ``other_rank_failed``, ``several_process_groups``, ``model_is_sharded`` (by
             TorchRec alone, or with ``checkpoint``).
         CheckpointError: as ``load_checkpoint``; also ``model_on_meta``: a tensor is on meta that was not saved.
-        ConversionError: the model is not converted, and cannot be.
+        ConversionError: the model is not converted, and cannot be; ``fully_sharded``.
     """
     if not isinstance(model, nn.Module):
-        raise _invalid(f"model is a {type(model).__name__}.", "pass the model, an nn.Module.")
+        raise _invalid(f"model is {type_of(model)}.", "pass the model, an nn.Module.")
     root = model.python_model if isinstance(model, WholeGraph) else unwrap(model)
+    refuse_fully_sharded(
+        root,
+        "load the weights, with torch.distributed.checkpoint, into a model on which it was not called, and export that "
+        "one; or call recfx.export first and fully_shard afterwards.",
+    )
     group = group_of(root)
     with contextlib.nullcontext() if group is None else held_interrupts():
         return _export_model(root, group, path, sample, quantize, format, portable, checkpoint, device)
@@ -271,32 +278,23 @@ def _write(
     if unreadable is not None:
         failures.append(unreadable)
         return None
-    place = destination(target)
-    temporary = temporary_name(place)
-    try:
-        manifest = partial(
-            make_manifest,
-            signature,
-            returns,
-            held,
-            portable=serving.is_portable,
-            format=format,
-            target=serving.name,
-        )
+    manifest = partial(
+        make_manifest, signature, returns, held, portable=serving.is_portable, format=format, target=serving.name
+    )
+    with contextlib.ExitStack() as stack:
         with disk_errors(target):
-            records = write_file(artifact.save, fillings, manifest, temporary, show_progress=_is_big(fillings))
-        content = read_in_place(temporary, records, fillings)
+            file = stack.enter_context(new_file(destination(target)))
+            records = write_file(artifact.save, fillings, manifest, file.path, show_progress=_is_big(fillings))
+        content = read_in_place(file.path, records, fillings)
         for name, stored in content.items():
             artifact.set_buffer(name, stored)
         error = comparison.largest_difference(artifact, fillings, content)
         if isinstance(error, Diagnostic):
             failures.append(error)
             return None
-        size = temporary.stat().st_size
+        size = file.path.stat().st_size
         with disk_errors(target):
-            os.replace(temporary, place)
-    finally:
-        temporary.unlink(missing_ok=True)
+            file.put_in_place()
     return ExportReport(
         path=target,
         format=format,

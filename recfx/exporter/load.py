@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import lzma
 import os
 import re
-import struct
 import warnings
-import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import fbgemm_gpu  # noqa: F401  registers the operators that files use
 import torch
 from torch import nn
 
-from recfx.errors import ExportError, InputError
+from recfx.errors import ConversionError, ExportError, InputError
 from recfx.exporter.archive import content_checksum
 from recfx.exporter.loaded_program import load_traced
 from recfx.exporter.manifest import read_manifest, returns_from, signature_from, without_checksum
+from recfx.exporter.model_file import ModelFile, cannot_read, open_model_file, out_of_memory
 from recfx.exporter.returns import put_together
 from recfx.exporter.target import as_path
-from recfx.exporter.write_file import MANIFEST_RECORD
+from recfx.exporter.write_file import MANIFEST_RECORD, memory_of
 from recfx.kernels import library
+from recfx.modules.devices import usable_device
 from recfx.serving import ATEN
 
 _TOLD = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reason>[a-z_]+)\]")
@@ -35,76 +33,127 @@ _TOLD = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reaso
 _LONGEST_MANIFEST = 2**26
 """In bytes. A file of no more than some megabytes may claim to hold gigabytes."""
 
-_CODEC_ERRORS = (zlib.error, lzma.LZMAError)
+_NO_MEMORY = re.compile("can't allocate memory|bad_alloc|out of memory", re.IGNORECASE)
+_ERRNO = re.compile(r"\berrno (\d+)")
 
 
-def load(path: str | os.PathLike[str], device: torch.device | str | None = None) -> LoadedModel:
+def load(path: str | os.PathLike[str], device: torch.device | str | int | None = None) -> LoadedModel:
     """Load a file that ``export`` has written, check that it is whole, and return the model.
 
-    Of a TorchScript file, nothing runs but TorchScript's own code in it: the manifest is JSON text, and nothing is
-    unpickled by Python. A pt2 file is read by ``torch.export.load``, which evaluates expressions for sizes that are in
-    the file; load only pt2 files whose origin is known.
+    The file is opened once, so that another may take its place meanwhile. Of a TorchScript file, nothing runs but
+    TorchScript's own code in it: the manifest is JSON text, and nothing is unpickled by Python. A pt2 file is read by
+    ``torch.export``, which evaluates expressions for sizes that are in the file; load only pt2 files whose origin is
+    known.
 
     Args:
         path: the file.
         device: where its tensors go; default: the CPU. Others need a file that was exported for a device.
 
     Raises:
-        ExportError: ``invalid_argument``, ``no_file``, ``cannot_read``, ``damaged_file``, ``not_exported``,
-            ``newer_format``, ``other_hash``, ``no_library``, ``wrong_device``.
+        ExportError: ``invalid_argument``, ``device_unavailable``, ``no_file``, ``cannot_read``, ``damaged_file``,
+            ``changed_file``, ``not_exported``, ``newer_format``, ``other_hash``, ``no_library``, ``wrong_device``,
+            ``out_of_memory``, ``cannot_load``.
     """
-    found = as_path(path)
-    if not os.path.isfile(found):  # False for a name that is too long
-        raise ExportError(f"{found} is not a file.", reason="no_file", what_to_do="export a model to it first.")
-    text = _checked_manifest(found)
-    manifest = read_manifest(text, found)
-    if manifest["format_version"] > 1:
-        content = content_checksum(found, MANIFEST_RECORD, without_checksum(str(text)))
-        if manifest.get("content_crc32") != f"{content:08x}":
-            raise _damaged(found, "its records are not those that its manifest was written for")
-    if str(device or "cpu").partition(":")[0] != "cpu" and manifest.get("target") != ATEN.name:
-        raise ExportError(
-            f"{found} was exported for the CPU: its operators do not run on {device}.",
-            reason="wrong_device",
-            what_to_do=f"export the model with device={str(device)!r}, or load it without a device.",
-        )
-    if not manifest.get("portable", True) and not library.load():
-        raise ExportError(
-            f"{found} needs recfx's C++ operators, which are missing: {library.why_not()}",
-            reason="no_library",
-            what_to_do="install a C++ compiler, or export the model with portable=True.",
-        )
-    try:
-        if manifest.get("format") == "pt2":
-            return LoadedModel(load_traced(found, signature_from(manifest)), manifest)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
-            return LoadedModel(torch.jit.load(str(found), map_location=device), manifest)
-    except RuntimeError as error:
-        raise _damaged(found, str(error).strip().splitlines()[0]) from error
+    target = _place(device)
+    with open_model_file(as_path(path)) as file:
+        manifest = _checked_manifest(file)
+        if target.type != "cpu" and manifest.get("target") != ATEN.name:
+            raise ExportError(
+                f"{file.path} was exported for the CPU: its operators do not run on {target}.",
+                reason="wrong_device",
+                what_to_do=f"export the model with device={target.type!r}, or load it without a device.",
+            )
+        if not manifest.get("portable", True) and not library.load():
+            raise ExportError(
+                f"{file.path} needs recfx's C++ operators, which are missing: {library.why_not()}",
+                reason="no_library",
+                what_to_do="install a C++ compiler, or export the model with portable=True.",
+            )
+        try:
+            loaded = LoadedModel(_read_program(file, manifest, target), manifest)
+        except RuntimeError as error:
+            raise error if isinstance(error, ExportError) else _of_torch(file, manifest, error) from error
+        if _is_of_format_1(manifest):
+            _check_buffers(file, loaded)
+        file.check_unchanged()
+    return loaded
 
 
-def _checked_manifest(path: Path) -> str | None:
-    """Read the whole file, compare it with the checksums in it, and return the text of its manifest."""
+def _place(device: torch.device | str | int | None) -> torch.device:
     try:
-        with zipfile.ZipFile(path) as archive:
-            broken = archive.testzip()
-            if broken is not None:
-                raise _damaged(path, f"its record {broken} is damaged")
-            found = [each for each in archive.infolist() if each.filename.endswith(MANIFEST_RECORD)]
-            if len(found) != 1 or found[0].file_size > _LONGEST_MANIFEST:
-                return None
-            return archive.read(found[0]).decode()
-    except PermissionError as error:
+        place = usable_device("cpu" if device is None else device)
+    except ConversionError as error:
+        raise ExportError.of(error.diagnostic) from error
+    if place.type == "meta":
         raise ExportError(
-            f"{path} cannot be read: {error.strerror}.",
-            reason="cannot_read",
-            what_to_do="run as a user who may read it.",
-        ) from error
-    except ExportError:
-        raise
-    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError, struct.error, *_CODEC_ERRORS) as error:
-        raise _damaged(path, f"it is cut off, or was not written by recfx.export ({error})") from error
+            "device='meta' holds no values.",
+            reason="invalid_argument",
+            what_to_do="pass a device that computes, such as 'cpu'.",
+        )
+    return place
+
+
+def _checked_manifest(file: ModelFile) -> dict[str, Any]:
+    """Read the whole file, compare it with the checksums in it, and return its manifest."""
+    text = None
+    with file.archive() as archive:
+        broken = archive.testzip()
+        if broken is not None:
+            raise file.damaged(f"its record {broken} is damaged")
+        found = [each for each in archive.infolist() if each.filename.endswith(MANIFEST_RECORD)]
+        if len(found) == 1 and found[0].file_size <= _LONGEST_MANIFEST:
+            text = archive.read(found[0]).decode()
+        manifest = read_manifest(text, file.path)
+        if not _is_of_format_1(manifest):
+            content = content_checksum(archive, MANIFEST_RECORD, without_checksum(str(text)))
+            if manifest.get("content_crc32") != f"{content:08x}":
+                raise file.damaged("its records are not those that its manifest was written for")
+    return manifest
+
+
+def _read_program(file: ModelFile, manifest: dict[str, Any], device: torch.device) -> nn.Module:
+    if manifest.get("format") == "pt2":
+        return load_traced(file, signature_from(manifest))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
+        script: nn.Module = torch.jit.load(file.for_torch(), map_location=device)
+        return script
+
+
+def _is_of_format_1(manifest: dict[str, Any]) -> bool:
+    """Whether a file is of format 1, and does not only claim to be."""
+    return manifest["format_version"] == 1 and not manifest.keys() & {"content_crc32", "order"}
+
+
+def _check_buffers(file: ModelFile, loaded: LoadedModel) -> None:
+    """Compare the tables of a file of format 1, which has checksums of nothing else."""
+    program: nn.Module = loaded.script.program
+    buffers, wanted = dict(program.named_buffers()), loaded.manifest.get("crc32")
+    for name, crc in wanted.items() if isinstance(wanted, dict) else [("crc32", None)]:
+        content = buffers.get(name)
+        if (
+            content is None
+            or f"{zlib.crc32(memory_of(content.cpu().contiguous().view(-1).view(torch.uint8))):08x}" != crc
+        ):
+            raise file.damaged("its tables are not those that its manifest was written for")
+
+
+def _of_torch(file: ModelFile, manifest: dict[str, Any], error: RuntimeError) -> ExportError:
+    """Why torch cannot load a file that is whole."""
+    file.check_unchanged()
+    said = str(error).strip().splitlines()[0]
+    number = _ERRNO.search(said)
+    if isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY.search(said):
+        return out_of_memory(file.path)
+    if number is not None:
+        return cannot_read(file.path, os.strerror(int(number[1])))
+    if "PytorchStreamReader" in said:
+        return file.damaged(f"torch does not find its records: {said}")
+    return ExportError(
+        f"torch {torch.__version__} cannot load {file.path}, although all its records are right: {said}",
+        reason="cannot_load",
+        what_to_do=f"load it with torch {manifest.get('torch_version')}, which wrote it, or export the model again.",
+    )
 
 
 class LoadedModel(nn.Module):
@@ -184,11 +233,3 @@ def _input_errors() -> Iterator[None]:
 def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
-
-
-def _damaged(path: Path, why: str) -> ExportError:
-    return ExportError(
-        f"{path} cannot be loaded: {why}.",
-        reason="damaged_file",
-        what_to_do="export the model again, or copy the file again.",
-    )

@@ -3,48 +3,53 @@
 from __future__ import annotations
 
 import json
-import zipfile
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.export.pt2_archive._package import load_pt2
 
 from recfx.exporter.arguments import Signature
 from recfx.exporter.flat_tensors import flat_tensors
+from recfx.exporter.model_file import ModelFile
 from recfx.exporter.served_model import named_input, names_of
 
 
-def load_traced(path: Path, signature: Signature) -> LoadedProgram:
+def load_traced(file: ModelFile, signature: Signature) -> LoadedProgram:
     """Load a program.
 
     Args:
-        path: the file, whose checksums are right.
+        file: the file, whose checksums are right.
         signature: its arguments, from the manifest.
 
     Raises:
-        RuntimeError: it holds more than ``export`` writes, or torch cannot read it.
+        ExportError: ``damaged_file``: it holds more than ``export`` writes.
+        RuntimeError: torch cannot read it.
     """
-    _refuse_pickles(path)
-    with path.open("rb") as file:  # of a path, torch would want to end with .pt2
-        try:
-            exported = torch.export.load(file)
-        except (KeyError, ValueError, AssertionError) as error:  # of a program of another version of torch
-            raise RuntimeError(f"torch.export.load says {type(error).__name__}: {error}") from error
-    return LoadedProgram(exported, signature)
+    _refuse_pickles(file)
+    file.file.seek(0)
+    try:
+        exported = load_pt2(file.file).exported_programs["model"]  # torch.export.load keeps its errors to itself
+        return LoadedProgram(exported, signature)
+    except (KeyError, ValueError, AssertionError) as error:  # of a program of another version of torch
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
-def _refuse_pickles(path: Path) -> None:
+def _refuse_pickles(file: ModelFile) -> None:
     """``export`` writes tensors as bytes and no sample inputs; torch would unpickle others, which runs their code."""
-    with zipfile.ZipFile(path) as archive:
+    with file.archive() as archive:
         for info in archive.infolist():
             if info.filename.endswith("_config.json"):
-                payloads = json.loads(archive.read(info)).get("config", {})
-                if any(payload.get("use_pickle") for payload in payloads.values()):
-                    raise RuntimeError(f"its record {info.filename} names pickled objects")
+                try:
+                    payloads = json.loads(archive.read(info)).get("config", {})
+                    is_pickled = any(payload.get("use_pickle") for payload in payloads.values())
+                except (ValueError, AttributeError) as error:
+                    raise file.damaged(f"its record {info.filename} is not one that recfx writes") from error
+                if is_pickled:
+                    raise file.damaged(f"its record {info.filename} names pickled objects")
             elif info.filename.endswith(".pt") and info.file_size:
-                raise RuntimeError(f"its record {info.filename} is a pickle")
+                raise file.damaged(f"its record {info.filename} is a pickle")
 
 
 class LoadedProgram(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recfx.errors import ExportError
+from recfx.errors import ExportError, type_of
 from recfx.exporter.arguments import Pattern, is_constant
 
 _WHAT_TO_DO = "return tensors, KeyedTensors, or dicts, lists, tuples and dataclasses of these."
@@ -84,7 +84,7 @@ def _pattern(value: Any, name: str) -> Pattern:
         return Pattern("constant", value=value)
     items = _items(value)
     if items is None:
-        raise _unsupported(f"the model returns a {type(value).__name__}.")
+        raise _unsupported(f"the model returns {type_of(value)}.")
     kind, keys = items[0], tuple(items[1])
     parts = tuple(_pattern(item, f"{name}.{key}") for key, item in items[1].items())
     return Pattern(kind, "", keys, parts, type_name=type(value).__name__)

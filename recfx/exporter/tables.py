@@ -69,7 +69,7 @@ class LocalTable:
         """None if ids are rows."""
         if self.hash_index is None:
             return None
-        return FrozenIndex(self.hash_index.slot_count, int(self.hash_index.index_buffers().side_row))
+        return FrozenIndex(self.hash_index.slot_count, int(self.hash_index.index_buffers().side_row[0]))
 
     @property
     def ids(self) -> int:

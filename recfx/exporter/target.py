@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from recfx.errors import ExportError
+from recfx.kernels.private_files import new_file
 
 
 def as_path(path: object) -> Path:
@@ -41,11 +41,6 @@ def destination(target: Path) -> Path:
     return Path(os.path.realpath(target))
 
 
-def temporary_name(target: Path) -> Path:
-    """A new name beside a file, so that renaming replaces the file in one step."""
-    return target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-
-
 def check_target(target: Path) -> None:
     """Check that a file can be written, before anything is computed for it.
 
@@ -62,12 +57,8 @@ def check_target(target: Path) -> None:
             there = "is not a directory" if place.parent.exists() else "does not exist"
             parent = target.parent if not target.is_symlink() else place.parent
             raise _cannot_write(target, f"{parent} {there}", "create the directory, or pass another path.")
-        probe = temporary_name(place)
-        try:
-            with probe.open("xb"):
-                pass
-        finally:
-            probe.unlink(missing_ok=True)
+        with new_file(place):
+            pass
 
 
 @contextlib.contextmanager

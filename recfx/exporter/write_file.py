@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,7 +76,7 @@ def write_file(
     for filling in fillings:
         if filling.buffer.nbytes < SMALL:
             filling.fill()
-            crcs[filling.name] = zlib.crc32(_memory(filling.buffer.view(-1).view(torch.uint8)))
+            crcs[filling.name] = zlib.crc32(memory_of(filling.buffer.view(-1).view(torch.uint8)))
     marks = [mark(filling.buffer.view(-1).view(torch.uint8)) for filling in late]
     save(path, make_manifest(crcs, 0))
     *records, of_manifest = find_records(path, marks, MANIFEST_RECORD)
@@ -88,22 +89,23 @@ def write_file(
         for filling, record in zip(late, records, strict=True):
             crcs[filling.name] = changed[record.name] = overwrite(file, record, _pieces(filling, bar))
     correct_checksums(path, changed)
-    manifest = make_manifest(crcs, content_checksum(path, MANIFEST_RECORD, make_manifest(crcs, 0))).encode()
+    with zipfile.ZipFile(path) as archive:
+        content = content_checksum(archive, MANIFEST_RECORD, make_manifest(crcs, 0))
+    manifest = make_manifest(crcs, content).encode()
     with path.open("r+b") as file:
         crc = overwrite(file, of_manifest, iter([memoryview(manifest)]))
     correct_checksums(path, {of_manifest.name: crc})
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
     return {filling.name: record for filling, record in zip(late, records, strict=True)}
 
 
 def _pieces(filling: Filling, bar: tqdm[None]) -> Iterator[memoryview]:
     for data in filling.bytes():
         bar.update(data.numel())
-        yield _memory(data)
+        yield memory_of(data)
 
 
-def _memory(data: torch.Tensor) -> memoryview:
+def memory_of(data: torch.Tensor) -> memoryview:
+    """The memory of a tensor on the host, which is copied only if it is not contiguous."""
     array: Any = data.contiguous().numpy()
     return memoryview(array)
 

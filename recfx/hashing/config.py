@@ -37,12 +37,14 @@ class HashConfig:
             which is forgotten; training then needs a fused optimizer).
         evict: which id loses its row with ``on_full="evict"``: ``"lru"``, the least recently used one, or ``"lfu"``,
             the one with the fewest sightings; ties go to the lowest ``mix64(id)``. Ids of batches whose backward has
-            not run yet keep their rows.
+            not run yet keep their rows, for as many later forwards as the collection's ``batches_in_flight`` says.
         admit_after: how many sightings (occurrences, counted for the whole batch first) an id needs to get a row. Until
             then it reads the ``unseen`` answer and trains nothing. A bucket counts as many such ids as it has rows, and
             then forgets the oldest.
         unseen: what an id without a row reads in eval mode, or before it is admitted: ``"zeros"`` or ``"share"``.
-        seed: for buckets, sharing and initial rows; any int64 except the highest.
+        seed: for buckets, sharing and initial rows; any int64 except the highest. Whoever knows it can choose ids that
+            fill one bucket; where ids may be hostile, give a random one (``secrets.randbits(62)``), the same on all
+            ranks and after a resume, and keep it secret: states, checkpoints and exported files contain it.
 
     Raises:
         ConversionError: ``invalid_hash_config``, naming field and value.

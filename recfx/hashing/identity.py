@@ -11,6 +11,7 @@ from recfx.hashing.state_errors import torn
 from recfx.kernels.row_initialization import initialization_key
 
 IDENTITY = "identity"
+_ROUNDING = 1e-5  # relative; digests of two tables are never so near
 
 
 def identity(config: ResolvedHashConfig, name: str) -> Tensor:
@@ -23,10 +24,11 @@ def check_identity(config: ResolvedHashConfig, name: str, saved: object) -> None
     """Check that a saved ``identity`` is that of this table; None stands for a state without one, which passes.
 
     Raises:
-        CheckpointError: ``torn_state``, ``wrong_table``, ``wrong_seed``, ``dense_rows_mismatch``.
+        CheckpointError: ``torn_state``, ``averaged_index``, ``wrong_table``, ``wrong_seed``, ``dense_rows_mismatch``.
     """
     if saved is None:
         return
+    _refuse_averaged(config, name, saved)
     if not isinstance(saved, Tensor) or saved.is_meta or saved.dtype != torch.int64 or saved.shape != (3,):
         raise torn(f"{IDENTITY} must be torch.int64 [3] with data.", name)
     saved_name, saved_seed, saved_dense = saved.tolist()
@@ -51,4 +53,21 @@ def check_identity(config: ResolvedHashConfig, name: str, saved: object) -> None
             reason="dense_rows_mismatch",
             module_path=name,
             what_to_do=f"Build the table with HashConfig(dense_rows={saved_dense}).",
+        )
+
+
+def _refuse_averaged(config: ResolvedHashConfig, name: str, saved: object) -> None:
+    """Refuse an identity that was computed with: averages of integers are floats, or equal except for rounding."""
+    if not isinstance(saved, Tensor) or saved.is_meta or saved.shape != (3,):
+        return
+    own = identity(config, name)
+    difference = (saved.detach().double().cpu() - own).abs()
+    is_near = bool((difference <= own.abs() * _ROUNDING).all())
+    if saved.is_floating_point() or (is_near and not torch.equal(saved.cpu(), own)):
+        raise CheckpointError(
+            "The state of the index was averaged with other states, like the weights; but ids are no numbers.",
+            reason="averaged_index",
+            module_path=name,
+            what_to_do="average with torch.optim.swa_utils.AveragedModel, which follows the ids; or average only the "
+            "floating-point tensors of a state, and copy the others.",
         )

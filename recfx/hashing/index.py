@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recfx.errors import ConversionError, IdTypeError, InputError, TableFullError
+from recfx.errors import ConversionError, IdTypeError, InputError, TableFullError, type_of
 from recfx.hashing.config import HashConfig, ResolvedHashConfig, as_integer
 from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage
 from recfx.kernels import buckets, host
@@ -59,8 +59,9 @@ class HashIndex(IndexStorage):
     The ``state_dict`` holds the following; everything else is rebuilt from it. ``row_ids`` int64 ``[rows]`` (-1 if
     free); ``row_state`` uint8 ``[rows]`` (0 never used, 1 taken, 2 free but used before; in a collection also 3 and 5:
     taken, from 0 or from any other state, with weights that are still to be initialised); ``counts`` int64 ``[6]`` (see
-    ``counters``); ``identity`` int64 ``[3]`` (of table, seed and dense_rows); with ``on_full="evict"``, ``row_scores``
-    int64 ``[rows]``; with ``admit_after > 1``, ``candidate_ids`` int64, ``candidate_counts`` int32 and
+    ``counters``); ``slice_counts`` int64 ``[parts, 5]`` (zeros, or what slices of a table that is sharded by rows have
+    counted besides); ``identity`` int64 ``[3]`` (of table, seed and dense_rows); with ``on_full="evict"``,
+    ``row_scores`` int64 ``[rows]``; with ``admit_after > 1``, ``candidate_ids`` int64, ``candidate_counts`` int32 and
     ``candidate_order`` int64, each ``[rows]``.
 
     An index may hold a slice of its table's rows, as it does on each rank if a table is sharded by rows. Its tensors
@@ -234,9 +235,9 @@ class HashIndex(IndexStorage):
         Read it before the rows: a change that is under way shows afterwards. What was written from outside shows after
         ``refresh``; what other processes do to an index in shared memory does not show.
         """
-        # Whatever gives a row to an id counts it, also if another id loses the row; erasing does not count, but numbers
-        # the state. `removals` changes before that, for an erase() that Ctrl-C interrupts.
-        return self.__dict__["_state_number"], self.removals, int(self.counts[INSERTED])
+        # Whatever gives a row to an id counts it, also if another id loses the row; erasing and undoing do not count,
+        # but number the state. `removals` changes before that, for an erase() that Ctrl-C interrupts.
+        return self.state_number, self.removals, int(self.counts[INSERTED])
 
     # Contents
 
@@ -287,7 +288,10 @@ class HashIndex(IndexStorage):
 
         Reads all groups.
         """
-        return 0 if self.slot_groups.is_meta else longest_probe(self.index_buffers().slot_groups)
+        if self.slot_groups.is_meta:
+            return 0
+        buffers = self.index_buffers()
+        return longest_probe(buffers.slot_groups, buffers.side_row)
 
     def occupancy(self) -> Occupancy:
         """Taken rows and all rows, of the index and of its fullest bucket (the first one, if several are tied)."""
@@ -416,8 +420,9 @@ class HashIndex(IndexStorage):
                 "in use by this batch, or by batches whose backward has not run yet, and none can be evicted.",
                 reason="table_full",
                 module_path=self.name,
-                what_to_do="Give the table more rows (HashConfig.rows), or use smaller batches; and release outputs "
-                "of training forwards whose backward never runs (use eval mode or torch.no_grad for evaluation).",
+                what_to_do="Give the table more rows (HashConfig.rows), or use smaller batches; or lower the "
+                "batches_in_flight of its collection, if each backward runs sooner than that. Evaluate in eval mode or "
+                "under torch.no_grad.",
             )
         part = "table" if self.policy.is_whole_table else "slice"
         return TableFullError(
@@ -437,14 +442,14 @@ def _no_ids() -> Tensor:
 def _check_arguments(config: object, name: object) -> None:
     if not isinstance(config, (HashConfig, ResolvedHashConfig)):
         raise ConversionError(
-            f"config is a {type(config).__name__}.",
+            f"config is {type_of(config)}.",
             reason="invalid_argument",
             module_path=str(name),
             what_to_do="pass a recfx.HashConfig.",
         )
     if not isinstance(name, str):
         raise ConversionError(
-            f"name is a {type(name).__name__}.", reason="invalid_argument", what_to_do="pass the table's name."
+            f"name is {type_of(name)}.", reason="invalid_argument", what_to_do="pass the table's name."
         )
 
 

@@ -2,8 +2,8 @@
 
 What an index does in a bucket does not depend on which slice holds the bucket. So if slices have seen the same batches,
 each its own ids, then their states are slices of the state of a whole index, and cutting that state at different
-borders does not change what happens next. Only the statistics in ``counts`` cannot be attributed to slices: they go to
-the first one.
+borders does not change what happens next. Only the statistics in ``counts`` cannot be attributed to the ids of a slice:
+each slice gets its share of what was counted, see ``recfx/hashing/slice_counts.py``.
 """
 
 from __future__ import annotations
@@ -15,51 +15,45 @@ from torch import Tensor
 
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY
+from recfx.hashing.slice_counts import COUNTS, SLICE_COUNTS, border_at, folded, part_count, parts_between, share
 from recfx.hashing.state_errors import torn
-from recfx.kernels.buckets import bucket_begin
 from recfx.kernels.index_buffers import BATCHES
-
-_COUNTS = "counts"
 
 
 def row_cuts(config: ResolvedHashConfig, pieces: int) -> list[int]:
     """The borders that cut a table into slices of similar size: ``pieces + 1`` of them, from 0 to ``rows``.
 
-    The borders ascend; slices may be empty. Border ``k`` is row ``k * rows // pieces`` if that is a dense row,
-    otherwise the row at which its bucket begins.
+    The borders ascend; slices may be empty. Border ``k`` is the row at which the part of row ``k * rows // pieces``
+    begins: its bucket, or, of up to 1,024 dense rows, the row itself.
     """
     if pieces < 1:
         raise ValueError(f"a table is cut into at least one piece, not {pieces}")
-    return [_border_at(config, piece * config.rows // pieces) for piece in range(pieces + 1)]
+    return [border_at(config, piece * config.rows // pieces) for piece in range(pieces + 1)]
 
 
-def _border_at(config: ResolvedHashConfig, row: int) -> int:
-    """The last row, up to this one, at which the table may be cut."""
-    if row <= config.dense_rows:
-        return row
-    # The last bucket b with b * index_rows // buckets <= index_row.
-    index_row = row - config.dense_rows
-    bucket = min(config.buckets, ((index_row + 1) * config.buckets - 1) // config.index_rows)
-    return bucket_begin(bucket, config.rows, config.dense_rows, config.buckets)
-
-
-def slice_state(state: Mapping[str, Tensor], row_begin: int, row_end: int) -> dict[str, Tensor]:
+def slice_state(
+    config: ResolvedHashConfig, state: Mapping[str, Tensor], row_begin: int, row_end: int
+) -> dict[str, Tensor]:
     """Cut the state of the slice ``[row_begin, row_end)`` out of the state of a whole table.
 
     Args:
+        config: the configuration of the table.
         state: tensors by buffer name, as in the ``state_dict`` of an index.
 
     Returns:
-        Views of the rows, and a copy of ``counts``. It has the table's number of batches; its statistics are the
-        table's if ``row_begin`` is 0, and otherwise 0.
+        Views of the rows, and a copy of ``counts``, which has the table's number of batches and the slice's share of
+        its statistics.
     """
+    parts = state.get(SLICE_COUNTS)
+    if parts is not None and parts.size(0) != part_count(config):  # of a table with other buckets
+        state = folded(state)
+    own = parts_between(config, row_begin, row_end)
     piece = {}
     for name, value in state.items():
-        if name == _COUNTS:
-            counts = value.clone()
-            if row_begin > 0:
-                counts[torch.arange(counts.numel(), device=counts.device) != BATCHES] = 0
-            piece[name] = counts
+        if name == COUNTS:
+            piece[name] = share(config, value, row_begin, row_end)
+        elif name == SLICE_COUNTS:
+            piece[name] = value[own.start : own.stop]
         else:
             piece[name] = value if name == IDENTITY else value[row_begin:row_end]
     return piece
@@ -68,7 +62,7 @@ def slice_state(state: Mapping[str, Tensor], row_begin: int, row_end: int) -> di
 def join_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Join the states of a table's slices, given in the order of their rows, to the state of the whole table.
 
-    Its ``counts`` have the highest number of batches and the sums of the statistics.
+    Its ``counts`` have the highest number of batches and the sums of the statistics; its ``slice_counts`` are zeros.
 
     Raises:
         CheckpointError: ``torn_state`` if the states have different names or different values of ``identity``.
@@ -81,7 +75,7 @@ def join_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     whole = {}
     for name in names:
         values = [state[name] for state in states]
-        if name == _COUNTS:
+        if name == COUNTS:
             counts = torch.stack(values)
             whole[name] = counts.sum(dim=0)
             whole[name][BATCHES] = counts[:, BATCHES].max()
@@ -91,4 +85,6 @@ def join_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
             whole[name] = values[0].clone()
         else:
             whole[name] = torch.cat(values)
-    return whole
+    if SLICE_COUNTS not in whole:
+        return whole
+    return {**folded(whole), SLICE_COUNTS: torch.zeros_like(whole[SLICE_COUNTS])}

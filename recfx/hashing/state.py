@@ -10,6 +10,7 @@ from torch import Tensor
 from recfx.errors import CheckpointError
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, check_identity
+from recfx.hashing.slice_counts import SLICE_COUNTS, checked_sums, parts_between
 from recfx.hashing.state_errors import problem_error, torn
 from recfx.kernels import host
 from recfx.kernels.huge_pages import advise_huge_pages
@@ -22,12 +23,14 @@ from recfx.kernels.index_buffers import (
     IndexBuffers,
     IndexPolicy,
     allocate_buffers,
+    choose_seeds,
     is_taken,
 )
 from recfx.kernels.index_rebuild import NO_PROBLEM
 
-EVERY_NAME = (*STATE, IDENTITY)
+EVERY_NAME = (*STATE, SLICE_COUNTS, IDENTITY)
 """The names of everything that any index may have saved."""
+NOT_BY_ROW = ("counts", SLICE_COUNTS, IDENTITY)
 ABSENT = "_recfx_absent"
 """The key by which a collection tells an index what to do (``KEEP`` or ``FORGET``) if the state has nothing for it."""
 KEEP, FORGET = "keep", "forget"
@@ -38,9 +41,9 @@ _CANDIDATES = ("candidate_ids", "candidate_counts", "candidate_order")
 
 
 def state_names(config: ResolvedHashConfig) -> tuple[str, ...]:
-    """The buffers that an index of this kind saves. All except ``counts`` and ``identity`` have one entry per row."""
+    """The buffers that an index of this kind saves. Those that are not in ``NOT_BY_ROW`` have one entry per row."""
     unused = (() if config.evicts else ("row_scores",)) + (() if config.admits else _CANDIDATES)
-    return (*(name for name in STATE if name not in unused), IDENTITY)
+    return (*(name for name in STATE if name not in unused), SLICE_COUNTS, IDENTITY)
 
 
 def has_index(saved: Mapping[str, object]) -> bool:
@@ -70,7 +73,8 @@ def buffers_from_state(
     """New buffers that hold a saved state.
 
     A state without ``counts``, ``row_scores`` or candidates comes from an index that did not need them: nothing has
-    been counted yet, and all rows are equally old. Anything that this index does not need is ignored.
+    been counted yet, and all rows are equally old. Anything that this index does not need is ignored. What slices have
+    counted (``slice_counts``) is added to ``counts``.
 
     Args:
         config: the configuration of the table.
@@ -105,6 +109,7 @@ def buffers_from_state(
         _adapt_scores(buffers, config, name)
     if "counts" not in tensors:
         buffers.counts[BATCHES] = _last_batch(buffers, config)
+    _add_slice_counts(buffers, config, policy, name, saved.get(SLICE_COUNTS))
     rebuilt = host.index_rebuild().rebuild(buffers, policy)
     if rebuilt.problem != NO_PROBLEM:
         raise problem_error(rebuilt, saved_rows, buffers, config, name)
@@ -112,6 +117,7 @@ def buffers_from_state(
 
 
 def _clear(buffers: IndexBuffers) -> None:
+    choose_seeds(buffers)
     for key in STATE:
         getattr(buffers, key).fill_(-1 if key in ("row_ids", "candidate_ids") else 0)
 
@@ -150,6 +156,17 @@ def _check_counts(counts: list[int], name: str) -> None:
             raise torn(f"counts says {count} {counter}, which is invalid.", name)
     if counts[BATCHES] >= 1 << BATCH_BITS:
         raise torn(f"counts says {counts[BATCHES]} batches, more than an index can count.", name)
+
+
+def _add_slice_counts(
+    buffers: IndexBuffers, config: ResolvedHashConfig, policy: IndexPolicy, name: str, saved: object
+) -> None:
+    parts = None if policy.is_whole_table else len(parts_between(config, policy.row_begin, policy.row_end))
+    counts = buffers.counts.tolist()
+    for position, counted in enumerate(checked_sums(saved, parts, name), start=BATCHES + 1):
+        counts[position] += counted
+    _check_counts(counts, name)
+    buffers.counts.copy_(torch.tensor(counts, device="cpu"))
 
 
 def _adapt_scores(buffers: IndexBuffers, config: ResolvedHashConfig, name: str) -> None:

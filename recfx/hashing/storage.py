@@ -17,6 +17,7 @@ from recfx.errors import CheckpointError
 from recfx.hashing import state
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, identity
+from recfx.hashing.slice_counts import SLICE_COUNTS, STATISTICS, SliceCounts, parts_between
 from recfx.hooks import load_hooks
 from recfx.kernels import forks
 from recfx.kernels.index_buffers import COUNTERS, IndexBuffers, IndexPolicy, is_taken
@@ -74,6 +75,7 @@ class IndexStorage(nn.Module):
     uninitialized: Tensor
     identity: Tensor
     eval_counts: Tensor
+    slice_counts: Tensor
 
     def __init__(
         self, config: ResolvedHashConfig, policy: IndexPolicy, name: str, device: torch.device | str | None
@@ -90,12 +92,14 @@ class IndexStorage(nn.Module):
         for key, tensor in buffers._asdict().items():
             self.register_buffer(key, tensor, persistent=key in saved)
         self.register_buffer(IDENTITY, identity(config, name).to(buffers.slot_groups.device))
-        self.register_buffer("eval_counts", self._zero_eval_counts(buffers.slot_groups.device), persistent=False)
+        for key, tensor in self._zero_counts(buffers.slot_groups.device).items():
+            self.register_buffer(key, tensor, persistent=key in saved)
         # Not registered as submodules, because they are part of the model elsewhere.
         self.__dict__["_leader"], self.__dict__["_followers"] = None, []
         self.__dict__["_initializer"], self.__dict__["_expects_load"] = None, False
         self.__dict__["_counts_elsewhere"] = {}
         self.__dict__["_adopted"] = Adopted(0, (0,) * len(COUNTERS))
+        self.__dict__["_sharded_counts"] = None
         self.number_state()
         self._note_versions()
 
@@ -224,6 +228,12 @@ class IndexStorage(nn.Module):
         """Record, after the fact, that ids have lost their rows, or that another state has taken the place of this."""
         self.__dict__["_state_number"] = next(_fresh_number)
 
+    @property
+    def state_number(self) -> int:
+        """Changes whenever ``number_state`` is called; different in copies of the index."""
+        number: int = self.__dict__["_state_number"]
+        return number
+
     def counted_elsewhere(self, counts: CountsElsewhere) -> None:
         """From now on, ``fold_eval_counts`` adds these counts, once. The index keeps them alive until then."""
         self.__dict__["_counts_elsewhere"][id(counts)] = counts
@@ -234,6 +244,23 @@ class IndexStorage(nn.Module):
         while elsewhere:
             elsewhere.popitem()[1].fold()
         return self.eval_counts
+
+    def counts_to_save(self, first: SliceCounts | None = None) -> SliceCounts:
+        """What a slice has counted, as its table's state has it; what is loaded into that is noticed.
+
+        Args:
+            first: what this returned for the first slice of the table on this rank, if this is another one.
+        """
+        sharded: SliceCounts | None = self.__dict__["_sharded_counts"]
+        if sharded is None:
+            sharded = SliceCounts(self.config, self.policy.row_begin, self.policy.row_end)
+            self.__dict__["_sharded_counts"] = sharded
+        sharded.take(self.counts, first)
+        return sharded
+
+    def take_state(self, buffers: IndexBuffers) -> None:
+        """Take over the state of another index of the same rows of the same table; counts of eval mode begin at 0."""
+        self._fill(buffers)
 
     def reset(self) -> None:
         """Forget all ids and all counts."""
@@ -259,6 +286,9 @@ class IndexStorage(nn.Module):
 
     def _adopt_written_state(self) -> None:
         own = {key: self._buffers[key] for key in state.state_names(self.config)}
+        sharded: SliceCounts | None = self.__dict__["_sharded_counts"]
+        if sharded is not None:
+            own.update(sharded.loaded())
         buffers = state.buffers_from_state(self.config, self.policy, self.name, own)
         followers: list[IndexStorage] = self.__dict__["_followers"]
         self._fill(buffers, followers)
@@ -297,7 +327,7 @@ class IndexStorage(nn.Module):
 
     def _replace(self, buffers: IndexBuffers) -> None:
         device = buffers.slot_groups.device
-        own = {IDENTITY: identity(self.config, self.name).to(device), "eval_counts": self._zero_eval_counts(device)}
+        own = {IDENTITY: identity(self.config, self.name).to(device), **self._zero_counts(device)}
         self.fold_eval_counts()  # lest they be added to the new counts
         self._buffers.update({**buffers._asdict(), **own})  # in one step, which nothing can interrupt
         self.number_state()
@@ -308,10 +338,7 @@ class IndexStorage(nn.Module):
     def _fill(self, buffers: IndexBuffers, followers: Sequence[IndexStorage] = ()) -> None:
         # In place, because other modules may share these tensors; in one operator, so that Ctrl-C cannot leave it half
         # done.
-        own = {
-            IDENTITY: identity(self.config, self.name),
-            "eval_counts": self._zero_eval_counts(self.slot_groups.device),
-        }
+        own = {IDENTITY: identity(self.config, self.name), **self._zero_counts(self.slot_groups.device)}
         sources = {key: tensor for key, tensor in {**buffers._asdict(), **own}.items() if key != "lock"}
         indexes = [self, *followers]
         targets = [getattr(index, key) for index in indexes for key in sources]
@@ -326,28 +353,37 @@ class IndexStorage(nn.Module):
             index._note_versions()
 
     def _note_adopted(self) -> None:
+        if self.__dict__["_sharded_counts"] is not None:
+            self.__dict__["_sharded_counts"].note()
         counts = (0,) * len(COUNTERS) if self.counts.is_meta else tuple(self.counts.tolist())
         self.__dict__["_adopted"] = Adopted(self.adopted.times + 1, counts)
 
-    def _zero_eval_counts(self, device: torch.device) -> Tensor:
-        return torch.zeros(len(EVAL_COUNTERS), dtype=torch.int64, device=device)
+    def _zero_counts(self, device: torch.device) -> dict[str, Tensor]:
+        """The counts that do not belong to ``IndexBuffers``."""
+        parts = len(parts_between(self.config, self.policy.row_begin, self.policy.row_end))
+        sizes = {"eval_counts": (len(EVAL_COUNTERS),), SLICE_COUNTS: (parts, len(STATISTICS))}
+        return {key: torch.zeros(size, dtype=torch.int64, device=device) for key, size in sizes.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         if not self.slot_groups.is_meta and not torch.compiler.is_compiling():
             self._notice_written_state()  # a written state is checked before it is copied
             self.fold_eval_counts()
         # Rows that are not initialised stay that way: the weights may have been copied already.
-        return {**self.__dict__, "_views": None, "_initializer": None, "_counts_elsewhere": {}}
+        none = {"_views": None, "_initializer": None, "_sharded_counts": None}
+        return {**self.__dict__, **none, "_counts_elsewhere": {}}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         super().__setstate__(saved)
         self._buffers = dict(self._buffers)  # copy.copy shares the dict
+        # Earlier versions did not have what is set here if it is missing.
+        self._buffers.setdefault(SLICE_COUNTS, self._zero_counts(self.row_ids.device)[SLICE_COUNTS])
+        self.__dict__.setdefault("_adopted", Adopted(0, (0,) * len(COUNTERS)))
+        self.__dict__.setdefault("_sharded_counts", None)
         for key, tensor in self._buffers.items():  # torch.load(map_location=...) may have moved them
             if tensor is not None and not tensor.is_meta:
                 self._buffers[key] = tensor.cpu()
-        if not self._buffers.keys() >= set(IndexBuffers._fields):
+        if not self._buffers.keys() >= set(IndexBuffers._fields) or self.side_row.numel() < 2:
             self._derive_again()
-        self.__dict__.setdefault("_adopted", Adopted(0, (0,) * len(COUNTERS)))  # it was pickled by an earlier version
         if not self.lock.is_meta and not self.lock.is_shared():
             # A new lock: the original may be held, or may even be this very tensor (copy.copy), and will then be
             # released.
@@ -362,7 +398,7 @@ class IndexStorage(nn.Module):
             buffers = state.allocate(self.policy, "meta")
         else:
             buffers = state.buffers_from_state(self.config, self.policy, self.name, saved)
-        others = {key: self._buffers[key] for key in (IDENTITY, "eval_counts")}
+        others = {key: self._buffers[key] for key in (IDENTITY, SLICE_COUNTS, "eval_counts")}
         self._buffers = {**buffers._asdict(), **others}
         self._non_persistent_buffers_set = self._buffers.keys() - set(state.state_names(self.config))
 

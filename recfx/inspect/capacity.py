@@ -15,6 +15,7 @@ from recfx.inspect.index_facts import IndexFacts
 NEARLY_FULL = 0.8  # share of the expected ids; at an even pace, a quarter of the batches so far still fit
 COMFORTABLE = 0.7  # share of the usable rows that may be taken in an index of the suggested size
 CHURN = 0.1  # share of sightings that took over another id's row
+FORGOTTEN = 0.5  # share of the ids that got a row and have lost it again
 
 
 def suggested_rows(index: IndexFacts) -> int | None:
@@ -26,12 +27,12 @@ def suggested_rows(index: IndexFacts) -> int | None:
       number of new ids again at the mean pace, take 70 % of the usable rows. That is room for at least twice the
       batches so far.
     - ``on_full="share"`` otherwise: ids without a row are not counted, but their sightings are; see ``_ids_sharing``.
-    - ``on_full="evict"``: twice the rows.
+    - ``on_full="evict"``: twice the rows, once half of the ids that got a row have lost it.
     """
     config, taken = index.config, index.occupancy.taken
     if not index.buckets:
         return None
-    if churns(index):
+    if forgets(index):
         wanted = 2 * config.index_rows
     elif index.trained["shared_answers"] > 0:
         wanted = _rows_for(taken + _ids_sharing(index), index)
@@ -64,14 +65,15 @@ def batches_until_full(index: IndexFacts) -> int | None:
     return None if index.config.evicts or pace == 0 else int(index.room / pace)
 
 
-def churns(index: IndexFacts) -> bool:
-    """Whether ids lose their rows about as fast as others get them.
-
-    This is so if every row has changed hands once on average, so that the index is past its first filling, and at least
-    a tenth of all sightings evicted an id.
-    """
+def forgets(index: IndexFacts) -> bool:
+    """Whether half of the ids that got a row have lost it to another id, however few sightings that is."""
     evicted = index.trained["evicted"]
-    return 0 < index.index_rows <= evicted and evicted >= CHURN * index.trained["ids_seen"]
+    return evicted > 0 and evicted >= FORGOTTEN * index.trained["inserted"]
+
+
+def churns(index: IndexFacts) -> bool:
+    """Whether ids lose their rows about as fast as others get them: besides, a tenth of all sightings evicted an id."""
+    return forgets(index) and index.trained["evicted"] >= CHURN * index.trained["ids_seen"]
 
 
 def batches_kept(index: IndexFacts) -> float:

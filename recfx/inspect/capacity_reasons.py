@@ -64,7 +64,7 @@ def shared_answers(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
 
 def eviction_churn(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
     """The table is too small for the ids that come."""
-    if not capacity.churns(index):
+    if not capacity.forgets(index):
         return None
     inserted, evicted = index.trained["inserted"], index.trained["evicted"]
     message = (
@@ -74,7 +74,8 @@ def eviction_churn(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
     )
     admit_after = 2 * index.config.admit_after
     advice = f"{_more_rows(index)}; if most ids come only once or twice, admit_after={admit_after} keeps these out."
-    return Diagnostic("eviction_churn", table.module_path, message, advice, Severity.WARNING)
+    severity = Severity.WARNING if capacity.churns(index) else Severity.INFO
+    return Diagnostic("eviction_churn", table.module_path, message, advice, severity)
 
 
 def unseen_answers(table: TableFacts, index: IndexFacts) -> Diagnostic | None:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torchrec.distributed.types import ShardingPlan
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, type_of
 from recfx.inspect.cost import cost
 from recfx.pricing.comparison import PlanComparison, PlanRow
 from recfx.pricing.values import BATCH_SIZE, LENGTH
@@ -28,9 +28,8 @@ def compare_plans(
     Args:
         model: a model that is not sharded, converted or not; it may be on meta.
         plans: plans for it, or plans by name.
-        topology: as for ``recfx.cost``.
-        world_size: the number of ranks of all plans. Default: those of the topology or, without one, for each plan up
-            to the last that it names.
+        topology: as for ``recfx.cost``. Plans that ``recfx.plan`` made for different hardware need one.
+        world_size: the number of ranks of all plans. Default: for each plan, as for ``recfx.cost``.
         B: samples per rank.
         L: the mean number of ids per sample: a number for all features, or a mapping with one for each.
 
@@ -39,7 +38,7 @@ def compare_plans(
         InputError: ``invalid_argument``, ``missing_feature``.
     """
     if not isinstance(plans, (Mapping, list, tuple)) or not plans:
-        found = "empty" if isinstance(plans, (Mapping, list, tuple)) else f"a {type(plans).__name__}"
+        found = "empty" if isinstance(plans, (Mapping, list, tuple)) else type_of(plans)
         raise ConversionError(
             f"plans is {found}.",
             reason="invalid_argument",
@@ -54,6 +53,15 @@ def compare_plans(
             )
         priced = cost(model, topology, plan=plan, world_size=world_size).at(B, L=L)
         rows.append(PlanRow(str(name), _types(plan), priced))
+    hardware = {row.name: row.cost.hardware for row in rows}
+    other = next((name for name, each in hardware.items() if each != rows[0].cost.hardware), None)
+    if other is not None:
+        raise ConversionError(
+            f"{rows[0].name} was made for {rows[0].cost.hardware.name}, but {other} is priced for "
+            f"{hardware[other].name} with constants of its own: their times say nothing about each other.",
+            reason="invalid_argument",
+            what_to_do="pass topology=, what to compare them on.",
+        )
     return PlanComparison(tuple(rows))
 
 

@@ -10,7 +10,7 @@ from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingPlan
 
 from recfx.discovery.discover import check_module
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, type_of
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.whole_graph import WholeGraph
@@ -18,6 +18,7 @@ from recfx.nodes import InputDistStart
 from recfx.planner.hardware_of import AnyTopology, device_of, hardware_of, of_ranks
 from recfx.planner.placements import PRIVATE
 from recfx.planner.plan import plan_of_collections as make_plan
+from recfx.planner.planned_ranks import topology_of, world_size_of
 from recfx.planner.topology import NpuTopology
 from recfx.pricing.cost import Cost
 from recfx.pricing.cost_data import COST_VERSION, features_of
@@ -32,7 +33,8 @@ from recfx.pricing.values import whole_number
 from recfx.pricing.work import NodeCost
 from recfx.record.wrappers import unwrap
 from recfx.replacement.dry_run import as_converted
-from recfx.sharding.planned_ranks import MOST_RANKS, check_plan, ranks_named
+from recfx.sharding.plan_paths import plan_of_collection, refuse_unknown_collections
+from recfx.sharding.ranks_named import MOST_RANKS, check_plan
 
 
 def cost(
@@ -58,14 +60,16 @@ def cost(
         topology: TorchRec's topology or an :func:`recfx.planner.topology.npu_topology`: its links and memories are what
             times are predicted for, and a model that is not sharded is priced as ``recfx.plan`` would shard it over its
             ranks; a graph cannot be. Or a :class:`recfx.pricing.hardware.Hardware`, for times alone. Default: the
-            device of the tables; for a CPU, this machine, measured the first time that a time is asked for.
+            topology that ``plan`` was made for, if ``recfx.plan`` made it; otherwise the device of the tables. For a
+            CPU without a topology, it is this machine, measured the first time that a time is asked for.
         plan: the plan to price, for a model that is not sharded.
-        world_size: the number of ranks that ``plan`` is for. Default: those of the topology or, without one, up to the
-            last that the plan names.
+        world_size: the number of ranks that ``plan`` is for. Default: those that it was made for, if
+            ``recfx.plan`` made it; those of the topology; or those of a table that is on all ranks.
 
     Raises:
         ConversionError: ``invalid_argument``, ``no_collection``, ``already_sharded``, ``plan_unknown_collection``,
-            ``plan_missing_collection``, and those of ``recfx.plan`` and of sharding.
+            ``plan_missing_collection``, ``plan_rank``, ``unknown_world_size``, and those of ``recfx.plan`` and of
+            sharding.
         InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
     """
     check_module(model_or_graph, "model_or_graph")
@@ -87,16 +91,19 @@ def cost(
     converted = as_converted(model)
     if not converted:
         raise _no_collection()
+    if plan is not None:
+        check_plan(plan)
+        if isinstance(topology, (Topology, NpuTopology)):
+            world_size = world_size_of(plan, topology.world_size if world_size is None else world_size)
+        else:
+            world_size = world_size_of(plan, world_size)
+        topology = topology_of(plan) if topology is None else topology
     again = None if isinstance(topology, Hardware) else _again(model_or_graph, topology)
     if plan is None and isinstance(topology, (Topology, NpuTopology)) and topology.world_size > 1:
-        plan = make_plan(model, topology)
-    if plan is None:
+        plan, world_size = make_plan(model, topology), topology.world_size
+    if plan is None or world_size is None:
         distinct = {id(each): each for each in converted.values()}
         return _as_it_is(model, list(distinct.values()), topology, again)
-    check_plan(plan)
-    if world_size is None:
-        has_ranks = isinstance(topology, (Topology, NpuTopology))
-        world_size = topology.world_size if has_ranks else ranks_named(plan)
     return _as_planned(model, converted, plan, world_size, topology, again)
 
 
@@ -161,31 +168,14 @@ def planned_collections(
     Raises:
         ConversionError: ``plan_unknown_collection``, ``plan_missing_collection``, and those of ``read_plan``.
     """
-    per_collection: Mapping[str, Any] = plan.plan
-    unknown = [path for path in per_collection if path not in converted]
-    if unknown:
-        raise ConversionError(
-            f"the plan names {unknown[0]!r}, which is no collection that recfx shards; the model has "
-            f"{sorted(converted)}.",
-            reason="plan_unknown_collection",
-            module_path=unknown[0],
-            what_to_do="make the plan from this model.",
-        )
+    refuse_unknown_collections(plan, converted)
     aliases: dict[int, list[str]] = {}
     for path, collection in converted.items():
         aliases.setdefault(id(collection), []).append(path)
-    found = []
-    for paths in aliases.values():
-        planned = next((path for path in paths if path in per_collection), None)
-        if planned is None:
-            raise ConversionError(
-                "the plan does not name this collection.",
-                reason="plan_missing_collection",
-                module_path=paths[0],
-                what_to_do="make the plan from this model.",
-            )
-        found.append(planned_by(converted[planned], per_collection[planned], world_size, paths[0]))
-    return tuple(found)
+    return tuple(
+        planned_by(converted[paths[0]], plan_of_collection(plan, paths), world_size, paths[0])
+        for paths in aliases.values()
+    )
 
 
 def _cost(
@@ -226,7 +216,7 @@ def _again(model: nn.Module, topology: AnyTopology | None) -> Callable[[int], Co
 def _check_topology(topology: Any) -> None:
     if topology is not None and not isinstance(topology, (Hardware, Topology, NpuTopology)):
         raise ConversionError(
-            f"topology is a {type(topology).__name__}.",
+            f"topology is {type_of(topology)}.",
             reason="invalid_argument",
             what_to_do="pass a torchrec.distributed.planner.Topology, recfx.planner.topology.npu_topology(...), or one "
             "of recfx.pricing.hardware: ASCEND_910B, H100, or a Hardware of your own numbers.",

@@ -20,6 +20,7 @@ from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.local_tables import check_optimizers
 from recfx.sharding.optimizer_settings import optimizer_settings
 from recfx.sharding.plan import read_plan
 
@@ -64,10 +65,11 @@ def with_plan(
     The graph is that of one rank.
 
     Raises:
-        ConversionError: the same as ``read_plan``.
+        ConversionError: the same as ``shard_collection``, in its order.
     """
     path = described.path
     sharding = read_plan(collection.tables, plan, rank, world_size, path)
+    check_optimizers(collection)
     settings = optimizer_settings(collection, sharding, None, dense_as_torchrec=False)
     fused = collection.fused_optimizers()
     tables = tuple(

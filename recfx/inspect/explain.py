@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Literal
@@ -11,13 +12,13 @@ import torch
 from torch import nn
 
 from recfx.diagnostics import Diagnostic, Severity
-from recfx.discovery.classify import CONVERTIBLE, REFUSED, Finding
-from recfx.discovery.discover import Discovery, check_module, discover
+from recfx.discovery.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding, classify
+from recfx.discovery.discover import Discovery
 from recfx.errors import ConversionError
 from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import describe_converted, describe_other, with_reasons
 from recfx.inspect.describe_sharded import describe_sharded
-from recfx.inspect.planned import PlannedSharding, already_sharded
+from recfx.inspect.planned import PlannedSharding
 from recfx.inspect.records import Records
 from recfx.inspect.report import Report
 from recfx.inspect.report_data import REPORT_VERSION, Verification
@@ -25,52 +26,81 @@ from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.whole_graph import WholeGraph
 from recfx.record.conversion import Found
 from recfx.record.wrappers import unwrap
-from recfx.replacement.dry_run import dry_run, unchanged
+from recfx.replacement.decide import Request, check_request, decide, holds_ddp
+from recfx.replacement.dry_run import unchanged
+from recfx.replacement.refusals import DEFAULT_HASHING
+from recfx.replacement.replace_collections import Hashing
+from recfx.replacement.resize_tables import TableResizing
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.tracing.sample import Sample
 from recfx.version import __version__
 
 
 def explain(
-    model: nn.Module, sample: Any = None, plan: Any = None, *, tables: Literal["groups", "all"] = "groups"
+    model: nn.Module,
+    sample: Any = None,
+    plan: Any = None,
+    *,
+    hashing: Hashing = DEFAULT_HASHING,
+    backend: str = "auto",
+    device: torch.device | str | None = None,
+    world_size: int | None = None,
+    id_ranges: Mapping[str, tuple[int, int]] | None = None,
+    verify: bool | None = None,
+    on_unsupported: str = "error",
+    tables: Literal["groups", "all"] = "groups",
 ) -> Report:
-    """Say what was done to ``model``, or, before conversion, what ``convert`` would do to it by default.
+    """Say what was done to ``model``, or, before conversion, what ``convert`` with the same arguments would do to it.
 
-    What cannot be converted raises nothing: the report lists it, with the reason and what to do. The model, its
-    optimizers and the random state stay as they are, and no table is allocated.
+    What ``convert`` would refuse raises nothing, except for arguments that are none: the report lists it, with the
+    reason and what to do, and is not ok. The model, its optimizers and the random state stay as they are. What
+    ``convert`` would make is made and forgotten: indexes, rows that are added and, with a sample, the copies that are
+    compared take memory for the time of the call.
 
     Args:
         model: any module, converted or not, also inside DDP and torch.compile wrappers.
-        sample: one call of it, to confirm where its collections are called. Not needed if the model was converted with
-            a sample.
+        sample: one call of it, to confirm where its collections are called, and to compare what ``convert`` would make
+            with the original. Not needed if the model was converted with a sample.
         plan: TorchRec's sharding plan for a model that is not sharded: the report says what it would do to the tables,
             and what is wrong with it. A sharded model is explained as this rank sees it; nothing is communicated.
+        hashing, backend, id_ranges, on_unsupported: as for ``convert``.
+        device: as for ``convert``. The report describes the tables where they are now.
+        world_size: the number of ranks that ``plan`` is for. Default: those that the plan was made for, if
+            ``recfx.plan`` made it, or those of the default process group.
+        verify: as for ``convert``: whether to compare with a sample. None: unless the parameters take more than 2 GiB.
         tables: how the text shows many tables: ``"groups"`` has one line per group of like ones and one message per
             reason, ``"all"`` has everything. The report's data, JSON and HTML are the same.
 
     Raises:
-        ConversionError: ``invalid_argument``.
+        ConversionError: ``invalid_argument``, ``sample_required``, ``unknown_world_size``.
+        InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
     """
-    check_module(model)
+    asked = Request(
+        hashing, backend, device, verify, on_unsupported=on_unsupported, id_ranges=id_ranges, shards=plan is not None
+    )
+    call = None if sample is None else Sample.of(sample)
+    check_request(model, call, asked)
     if tables not in ("groups", "all"):
         raise ConversionError(
             f"tables={tables!r} is neither 'groups' nor 'all'.",
             reason="invalid_argument",
             what_to_do="pass tables='all' for a line per table.",
         )
-    planned = None if plan is None else PlannedSharding(plan)
+    planned = PlannedSharding.of(plan, world_size)
     model = _holder(model)
     records = Records.of(model)
-    traceable = not records.traced() and not isinstance(unwrap(model), WholeGraph)
-    call = Sample.of(sample) if sample is not None and traceable else None
-    with unchanged(model):
-        discovery = discover(model, call)
-        for finding in discovery.of(CONVERTIBLE):
-            found = records.of_collection(finding)
-            if found is not None and found.why is not None and found.status == REFUSED:
-                # It was refused with the hashing requested then; the default hashing might not be refused.
-                finding.refuse(found.why)
-        replacements = dry_run(discovery)
+    if not _is_to_be_traced(model, records):
+        call = None
+    with unchanged(model), TableResizing(under_ddp=holds_ddp(model)) as resizing:
+        # It was kept with the hashing requested then; the default hashing might not be refused.
+        kept = records.kept if hashing is DEFAULT_HASHING else None
+        decision = decide(model, call, asked, resizing, raises=False, kept_before=kept)
+        discovery, replacements = decision.discovery, decision.replacements
+        for finding in discovery.of(REFUSED) if asked.keeps else ():
+            assert finding.why is not None
+            finding.why = replace(finding.why, severity=Severity.WARNING)
+        if planned is not None:
+            planned.check(_converted_paths(discovery))
         collections = [
             _collection(
                 finding, replacements.get(id(finding.module), finding.module), records.of_collection(finding), planned
@@ -80,11 +110,16 @@ def explain(
     rollbacks = list(discovery.rollbacks) + [found for _, record in records.conversions for found in record.rollbacks]
     notes = [note for _, record in records.conversions for note in record.notes]
     verification = records.verification(model)
+    if decision.conversion is not None and decision.replacements:
+        notes += decision.conversion.notes
+        if decision.conversion.verification is not None:
+            verification = Verification.of(decision.conversion.verification)
     reasons = [reason for collection in collections for reason in collection.reasons]
-    reasons += _model_reasons(discovery, rollbacks, verification) + notes
+    reasons += _model_reasons(rollbacks, verification) + notes
     if planned is not None:
-        reasons += planned.price()
-        reasons += planned.unknown({path for finding in discovery.findings for path in finding.paths})
+        reasons += planned.reasons()
+    said = {(reason.code, reason.path) for reason in reasons}
+    reasons += [refusal for refusal in decision.refusals if (refusal.code, refusal.path) not in said]
     reasons.sort(key=lambda reason: reason.severity.rank)
     return Report(
         version=REPORT_VERSION,
@@ -112,6 +147,19 @@ def _holder(model: nn.Module) -> nn.Module:
     if isinstance(inside, WholeGraph) and isinstance(inside.python_model, HashEmbeddingBagCollection):
         return inside.python_model
     return model
+
+
+def _is_to_be_traced(model: nn.Module, records: Records) -> bool:
+    """Whether a sample says something: not of a model that was converted with one, unless there is more to convert."""
+    if not records.traced() and not isinstance(unwrap(model), WholeGraph):
+        return True
+    found = (classify(module, path) for path, module in model.named_modules())
+    return any(each is not None and each.status == CONVERTIBLE for each in found)
+
+
+def _converted_paths(discovery: Discovery) -> set[str]:
+    """The names of what a plan can shard."""
+    return {path for each in discovery.findings if each.status in (CONVERTED, CONVERTIBLE) for path in each.paths}
 
 
 def _collection(
@@ -145,7 +193,7 @@ def _collection(
         return with_reasons(described) if planned is None else planned.describe(described, collection)
     if isinstance(collection, ShardedHashEmbeddingBagCollection):
         described = describe_sharded(found, collection, existed)
-        return described if planned is None else already_sharded(described)
+        return described
     return describe_other(found, finding.module)
 
 
@@ -160,14 +208,8 @@ def _collection_reasons(finding: Finding, found: str) -> tuple[Diagnostic, ...]:
     return tuple(reasons)
 
 
-def _model_reasons(discovery: Discovery, rollbacks: list[Diagnostic], verification: Verification) -> list[Diagnostic]:
+def _model_reasons(rollbacks: list[Diagnostic], verification: Verification) -> list[Diagnostic]:
     reasons = []
-    if not discovery.findings:
-        message = "there is no EmbeddingBagCollection in the model."
-        advice = (
-            "pass the model that holds the torchrec.EmbeddingBagCollection, before it is scripted, traced or exported."
-        )
-        reasons.append(Diagnostic("no_collection", "", message, advice, Severity.ERROR))
     for rollback in rollbacks:
         message = f"could not be traced: {rollback.message}"
         advice = "nothing: its code stays Python, and the collections inside it are converted anyway."

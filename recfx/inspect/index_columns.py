@@ -46,9 +46,8 @@ def filling_grid(tables: list[TableOf], every: bool = False) -> Grid | None:
     shown = ordered if every or len(ordered) <= FEW else ordered[: min(max(filling, _FULLEST), FEW)]
     several = len({one.collection.paths for one in tables}) > 1
     rest = len(ordered) - len(shown)
-    words = f"{plural(filling, 'table')} {'fills' if filling == 1 else 'fill'} up, share rows or forget ids"
     return Grid(
-        f"Indexes, the fullest first: {words if filling else 'none fills up'}",
+        f"Indexes, the fullest first: {_in_words([one.table for one in found])}",
         _FILLING_COLUMNS,
         tuple(_filling_row(one, several, every) for one in shown),
         frozenset(_FILLING_COLUMNS[2:]) - {"worst bucket"},
@@ -78,6 +77,27 @@ def index_row(table: TableReport, count: Callable[[int], str]) -> tuple[str, ...
 
 def _counted(table: TableReport) -> bool:
     return has_index(table) and table.hashing is not None and any(count for _, count in table.hashing.counters)
+
+
+def _in_words(tables: list[TableReport]) -> str:
+    """What happens in how many of the tables: ``1 table fills up, 5 tables evict ids``."""
+    happens = {
+        ("fills up", "fill up"): lambda table: _has_reason(table, "index_nearly_full"),
+        ("shares rows", "share rows"): lambda table: _has_reason(table, "shared_answers"),
+        ("evicts ids", "evict ids"): lambda table: _count(table, "evicted") > 0,
+        ("forgets ids that wait", "forget ids that wait"): lambda table: _has_reason(table, "candidates_dropped"),
+    }
+    counts = {words: sum(map(is_so, tables)) for words, is_so in happens.items()}
+    found = [f"{plural(count, 'table')} {words[count > 1]}" for words, count in counts.items() if count]
+    return ", ".join(found) or "none fills up"
+
+
+def _has_reason(table: TableReport, code: str) -> bool:
+    return any(reason.code == code for reason in table.reasons)
+
+
+def _count(table: TableReport, counter: str) -> int:
+    return 0 if table.hashing is None else dict(table.hashing.counters)[counter]
 
 
 def _fills(table: TableReport) -> bool:

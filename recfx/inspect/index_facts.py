@@ -36,8 +36,7 @@ class Candidates:
 class IndexFacts:
     """One index, of a table or of a slice of one.
 
-    The counts are those of the slice, except after a table was cut: the counts of the whole table went to the first
-    slice.
+    The counts are those of the slice; what was counted before the table was cut there is its share of that.
 
     Args:
         config: the config of the whole table.

@@ -17,7 +17,7 @@ from recfx.hashing import HashIndex
 from recfx.hashing.many_indexes import buffers_named
 from recfx.hashing.storage import EVAL_COUNTERS
 from recfx.kernels.index_buffers import COUNTERS
-from recfx.kernels.slot_groups import SLOTS, home_groups
+from recfx.kernels.slot_groups import longest_probe
 
 
 class IndexHealth:
@@ -87,11 +87,11 @@ class IndexHealth:
 
     def probe(self, groups: int) -> bool:
         """Read the next window of so many groups of slots; returns whether it was the last one."""
-        slot_groups = self._buffer("slot_groups")
+        slot_groups, side_row = self._buffer("slot_groups"), self._buffer("side_row")
         count = slot_groups.size(0)
         end = min(self._next_group + groups, count)
         for begin in range(self._next_group, end, _PIECE):
-            longest = _longest_probe(slot_groups, begin, min(begin + _PIECE, end))
+            longest = longest_probe(slot_groups, side_row, begin, min(begin + _PIECE, end))
             self._longest_so_far = max(self._longest_so_far, longest)
         self._longest = max(self._longest or 0, self._longest_so_far)
         self._next_group = end
@@ -132,16 +132,6 @@ def end_intervals(parts: Sequence[IndexHealth]) -> None:
     taken = iter(torch.cat(buckets).tolist())
     for part, size, in_training, in_eval in zip(allocated, sizes, counts, of_eval, strict=True):
         part.end_interval((*in_training, *in_eval), list(islice(taken, size)))
-
-
-def _longest_probe(slot_groups: Tensor, begin: int, end: int) -> int:
-    """Of the ids in these groups; 0 if there are none."""
-    ids, count = slot_groups[begin:end, :SLOTS], slot_groups.size(0)
-    places = (ids != -1).nonzero()
-    if not places.numel():
-        return 0
-    distances = (begin + places[:, 0] - home_groups(ids[places[:, 0], places[:, 1]], count)) % count
-    return int(distances.max()) + 1
 
 
 _PIECE = 4096  # groups

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from recfx.discovery.discover import check_module
-from recfx.errors import ConversionError, RecfxError
+from recfx.errors import ConversionError, RecfxError, type_of
 from recfx.hashing import HashIndex
 from recfx.inspect.facts import path_of_table
 from recfx.inspect.index_health import Health, IndexHealth, end_intervals
@@ -50,7 +50,8 @@ def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
             and at most 16,384, so that the share of the time that this takes does not depend on how often one asks.
 
     Raises:
-        ConversionError: ``invalid_argument``; ``no_collection``: nothing in the model is converted.
+        ConversionError: ``invalid_argument``; ``no_collection``: nothing in the model is converted; ``no_index``: no
+            table has an index.
         CheckpointError: the state that was last loaded into a table is not complete, or not valid.
     """
     check_module(model)
@@ -71,6 +72,12 @@ def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
     for path, collection in collections.items():
         for table, indexes in _indexes(collection).items():
             tables[path_of_table(path, table)] = [IndexHealth(index) for index in indexes]
+    if not tables:
+        raise ConversionError(
+            "no table of the model has an index: ids are rows, of which nothing is counted.",
+            reason="no_index",
+            what_to_do="convert with hashing=HashConfig(dense_rows=0) for raw ids, or do without a monitor.",
+        )
     names = [without_wrappers(path) for path in tables]
     if len(set(names)) != len(names):  # the user's own modules have such names
         names = list(tables)
@@ -131,7 +138,7 @@ class Monitor:
         """
         if group is not None and not isinstance(group, dist.ProcessGroup):
             raise ConversionError(
-                f"group is a {type(group).__name__}, not a process group.",
+                f"group is {type_of(group)}, not a process group.",
                 reason="invalid_argument",
                 what_to_do="pass torch.distributed.group.WORLD, or None for this rank alone.",
             )

@@ -2,81 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 
-from recfx.diagnostics import Diagnostic, Severity
+from recfx.diagnostics import Diagnostic
 from recfx.errors import ConversionError
 from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import with_reasons
 from recfx.inspect.describe_sharded import with_plan
 from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.planner.planned_ranks import world_size_of
 from recfx.planner.priced_plan import price_of
-from recfx.sharding.planned_ranks import check_plan, ranks_named
+from recfx.pricing.values import whole_number
+from recfx.sharding.plan_paths import plan_of_collection, refuse_unknown_collections
+from recfx.sharding.ranks_named import MOST_RANKS, check_plan
 
 
 class PlannedSharding:
     """What the report says about a plan.
 
-    It is seen by this rank of the default process group or, without a process group, by rank 0 of as many ranks as the
-    plan names.
+    It is seen by this rank of the default process group, if that has as many ranks as the plan; otherwise by rank 0.
 
     Args:
         plan: TorchRec's plan.
+        world_size: the number of ranks that it is for, if the user says so.
 
     Raises:
-        ConversionError: ``invalid_argument``.
+        ConversionError: ``invalid_argument``, ``plan_rank``, ``unknown_world_size``.
+        InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
     """
 
-    def __init__(self, plan: Any) -> None:
+    def __init__(self, plan: Any, world_size: int | None = None) -> None:
         check_plan(plan)
-        self.per_collection: Mapping[str, Any] = plan.plan
         self._plan = plan
-        if dist.is_available() and dist.is_initialized():
-            self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        else:
-            self.rank, self.world_size = 0, ranks_named(plan)
+        given = None if world_size is None else whole_number(world_size, "world_size", most=MOST_RANKS)
+        in_group = dist.is_available() and dist.is_initialized()
+        if given is None and in_group:
+            given = dist.get_world_size()  # as for convert
+        self.world_size = world_size_of(plan, given)
+        self.rank = dist.get_rank() if in_group and dist.get_world_size() == self.world_size else 0
+        self._unknown: list[Diagnostic] = []
+
+    @classmethod
+    def of(cls, plan: Any, world_size: int | None) -> PlannedSharding | None:
+        """None without a plan.
+
+        Raises:
+            ConversionError: as for the class; ``invalid_argument``: there is a number of ranks alone.
+            InputError: as for the class.
+        """
+        if plan is None and world_size is not None:
+            raise ConversionError(
+                "world_size is given, but no plan for so many ranks.",
+                reason="invalid_argument",
+                what_to_do="pass plan= as well, such as that of recfx.plan(model, topology).",
+            )
+        return None if plan is None else cls(plan, world_size)
+
+    def check(self, paths: Collection[str]) -> None:
+        """Look whether the plan names something else than the collections that can be sharded, at ``paths``."""
+        try:
+            refuse_unknown_collections(self._plan, paths)
+        except ConversionError as error:
+            self._unknown = [error.diagnostic]
 
     def describe(self, described: CollectionReport, collection: HashEmbeddingBagCollection) -> CollectionReport:
         """Add what the plan does to a collection that ``describe_converted`` has described, or why it cannot."""
-        planned = next((path for path in described.paths if path in self.per_collection), None)
         try:
-            if planned is None:
-                raise ConversionError(
-                    "the plan does not name this collection.",
-                    reason="plan_missing_collection",
-                    module_path=described.path,
-                    what_to_do="make the plan from this model.",
-                )
-            return with_plan(described, collection, self.per_collection[planned], self.rank, self.world_size)
+            planned = plan_of_collection(self._plan, described.paths)
+            return with_plan(described, collection, planned, self.rank, self.world_size)
         except ConversionError as error:
             described = with_reasons(described)
             return replace(described, reasons=(*described.reasons, error.diagnostic))
 
-    def price(self) -> list[Diagnostic]:
-        """How the plan was chosen, if recfx made it."""
-        return price_of(self._plan)
-
-    def unknown(self, paths: set[str]) -> list[Diagnostic]:
-        """What the plan names that is not among the collections at ``paths``."""
-        return [
-            Diagnostic(
-                "plan_unknown_collection",
-                path,
-                f"the plan names {path!r}, which is not a converted collection; the model has {sorted(paths)}.",
-                "make the plan from this model.",
-                Severity.ERROR,
-            )
-            for path in self.per_collection
-            if path not in paths
-        ]
-
-
-def already_sharded(described: CollectionReport) -> CollectionReport:
-    """Add that the collection has a plan of its own, and that the one given says nothing about it."""
-    message = "the collection is already sharded: the report describes its own plan, not the one given."
-    reason = Diagnostic("already_sharded", described.path, message, "explain without plan=.", Severity.ERROR)
-    return replace(described, reasons=(*described.reasons, reason))
+    def reasons(self) -> list[Diagnostic]:
+        """How the plan was chosen, if recfx made it, and what it names that cannot be sharded."""
+        return price_of(self._plan) + self._unknown

@@ -15,6 +15,7 @@ from recfx.inspect.capacity_reasons import index_reasons
 from recfx.inspect.facts import TableFacts
 from recfx.kernels import launch
 from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.fused_params import weight_decay_left_out
 
 
 def table_reasons(table: TableFacts) -> tuple[Diagnostic, ...]:
@@ -67,6 +68,14 @@ def only_touched_rows(table: TableFacts) -> Diagnostic | None:
         return None
     message = f"fused {unlike_dense} updates only rows that a batch reads; the dense torch optimizer updates every row."
     return Diagnostic("only_touched_rows", table.module_path, message, "nothing, unless you rely on the dense rule.")
+
+
+def weight_decay_not_applied(table: TableFacts) -> Diagnostic | None:
+    """One of TorchRec's placeholders asks for a weight decay that FBGEMM would leave out."""
+    found = table.optimizer
+    if not isinstance(found, FusedOptimizer) or not found.left_out:
+        return None
+    return weight_decay_left_out(found, table.module_path)
 
 
 def weights_not_used(table: TableFacts) -> Diagnostic | None:
@@ -171,6 +180,7 @@ _RULES: tuple[Callable[[TableFacts], Diagnostic | None], ...] = (
     simulated_kernels,
     optimizer_not_fused,
     only_touched_rows,
+    weight_decay_not_applied,
     weights_not_used,
     index_settings_not_used,
     index_left_out,

@@ -7,7 +7,8 @@ from functools import cached_property
 
 from torch import nn
 
-from recfx.discovery.classify import Finding
+from recfx.diagnostics import Diagnostic
+from recfx.discovery.classify import REFUSED, Finding
 from recfx.inspect.report_data import Verification
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.whole_graph import WholeGraph
@@ -46,6 +47,11 @@ class Records:
         candidates = inside.get(without_wrappers(finding.path), [])
         return candidates[0] if candidates else None
 
+    def kept(self, finding: Finding) -> Diagnostic | None:
+        """Why it was kept although it can be converted, if it was."""
+        found = self.of_collection(finding)
+        return found.why if found is not None and found.status == REFUSED else None
+
     @cached_property
     def _by_path(self) -> tuple[dict[str, Found], dict[str, list[Found]]]:
         """The findings, by path in the model, and by that path without wrappers."""
@@ -73,7 +79,7 @@ class Records:
             return Verification(None, "not run: built directly" if built else "not run: not converted yet")
         record = conversions[0]
         if record.verification is not None:
-            return Verification(bool(record.verification.ok), str(record.verification))
+            return Verification.of(record.verification)
         given = self.traced() or isinstance(unwrap(model), WholeGraph)
         return Verification(None, "not run: verify=False" if given else "not run: no sample")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from recfx.diagnostics import Diagnostic
 from recfx.inspect.collection_report import CollectionReport
+from recfx.record.verify_report import DIFFERENT, VerifyReport
 
 REPORT_VERSION = "1"
 
@@ -16,6 +17,11 @@ class Verification:
 
     ok: bool | None
     text: str
+
+    @classmethod
+    def of(cls, found: VerifyReport) -> Verification:
+        """What a comparison has found; that nothing could be compared is no difference."""
+        return cls(found.ok if found.ok or found.of(DIFFERENT) else None, str(found))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from torch import fx, nn
 
+from recfx.errors import type_of
 from recfx.ir.meta import NodeMeta, node_meta
 from recfx.ir.verifier import GraphVerificationError
 
@@ -25,7 +26,7 @@ def node_module(graph_module: fx.GraphModule, node: fx.Node, wanted: type[Module
     """
     module = find_module(graph_module, node)
     if not isinstance(module, wanted):
-        found = "no module" if module is None else f"a {type(module).__name__}"
+        found = "no module" if module is None else type_of(module)
         raise GraphVerificationError(f"node {node.name} calls {found}, not a {wanted.__name__}")
     return module
 

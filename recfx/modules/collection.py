@@ -28,6 +28,7 @@ from recfx.modules.unexpanded_graph import make_unexpanded_graph
 from recfx.modules.whole_tables import WholeTables
 from recfx.nodes import TableStore
 from recfx.nodes.host_copies import crosses
+from recfx.nodes.in_flight import BATCHES_IN_FLIGHT
 from recfx.nodes.resources import Resources
 from recfx.nodes.training_checks import refuse_fused_replicas
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -146,6 +147,8 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
                 self.hash_indexes[table.name] = index
         init_fns = {config.name: config.init_fn for config in configs}
         self._store = TableStore(self.embedding_bags, self.hash_indexes, {}, init_fns)
+        # A step of the model is as many forwards of the collection as it has calls.
+        self._store.in_flight.depth = (1 + BATCHES_IN_FLIGHT) * max(self.calls, 1) - 1
         self._follower = OptimizerFollower(self._store, collection)
         self.not_fused, self._attached = self._follower.not_fused, self._follower.look()
         self._compile()
@@ -196,9 +199,10 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
         return pooled
 
     def _run(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        self.begin_forward()
-        pooled: KeyedTensor = self.graph_module(features)
-        return pooled
+        with self._store.forwards.call(self.collection, self.calls):
+            self.begin_forward()
+            pooled: KeyedTensor = self.graph_module(features)
+            return pooled
 
     def answer_with(self, lookup: nn.Module) -> None:
         """Let ``lookup`` answer from now on, in the place of the collection's own graph; hooks stay."""

@@ -12,12 +12,15 @@ from torch import fx, nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
 from recfx.diagnostics import Diagnostic
+from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
+from recfx.hashing.config import as_integer
 from recfx.hashing.row_move import RowMove
 from recfx.ir.meta import SourceLocation
 from recfx.ir.tables import TableSpec
 from recfx.nodes import TableStore
 from recfx.nodes.base import opaque
+from recfx.nodes.forwards import Forwards
 from recfx.nodes.fx_leaf import FxLeaf, tracer_of_call
 from recfx.passes import PassRecord
 
@@ -67,6 +70,37 @@ class ConvertedCollection(FxLeaf):
     def store(self) -> TableStore:
         """The weights, indexes and fused optimizers that the nodes share: of this rank's shards, if it is sharded."""
         return self._store
+
+    @property
+    def batches_in_flight(self) -> int:
+        """For how many later forwards a batch may wait for its backward; matters for tables that evict.
+
+        For so many forwards the batch's ids keep their rows, even if the backward never comes (a skipped step). After
+        that they may lose them to new ids, and then a backward of the batch is an error. A model that accumulates the
+        losses of ``n`` forwards before one backward needs ``n - 1``. The default is 2; more if a forward of the
+        model is known to call the collection several times: then it counts these as one. Set it alike on all ranks.
+        Whether outputs are kept or dropped makes no difference.
+
+        Raises:
+            ConversionError: ``invalid_argument``, when it is set to anything but an integer from 0.
+        """
+        return self._store.in_flight.depth
+
+    @batches_in_flight.setter
+    def batches_in_flight(self, number: int) -> None:
+        depth = as_integer(number)
+        if depth is None or depth < 0:
+            raise ConversionError(
+                f"batches_in_flight is {number!r}.",
+                reason="invalid_argument",
+                module_path=self.collection,
+                what_to_do="give the number of later forwards that a batch may wait for its backward, 0 or more.",
+            )
+        self._store.in_flight.depth = depth
+        self._take_depth()
+
+    def _take_depth(self) -> None:
+        """Called when ``batches_in_flight`` has changed."""
 
     def graph_of(self, training: bool) -> fx.GraphModule:
         """The graph of one mode. Its modules have the same names below ``graph_module`` in either mode."""
@@ -161,6 +195,20 @@ class ConvertedCollection(FxLeaf):
 def converted_collections(model: nn.Module) -> dict[str, ConvertedCollection]:
     """The converted collections of ``model``, sharded or not, by fully qualified name."""
     return {path: module for path, module in model.named_modules() if isinstance(module, ConvertedCollection)}
+
+
+def share_forwards(model: nn.Module) -> list[TableStore]:
+    """Let the converted collections of ``model`` undo a forward together that one of them refuses.
+
+    Returns:
+        their stores, all of which have the same ``forwards`` now.
+    """
+    stores = [collection.store for collection in converted_collections(model).values()]
+    if len({id(store.forwards) for store in stores}) > 1:
+        shared = next((store.forwards for store in stores if store.forwards.has_several), Forwards(has_several=True))
+        for store in stores:
+            store.forwards = shared
+    return stores
 
 
 def collections_of(model: nn.Module, kind: type[_Collection]) -> dict[str, _Collection]:

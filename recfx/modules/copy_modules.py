@@ -11,8 +11,10 @@ from typing import Any
 
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parameter import UninitializedBuffer
 
+from recfx.errors import ConversionError
 from recfx.hooks import holds_hooks
 from recfx.references.find_references import References, Rewiring, empty_copy, is_shared, rebound_method, set_attribute
 from recfx.references.object_kinds import REGISTRIES, Edge, attributes
@@ -61,6 +63,27 @@ def copy_modules(
         if isinstance(module, OptimizedModule):
             copies[id(module)]._initialize()  # type: ignore[operator]  # compiles the copy, not the original
     return copies[id(root)], copies
+
+
+def refuse_fully_sharded(root: nn.Module, what_to_do: str) -> None:
+    """Refuse modules on which ``fully_shard`` was called: their hooks gather the parameters of these very objects.
+
+    Args:
+        root: the module that is to be copied.
+        what_to_do: what the user can do instead.
+
+    Raises:
+        ConversionError: ``fully_sharded``.
+    """
+    for path, module in root.named_modules():
+        if isinstance(module, FSDPModule):
+            raise ConversionError(
+                "fully_shard was called on it, so that no other module object can use its parameters; but a copy of "
+                "the modules is needed here.",
+                reason="fully_sharded",
+                module_path=path,
+                what_to_do=what_to_do,
+            )
 
 
 def copy_with_tensors(root: nn.Module) -> nn.Module:

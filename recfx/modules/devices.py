@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, type_of
 
 
 def usable_device(device: torch.device | str | int) -> torch.device:
@@ -15,14 +15,19 @@ def usable_device(device: torch.device | str | int) -> torch.device:
     """
     if not isinstance(device, (torch.device, str, int)) or isinstance(device, bool):
         raise ConversionError(
-            f"device is a {type(device).__name__}.",
+            f"device is {type_of(device)}.",
             reason="invalid_argument",
             what_to_do="pass a torch.device or its name, such as 'cpu'.",
         )
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, ImportError) as error:  # torch asserts that it was built with the backend
+    except (
+        RuntimeError,
+        AssertionError,
+        ImportError,
+        ValueError,
+    ) as error:  # torch asserts that it was built with the backend
         raise ConversionError(
             f"there is no device {str(device)!r} here ({str(error).splitlines()[0].rstrip('.')}).",
             reason="device_unavailable",

@@ -120,9 +120,9 @@ def without_weight(name: str) -> CheckpointError:
 
 def is_strict() -> bool:
     """The arguments of the ``load_state_dict`` that is running, which torch does not tell the modules."""
-    frame = inspect.currentframe()
+    load, frame = inspect.unwrap(nn.Module.load_state_dict), inspect.currentframe()
     while frame is not None:
-        if frame.f_code is nn.Module.load_state_dict.__code__:
+        if frame.f_code is load.__code__:
             return bool(frame.f_locals["strict"])
         frame = frame.f_back
     return True

@@ -16,7 +16,7 @@ from torchrec.modules.embedding_configs import (
 )
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, type_of
 from recfx.hashing import HashConfig
 from recfx.hooks import has_call_hooks
 from recfx.ir.tables import TableSpec
@@ -52,7 +52,7 @@ def check_config(config: object) -> None:
     """
     if not isinstance(config, EmbeddingBagConfig):
         raise ConversionError(
-            f"a table is described by a {type(config).__name__}.",
+            f"a table is described by {type_of(config)}.",
             reason="invalid_table_config",
             what_to_do="pass a list of recfx.HashEmbeddingBagConfig.",
         )
@@ -143,7 +143,7 @@ def _plain_bag(config: EmbeddingBagConfig, bag: nn.Module, collection: str) -> n
     """``bag``, if nothing is lost by reading its weight without calling it."""
     problem = ""
     if not isinstance(bag, nn.EmbeddingBag) or type(bag).forward is not nn.EmbeddingBag.forward:
-        problem = f"is a {type(bag).__name__} with its own forward"
+        problem = f"is {type_of(bag)} with its own forward"
     elif type(bag.__dict__["_parameters"].get("weight")) is not nn.Parameter:
         problem = "has a weight that is not a plain parameter (but a parametrization, for example)"
     elif has_call_hooks(bag):

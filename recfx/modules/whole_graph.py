@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from recfx.errors import ConversionError
 from recfx.ir.meta import META_KEY
 from recfx.modules.carry_over import carry_hooks
 from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.modules.converted_collection import collections_of
+from recfx.modules.converted_collection import collections_of, converted_collections
 from recfx.nodes.fx_leaf import tracer_of_call
+from recfx.nodes.table_store import forwards_of
 
 
 class WholeGraph(nn.Module):
@@ -37,6 +39,7 @@ class WholeGraph(nn.Module):
         self.__dict__["_python_model"] = model
         for collection in collections_of(model, HashEmbeddingBagCollection).values():
             collection.graph_is_inlined = True  # the graphs name the modules of its nodes
+        self.__dict__["_stores"] = [collection.store for collection in converted_collections(model).values()]
         carry_hooks(model, self)
         self.training = model.training
         self._take_signature()
@@ -78,7 +81,10 @@ class WholeGraph(nn.Module):
         graph_module = self.graph_module
         if tracer_of_call(self, args, kwargs) is not None:  # the graph is not registered, so no tracer would find it
             return type(graph_module).forward(graph_module, *args, **kwargs)
-        return graph_module(*args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():  # it cannot follow what is thread-local
+            return graph_module(*args, **kwargs)
+        with forwards_of(self.__dict__["_stores"]).forward():
+            return graph_module(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _without_state, (), self.__getstate__()

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recfx.errors import IdRangeError, IdTypeError, InputError
+from recfx.errors import IdRangeError, IdTypeError, InputError, type_of
 from recfx.kernels.bag_offsets import NEGATIVE_LENGTH, OUT_OF_RANGE, Fault
 from recfx.lowering.operators import BAG_OFFSETS, OperatorsByDevice
 
@@ -48,7 +48,7 @@ class BatchChecks:
         """
         if isinstance(features, KeyedJaggedTensor):
             return features
-        what = f"the batch is a {type(features).__name__}, not a KeyedJaggedTensor."
+        what = f"the batch is {type_of(features)}, not a KeyedJaggedTensor."
         if isinstance(features, TensorDict):
             try:
                 return maybe_td_to_kjt(features, None)
@@ -286,6 +286,6 @@ _BATCH_SIZES = "pass stride_per_key_per_rank= as one list per key, whose sums ad
 def _form(tensor: Any) -> str:
     """Describes in a message what should be a dense tensor."""
     if not isinstance(tensor, torch.Tensor):
-        return "missing" if tensor is None else f"a {type(tensor).__name__}"
+        return "missing" if tensor is None else type_of(tensor)
     layout = "" if tensor.layout == torch.strided else f"{tensor.layout} "
     return f"a {layout}tensor of {tensor.dim()} dimensions"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
@@ -15,6 +16,10 @@ class DistContext(EmbeddingShardingContext):
 
     Attributes:
         output_splits: the marks of all ranks (see ``marks``). TorchRec's awaitables fill in an attribute of this name.
+        backward: called before each backward of the batch, if tables evict (see ``late_backwards``).
+        asked: whether the ranks have told each other that the forward, which is a replay, can be run again.
     """
 
     output_splits: list[int] = field(default_factory=list)
+    backward: Callable[..., None] | None = None
+    asked: bool = False

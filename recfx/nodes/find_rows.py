@@ -21,7 +21,6 @@ from recfx.nodes.host_copies import HOST, copy_bags_to_device
 from recfx.nodes.in_flight import BatchInFlight
 from recfx.nodes.index_copies import IndexCopies
 from recfx.nodes.lookup import Lookup
-from recfx.nodes.table_indexes import list_rows
 from recfx.nodes.to_device import ToDevice
 from recfx.nodes.to_host import ToHost
 
@@ -161,10 +160,9 @@ class FindRows(NodeModule):
     def _in_flight(self, features: KeyedJaggedTensor, rows: torch.Tensor) -> BatchInFlight | None:
         """Keep the rows of a batch whose backward will train them, although it is one of eval mode: this waits."""
         indexes = self.hash_ids.indexes
-        in_flight, segments, on_host = indexes.start(training=False), indexes.segments(features), rows.cpu()
-        list_rows(in_flight, segments, on_host)
-        indexes.in_flight.add(in_flight)
-        return in_flight
+        batch = indexes.start()
+        indexes.finish(batch, indexes.segments(features), rows.cpu(), training=False)
+        return batch
 
     def _as_on_host(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor | HashedBatch:
         ids = features if self.to_host is None else self.to_host(features)

@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch.fx import _symbolic_trace
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, type_of
 from recfx.hooks import has_forward_hooks
 
 
@@ -43,7 +43,7 @@ class FxLeaf(nn.Module):
             ConversionError: ``not_scriptable``.
         """
         raise ConversionError(
-            f"a {type(self).__name__} cannot be compiled by torch.jit.script: its kernels are chosen in Python.",
+            f"{type_of(self)} cannot be compiled by torch.jit.script: its kernels are chosen in Python.",
             reason="not_scriptable",
             module_path=str(getattr(self, "collection", "")),
             what_to_do="call recfx.export(model, path, sample); or script the whole converted model, or "
@@ -65,7 +65,7 @@ class FxLeaf(nn.Module):
         Raises:
             RuntimeError: the module has no such name.
         """
-        raise RuntimeError(f"a {type(self).__name__} cannot be the root of a trace")
+        raise RuntimeError(f"{type_of(self)} cannot be the root of a trace")
 
 
 def tracer_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Tracer | None:

@@ -17,10 +17,10 @@ from recfx.nodes.base import NodeModule
 from recfx.nodes.in_flight import BatchInFlight
 from recfx.nodes.replays import is_replay
 from recfx.nodes.segments import Segment
-from recfx.nodes.table_indexes import TableIndexes, list_rows
+from recfx.nodes.table_indexes import TableIndexes
 
 HashedBatch: TypeAlias = tuple[KeyedJaggedTensor, BatchInFlight | None]
-"""Rows in the bags of the ids; and the batch in flight, if its rows must be kept until its backwards have run."""
+"""Rows in the bags of the ids; and the batch in flight, if its rows must be kept until its backward has run."""
 
 
 class HashIds(NodeModule):
@@ -78,25 +78,19 @@ def hash_batch(indexes: TableIndexes, features: KeyedJaggedTensor, training: boo
     """Hash a whole batch at once, after ``indexes.begin``. The errors are those of ``HashIds.forward``."""
     segments = indexes.segments(features)
     ids = features.values().to(indexes.device, torch.int64)
-    in_flight = None
-    try:
-        if training and not is_replay():
-            in_flight = indexes.start(training)
-            indexes.in_flight.add(in_flight)
-            rows = indexes.find_or_insert(ids, segments, in_flight)
-        elif training:
-            rows = indexes.find_again(ids, segments)
-        else:
-            rows = indexes.find(ids, segments)
-            if torch.is_grad_enabled():  # its backward trains these rows nevertheless
-                in_flight = indexes.start(training)
-                list_rows(in_flight, segments, rows)
-                indexes.in_flight.add(in_flight)
-        return _in_bags(features, rows, segments, training), in_flight
-    except BaseException:  # a kept traceback keeps the batch alive, which must not hold rows forever
-        if in_flight is not None:
-            in_flight.end()
-        raise
+    batch = None
+    if training and is_replay():
+        rows = indexes.find_again(ids, segments)
+    elif training:
+        batch = indexes.start()
+        rows = indexes.find_or_insert(ids, segments)
+        indexes.finish(batch, segments, rows, training)
+    else:
+        rows = indexes.find(ids, segments)
+        if torch.is_grad_enabled():  # its backward trains these rows nevertheless
+            batch = indexes.start()
+            indexes.finish(batch, segments, rows, training)
+    return _in_bags(features, rows, segments, training), batch
 
 
 def _in_bags(

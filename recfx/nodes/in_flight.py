@@ -1,39 +1,58 @@
-"""Batches in flight: hashed, but their gradients have not reached the tables yet, so their rows must keep their ids."""
+"""Batches in flight: hashed, but their gradients have not reached the tables yet, so their rows must keep their ids.
+
+Which rows an eviction may take follows from the calls that all ranks make, and from nothing else: a batch keeps its
+rows until its backward has run, or for ``batches_in_flight`` later forwards of its collection. A graph that somebody
+keeps, or that waits for the garbage collector, makes no difference. Forwards in training mode count, and those in eval
+mode that a backward may follow. A backward for which no rows are kept any more is an error if ids have been evicted in
+the meantime.
+"""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from recfx.errors import InputError
+from recfx.hashing import HashIndex
+from recfx.ir.tables import TableSpec
 from recfx.kernels.hash_index import InFlight
+from recfx.kernels.index_buffers import BATCHES, EVICTED
+
+BATCHES_IN_FLIGHT = 2
+"""For how many later forwards a batch keeps its rows by default. TorchRec's pipelines need one."""
 
 
 class BatchInFlight:
     """One batch whose gradients may still come.
 
-    It has finished when all its lookups have run their backward, or when nothing is left that could run one: only the
-    bags of rows and the autograd graph hold this object.
-
     Args:
-        numbers: the number of the batch, by table; 0 if it is not a training batch.
-        evictions: returns how many ids these tables have evicted so far.
+        collection: fully qualified name of the collection, for messages.
+        kept_until: the number of the last forward in which its rows must keep their ids.
+        tables: those that evict, and their indexes.
     """
 
-    def __init__(self, numbers: dict[str, int], evictions: Callable[[], int]) -> None:
-        self.numbers = numbers
-        self.rows: dict[str, torch.Tensor] | None = None  # by table, once they are known
-        self.is_over = False
-        self._evictions = evictions
-        self._evictions_when_over: int  # once it is over
+    def __init__(self, collection: str, kept_until: int, tables: Sequence[tuple[TableSpec, HashIndex]]) -> None:
+        self.kept_until = kept_until
+        self._collection = collection
+        self._names = {table.name: table.table_name for table, _ in tables}
+        self._indexes = {table.name: index for table, index in tables}
+        self._numbers: dict[str, int] = {}  # of the batch in each index
+        self._rows: dict[str, torch.Tensor] = {}  # that must keep their ids, by table
+        self._evicted: dict[str, int] | None = None  # by each table, up to when the batch let its rows go
+        for index in self._indexes.values():
+            index.refresh()  # a state that was loaded in place has other counts
         self._watched = 0
         self._waiting: set[int] = set()  # lookups whose backward has not run yet
 
+    def keep(self, rows: Mapping[str, torch.Tensor], training: bool) -> None:
+        """Keep the rows of tables that evict: int64, by table. In training, the indexes have just counted the batch."""
+        self._rows = {name: rows[name] for name in self._indexes if name in rows}
+        self._numbers = {name: int(index.counts[BATCHES]) if training else 0 for name, index in self._indexes.items()}
+
     def watch(self, output: torch.Tensor) -> None:
-        """Keep the batch in flight until the backward of ``output``, which a lookup of it returned, has run."""
+        """Let the rows go once the backwards of all outputs that were watched, one for each lookup, have run."""
         if output.grad_fn is None:
             return
         lookup = self._watched
@@ -42,44 +61,119 @@ class BatchInFlight:
         output.grad_fn.register_prehook(self._before_backward)
         output.grad_fn.register_hook(lambda *gradients: self._after_backward(lookup))
 
+    def rows_kept(self, table: str) -> tuple[int, torch.Tensor] | None:
+        """The number of the batch in a table's index, and the rows that it keeps; None if it keeps none."""
+        rows = self._rows.get(table)
+        return None if rows is None else (self._numbers[table], rows)
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether any of its rows must keep their ids."""
+        return bool(self._rows)
+
     def end(self) -> None:
-        """Record that the batch no longer needs its rows."""
-        self.is_over, self.rows = True, None
-        self._evictions_when_over = self._evictions()
+        """Let all rows go."""
+        if self._evicted is None:
+            self._rows, self._evicted = {}, self._counts()
+
+    def restore(self) -> Callable[[], None]:
+        """What makes the batch keep the rows again that it keeps now."""
+        rows, evicted = self._rows, self._evicted
+
+        def restore() -> None:
+            self._rows, self._evicted = rows, evicted
+
+        return restore
+
+    def lost(self) -> list[str]:
+        """The tables that have evicted ids since the batch let its rows go."""
+        if self._evicted is None:
+            return []
+        counts = self._counts()
+        return sorted({self._names[name] for name, count in self._evicted.items() if counts[name] != count})
+
+    def _counts(self) -> dict[str, int]:
+        return {name: int(index.counts[EVICTED]) for name, index in self._indexes.items()}
 
     def _before_backward(self, *gradients: Any) -> None:
-        if self.is_over and self._evictions() != self._evictions_when_over:
-            raise InputError(
-                f"a second backward through a batch of tables {sorted(self.numbers)}: rows that it used have gone to "
-                "other ids since the first one.",
-                reason="backward_after_eviction",
-                what_to_do="run all backwards of a batch before the next batch's forward.",
-            )
+        lost = self.lost()
+        if lost:
+            raise backward_after_eviction(self._collection, lost)
 
     def _after_backward(self, lookup: int) -> None:
         self._waiting.discard(lookup)
-        if not self._waiting and not self.is_over:
+        if not self._waiting:
             self.end()
 
 
 class BatchesInFlight:
-    """All batches of one collection that are in flight."""
+    """All batches of one collection that are in flight. Copies of a collection have none: graphs are the original's.
 
-    def __init__(self) -> None:
-        self._batches: weakref.WeakSet[BatchInFlight] = weakref.WeakSet()
+    Args:
+        depth: for how many later forwards a batch keeps its rows.
 
-    def add(self, batch: BatchInFlight | None) -> None:
+    Attributes:
+        turn: the number of forwards before the one that is under way.
+        latest: the batch of the last forward that a backward may follow; None if none may.
+        refused_replay: why a forward that activation checkpointing is running again cannot be; only of collections that
+            are sharded, where all ranks must learn of it first.
+    """
+
+    def __init__(self, depth: int = BATCHES_IN_FLIGHT) -> None:
+        self.depth = depth
+        self.turn = 0
+        self.latest: BatchInFlight | None = None
+        self.refused_replay: InputError | None = None
+        self._batches: list[BatchInFlight] = []
+
+    def __reduce__(self) -> Any:
+        return BatchesInFlight, (self.depth,)
+
+    def add(self, batch: BatchInFlight) -> None:
         """From now on, later batches do not take this batch's rows."""
-        if batch is not None:
-            self._batches.add(batch)
+        self._batches.append(batch)
+
+    @property
+    def kept_until(self) -> int:
+        """The number of the last forward in which the rows of the batch that is under way keep their ids."""
+        return self.turn + self.depth
+
+    def begin(self) -> None:
+        """Call before a forward hashes its ids: batches that are too old let go of their rows."""
+        for batch in self._batches:
+            if self.turn > batch.kept_until:
+                batch.end()
+        self._batches = [batch for batch in self._batches if batch.keeps_rows]
+
+    def restore(self) -> Callable[[], None]:
+        """What undoes the forwards from now on, through which no backward has run."""
+        turn, latest, batches = self.turn, self.latest, [(batch, batch.restore()) for batch in self._batches]
+
+        def restore() -> None:
+            self.turn, self.latest, self._batches = turn, latest, [batch for batch, _ in batches]
+            for _, restore_batch in batches:
+                restore_batch()
+
+        return restore
 
     def of_table(self, table: str) -> InFlight:
         """The rows of one table that must keep their ids."""
         nothing = InFlight.nothing()
-        batches = [batch for batch in self._batches if not batch.is_over and table in batch.numbers]
-        listed = [batch for batch in batches if batch.rows is not None]
-        return InFlight(
-            oldest=min((each.numbers[table] for each in batches if each.rows is None), default=nothing.oldest),
-            rows=torch.cat([each.rows[table] for each in listed if each.rows is not None]) if listed else nothing.rows,
-            oldest_listed=min((each.numbers[table] for each in listed), default=nothing.oldest_listed),
-        )
+        kept = [found for batch in self._batches if (found := batch.rows_kept(table)) is not None]
+        if not kept:
+            return nothing
+        numbers, rows = zip(*kept, strict=True)
+        return nothing._replace(rows=torch.cat(rows), oldest_listed=min(numbers))
+
+
+def backward_after_eviction(collection: str, tables: Sequence[str]) -> InputError:
+    """The error of a backward that comes after ids of these tables have been evicted."""
+    return InputError(
+        f"a backward through a batch of tables {list(tables)} comes too late: ids have been evicted since the batch "
+        "was free to lose its rows (after an earlier backward, or more later forwards than the collection's "
+        "batches_in_flight), and other ids may have them. Nothing was trained.",
+        reason="backward_after_eviction",
+        module_path=collection,
+        what_to_do="run all backwards of a batch before the next batch's forward; to accumulate the losses of several "
+        "forwards, set batches_in_flight of the collection to their number, on all ranks.",
+    )

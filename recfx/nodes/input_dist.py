@@ -76,7 +76,11 @@ class InputDistStart(NodeModule):
         self.collection = collection
         self._device, self._is_weighted = device or torch.device("cpu"), is_weighted
         self._dist = KJTAllToAll(group, splits)  # TorchRec's pipelines recognise it by this name and type
-        self.identity = marks.identity(collection, keys, splits)
+        self.agree_on("")
+
+    def agree_on(self, setting: str) -> None:
+        """From now on, refuse a call in which not all ranks have this setting, which is given in words."""
+        self.identity = marks.identity(self.collection, self.keys, self._dist._splits, setting)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -90,9 +94,10 @@ class InputDistStart(NodeModule):
         return int(self._dist._splits[self.group.rank()])
 
     @property
-    def is_pipelined(self) -> bool:
-        """Whether a TorchRec pipeline sends the sizes of all collections in one message."""
-        return isinstance(self._dist.forward, KJTAllToAllForward)
+    def pipeline(self) -> object | None:
+        """What a TorchRec pipeline has put in place of the exchange, to send the sizes of all collections at once."""
+        found = self._dist.forward
+        return found if isinstance(found, KJTAllToAllForward) else None
 
     def forward(self, features: KeyedJaggedTensor | Outgoing) -> tuple[Started | KJTSplitsAllToAllMeta, DistContext]:
         """``features``: this rank's batch. Returns what ``input_dist_wait`` waits for, and the batch's context."""
@@ -110,7 +115,7 @@ class InputDistStart(NodeModule):
         ranks, splits = len(dist_module._splits), sent.dist_splits(dist_module._splits)
         rows = [*splits, *[[0] * ranks] * (_TENSORS - len(splits)), [mark] * ranks]
         labels = [*sent.dist_labels(), *["padding"] * (_TENSORS - len(splits)), _MARKS]
-        if self.is_pipelined:
+        if self.pipeline is not None:
             started: KJTSplitsAllToAllMeta = dist_module(sent)
             strides = started.splits_tensors[-1]
             started.splits_tensors = [*(torch.tensor(row, device=started.device) for row in rows), strides]

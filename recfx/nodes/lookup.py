@@ -135,6 +135,15 @@ class Lookup(NodeModule):
             optimizers=[self.store.optimizers.get(table.name) for table in self.tables],
         )
 
+    def register_optim_state_tracker_fn(self, record_fn: object) -> None:
+        """Raise a ``ConversionError``, ``torchrec_hook_not_called``: TorchRec's trackers register it on lookups."""
+        raise ConversionError(
+            "register_optim_state_tracker_fn: a tracker would be told of no optimizer state.",
+            reason="torchrec_hook_not_called",
+            module_path=self.collection,
+            what_to_do="read the state from the collection's fused_optimizer; or leave the collection unconverted.",
+        )
+
     def forward(self, features: KeyedJaggedTensor, in_flight: BatchInFlight | None = None) -> torch.Tensor:
         """``features``: rows of every table of the collection, as ``hash_ids`` returns them.
 
@@ -146,13 +155,14 @@ class Lookup(NodeModule):
             ``[B, sum D]`` float32.
         """
         output = self._pool_rows(features)
+        self._guard(output)
         if in_flight is not None:
             in_flight.watch(output)
-        self._guard(output)
         return output
 
     def _guard(self, output: torch.Tensor) -> None:
-        guard_backward(output, [self.store.index(name) for name in self._indexed], self.collection)
+        indexes, forward = [self.store.index(name) for name in self._indexed], self.store.forwards.now()
+        guard_backward(output, indexes, self.collection, forward)
 
     def _pool_rows(self, features: KeyedJaggedTensor) -> torch.Tensor:
         device = self.store.weight(self.tables[0].name).device

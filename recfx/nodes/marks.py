@@ -22,11 +22,17 @@ _MUST_AGREE = ~(REFUSED | LAST | ENDED)
 _names: dict[int, str] = {}  # names of collections by their part of the mark, for messages
 
 
-def identity(collection: str, keys: list[str], splits: list[int]) -> int:
-    """The part of a mark that identifies the calling collection: the same number on all ranks."""
-    text = repr((collection, keys, splits))
+def identity(collection: str, keys: list[str], splits: list[int], setting: str = "") -> int:
+    """The part of a mark that identifies the calling collection: the same number on all ranks.
+
+    Args:
+        collection, keys, splits: see ``input_dist_start``.
+        setting: one that all ranks must have alike, in words.
+    """
+    text = repr((collection, keys, splits, setting))
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") << _BITS
-    _names[number] = repr(collection) if collection else f"the collection of feature {keys[0]!r}"
+    name = repr(collection) if collection else f"the collection of feature {keys[0]!r}"
+    _names[number] = f"{name} with {setting}" if setting else name
     return number
 
 
@@ -49,8 +55,8 @@ def other_calls(marks: list[int], collection: str) -> OutOfStepError | None:
         f"ranks are at different calls: {where}. No ids were sent, and all ranks raise this.",
         reason="ranks_at_different_calls",
         module_path=collection,
-        what_to_do="every rank must call the same collections in the same order; a rank that leaves out a part of a "
-        "step (for an error that it catches, say) must leave it out on all ranks.",
+        what_to_do="every rank must call the same collections in the same order, with the same batches_in_flight; a "
+        "rank that leaves out a part of a step (for an error that it catches, say) must leave it out on all ranks.",
     )
 
 

@@ -17,6 +17,7 @@ from recfx.ir.tables import TableSpec
 from recfx.kernels.index_buffers import NEW, is_uninitialized
 from recfx.kernels.row_initialization import initialization_key
 from recfx.lowering.operators import HASH_INDEX, ROW_INITIALIZATION, OperatorsByDevice
+from recfx.nodes.insertions import Insertion
 from recfx.nodes.table_store import TableStore
 
 
@@ -74,26 +75,33 @@ class NewRows:
                     left.append(GivenRows(table, rows, index.row_state[rows] != NEW))
             self.initialize(left)
 
-    def initialize(self, given: list[GivenRows]) -> None:
+    def initialize(self, given: list[GivenRows], insertion: Insertion | None = None) -> None:
         """Write the initial weights for the ids that now have these rows, and reset the optimizers' state.
 
         Tables whose weights are on the meta device are skipped for now.
 
+        Args:
+            given: the rows.
+            insertion: what gave out the rows, if it is undone when this fails.
+
         Raises:
-            InputError: ``init_fn_failed`` if a table's own ``init_fn`` cannot fill some rows. The ids of these rows
-                lose them again; ids that were evicted for them remain evicted. All other rows are initialised.
+            InputError: ``init_fn_failed`` if a table's own ``init_fn`` cannot fill some rows. Unless the
+                insertion is undone, the ids of these rows lose them again; ids that were evicted for them remain
+                evicted. All other rows are initialised.
         """
         given = [each for each in given if each.rows.numel() > 0 and not self._store.weight(each.table.name).is_meta]
         failed: InputError | None = None
         for each in given:
             optimizer = self._store.optimizers.get(each.table.name)
+            if insertion is not None:  # right before they are written, when they will be in the cache
+                insertion.keep_rows(each.table.name, each.rows)
             if optimizer is not None:
                 optimizer.reset_rows(each.rows)
             if not each.table.custom_init_fn:
                 self._write_initial(each.table, each.rows)
         for each in given:  # user code comes last, because it may fail
             if each.table.custom_init_fn:
-                failed = self._fill_again(each) or failed
+                failed = self._fill_again(each, insertion is not None) or failed
         self._mark_initialized(given)
         if failed is not None:
             raise failed
@@ -123,11 +131,12 @@ class NewRows:
         initialize_rows = self._operators.on(weight.device).initialize_rows
         initialize_rows(weight, rows, ids, self._keys[named], low, high, table.first_column)
 
-    def _fill_again(self, given: GivenRows) -> InputError | None:
+    def _fill_again(self, given: GivenRows, will_be_undone: bool) -> InputError | None:
         """Refill rows that have been used: the table's own ``init_fn`` filled every row once, when the table was built.
 
         Returns:
-            The error if it cannot fill them, in which case the rows are given back; otherwise None.
+            The error if it cannot fill them, in which case the rows are given back, now or by the caller; otherwise
+            None.
         """
         rows = given.rows[given.are_renewed]
         if rows.numel() == 0:
@@ -139,19 +148,24 @@ class NewRows:
         try:
             init_fn(filled)
         except Exception as error:  # raised by user code
-            return self._give_back(given, error)
+            if not will_be_undone:
+                self._give_back(given)
+            return self._failed(given, error)
         weight.index_copy_(0, rows.to(weight.device), filled)
         return None
 
-    def _give_back(self, given: GivenRows, error: Exception) -> InputError:
+    def _give_back(self, given: GivenRows) -> None:
         """Take rows that cannot be filled away from their ids again."""
         index, rows = self._store.index(given.table.name), given.rows[given.are_renewed]
         index.removals += 1
         self._index_operators.on(rows.device).erase(index.row_ids[rows], index.buffers_as_they_are(), index.policy)
         index.written()
         index.number_state()
+
+    def _failed(self, given: GivenRows, error: Exception) -> InputError:
         failed = InputError(
-            f"init_fn of table {given.table.name!r} cannot fill {rows.numel()} rows ({type(error).__name__}: {error}).",
+            f"init_fn of table {given.table.name!r} cannot fill {int(given.are_renewed.sum())} rows "
+            f"({type(error).__name__}: {error}).",
             reason="init_fn_failed",
             module_path=self._collection,
             what_to_do="rows that are used again are filled together: let init_fn take any number of rows.",

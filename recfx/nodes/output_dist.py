@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,30 @@ from recfx.ir.columns import Columns, total_dim
 from recfx.nodes.base import NodeModule
 from recfx.nodes.column_order import ColumnOrder
 from recfx.nodes.dist_context import DistContext
+
+
+class BackwardWatch(Protocol):
+    """Refuses backwards of a sharded collection that come too late, on all ranks or on none."""
+
+    def refuse_replay(self, context: DistContext) -> None:
+        """Call this before an ``output_dist_start`` of the forward that is under way. Collective if activation
+        checkpointing runs it again.
+
+        Args:
+            context: of its batch.
+
+        Raises:
+            InputError: on all ranks, if the forward cannot be run again on any of them.
+        """
+
+    def watch(self, started: Awaitable[torch.Tensor], context: DistContext, training: bool) -> Awaitable[torch.Tensor]:
+        """What ``started``, an ``output_dist_start`` of the forward that is under way, gives.
+
+        Args:
+            started: its result is watched.
+            context: of its batch.
+            training: whether the forward may evict ids.
+        """
 
 
 class OutputDistStart(NodeModule, ABC):
@@ -42,6 +66,7 @@ class OutputDistStart(NodeModule, ABC):
         self.group = group
         self.columns = columns
         self.device = device
+        self.late_backwards: BackwardWatch | None = None  # if any table of the collection has an index
         self.take_parts(parts)
 
     @property
@@ -64,11 +89,14 @@ class OutputDistStart(NodeModule, ABC):
     def forward(self, *arguments: Any) -> Awaitable[torch.Tensor]:
         """``arguments``: one ``[B', D]`` tensor per part, then the ``DistContext``."""
         *pooled, context = arguments
+        if self.late_backwards is not None:
+            self.late_backwards.refuse_replay(context)
         sizes = self.sizes(context)
         joined = self._join(pooled, sum(sizes), self.device)
         if torch.is_grad_enabled() and not joined.requires_grad:
             joined.requires_grad_()  # nothing is trained here, but every rank joins the backward's collective
-        return self.send(joined, sizes)
+        sent = self.send(joined, sizes)
+        return sent if self.late_backwards is None else self.late_backwards.watch(sent, context, self.training)
 
 
 class AllToAll(OutputDistStart):

@@ -5,6 +5,20 @@ from __future__ import annotations
 from recfx.errors import InputError
 from recfx.ir.tables import TableSpec
 
+REASONS = ("replayed_ids_evicted", "replayed_ids_absent", "replayed_rows_renewed", "replayed_rows_unknown")
+"""Why, in the order in which ranks tell each other."""
+
+
+def elsewhere(collection: str, reason: str) -> InputError:
+    """Another rank of a sharded collection cannot run it again, for one of ``REASONS``."""
+    return InputError(
+        "activation checkpointing runs a forward again, which another rank cannot do: rows of its tables have changed "
+        "since.",
+        reason=reason,
+        module_path=collection,
+        what_to_do="see that rank's own error; no rank has trained this batch.",
+    )
+
 
 def lost(collection: str, table: TableSpec) -> InputError:
     """Ids of the first run have no row any more."""
@@ -14,7 +28,9 @@ def lost(collection: str, table: TableSpec) -> InputError:
             "rows to later batches meanwhile.",
             reason="replayed_ids_evicted",
             module_path=collection,
-            what_to_do="use torch.utils.checkpoint with use_reentrant=False, or leave the collection out of it.",
+            what_to_do="run a batch's backward before the next batch's forward; or use torch.utils.checkpoint with "
+            "use_reentrant=False, which keeps rows for as many later forwards as batches_in_flight of the collection "
+            "says; or leave the collection out of it.",
         )
     return InputError(
         f"a forward inside a backward has ids of table {table.name!r} that have no row.",

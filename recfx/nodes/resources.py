@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recfx.nodes.dist_groups import DistGroups
+from recfx.nodes.output_dist import BackwardWatch
 from recfx.nodes.table_store import TableStore
 
 
@@ -15,7 +16,9 @@ class Resources:
     Args:
         store: weights, indexes and fused optimizers.
         groups: the process groups of a sharded collection.
+        late_backwards: refuses backwards of a sharded collection in which tables have indexes, if they come too late.
     """
 
     store: TableStore
     groups: DistGroups | None = None
+    late_backwards: BackwardWatch | None = None

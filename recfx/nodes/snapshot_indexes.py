@@ -61,9 +61,9 @@ class SnapshotIndexes(NodeModule):
 
 
 def _stamp(index: HashIndex) -> tuple[Any, ...]:
-    # Inserting does not change these; erasing, loading and moving do.
+    # Inserting does not change these; erasing, loading, moving and undoing an insertion do.
     buffers = index._buffers
     row_ids, row_state = buffers["row_ids"], buffers["row_state"]
     assert row_ids is not None
     assert row_state is not None
-    return index.removals, id(row_ids), row_ids._version, row_state._version
+    return index.state_number, index.removals, id(row_ids), row_ids._version, row_state._version

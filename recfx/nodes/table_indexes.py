@@ -8,17 +8,19 @@ from itertools import accumulate
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.errors import TableFullError
+from recfx.errors import InputError, TableFullError
 from recfx.hashing import HashIndex
 from recfx.hashing.many_indexes import buffers_named, views_of
 from recfx.ir.tables import TableSpec
 from recfx.kernels.host import HashIndexOperators
-from recfx.kernels.index_buffers import BATCHES, EVICTED, NEVER_USED
+from recfx.kernels.index_buffers import NEVER_USED
 from recfx.kernels.pooled_lookup import IndexView
 from recfx.lowering.operators import HASH_INDEX, OperatorsByDevice
 from recfx.nodes import replay_errors
 from recfx.nodes.answers import answer_unseen
-from recfx.nodes.in_flight import BatchesInFlight, BatchInFlight
+from recfx.nodes.forwards import Forward
+from recfx.nodes.in_flight import BatchInFlight
+from recfx.nodes.insertions import Insertion
 from recfx.nodes.new_rows import GivenRows, NewRows
 from recfx.nodes.replays import Answers, Replays
 from recfx.nodes.segments import Segment, find_rows
@@ -36,6 +38,7 @@ class TableIndexes:
         tables: every table of the collection, in the KJT's order.
         hashed: the names of those whose ids go through an index; ids of other tables are passed on unchanged.
         store: the store that holds the indexes and weights.
+        is_alone: whether no other node of the collection hashes ids.
         sharded: whether the ids come from ``input_dist``. Then no other rank gives out rows of these shards, or all
             ranks give out the same rows.
 
@@ -43,7 +46,6 @@ class TableIndexes:
         counts_every_id: whether any table scores or counts every id. Then each batch is hashed as a whole, in batch
             order.
         evicts: whether any table takes rows away from ids.
-        in_flight: the batches whose rows must keep their ids.
     """
 
     def __init__(
@@ -53,15 +55,15 @@ class TableIndexes:
         hashed: tuple[str, ...],
         store: TableStore,
         sharded: bool = False,
+        is_alone: bool = True,
     ) -> None:
         self.collection = collection
         self.tables = tables
         self.hashed = hashed
         self.store = store
-        self._sharded = sharded
+        self._sharded, self._is_alone = sharded, is_alone
         self._operators = OperatorsByDevice(HASH_INDEX)
         self._new_rows = NewRows(collection, tuple(table for table in tables if table.has_index), store)
-        self.in_flight = BatchesInFlight()
         self._replays = Replays()
         self._evicting = [table for table in tables if table.evicts]
         self.evicts = bool(self._evicting)
@@ -159,25 +161,27 @@ class TableIndexes:
 
     # Training
 
-    def find_or_insert(
-        self, ids: torch.Tensor, segments: list[Segment], in_flight: BatchInFlight | None = None
-    ) -> torch.Tensor:
-        """The rows of a training batch; new ones are initialised. If a table is full, nothing changes.
+    def find_or_insert(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
+        """The rows of a training batch, after ``start``; new ones are initialised. If a table is full, nothing changes.
+
+        If a later node, or another collection of the model, may refuse the batch, what changes is noted.
 
         Raises:
             TableFullError: a bucket has no row left.
             InputError: ``init_fn_failed``.
         """
-        indexes = self._indexes(segments)
+        indexes, operators, forward = self._indexes(segments), self.operators, self._forward()
         with self.store.new_rows_lock:
-            inserted = self.operators.find_or_insert(
+            batch = (
                 ids,
                 [segment.begin for segment in segments],
                 [segment.end for segment in segments],
                 [index.index_buffers() for index in indexes],
                 [index.policy for index in indexes],
-                [self.in_flight.of_table(segment.table.name) for segment in segments],
+                [self.store.in_flight.of_table(segment.table.name) for segment in segments],
             )
+            record = None if forward is None else operators.find_or_insert_undoably(*batch)
+            inserted = operators.find_or_insert(*batch) if record is None else record.inserted
             for index in indexes:
                 index.written()
             report = inserted.report.tolist()
@@ -185,11 +189,15 @@ class TableIndexes:
                 if full_bucket >= 0:
                     error = index.full_error(full_bucket)
                     raise TableFullError.of(replace(error.diagnostic, path=self.collection))
-            list_rows(in_flight, segments, inserted.rows)
+            insertion = None
+            if forward is not None and record is not None:
+                insertion = Insertion(self.store, operators, record, ids, segments)
+                forward.changed(insertion.undo)
             counts = [count for count, _ in report]
             are_renewed = inserted.states_before != NEVER_USED
             given = zip(segments, inserted.new_rows.split(counts), are_renewed.split(counts), strict=True)
-            self._new_rows.initialize([GivenRows(segment.table, rows, renewed) for segment, rows, renewed in given])
+            new_rows = [GivenRows(segment.table, rows, renewed) for segment, rows, renewed in given]
+            self._new_rows.initialize(new_rows, insertion)
         if self.counts_every_id:
             self._replays.remember(ids, inserted.rows, lambda: self._owners(inserted.rows, segments))
         return inserted.rows
@@ -224,31 +232,66 @@ class TableIndexes:
 
     def _count_found(self, found: list[int], batches: int) -> None:
         # The first two counts of an index are the batches and the ids seen.
-        counts = buffers_named("counts", self._all())
-        self.operators.add_counts(counts, [amount for count in found for amount in (batches, count)])
+        counts, operators, forward = buffers_named("counts", self._all()), self.operators, self._forward()
+        amounts = [amount for count in found for amount in (batches, count)]
+        operators.add_counts(counts, amounts)
+        if forward is not None:
+            forward.changed(lambda: operators.add_counts(counts, [-amount for amount in amounts]))
 
-    def start(self, training: bool) -> BatchInFlight | None:
-        """The batch, to be added to ``in_flight``; None if no table evicts."""
-        evicting = {table.name: self.store.index(table.name) for table in self._evicting}
-        if not evicting:
+    def _forward(self) -> Forward | None:
+        """The forward whose changes may have to be undone; None if nobody else can refuse what this node has hashed."""
+        forwards = self.store.forwards
+        return None if self._is_alone and not forwards.has_several else forwards.now()
+
+    def start(self) -> BatchInFlight | None:
+        """Begin a forward in which ids may be evicted, or that a backward may follow; ``finish`` ends it.
+
+        Returns:
+            The batch; None if no table evicts, or if no backward follows.
+        """
+        if not self._evicting:
             return None
-        for index in evicting.values():
-            index.refresh()  # a state that was loaded in place has a different number of batches
-        numbers = {table: int(index.counts[BATCHES]) + 1 if training else 0 for table, index in evicting.items()}
-        indexes = list(evicting.values())
-        return BatchInFlight(numbers, lambda: sum(int(index.counts[EVICTED]) for index in indexes))
+        in_flight, forward = self.store.in_flight, self._forward()
+        if forward is not None:
+            forward.changed(in_flight.restore())
+        in_flight.begin()
+        if not torch.is_grad_enabled():
+            in_flight.latest = None
+            return None
+        trained = [table for table in self._evicting if self.store.weight(table.name).requires_grad]
+        tables = [(table, self.store.index(table.name)) for table in trained]
+        batch = in_flight.latest = BatchInFlight(self.collection, in_flight.kept_until, tables)
+        return batch
+
+    def finish(self, batch: BatchInFlight | None, segments: list[Segment], rows: torch.Tensor, training: bool) -> None:
+        """Keep the rows of a batch from now on. Sharded collections count the forward as rows are sent."""
+        if batch is not None:
+            batch.keep({segment.table.name: rows[segment.begin : segment.end] for segment in segments}, training)
+            self.store.in_flight.add(batch)
+        if not self._sharded:
+            self.store.in_flight.turn += 1
 
     # Forwards that are run again
 
     def find_again(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
         """The rows that a training batch had in the forward that activation checkpointing now runs again.
 
-        Nothing is inserted or counted.
+        Nothing is inserted or counted. In a sharded collection the error is left for ``output_dist_start``, where all
+        ranks raise it, and any rows are returned.
 
         Raises:
             InputError: ``replayed_ids_absent``, ``replayed_ids_evicted``, ``replayed_rows_renewed``,
                 ``replayed_rows_unknown``.
         """
+        try:
+            return self._found_again(ids, segments)
+        except InputError as error:
+            if not self._sharded:
+                raise
+            self.store.in_flight.refused_replay = error
+            return torch.zeros_like(ids)
+
+    def _found_again(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
         first = self._replays.answers(ids) if self.counts_every_id else None
         if first is not None:
             self._check_owners(first, segments)
@@ -316,9 +359,3 @@ class TableIndexes:
         for segment, count in zip(segments, absent, strict=True):
             amounts += [segment.end - segment.begin, count]
         self.operators.add_counts([index.eval_counts for index in indexes], amounts)
-
-
-def list_rows(in_flight: BatchInFlight | None, segments: list[Segment], rows: torch.Tensor) -> None:
-    """Record the rows of a batch in flight, if there is one."""
-    if in_flight is not None:
-        in_flight.rows = {segment.table.name: rows[segment.begin : segment.end] for segment in segments}

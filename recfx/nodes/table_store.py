@@ -1,4 +1,4 @@
-"""What the nodes of one collection share: its weights, its indexes and its fused optimizers.
+"""What the nodes of one collection share: its weights, its indexes, its fused optimizers and its batches in flight.
 
 The collection registers the modules, so that every parameter and buffer has one name; nodes do not register them.
 """
@@ -16,6 +16,8 @@ from torch import nn
 
 from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
+from recfx.nodes.forwards import Forwards
+from recfx.nodes.in_flight import BatchesInFlight
 from recfx.optim.fused_optimizer import FusedOptimizer
 
 
@@ -28,6 +30,10 @@ class TableStore:
         optimizers: the fused optimizer of every table that has one.
         init_fns: the function that fills a table's rows, by table; None if the table does not have its own.
         device: the device to report if there are no tables, as on a rank without shards.
+
+    Attributes:
+        in_flight: the batches whose rows must keep their ids.
+        forwards: what the forward under way has changed, in the collections of one model together.
     """
 
     def __init__(
@@ -42,8 +48,10 @@ class TableStore:
         self.indexes = indexes
         self.optimizers = optimizers
         self.init_fns = init_fns
+        self.in_flight = BatchesInFlight()
         self._owners: dict[str, weakref.ref[nn.Parameter]] = {}
         self._lock, self._process = threading.RLock(), os.getpid()
+        self.forwards = Forwards()
         self._without_tables = device or torch.device("cpu")
 
     @property
@@ -57,7 +65,7 @@ class TableStore:
         return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_owners")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update({"in_flight": BatchesInFlight(), **state})  # pickles of earlier versions lack it
         self._owners = {}  # a copy has its own parameters
         self._lock, self._process = threading.RLock(), os.getpid()
 
@@ -122,3 +130,8 @@ class TableStore:
         if not isinstance(index, HashIndex):
             raise KeyError(f"table {table!r} has no index: {'its ids are rows' if table in self.bags else 'unknown'}")
         return index
+
+
+def forwards_of(stores: Sequence[TableStore]) -> Forwards:
+    """The forwards that the collections of a model share."""
+    return stores[0].forwards if stores else Forwards()

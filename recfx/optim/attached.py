@@ -6,12 +6,14 @@ were created from. Only this file knows these names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed import optim as distributed_optim
+from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map as _hook_handles
 
 _OPTIMIZERS, _CLASSES, _ARGUMENTS = "_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs"
 _FORM = "_recfx_form_of_placeholder"  # recfx's own, beside them: it lives as long as the parameter
@@ -51,15 +53,35 @@ def keep_form(weight: torch.Tensor, placeholder: object, form: object) -> None:
 
 
 def run_in_backward(optimizer_class: type, weight: nn.Parameter, settings: dict[str, Any]) -> None:
-    """Attach an optimizer to ``weight`` that steps in its backward, with torch's own function, which is not public yet.
+    """Attach an optimizer to ``weight`` that steps in its backward, with torch's function, which is not public yet."""
+    with _trained(weight):
+        distributed_optim._apply_optimizer_in_backward(optimizer_class, [weight], settings)  # type: ignore[attr-defined]
 
-    That function finds the weight's ``AccumulateGrad`` node through a view, which does not have one while the weight is
-    frozen or autograd is off.
+
+def take_over_step(weight: torch.Tensor, step: Callable[[], None]) -> Any:
+    """Have ``step`` called, instead of what torch calls to step ``weight``, when a backward pass has accumulated the
+    whole gradient of ``weight`` that comes through autograd.
+
+    Returns:
+        autograd's node of the weight. The caller keeps it: torch does so only if it has attached an optimizer, and
+        without the node the hook is lost.
     """
+    with _trained(weight):
+        viewed: Any = weight.view_as(weight).grad_fn
+    node = viewed.next_functions[0][0]
+    for handle in _hook_handles.get(weight, ()):
+        handle.remove()
+    _hook_handles[weight] = [node.register_hook(lambda *gradients: step())]
+    return node
+
+
+@contextmanager
+def _trained(weight: torch.Tensor) -> Iterator[None]:
+    """The weight has no ``AccumulateGrad`` node of its own while it is frozen or autograd is off."""
     trained = weight.requires_grad
     with torch.inference_mode(False), torch.enable_grad():
         weight.requires_grad_()
         try:
-            distributed_optim._apply_optimizer_in_backward(optimizer_class, [weight], settings)  # type: ignore[attr-defined]
+            yield
         finally:
             weight.requires_grad_(trained)

@@ -33,27 +33,48 @@ class FusedOptimizer:
         state: the optimizer's state for the table, under ``torch.optim``'s names: the rule's states and ``step``.
         given: the settings that the user chose; all others in ``group`` are defaults of the optimizer's class. None:
             all of them were chosen.
+        left_out: the weight decay that was asked for, if FBGEMM, whose optimizer it is, does not apply it.
+        shard: fully qualified name of the weight, if it is a shard of a table; empty if it is a whole table.
     """
 
     rule: Rule
     group: dict[str, Any]
     state: dict[str, Any] = field(default_factory=dict)
     given: frozenset[str] | None = None
+    left_out: float = 0.0
+    shard: str = ""
 
     # A copied parameter has no optimizer in backward, so a copy is the form of none.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedOptimizer:
         # The group's parameter becomes that of the copied model; shards of one table share a group, and so do theirs.
-        return FusedOptimizer(self.rule, copy.deepcopy(self.group, memo), copy.deepcopy(self.state, memo), self.given)
+        group, state = copy.deepcopy(self.group, memo), copy.deepcopy(self.state, memo)
+        return FusedOptimizer(self.rule, group, state, self.given, self.left_out, self.shard)
 
     def __reduce__(self) -> Any:
         # Not with the parameter, which would be saved with the optimizer in backward that hangs on it.
         group = {key: value for key, value in self.group.items() if key != "params"}
-        return FusedOptimizer, (self.rule, group, self.state, self.given)
+        return FusedOptimizer, (self.rule, group, self.state, self.given, self.left_out, self.shard)
 
     def is_form_of(self, optimizer: object) -> bool:
         """Whether this is the fused form of ``optimizer``. In a copy of a model, it is the form of none."""
         return False
+
+    def refuse_other_readers(self) -> None:
+        """Called when something else than lookups gives a gradient of the weight.
+
+        Raises:
+            ConversionError: ``shard_read_elsewhere``.
+        """
+        if self.shard:
+            raise ConversionError(
+                "something else than its collection has read the weight and gives it a gradient, but it is this rank's "
+                "shard of a table: the gradients of the other ranks are not known here, and nothing would step it.",
+                reason="shard_read_elsewhere",
+                module_path=self.shard,
+                what_to_do="read a copy without a gradient (weight.detach()), or leave this collection out of the "
+                "plan: unsharded, such a gradient joins the table's step.",
+            )
 
     def changed_setting(self) -> str:
         """A setting that was changed after attaching, to a value that no fused update supports; or ``""``."""
@@ -189,7 +210,7 @@ class AttachedOptimizer(FusedOptimizer):
     ) -> None:
         self._optimizer, self._weight = optimizer, weight
         self._states = _states.setdefault(optimizer, _States({}, {}))
-        self.rule, self.given = rule, given
+        self.rule, self.given, self.left_out, self.shard = rule, given, 0.0, ""
 
     @property
     def group(self) -> dict[str, Any]:  # type: ignore[override]  # nobody replaces it

@@ -10,13 +10,14 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, CacheAlgorithm
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 
+from recfx.diagnostics import Diagnostic, Severity
 from recfx.errors import ConversionError
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES, known_settings, rule_of_type
-from recfx.optim.rules.rule import WEIGHT_DECAY, Rule, Setting
+from recfx.optim.rules.rule import ANY_MODE, WEIGHT_DECAY, Rule, Setting
 
 # Entries that change nothing at these values; nor does any entry at None.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     # Of LARS-SGD. FBGEMM's default of 0.9 is only for that; if it is given, momentum is wanted.
     "momentum": (0, 0.0),
     "eta": (0.001,),
@@ -39,10 +40,11 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 def fused_optimizer_from_params(params: Mapping[str, Any]) -> FusedOptimizer:
     """The optimizer of one table; every call creates one with its own group.
 
-    Without ``optimizer`` it is exact SGD, FBGEMM's default. In SGD, Adagrad and row-wise Adagrad, ``weight_decay`` is
-    added to the gradient, as in ``torch.optim`` and in FBGEMM with ``WeightDecayMode.L2``; with
-    ``WeightDecayMode.DECOUPLE``, row-wise Adagrad takes it off the weights, and with ``WeightDecayMode.NONE`` it leaves
-    it out. The rules of LAMB, LARS-SGD and partial row-wise Adam have a weight decay of their own.
+    Without ``optimizer`` it is exact SGD, FBGEMM's default. ``weight_decay`` is applied where FBGEMM applies it: in
+    row-wise Adagrad it is added to the gradient with ``WeightDecayMode.L2`` and taken off the weights with
+    ``WeightDecayMode.DECOUPLE``, but left out with ``WeightDecayMode.NONE``, FBGEMM's default; SGD and Adagrad leave it
+    out in every mode. LAMB, LARS-SGD and partial row-wise Adam have a weight decay of their own, in every mode.
+    ``left_out`` tells what was not applied.
 
     Args:
         params: ``optimizer`` (an ``EmbOptimType``), ``learning_rate``, ``eps``, ``beta1``, ``beta2``, ``weight_decay``,
@@ -73,22 +75,43 @@ def optimizer_from_params(rule: Rule, params: Mapping[str, Any]) -> FusedOptimiz
         ConversionError: ``unsupported_fused_param``.
     """
     given = {name: value for name, value in params.items() if value is not None and name != "optimizer"}
-    mode = given.pop("weight_decay_mode", None)
-    rule = rule.variants.get(mode, rule) if isinstance(mode, WeightDecayMode) else rule
+    mode = given.pop("weight_decay_mode", WeightDecayMode.NONE)
+    if mode not in ANY_MODE:
+        names = ", ".join(f"WeightDecayMode.{each.name}" for each in ANY_MODE)
+        raise _unsupported("weight_decay_mode", mode, f"leave it out, or use one of {names}.")
+    rule, left_out = rule.variants.get(mode, rule), 0.0
     values = {setting.name: _value(setting, given) for setting in rule.read_from_params}
-    if mode is not None:
-        _check_mode(rule, mode, values[WEIGHT_DECAY.name])
-    if mode in rule.modes_without_decay:
-        values[WEIGHT_DECAY.name] = 0.0
+    if mode not in rule.decay_modes and not rule.decay_in_fused_params:
+        left_out, values[WEIGHT_DECAY.name] = values[WEIGHT_DECAY.name], 0.0
     if values[WEIGHT_DECAY.name] and rule.decay_in_fused_params:
         raise _unsupported("weight_decay", values[WEIGHT_DECAY.name], rule.decay_in_fused_params)
     for name, value in given.items():
-        if name not in _NEUTRAL:
+        if name not in NEUTRAL:
             known = dict.fromkeys(each for setting in known_settings() for each in setting.fused_params)
             raise _unsupported(name, value, f"leave it out; the known names are {', '.join(('optimizer', *known))}.")
-        if value not in _NEUTRAL[name]:
+        if value not in NEUTRAL[name]:
             raise _unsupported(name, value, f"leave {name} out.")
-    return FusedOptimizer(rule, {setting.name: values[setting.name] for setting in rule.settings})
+    group = {setting.name: values[setting.name] for setting in rule.settings}
+    return FusedOptimizer(rule, group, left_out=left_out)
+
+
+def weight_decay_left_out(optimizer: FusedOptimizer, path: str) -> Diagnostic:
+    """What to say if ``optimizer.left_out`` is not 0.
+
+    Args:
+        optimizer: that of a table.
+        path: fully qualified name of the table's ``nn.EmbeddingBag``.
+    """
+    modes = [f"WeightDecayMode.{each.name}" for each in (*optimizer.rule.decay_modes, *optimizer.rule.variants)]
+    advice = f"weight_decay_mode={' or '.join(modes)}" if modes else "torch.optim's class, attached before sharding"
+    return Diagnostic(
+        "weight_decay_left_out",
+        path,
+        f"weight_decay={optimizer.left_out:g} is not applied: FBGEMM's {optimizer.rule.label} leaves it out"
+        + (" in this weight_decay_mode (NONE, if none is given)." if modes else "."),
+        f"leave it out; to have weight decay, use {advice}.",
+        Severity.WARNING,
+    )
 
 
 def _value(setting: Setting, given: dict[str, Any]) -> Any:
@@ -109,20 +132,6 @@ def _number(name: str, value: Any) -> float:
     if not math.isfinite(number) or number < 0:
         raise _unsupported(name, value, f"{name} must be a number that is not negative.")
     return number
-
-
-def _check_mode(rule: Rule, mode: Any, weight_decay: float) -> None:
-    """Refuse a mode in which FBGEMM would do something else with ``weight_decay``, or ignore it."""
-    if mode in rule.decay_modes or mode in rule.modes_without_decay:
-        return
-    if not weight_decay and mode in (WeightDecayMode.NONE, WeightDecayMode.L2):
-        return
-    modes = " or ".join(f"WeightDecayMode.{each.name}" for each in (*rule.decay_modes, *rule.variants))
-    if mode is WeightDecayMode.NONE:
-        advice = f"use {modes}, or no weight_decay: FBGEMM would ignore it."
-    else:
-        advice = f"leave weight_decay_mode out, or use {modes}: {rule.label} has no other weight decay."
-    raise _unsupported("weight_decay_mode", mode, advice)
 
 
 def _unsupported(name: str, value: Any, what_to_do: str) -> ConversionError:

@@ -153,7 +153,7 @@ def _of_placeholder(rule: Rule, optimizer: Any, weight: nn.Parameter, path: str)
             given.add(setting.name)
     try:
         made = optimizer_from_params(rule, params)
-        fused = FusedOptimizer(made.rule, made.group, given=frozenset(given))
+        fused = FusedOptimizer(made.rule, made.group, given=frozenset(given), left_out=made.left_out)
         keep_form(weight, optimizer, fused)
         return fused
     except ConversionError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +30,30 @@ def present_names(saved: Mapping[str, Any], wanted: Iterable[str]) -> dict[str, 
         if key not in renamed and former in renamed:
             renamed[key] = renamed.pop(former)
     return renamed
+
+
+@contextmanager
+def with_wrappers(optimizer: KeyedOptimizer, saved: Mapping[str, Any]) -> Iterator[None]:
+    """While a state is loaded, give ``optimizer`` the states in it that TorchRec's wrappers keep there for parameters
+    of their own (``WarmupOptimizer`` does), but only from their first step on. They stay if the load succeeds.
+
+    Args:
+        optimizer: one of recfx's; it has the states of all its tables.
+        saved: the saved states, by name.
+    """
+    state: Any = optimizer.state
+    added = {
+        parameter: copy.deepcopy(saved[name])
+        for name, parameter in optimizer.params.items()
+        if name in saved and parameter not in state
+    }
+    state.update(added)
+    try:
+        yield
+    except BaseException:
+        for parameter in added:
+            del state[parameter]
+        raise
 
 
 class FusedKeyedOptimizer(KeyedOptimizer):
@@ -71,12 +97,14 @@ class FusedKeyedOptimizer(KeyedOptimizer):
         """
         saved = dict(state_dict["state"])
         for name, parameter in self.params.items():
+            current = self.state.get(parameter, {})  # a warm-up that has not stepped has none
             if name in saved:
                 saved[name] = {
-                    key: self._fit(name, key, value, self.state[parameter].get(key))
-                    for key, value in present_names(saved[name], self.state[parameter]).items()
+                    key: self._fit(name, key, value, current.get(key))
+                    for key, value in present_names(saved[name], current).items()
                 }
-        super().load_state_dict({**state_dict, "state": saved})
+        with with_wrappers(self, saved):
+            super().load_state_dict({**state_dict, "state": saved})
 
     def _fit(self, name: str, key: str, saved: Any, current: Any) -> Any:
         if not isinstance(saved, torch.Tensor) or not isinstance(current, torch.Tensor):

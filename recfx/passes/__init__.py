@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
+from typing import cast
 
 import torch
 from torch import fx
@@ -80,5 +82,17 @@ def run_pipeline(
     """
     return run_passes(graph_module, passes(backend, sharding))
 
+
+class CallablePackage(ModuleType):
+    """The class of this package, which is also the public function: ``recfx.passes()``."""
+
+    def __call__(self, backend: str = "auto", sharding: CollectionSharding | None = None) -> tuple[Pass, ...]:
+        """All passes for one collection, in the order in which they run: see :func:`recfx.passes.passes`."""
+        return passes(backend, sharding)
+
+
+sys.modules[__name__].__class__ = CallablePackage
+PACKAGE = cast(CallablePackage, sys.modules[__name__])
+"""This package itself, typed as something to call: what ``recfx.passes`` is."""
 
 __all__ = ["Pass", "PassRecord", "PassResult", "export_passes", "passes", "run_passes", "run_pipeline"]

@@ -207,6 +207,7 @@ class _Rewrite:
     def send(self, way: _Way, hop: Hop, pooled: list[fx.Node], parts: list[list[Columns]], context: fx.Node) -> fx.Node:
         start = hop.start(self.groups, parts, self.store.device)
         assert isinstance(start, OutputDistStart)
+        start.late_backwards = resources_of(self.graph_module, self.meta.collection).late_backwards
         size = hop.samples, sympy.Integer(total_dim(start.columns))
         return self.add("output_dist_start", start, (*pooled, context), way.tables, size, hop.collectives)
 

@@ -42,10 +42,10 @@ class InsertHash:
         readers: dict[fx.Node, list[fx.Node]] = {}  # keyed by the ids that they read
         for lookup in nodes_of_kind(graph_module, "lookup"):
             readers.setdefault(lookup.all_input_nodes[0], []).append(lookup)
-        modified = [self._insert(graph_module, ids, lookups) for ids, lookups in readers.items()]
+        modified = [self._insert(graph_module, ids, lookups, len(readers) == 1) for ids, lookups in readers.items()]
         return PassResult(graph_module, any(modified), tuple(declined))
 
-    def _insert(self, graph_module: fx.GraphModule, ids: fx.Node, lookups: list[fx.Node]) -> bool:
+    def _insert(self, graph_module: fx.GraphModule, ids: fx.Node, lookups: list[fx.Node], is_alone: bool) -> bool:
         """Hash ``ids`` for these lookups; returns whether any of their tables is to be hashed."""
         modules = {lookup: node_module(graph_module, lookup, Lookup) for lookup in lookups}
         tables = tuple(table for module in modules.values() for table in module.tables)
@@ -54,7 +54,7 @@ class InsertHash:
             return False
         meta = node_meta(ids) or meta_of(ids.all_input_nodes[0])  # or of the node that returns the item
         store, sharded = resources_of(graph_module, meta.collection).store, any(table.shard_of for table in tables)
-        indexes = TableIndexes(meta.collection, tables, hashed, store, sharded)
+        indexes = TableIndexes(meta.collection, tables, hashed, store, sharded, is_alone)
         with graph_module.graph.inserting_before(lookups[0]):
             hash_ids = add_node(graph_module, "hash_ids", HashIds(indexes), (ids,), meta, tables, self.name, meta.shape)
             rows = rows_of(graph_module, hash_ids, indexes.evicts)

@@ -12,14 +12,17 @@ from torch import nn
 from torchrec.distributed.model_parallel import DMPCollection
 
 from recfx.discovery.discover import check_module
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, type_of
+from recfx.modules.converted_collection import share_forwards
 from recfx.modules.devices import usable_device
 from recfx.nodes import marks
+from recfx.nodes.table_store import forwards_of
 from recfx.pipeline.agreement import Agreement, Held
 from recfx.pipeline.background import Streams
 from recfx.pipeline.batch_paths import move
 from recfx.pipeline.prefetch import CallsAhead, PipelinedCollection
 from recfx.pipeline.prefetched_call import StartedCall
+from recfx.sharding.out_of_step import lost_ranks
 
 
 @dataclass
@@ -69,6 +72,7 @@ class TrainPipeline:
             )
         check_module(model)
         self._model, self._optimizer = model, optimizer
+        self._stores = share_forwards(model)
         self._streams = Streams(usable_device(device))
         self._ahead = CallsAhead(model, self._streams)
         self._agreement = Agreement(model)
@@ -88,7 +92,7 @@ class TrainPipeline:
         Raises:
             StopIteration: ``iterator`` is exhausted on every rank, and all batches have run.
             OutOfStepError: ``data_ended``: it is exhausted on some ranks, and all batches that every rank has were run;
-                the others are dropped. ``data_failed_on_another_rank``: this rank's batch is kept.
+                the others are dropped. ``data_failed_on_another_rank``: this rank's batch is kept. ``rank_lost``.
             ConversionError: ``no_loss_and_output``.
             Exception: any error of the model, the optimizer or, once the batches before it have run, of ``iterator``.
         """
@@ -126,13 +130,14 @@ class TrainPipeline:
             self._optimizer.zero_grad()
         self._streams.take(current.value, self._streams.copy)
         try:
-            with self._ahead.given(current.value, current.calls):
+            with forwards_of(self._stores).forward(), self._ahead.given(current.value, current.calls):
                 result = self._model(current.value)
             losses, output = _loss_and_output(result)
             self._start(1)  # only after the very first batch, from which calls are learned
             self._send(1)
             if training:
-                torch.sum(losses).backward()
+                with lost_ranks():
+                    torch.sum(losses).backward()
         except BaseException:
             self._failed = training or not all(call.is_finished for call in current.calls or ())
             raise
@@ -205,7 +210,7 @@ def _loss_and_output(result: Any) -> tuple[Any, Any]:
     if isinstance(result, (tuple, list)) and len(result) == 2:
         return result[0], result[1]
     raise ConversionError(
-        f"the model returned a {type(result).__name__}, not (losses, output).",
+        f"the model returned {type_of(result)}, not (losses, output).",
         reason="no_loss_and_output",
         what_to_do="let its forward compute the loss, and return it first; wrap the model if necessary.",
     )

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, type_of
 from recfx.planner.topology import NpuTopology
 from recfx.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Constant, Hardware, same_for_all
 
@@ -26,7 +26,7 @@ def check_topology(topology: object) -> AnyTopology:
     if isinstance(topology, (Topology, NpuTopology)):
         return topology
     raise ConversionError(
-        f"topology is a {type(topology).__name__}.",
+        f"topology is {type_of(topology)}.",
         reason="invalid_topology",
         what_to_do="pass a torchrec.distributed.planner.Topology or recfx.planner.topology.npu_topology(...).",
     )

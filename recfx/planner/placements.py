@@ -9,7 +9,7 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, type_of
 from recfx.sharding.placement import rank_of
 
 PRIVATE = "privateuseone"
@@ -52,7 +52,7 @@ def _on_device(parameter: ParameterSharding, device: str, local_world_size: int 
         return replace(parameter)
     if not isinstance(spec, EnumerableShardingSpec):
         raise ConversionError(
-            f"its sharding_spec is a {type(spec).__name__}.",
+            f"its sharding_spec is {type_of(spec)}.",
             reason="unsupported_placement",
             module_path=path,
             what_to_do="pass a plan that lists its shards (EnumerableShardingSpec), as TorchRec's planners make it.",

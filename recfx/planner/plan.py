@@ -20,6 +20,7 @@ from recfx.planner.placements import replace_placements
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.priced_proposals import PricedProposals
 from recfx.planner.proposers import MOST_TABLES_THAT_FIT, left_out, proposers
+from recfx.planner.quiet import without_noise
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types
 from recfx.planner.topology import NpuTopology
 from recfx.replacement.dry_run import as_converted
@@ -97,17 +98,18 @@ def _plan(
     made = proposers(pod)
 
     def propose(made: list[Proposer]) -> ShardingPlan:
-        planner = EmbeddingShardingPlanner(
-            topology=pod,
-            batch_size=batch_size,
-            enumerator=OrderedEnumerator(pod, batch_size, limits, empty_ranks=empty_ranks),
-            proposer=made,
-            performance_model=prices,
-            constraints=limits,
-            stats=[],
-            debug=False,
-        )
-        found: ShardingPlan = planner.plan(model, sharders)
+        with without_noise():
+            planner = EmbeddingShardingPlanner(
+                topology=pod,
+                batch_size=batch_size,
+                enumerator=OrderedEnumerator(pod, batch_size, limits, empty_ranks=empty_ranks),
+                proposer=made,
+                performance_model=prices,
+                constraints=limits,
+                stats=[],
+                debug=False,
+            )
+            found: ShardingPlan = planner.plan(model, sharders)
         return found
 
     try:
@@ -122,8 +124,7 @@ def _plan(
         raise _refusal(error) from error
     if pod is not topology:
         found = replace_placements(found, "npu", pod.local_world_size)
-    pricing = prices.pricing(left_out(made))
-    return found if pricing is None else PricedPlan(found.plan, pricing)
+    return PricedPlan(found.plan, topology, prices.pricing(left_out(made)))
 
 
 def planning_sharders(model: nn.Module, *, others: bool) -> list[ModuleSharder[nn.Module]]:

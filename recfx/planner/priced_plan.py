@@ -11,6 +11,7 @@ from typing import Any
 from torchrec.distributed.types import ShardingPlan
 
 from recfx.diagnostics import Diagnostic
+from recfx.planner.hardware_of import AnyTopology
 from recfx.pricing.cost_text import in_time
 
 
@@ -94,17 +95,24 @@ def _signed(seconds: float) -> str:
 
 
 class PricedPlan(ShardingPlan):
-    """TorchRec's plan, which also knows its price.
+    """TorchRec's plan, which also knows its price, and what it was made for.
 
     Args:
         plan: as in ``ShardingPlan``.
-        pricing: how it was chosen.
+        topology: what it was made for.
+        pricing: how it was chosen; None if nothing was priced.
     """
 
-    def __init__(self, plan: dict[str, object], pricing: Pricing) -> None:
+    def __init__(self, plan: dict[str, object], topology: AnyTopology, pricing: Pricing | None = None) -> None:
         super().__init__(plan)
+        self.topology = topology
         self.pricing = pricing
         self._priced = _tables(plan)
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that it was made for."""
+        return int(self.topology.world_size)
 
     @property
     def is_as_priced(self) -> bool:
@@ -114,7 +122,7 @@ class PricedPlan(ShardingPlan):
 
 def price_of(plan: ShardingPlan | None) -> list[Diagnostic]:
     """What a report says about the price of a plan; nothing if the plan has none, because it is not recfx's own."""
-    if not isinstance(plan, PricedPlan):
+    if not isinstance(plan, PricedPlan) or plan.pricing is None:
         return []
     if not plan.is_as_priced:
         message = "the plan was changed after recfx.plan had made it, so it is not the one whose price is known."

@@ -12,9 +12,9 @@ from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.planner.priced_plan import PlanPrice, Pricing
 from recfx.pricing.hardware import Hardware
-from recfx.pricing.planned_model import traits_of
+from recfx.pricing.planned_model import planned_of, traits_of
 from recfx.pricing.planned_nodes import PlannedGraphs
-from recfx.pricing.planned_tables import PlannedCollection, PlannedTable
+from recfx.pricing.planned_tables import PlannedTable
 from recfx.pricing.rank_totals import Batch, StepPrice, price_step
 from recfx.pricing.values import LENGTH, Values
 from recfx.sharding.plan import read_plan
@@ -137,7 +137,7 @@ class PricedProposals(PerfModel):
             place = self._places[path] = {table.name: number for number, table in enumerate(collection.tables)}
         tables = sorted(tables, key=lambda each: place[each.sharded.table.name])
         sharding = CollectionSharding(tuple(each.sharded for each in tables), 0, self._topology.world_size)
-        planned = PlannedCollection(path, sharding, {}, collection.is_weighted(), max(collection.calls, 1))
+        planned = planned_of(collection, path, sharding, {})
         known = [each.planned for each in tables]
         return PlannedGraphs(planned, values.symbols, self._trains, self._device, known)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -16,7 +13,9 @@ from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_colle
 from recfx.modules.converted_collection import collections_by_prefix
 from recfx.planner.placements import PRIVATE
 from recfx.planner.plan import plan_of_collections as make_plan
+from recfx.planner.planned_ranks import world_size_of
 from recfx.planner.topology import npu_topology
+from recfx.sharding.plan_paths import plan_of_collection, refuse_unknown_collections
 from recfx.sharding.ranks_agree import on_all_ranks
 from recfx.sharding.shard_collection import shard_collection
 
@@ -33,35 +32,20 @@ def shard_collections(
         device: the device of the shards. None: that of the tables.
 
     Raises:
-        ConversionError: ``plan_unknown_collection``, ``plan_missing_collection``, and what ``shard_collection`` raises.
+        ConversionError: ``plan_unknown_collection``, ``plan_missing_collection``, ``plan_rank``, and what
+            ``shard_collection`` raises.
     """
     collections = unsharded_collections(model)
     paths: dict[int, list[str]] = {}
     for prefix, module in collections_by_prefix(model, HashEmbeddingBagCollection):
         paths.setdefault(id(module), []).append(prefix.removesuffix("."))
     target = None if device is None else torch.device(device)
-    per_collection: Mapping[str, Any] = plan.plan
-    known = {path for aliases in paths.values() for path in aliases}
-    unknown = [path for path in per_collection if path not in known]
-    if unknown:
-        raise ConversionError(
-            f"the plan names {unknown[0]!r}, which is not a converted collection; the model has {sorted(known)}.",
-            reason="plan_unknown_collection",
-            module_path=unknown[0],
-            what_to_do="make the plan from this model; modules that recfx does not convert are sharded by "
-            "DistributedModelParallel(model, plan=plan, sharders=recfx.sharders()).",
-        )
+    world_size_of(plan, env.world_size)
+    refuse_unknown_collections(plan, {path for aliases in paths.values() for path in aliases})
     sharded: dict[int, nn.Module] = {}
     for path, collection in collections.items():
-        planned = next((alias for alias in paths[id(collection)] if alias in per_collection), None)
-        if planned is None:
-            raise ConversionError(
-                "the plan does not name this collection.",
-                reason="plan_missing_collection",
-                module_path=path,
-                what_to_do="make the plan from this model.",
-            )
-        sharded[id(collection)] = shard_collection(collection, per_collection[planned], env, target, path=path)
+        planned = plan_of_collection(plan, [path, *paths[id(collection)]])
+        sharded[id(collection)] = shard_collection(collection, planned, env, target, path=path)
     return sharded
 
 

@@ -18,7 +18,7 @@ from torchrec.distributed.types import (
     ShardingEnv,
 )
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, type_of
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.optim.fused_params import fused_optimizer_from_params
 from recfx.sharding.plan import KERNELS
@@ -189,7 +189,7 @@ def _converted(module: nn.Module, path: str | None) -> HashEmbeddingBagCollectio
     if isinstance(module, HashEmbeddingBagCollection):
         return module
     raise ConversionError(
-        f"a {type(module).__name__} is not a converted collection.",
+        f"{type_of(module)} is not a converted collection.",
         reason="not_converted",
         module_path=path or "",
         what_to_do="convert the model with recfx.convert first.",

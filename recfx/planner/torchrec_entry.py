@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -20,20 +23,26 @@ from torchrec.distributed import model_parallel, sharding_plan
 from torchrec.distributed import shard as shard_module
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
-from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.model_parallel import DistributedModelParallel, DMPCollection
+from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
+from torchrec.distributed.model_tracker.trackers.raw_id_tracker import RawIdTracker
 from torchrec.distributed.planner import planners
 from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
-from recfx.errors import ConversionError
+from recfx.errors import CheckpointError, ConversionError, RecfxError
 from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
+from recfx.modules.converted_collection import converted_collections
 from recfx.modules.subclasses import classes_made_for
 from recfx.planner.priced_plan import price_of
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, StockSharder
 from recfx.record.conversion import add_notes
 from recfx.sharding.data_parallel import leave_to_collections
+from recfx.sharding.refused_hooks import hook_refused
 
 _MARK = "_recfx_extends"
+_ORDER = ("module", "env", "device", "plan", "sharders")
+_ORDER_OF_PLAN = ("self", "module", "sharders")
 
 AFTER_SHARDING: list[Callable[[nn.Module], None]] = []
 """Called with each ``DistributedModelParallel`` that has sharded converted collections."""
@@ -47,17 +56,22 @@ def extend_torchrec() -> None:
     This extends ``DistributedModelParallel``, ``EmbeddingShardingPlanner.plan`` (which ``collective_plan`` calls),
     ``get_default_sharders`` where TorchRec looks it up, ``EmbeddingBagCollectionSharder.shard``, and the function with
     which TorchRec itself shards models (``_shard_modules``). torch's ``DistributedDataParallel`` is made to leave
-    sharded collections alone, wherever they are in its model: it would give all ranks the rows of rank 0.
+    sharded collections alone, wherever they are in its model: it would give all ranks the rows of rank 0. A plain model
+    that is to load the state of a hashed one says what to call. TorchRec's trackers, which would pass over converted
+    collections, refuse them.
     """
     wrap_once(DistributedDataParallel, "__new__", _extend_data_parallel)
     wrap_once(DistributedModelParallel, "__init__", _extend_model_parallel)
-    wrap_once(planners.EmbeddingShardingPlanner, "plan", _extend_argument)
-    wrap_once(shard_module, "_shard_modules", _extend_argument)
+    wrap_once(planners.EmbeddingShardingPlanner, "plan", partial(_extend_argument, order=_ORDER_OF_PLAN))
+    wrap_once(shard_module, "_shard_modules", partial(_extend_argument, order=_ORDER))
     for module in (sharding_plan, model_parallel, planners, shard_module):
         wrap_once(module, "get_default_sharders", _extend_defaults)
     wrap_once(EmbeddingBagCollectionSharder, "shard", _extend_sharder)
     wrap_once(ShardedEmbeddingBagCollection, "__init__", _refuse_converted)
+    wrap_once(nn.Module, "load_state_dict", _name_unconvert)
     wrap_once(FeatureProcessedEmbeddingBagCollectionSharder, "shard", _refuse_feature_processed)
+    for tracker in (ModelDeltaTrackerTrec, RawIdTracker):
+        wrap_once(tracker, "__init__", _refuse_tracked)
 
 
 def sharders_for(model: nn.Module, given: Sequence[ModuleSharder[nn.Module]]) -> Sequence[ModuleSharder[nn.Module]]:
@@ -162,38 +176,67 @@ def _refuse_trained_processors(model: nn.Module, world_size: int) -> None:
             )
 
 
-def _extend_argument(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with arguments ``module`` and ``sharders``."""
-    signature = inspect.signature(original)
+def _extend_argument(original: Callable[..., Any], order: tuple[str, ...]) -> Callable[..., Any]:
+    """A function with arguments ``module`` and ``sharders``.
+
+    Args:
+        original: the function.
+        order: TorchRec's names of its arguments, if ``original`` has none because someone else has wrapped it.
+    """
+    order = _order_of(original, order)
 
     @functools.wraps(original)
     def extended(*arguments: Any, **keywords: Any) -> Any:
-        bound = signature.bind(*arguments, **keywords)
-        _extend(bound)
-        return original(*bound.args, **bound.kwargs)
+        given = _extend(order, arguments, keywords)
+        return original(*given.arguments, **given.keywords)
 
     return extended
 
 
 def _extend_model_parallel(original: Callable[..., None]) -> Callable[..., None]:
-    signature = inspect.signature(original)
+    order = _order_of(original, ("self", *_ORDER))
 
     @functools.wraps(original)
     def extended(*arguments: Any, **keywords: Any) -> None:
-        bound = signature.bind(*arguments, **keywords)
-        _extend(bound)
-        model = bound.arguments["module"]
-        converted = bool(unsharded_collections(model))
-        if converted:
-            env: ShardingEnv | None = bound.arguments.get("env")
+        given = _extend(order, arguments, keywords)
+        model, named = given.model, given.named
+        if model is not None:
+            _refuse_two_dimensional(named["self"])
+            env: ShardingEnv | None = named.get("env")
             group = model_parallel.dist.GroupMember.WORLD
             world_size = env.world_size if env is not None else 1 if group is None else group.size()
-            refuse_left_out(model, bound.arguments.get("plan"), bound.arguments["sharders"], world_size)
-        original(*bound.args, **bound.kwargs)
-        if converted:
-            add_notes(bound.args[0], price_of(bound.args[0].plan))
+            refuse_left_out(model, named.get("plan"), named["sharders"], world_size)
+        original(*given.arguments, **given.keywords)
+        if model is not None:
+            parallel = named["self"]
+            add_notes(parallel, price_of(parallel.plan))
             for observe in AFTER_SHARDING:
-                observe(bound.args[0])
+                observe(parallel)
+
+    return extended
+
+
+def _refuse_two_dimensional(parallel: DistributedModelParallel) -> None:
+    if isinstance(parallel, DMPCollection):
+        raise ConversionError(
+            "a DMPCollection synchronises copies of TorchRec's own lookup modules between groups of ranks: the tables "
+            "of a converted collection would never be synchronised.",
+            reason="two_dimensional_parallelism",
+            what_to_do="use DistributedModelParallel; or leave the model unconverted.",
+        )
+
+
+def _refuse_tracked(original: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def extended(tracker: Any, *arguments: Any, **keywords: Any) -> None:
+        skipped = {*signature.bind(tracker, *arguments, **keywords).arguments.get("fqns_to_skip", ())}
+        for model in (*arguments, *keywords.values()):
+            for path in converted_collections(model) if isinstance(model, nn.Module) else ():
+                if not skipped.intersection(path.split(".")):
+                    raise hook_refused(type(tracker).__name__, path)
+        original(tracker, *arguments, **keywords)
 
     return extended
 
@@ -211,11 +254,39 @@ def _extend_data_parallel(original: Callable[..., Any]) -> Callable[..., Any]:
     return extended
 
 
-def _extend(bound: inspect.BoundArguments) -> None:
-    model = bound.arguments["module"]
-    if unsharded_collections(model):
-        given = bound.arguments.get("sharders")
-        bound.arguments["sharders"] = sharders_for(model, stock_defaults() if given is None else given)
+def _order_of(function: Callable[..., Any], otherwise: tuple[str, ...]) -> tuple[str, ...]:
+    found = tuple(inspect.signature(function).parameters)
+    return found if "module" in found else otherwise
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A call of one of TorchRec's functions.
+
+    Args:
+        arguments, keywords: as they were given, but for the sharders.
+        named: all of them by name.
+        model: the model, if it has converted collections.
+    """
+
+    arguments: list[Any]
+    keywords: dict[str, Any]
+    named: dict[str, Any]
+    model: nn.Module | None
+
+
+def _extend(order: tuple[str, ...], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> _Given:
+    positional, named = list(arguments), {**dict(zip(order, arguments, strict=False)), **keywords}
+    model = named.get("module")
+    if not isinstance(model, nn.Module) or not unsharded_collections(model):
+        return _Given(positional, keywords, named, None)
+    given, place = named.get("sharders"), order.index("sharders")
+    sharders = named["sharders"] = sharders_for(model, stock_defaults() if given is None else given)
+    if place < len(positional):
+        positional[place] = sharders
+    else:
+        keywords = {**keywords, "sharders": sharders}
+    return _Given(positional, keywords, named, model)
 
 
 def _extend_defaults(original: Callable[[], Sharders]) -> Callable[[], Sharders]:
@@ -267,6 +338,28 @@ def _refuse_feature_processed(original: Callable[..., Any]) -> Callable[..., Any
                 what_to_do="shard the collection inside: DistributedModelParallel(model) does so, recfx.plan plans it.",
             )
         return original(self, module, *arguments, **keywords)
+
+    return extended
+
+
+def _name_unconvert(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Say what the unexpected keys are that a plain model finds in the state of a hashed one."""
+
+    @functools.wraps(original)
+    def extended(self: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        try:
+            return original(self, *arguments, **keywords)
+        except RuntimeError as error:
+            found = re.search(r'Unexpected key\(s\) in state_dict: [^\n]*?"([^"\n]*?)\.?hash_indexes\.', str(error))
+            if found is None or isinstance(error, RecfxError):
+                raise
+            raise CheckpointError(
+                f"the state is that of a hashed model, whose rows belong to ids that only its indexes know. {error}",
+                reason="state_of_hashed_tables",
+                module_path=found[1],
+                what_to_do="load it into a model that was converted as that one was, of which "
+                "recfx.unconvert(model, with_mapping=True) makes a plain one.",
+            ) from error
 
     return extended
 

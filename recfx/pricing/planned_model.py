@@ -22,9 +22,7 @@ def planned_as_sharded(collection: ConvertedCollection) -> PlannedCollection:
         local = collection.local_shards(table.name)
         trained = not local or collection.weight(local[0].name).requires_grad
         traits[table.name] = TableTraits(collection.dtypes[table.name], collection.fused.get(table.name), trained)
-    return PlannedCollection(
-        collection.collection, collection.sharding, traits, collection.is_weighted(), max(collection.calls, 1)
-    )
+    return planned_of(collection, collection.collection, collection.sharding, traits)
 
 
 def planned_by(
@@ -42,8 +40,15 @@ def planned_by(
         ConversionError: the same as ``read_plan``.
     """
     sharding = read_plan(collection.tables, plan, 0, world_size, path)
-    traits = traits_of(collection, sharding)
-    return PlannedCollection(path, sharding, traits, collection.is_weighted(), max(collection.calls, 1))
+    return planned_of(collection, path, sharding, traits_of(collection, sharding))
+
+
+def planned_of(
+    collection: ConvertedCollection, path: str, sharding: CollectionSharding, traits: Mapping[str, TableTraits]
+) -> PlannedCollection:
+    """A collection with its shards and traits; ``path`` is its fully qualified name."""
+    calls, backend = max(collection.calls, 1), collection.backend
+    return PlannedCollection(path, sharding, traits, collection.is_weighted(), calls, backend)
 
 
 def traits_of(collection: HashEmbeddingBagCollection, sharding: CollectionSharding) -> dict[str, TableTraits]:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import sympy
+import torch
 
 from recfx.ir import exchange
 from recfx.ir.meta import BATCH, WORLD, Collective, mean_length
@@ -18,6 +19,7 @@ from recfx.ir.sent_rows import SentRows
 from recfx.ir.shard import Shard
 from recfx.ir.tables import TableSpec, embedding_names, output_dtype
 from recfx.ir.way_back import HopSize, WayBack, World
+from recfx.lowering.registry import LookupSpec, can_find
 from recfx.nodes.keyed_tensor import keyed_order
 from recfx.passes._nodes import node_name
 from recfx.pricing.formulas import FORMULAS
@@ -86,6 +88,7 @@ class PlannedGraphs:
     ) -> None:
         self.planned, self.symbols, self.trains, self.device = planned, symbols, trains, device
         self.world_size = planned.sharding.world_size
+        self._can_find: dict[Hashable, bool] = {}
         self.tables = (
             tables
             if tables is not None
@@ -186,6 +189,15 @@ class PlannedGraphs:
         loads = [id(each.load(shard)) for each, shard in self.on_rank.get(rank, ())]
         world = World(rank, self.world_size)
         return tuple(loads), tuple(tuple(hop.dim for hop in way.hops(world)) for way in self.ways)
+
+    def can_find(self, table: PlannedTable, shard: Shard) -> bool:
+        """Whether the kernel of a lookup of this and of like tables on a CPU finds rows itself."""
+        group = table.traits.group
+        if group not in self._can_find:
+            like_it = torch.empty(0, shard.num_columns, dtype=table.traits.dtype)
+            spec = LookupSpec((shard.spec,), "SUM", self.planned.is_weighted, [like_it], [table.traits.fused])
+            self._can_find[group] = can_find(spec, self.planned.backend)
+        return self._can_find[group]
 
     def nodes(self, rank: int) -> list[PlannedNode]:
         """The nodes of one rank, in the order of its graph."""
@@ -337,9 +349,11 @@ class _Rank:
         self.found.append(PlannedNode(name, tables, facts, made, resident, on_host))
 
     def _with_fused_lookup(self) -> list[PlannedNode]:
-        """On a CPU, one kernel finds the rows and pools them, if a single lookup reads them."""
+        """On a CPU, one kernel finds the rows and pools them, if a single lookup reads them and has such a kernel."""
         lookups = [node for node in self.found if node.facts.kind == "lookup"]
         if not self.is_hashed or self.graphs.device != "cpu" or len(lookups) != 1:
+            return self.found
+        if not self.graphs.can_find(*self.local[0]):  # all of one lookup are alike
             return self.found
         (lookup,), (hashed,) = lookups, [node for node in self.found if node.facts.kind == "hash_ids"]
         fused = replace(

@@ -100,6 +100,7 @@ class PlannedCollection:
         traits: by table name.
         is_weighted: whether ids carry weights.
         calls: how often a step calls it.
+        backend: kernel target of its lookups, as for ``convert``.
     """
 
     name: str
@@ -107,6 +108,7 @@ class PlannedCollection:
     traits: Mapping[str, TableTraits]
     is_weighted: bool
     calls: int = 1
+    backend: str = "auto"
 
     @property
     def tables(self) -> tuple[TableSpec, ...]:

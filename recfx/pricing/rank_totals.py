@@ -114,7 +114,7 @@ def price_step(batches: Sequence[Batch], hardware: Hardware, *, with_residents: 
 def _on_the_wire(ranks: list[_Rank], hardware: Hardware, world: int) -> float:
     """The seconds of all collectives, each of which ends when the last rank has what it needs."""
     calls = dict.fromkeys(call for rank in ranks for call in rank.calls)
-    if hardware.links_are_shared and world <= hardware.ranks_per_host:
+    if _share_a_memory(hardware, world):
         return sum(sum(rank.calls.get(call, 0.0) for rank in ranks) / len(ranks) for call in calls)
     slowest: dict[tuple[int, str, str], float] = {}  # what one rank sends in the forward it receives in the backward
     for call in calls:
@@ -143,13 +143,18 @@ def _price_rank(collections: Sequence[PlannedGraphs], rank: int, values: Values,
 
 def _add_calls(found: _Rank, number: int, node: PlannedNode, values: Values, hardware: Hardware, calls: int) -> None:
     """Add a node's collectives. An all-to-all ends when the rank that receives most has received it."""
-    arriving = 1.0 if hardware.links_are_shared else _arriving(node, values)
+    arriving = 1.0 if _share_a_memory(hardware, values.world) else _arriving(node, values)
     for place, call in enumerate(calls_of(node.facts.kind, node.collectives, values)):
         passed = call.passed_bytes
         seconds = calls * seconds_of_call(call._replace(passed_bytes=passed * arriving), hardware)
         paired = node.facts.kind == "output_dist_start"
         found.calls[_Call(number, node.name, place, call.operation if paired else str(place))] = seconds
         found.totals = found.totals.plus(Totals(wire_bytes=calls * passed, seconds=seconds))
+
+
+def _share_a_memory(hardware: Hardware, world: int) -> bool:
+    """Whether all that ranks send goes through the memory of one host, so that it does not matter who sends it."""
+    return hardware.links_are_shared and world <= hardware.ranks_per_host
 
 
 def _arriving(node: PlannedNode, values: Values) -> float:

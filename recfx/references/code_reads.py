@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from recfx.references.code_uses import names_used
 from recfx.references.object_kinds import Edge, edges_of, is_atom, is_users
 
 # Methods that a forward does not run.
@@ -27,10 +28,14 @@ class CodeReads:
     Args:
         why: what it is and which code reads it.
         edges: the thing itself.
+        name: the global or the attribute by which it is read; ``""`` for variables of functions.
+        attribute: it is read as an attribute.
     """
 
     why: str
     edges: list[Edge]
+    name: str = ""
+    attribute: bool = False
 
 
 def owner_of_code(value: Any) -> Any:
@@ -38,6 +43,13 @@ def owner_of_code(value: Any) -> Any:
     if isinstance(value, types.FunctionType):
         return value if is_users(value.__module__) else None
     return type(value) if is_users(type(value).__module__) else None
+
+
+def functions_of(owner: Any) -> list[types.FunctionType]:
+    """The function itself, or the functions of a class that a forward can run."""
+    if isinstance(owner, types.FunctionType):
+        return [owner]
+    return [function for _, _, member in _members_used(owner) for function in _functions(member)]
 
 
 def reads_of(owner: Any) -> list[CodeReads]:
@@ -52,7 +64,8 @@ def reads_of(owner: Any) -> list[CodeReads]:
             found += list(_globals_read(function, where))
             found += [CodeReads(f"{where}{label}", [("", value)]) for label, value in edges_of(function)]
         if not functions and not is_atom(member):
-            found.append(CodeReads(f"the attribute {name!r} of the class {kind.__name__}", [("", member)]))
+            why = f"the attribute {name!r} of the class {kind.__name__}"
+            found.append(CodeReads(why, [("", member)], name, attribute=True))
     return found
 
 
@@ -87,22 +100,18 @@ def _functions(member: Any) -> Iterator[types.FunctionType]:
         yield from _functions(member.func)
 
 
-@functools.lru_cache(maxsize=4096)
-def names_used(code: types.CodeType) -> tuple[str, ...]:
-    """Every attribute and global that a piece of code names, including functions inside it."""
-    inside = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return (*code.co_names, *(name for each in inside for name in names_used(each)))
-
-
 def _globals_read(function: types.FunctionType, where: str) -> Iterator[CodeReads]:
     for path in _paths_read(function.__code__):
         value = function.__globals__.get(path[0])
+        read_as, attribute = path[0], False
         for name in path[1:]:
             # Attributes count only if the global is a module or a class: a value is searched as a whole.
             if isinstance(value, (types.ModuleType, type)):
                 value = vars(value).get(name) if is_users(_module_name(value)) else None
+                read_as, attribute = name, True
         if value is not None and not is_atom(value):
-            yield CodeReads(f"the global {'.'.join(path)!r}, which {where} reads", [("", value)])
+            why = f"the global {'.'.join(path)!r}, which {where} reads"
+            yield CodeReads(why, [("", value)], read_as, attribute)
 
 
 def _module_name(value: types.ModuleType | type[Any]) -> str:

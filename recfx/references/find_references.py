@@ -19,7 +19,8 @@ from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedCollisionModule
 
-from recfx.references.code_reads import CodeReads, owner_of_code, reads_of
+from recfx.references.code_reads import CodeReads, functions_of, owner_of_code, reads_of
+from recfx.references.code_uses import takes_nothing
 from recfx.references.object_kinds import (
     CACHE,
     METHODS_IN_C,
@@ -47,12 +48,14 @@ class Fixed(NamedTuple):
         why: why it is fixed.
         targets: the ``id`` of each target.
         read_by_code: code that can run names it, whether or not it calls the targets.
+        never_called: all that this code does with it calls no target.
     """
 
     where: str
     why: str
     targets: set[int]
     read_by_code: bool
+    never_called: bool
 
 
 class References:
@@ -76,6 +79,7 @@ class References:
         self._first: dict[int, tuple[int, str]] = {}
         self._fixed: dict[int, str] = {}
         self._read: set[int] = set()
+        self._functions: list[types.FunctionType] = []
         starts = list(roots)
         self._names = {id(module): name for name, module, _ in starts}
         for _, module, _ in starts:
@@ -94,7 +98,13 @@ class References:
     def fixed(self) -> list[Fixed]:
         """The fixed objects that refer to targets."""
         return [
-            Fixed(self._way(key), why, self._targets_of(key), isinstance(self._alive[key], CodeReads))
+            Fixed(
+                self._way(key),
+                why,
+                self._targets_of(key),
+                isinstance(self._alive[key], CodeReads),
+                self._never_called(self._alive[key]),
+            )
             for key, why in self._fixed.items()
             if key in self._reaching
         ]
@@ -127,7 +137,13 @@ class References:
         if owner is None or id(owner) in self._read:
             return []
         self._read.add(id(owner))
+        self._functions += functions_of(owner)
         return [(value, ("", reads)) for reads in reads_of(owner)]
+
+    def _never_called(self, value: Any) -> bool:
+        return isinstance(value, CodeReads) and all(
+            takes_nothing(value.name, read, self._functions, attribute=value.attribute) for _, read in value.edges
+        )
 
     def _find_reaching(self) -> set[int]:
         reaching: set[int] = set()

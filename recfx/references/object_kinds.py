@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 
+from recfx.errors import type_of
 from recfx.hooks import holds_hooks
 
 REGISTRIES = ("_parameters", "_buffers", "_modules")
@@ -126,16 +127,16 @@ def edges_of(value: Any) -> Iterator[Edge]:
 def why_fixed(value: Any) -> str:
     """Why what ``value`` refers to can neither be changed nor copied, or ``""``."""
     if _is_iterator(value):
-        return f"a {type(value).__name__}, whose variables cannot be set from outside"
+        return f"{type_of(value)}, whose variables cannot be set from outside"
     if isinstance(value, _ALIVE):
-        return f"a {type(value).__name__}, of which no copy can be made"
+        return f"{type_of(value)}, of which no copy can be made"
     if isinstance(value, functools.partial) and type(value) is not functools.partial:
-        return f"a {type(value).__name__}, which is a kind of functools.partial"
+        return f"{type_of(value)}, which is a kind of functools.partial"
     known = (nn.Module, types.FunctionType, types.MethodType, types.MappingProxyType, functools.partial, CACHE)
     if isinstance(value, (*known, *METHODS_IN_C, *WEAK_REFERENCES, *WEAK_CONTAINERS)):
         return ""
     if layout_of(type(value)) is None:
-        return f"a {type(value).__name__}, of which no copy can be made"
+        return f"{type_of(value)}, of which no copy can be made"
     return ""
 
 

@@ -12,7 +12,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recfx.discovery.classify import Finding
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, type_of
 from recfx.hashing import HashConfig
 from recfx.ir.id_range import IdRange
 from recfx.ir.tables import TableSpec
@@ -145,7 +145,7 @@ def config_for(table: str, hashing: Hashing) -> HashConfig | None:
 def _check_table_names(findings: list[Finding], hashing: Hashing) -> None:
     if hashing is not None and not isinstance(hashing, (HashConfig, Mapping)):
         raise ConversionError(
-            f"hashing is a {type(hashing).__name__}.",
+            f"hashing is {type_of(hashing)}.",
             reason="invalid_argument",
             what_to_do="pass a recfx.HashConfig, None, or a dict from table names to either of them.",
         )
@@ -160,7 +160,7 @@ def _check_table_names(findings: list[Finding], hashing: Hashing) -> None:
             )
         if config is not None and not isinstance(config, HashConfig):
             raise ConversionError(
-                f"hashing of table {table!r} is a {type(config).__name__}.",
+                f"hashing of table {table!r} is {type_of(config)}.",
                 reason="invalid_argument",
                 what_to_do="pass a recfx.HashConfig, or None for a static table.",
             )

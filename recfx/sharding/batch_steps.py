@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from recfx.errors import ConversionError
 from recfx.nodes import InputDistStart, Lookup, OutputDistStart, marks
 from recfx.nodes.dist_context import DistContext
+from recfx.nodes.in_flight import BATCHES_IN_FLIGHT
 from recfx.nodes.input_dist import Outgoing
 from recfx.optim.in_backward import positions_with_hooks
 from recfx.sharding.awaitables import Result, Sending
@@ -39,6 +40,12 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
         self._lookups = [module for module in modules if isinstance(module, Lookup)]
         self._output_dists = [module for module in modules if isinstance(module, OutputDistStart)]
         self._has_uninitialized_input_dist = False
+        self._take_depth()
+
+    def _take_depth(self) -> None:
+        depth = self.batches_in_flight
+        for start in self._input_dists:
+            start.agree_on("" if depth == BATCHES_IN_FLIGHT else f"batches_in_flight={depth}")
 
     @property
     def _staged(self) -> StagedGraph:
@@ -52,11 +59,15 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
 
         It then stays outside the compiled graphs: graphs with TorchRec's awaitables would keep the sizes of one batch.
         """
-        pooled: LazyAwaitable[KeyedTensor] = self._enter(super().forward, self._run_awaited, *arguments, **keywords)
+        pooled: LazyAwaitable[KeyedTensor] = self._enter(self._run_steps, self._run_awaited, *arguments, **keywords)
         return pooled
 
+    def _run_steps(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[KeyedTensor]:
+        with self._store.forwards.call(self.collection, self.calls):
+            return super().forward(*arguments, **keywords)
+
     def _run_awaited(self, *arguments: Any, **keywords: Any) -> KeyedTensor:
-        result: KeyedTensor = super().forward(*arguments, **keywords).wait()
+        result: KeyedTensor = self._run_steps(*arguments, **keywords).wait()
         return result
 
     def create_context(self) -> BatchContext:
@@ -88,7 +99,7 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
         del values["features"]
         sending = self._send(ctx, values.get(selected))
         # A pipeline takes sending over after its first batch.
-        self._batches = ctx.number = self._batches + 1 if self.sent_by_pipeline else 1
+        self._batches = ctx.number = 1 if self.pipeline is None else self._batches + 1
         self._under_way.start(self, ctx)
         return sending
 
@@ -126,10 +137,17 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
 
         Raises:
             InputError: the batch does not fit the collection, here or on another rank. All ranks raise it for this
-                batch; nothing was looked up.
+                batch; nothing was looked up, and what other collections inserted in this forward is undone.
             ConversionError: ``gradient_hook``, also on all ranks.
             OutOfStepError: an earlier step failed here when others had begun it; this batch's ids were sent before.
         """
+        with self._store.forwards.call(self.collection, self.calls):
+            return self._compute(ctx, dist_input)
+
+    def _compute(self, ctx: BatchContext, dist_input: KJTList) -> dict[str, Any]:
+        forward = self._store.forwards.now()
+        if forward is not None:  # on all ranks, whatever they hash
+            forward.changed(self._store.in_flight.restore())
         self.refuse_out_of_step()
         with in_step(self.groups.pooled, self.collection):
             self._under_way.run(self, ctx)
@@ -156,9 +174,9 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
         return Result(ctx.stages.collect, output, self.groups.pooled, self.collection)
 
     @property
-    def sent_by_pipeline(self) -> bool:
-        """Whether one of TorchRec's pipelines sends this collection's ids."""
-        return self._input_dists[0].is_pipelined
+    def pipeline(self) -> object | None:
+        """What one of TorchRec's pipelines has put in place of the exchange of sizes; None if none has."""
+        return self._input_dists[0].pipeline
 
     @property
     def _under_way(self) -> CallsUnderWay:

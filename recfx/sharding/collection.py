@@ -18,13 +18,15 @@ from recfx.nodes.dist_groups import DistGroups
 from recfx.nodes.resources import Resources
 from recfx.passes import run_pipeline
 from recfx.sharding.batch_steps import BatchSteps
+from recfx.sharding.late_backwards import LateBackwards
 from recfx.sharding.load_state import LocalState, drop_shard_names, load_local_state
 from recfx.sharding.local_tables import LocalTables
 from recfx.sharding.optimizer import ShardedFusedOptimizer
+from recfx.sharding.refused_hooks import RefusedHooks
 from recfx.sharding.state import save_sharded_state
 
 
-class ShardedHashEmbeddingBagCollection(BatchSteps, FusedOptimizerModule):
+class ShardedHashEmbeddingBagCollection(BatchSteps, RefusedHooks, FusedOptimizerModule):
     """A collection on several ranks.
 
     Input and output are those of the unsharded collection, for this rank's batch; ``forward`` returns a
@@ -46,7 +48,10 @@ class ShardedHashEmbeddingBagCollection(BatchSteps, FusedOptimizerModule):
     ) -> None:
         super().__init__()
         self.take_tables(unsharded, sharding, groups, local)
-        resources = Resources(self._store, groups)
+        evicting = [each.table.name for each in sharding.tables if each.table.evicts]
+        late_backwards = LateBackwards(self.collection, groups.pooled, evicting, self._store.in_flight)
+        is_hashed = any(each.table.has_index for each in sharding.tables)
+        resources = Resources(self._store, groups, late_backwards if is_hashed else None)
         self._compile(make_unexpanded_graph(self.collection, self.tables, self._is_weighted, resources, self.source))
         self._register_state_dict_hook(save_sharded_state)
         self.register_load_state_dict_pre_hook(load_local_state)

@@ -36,7 +36,9 @@ def fit_whole_index(
     """
     fitted, move = fit_index(whole_index(table.table), found, weight, table.table.embedding_dim)
     tensors = {name: value for name, value in fitted.items() if isinstance(value, Tensor)}
-    pieces = {shard: slice_state(tensors, *shard.rows) for shard in module.local_shards(table.table.name)}
+    config = table.table.hashing
+    assert config is not None
+    pieces = {shard: slice_state(config, tensors, *shard.rows) for shard in module.local_shards(table.table.name)}
     if move is not None:
         for shard, piece in pieces.items():
             row_state = module.index(shard.name).row_state

@@ -13,12 +13,15 @@ from torch import Tensor
 
 from recfx.errors import RecfxError
 from recfx.hashing.row_move import saved_names
+from recfx.hashing.slice_counts import SLICE_COUNTS, STATISTICS, parts_between
 from recfx.hashing.slicing import join_states
+from recfx.hashing.state import NOT_BY_ROW
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
 from recfx.nodes.dist_groups import sent_on
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules.rule import STEP
+from recfx.sharding.out_of_step import lost_ranks
 from recfx.sharding.ranks_agree import on_all_ranks
 from recfx.sharding.state import whole_index
 
@@ -119,7 +122,11 @@ class _Gatherer:
         state = {}
         for name in saved_names(whole):
             like: Tensor = getattr(whole, name)
-            size = tuple(like.shape) if name in ("counts", "identity") else (shard.num_rows,)
+            if name == SLICE_COUNTS:  # indexes have everything in their `counts`
+                parts = parts_between(whole.config, *shard.rows)
+                state[name] = torch.zeros(len(parts), len(STATISTICS), dtype=like.dtype, device="cpu")
+                continue
+            size = tuple(like.shape) if name in NOT_BY_ROW else (shard.num_rows,)
             state[name] = self._send(shard, partial(self._index_tensor, name), size, like.dtype)
         return state
 
@@ -151,5 +158,6 @@ class _Gatherer:
             sent = own.to(self.device, dtype).clone(memory_format=torch.contiguous_format)
         else:
             sent = torch.empty(size, dtype=dtype, device=self.device)
-        dist.broadcast(sent, dist.get_global_rank(self.group, shard.rank), group=self.group)
+        with lost_ranks():
+            dist.broadcast(sent, dist.get_global_rank(self.group, shard.rank), group=self.group)
         return sent.cpu()

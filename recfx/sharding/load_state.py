@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
-from recfx.errors import CheckpointError
+from recfx.errors import CheckpointError, type_of
 from recfx.hashing import state
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.row_move import RowMove, saved_names
+from recfx.hashing.slice_counts import COUNTS
 from recfx.hashing.slicing import slice_state
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
-from recfx.kernels.index_buffers import COUNTERS
 from recfx.modules.converted_collection import weight_name
 from recfx.modules.fit_table import first_rows, saved_shape, without_index, without_weight
 from recfx.sharding.fit_shards import fit_slices, fit_whole_index
 from recfx.sharding.pieces import parts_of, weight_pieces
 from recfx.sharding.sharded_tables import ShardedTables
-from recfx.sharding.state import COUNTS, index_pieces, whole_index
+from recfx.sharding.state import index_pieces, whole_index
 
 
 def load_local_state(
@@ -142,7 +142,7 @@ class LocalState:
             return
         if weight is None:
             raise without_weight(spec.name)
-        values = [weight, *(value for name, value in found.items() if name not in (COUNTS, IDENTITY))]
+        values = [weight, *(value for name, value in found.items() if name not in state.NOT_BY_ROW)]
         if any(isinstance(value, ShardedTensor) for value in values):
             pieces = self._sharded_index(table, found, values)
         else:
@@ -184,15 +184,16 @@ class LocalState:
         for name, value in found.items():
             if not isinstance(value, ShardedTensor):  # the same on all ranks
                 for rows, piece in slices.items():
-                    piece.update(slice_state({name: value}, *rows) if name == COUNTS else {name: value})
+                    piece.update(slice_state(spec.hashing, {name: value}, *rows))
                 continue
             pieces = index_pieces(table, name, group.rank())
-            for part, tensor in parts_of(value, pieces, group, f"{path}.{name}").items():
-                if name == COUNTS:
-                    for rows in slices if part.offsets == (0,) else [part.shard.rows]:
-                        counts = slices[rows].setdefault(name, torch.zeros(len(COUNTERS), dtype=torch.int64))
-                        part.of(counts).copy_(tensor)
-                else:
+            parts = parts_of(value, pieces, group, f"{path}.{name}")
+            if name == COUNTS and parts:
+                counts = torch.cat([parts[piece] for piece in pieces])
+                for rows, piece in slices.items():
+                    piece.update(slice_state(spec.hashing, {name: counts}, *rows))
+            elif name != COUNTS:
+                for part, tensor in parts.items():
                     slices[part.shard.rows][name] = tensor
         return fit_slices(self.module, table, slices)
 
@@ -211,7 +212,7 @@ def _other_plan(path: str) -> CheckpointError:
 
 
 def _not_a_tensor(path: str, value: object) -> CheckpointError:
-    found = "a tensor on meta" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    found = "a tensor on meta" if isinstance(value, Tensor) else type_of(value)
     return CheckpointError(
         f"the saved weight is {found}.",
         reason="not_a_tensor",

@@ -17,6 +17,7 @@ from recfx.hashing.slicing import slice_state
 from recfx.ir.shard import Shard
 from recfx.ir.shards import CollectionSharding
 from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.converted_collection import weight_name
 from recfx.modules.table_holder import hold
 from recfx.nodes import TableStore
 from recfx.nodes.dist_groups import replicate
@@ -73,7 +74,8 @@ def make_local_tables(
     store = TableStore(
         bags, indexes, {}, {shard.name: init_fns[shard.table.name] for shard in local}, _device(module, device)
     )
-    _check_optimizers(module)
+    store.in_flight.depth = module.batches_in_flight
+    check_optimizers(module)
     for table in module.hash_indexes:
         module.index(table).refresh()  # before weights are copied, because it may initialise some
     settings_of = optimizer_settings(module, sharding, fused_params, dense_as_torchrec=dense_as_torchrec)
@@ -94,7 +96,9 @@ def make_local_tables(
         if shard.table.name in fused:
             settings, old = fused[shard.table.name], states.get(shard.table.name)
             state = {} if old is None else {name: _state_part(value, shard) for name, value in old.state.items()}
-            optimizer = store.optimizers[shard.name] = FusedOptimizer(settings.rule, settings.group, state)
+            optimizer = store.optimizers[shard.name] = FusedOptimizer(
+                settings.rule, settings.group, state, shard=weight_name(module.collection, shard.table.name)
+            )
             if sharded.is_replicated:
                 optimizer.prepare(store.weight(shard.name))
                 for name in optimizer.rule.saved_states.values():
@@ -127,7 +131,7 @@ def _index(shard: Shard, module: HashEmbeddingBagCollection, replicated: bool, g
     whole = module.index(shard.table.name)
     index = HashIndex(config.rows, config=config, name=shard.table.name, device="cpu", row_begin=first, row_end=end)
     if not whole.slot_groups.is_meta:
-        state = slice_state(whole.state_dict(), first, end)
+        state = slice_state(config, whole.state_dict(), first, end)
         if replicated:
             for name in sorted(state):
                 state[name] = state[name].clone()
@@ -143,8 +147,12 @@ def _bag(shard: Shard, rows: torch.Tensor, requires_grad: bool) -> nn.EmbeddingB
     return bag.requires_grad_(requires_grad)
 
 
-def _check_optimizers(module: HashEmbeddingBagCollection) -> None:
-    """Refuse optimizers in backward without a fused form, which would stay behind on the whole table."""
+def check_optimizers(module: HashEmbeddingBagCollection) -> None:
+    """Refuse optimizers in backward without a fused form, which would stay behind on the whole table.
+
+    Raises:
+        ConversionError: the code for which the optimizer has none.
+    """
     module.fused_optimizers()  # takes over optimizers that were attached since the conversion
     for table, why in module.not_fused.items():
         raise ConversionError(

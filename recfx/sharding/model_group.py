@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.types import ShardedModule
 
-from recfx.errors import RecfxError
+from recfx.errors import RecfxError, type_of
 from recfx.modules.converted_collection import ConvertedCollection
 
 
@@ -37,7 +37,7 @@ def group_of_model(
             group = module.process_group
         elif isinstance(module, ShardedModule):
             raise error(
-                f"a {type(module).__name__} is sharded by TorchRec alone.",
+                f"{type_of(module)} is sharded by TorchRec alone.",
                 reason="model_is_sharded",
                 module_path=path,
                 what_to_do=if_sharded_alone,

@@ -16,10 +16,10 @@ from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.modules.converted_collection import weight_name
 from recfx.nodes import TableStore
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.keyed_optimizer import present_names
+from recfx.optim.keyed_optimizer import present_names, with_wrappers
 from recfx.optim.rules.rule import STEP
 from recfx.sharding.optimizer_state import SavedState
-from recfx.sharding.pieces import Piece, single_piece, stacked_pieces, weight_pieces
+from recfx.sharding.pieces import Piece, common_pieces, stacked_pieces, weight_pieces
 
 
 class ShardedFusedOptimizer(KeyedOptimizer):
@@ -50,12 +50,17 @@ class ShardedFusedOptimizer(KeyedOptimizer):
             if shard.name in store.optimizers:
                 store.optimizers[shard.name].prepare(store.weight(shard.name))
         params = {weight_name("", table): self._parameter(table) for table in fused}
+        self._all_states: dict[Any, Any] = {}
         super().__init__(params, {}, [fused[table].group for table in fused])
 
     @property
     def state(self) -> dict[Any, Any]:
-        """By parameter and name: objects that save and load what the kernels use at that moment."""
-        return {self.params[weight_name("", table)]: self._states(table) for table in self._fused}
+        """By parameter and name: objects that save and load what the kernels use at that moment.
+
+        It is always the same dict, in which TorchRec's ``WarmupOptimizer`` keeps a state of its own.
+        """
+        self._all_states.update({self.params[weight_name("", table)]: self._states(table) for table in self._fused})
+        return self._all_states
 
     @state.setter
     def state(self, value: Any) -> None:
@@ -77,12 +82,13 @@ class ShardedFusedOptimizer(KeyedOptimizer):
         state, found = self.state, dict(state_dict["state"])
         for name, parameter in self.params.items():
             if name in found:
-                found[name] = present_names(found[name], state[parameter])
+                found[name] = present_names(found[name], state.get(parameter, {}))
             saved = found.get(name, {})
-            for key, current in state[parameter].items():
-                if key in saved:
+            for key, current in state.get(parameter, {}).items():
+                if key in saved and isinstance(current, SavedState):
                     current.parts(saved[key])
-        super().load_state_dict({**state_dict, "state": found})
+        with with_wrappers(self, found):
+            super().load_state_dict({**state_dict, "state": found})
 
     def post_load_state_dict(self) -> None:
         """Several shards of a table on one rank count the same steps."""
@@ -111,7 +117,7 @@ class ShardedFusedOptimizer(KeyedOptimizer):
     def _saved_state(self, table: ShardedTable, fused: FusedOptimizer, name: str) -> SavedState:
         rank = self._group.rank()
         if name == STEP:
-            pieces = single_piece(table, rank)
+            pieces = common_pieces(table, rank, 1)
         else:
             pieces = stacked_pieces(table) if name in fused.rule.one_dimensional else weight_pieces(table)
         return SavedState(

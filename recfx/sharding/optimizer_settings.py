@@ -13,7 +13,7 @@ from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.converted_collection import weight_name
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.fused_params import fused_optimizer_from_params, optimizer_from_params
+from recfx.optim.fused_params import fused_optimizer_from_params, optimizer_from_params, weight_decay_left_out
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def optimizer_settings(
         elif own is not None:
             chosen = (_without_parameter(own), ())
         elif fused_params and sharded.is_replicated:  # TorchRec's planner only knows these with dense kernels
-            chosen = (fused_optimizer_from_params(fused_params), ())
+            chosen = _from_params(fused_params, path)
         else:
             chosen = (None, ())
         settings, taken = chosen
@@ -83,7 +83,7 @@ def _fused(
     if own is not None:
         return _completed(own, fused_params, path)
     if fused_params:
-        return fused_optimizer_from_params(fused_params), ()
+        return _from_params(fused_params, path)
     if not module.weight(sharded.table.name).requires_grad:
         return None, ()
     settings = fused_optimizer_from_params({})
@@ -94,6 +94,11 @@ def _fused(
     )
     advice = "attach one with apply_optimizer_in_backward before sharding, or give the sharders fused_params."
     return settings, (Diagnostic("default_fused_optimizer", path, message, advice),)
+
+
+def _from_params(fused_params: Mapping[str, Any], path: str) -> tuple[FusedOptimizer | None, tuple[Diagnostic, ...]]:
+    made = fused_optimizer_from_params(fused_params)
+    return made, _about_decay(made, made.group, fused_params, path)
 
 
 def _completed(
@@ -112,13 +117,14 @@ def _completed(
         if name not in own.given and settings.group.get(name) != value:
             changed.append(f"{name}={value} (the class has {settings.group.get(name)})")
             settings.group[name] = value
-    taken = []
+    decays = theirs if "weight_decay" not in own.given else own if own.left_out else None
+    taken = [] if decays is None else list(_about_decay(decays, settings.group, fused_params or {}, path))
     if changed:
         message = f"its {own.rule.name} was attached without {', '.join(changed)}, TorchRec's value for sharded tables."
         advice = "name the setting where you attach the optimizer."
         taken.append(Diagnostic("default_optimizer_setting", path, message, advice))
-    is_added = WeightDecayMode.L2 in settings.rule.decay_modes  # other rules have FBGEMM's own
-    if is_added and "weight_decay" in own.given and settings.group.get("weight_decay"):
+    mode = (fused_params or {}).get("weight_decay_mode") or WeightDecayMode.NONE
+    if decays is None and mode not in settings.rule.decay_modes and settings.group.get("weight_decay"):
         message = (
             f"weight_decay={settings.group['weight_decay']} of its {own.rule.name} is added to the gradients of "
             "touched rows, as the optimizer's class does; TorchRec's sharded tables ignore it, or take it off the "
@@ -127,6 +133,22 @@ def _completed(
         advice = "nothing if that is intended; otherwise leave it out."
         taken.append(Diagnostic("weight_decay_unlike_torchrec", path, message, advice))
     return settings, tuple(taken)
+
+
+def _about_decay(
+    made: FusedOptimizer, group: Mapping[str, Any], fused_params: Mapping[str, Any], path: str
+) -> tuple[Diagnostic, ...]:
+    """What to say about the weight decay of ``fused_params``, or of one of TorchRec's placeholders."""
+    if made.left_out:
+        return (weight_decay_left_out(made, path),)
+    if not group.get("weight_decay") or WeightDecayMode.NONE in made.rule.decay_modes:
+        return ()
+    mode = fused_params["weight_decay_mode"].name
+    message = (
+        f"weight_decay={group['weight_decay']:g} is applied as weight_decay_mode={mode} asks, and as FBGEMM's kernels "
+        "for GPUs do; those for the CPU leave it out."
+    )
+    return (Diagnostic("weight_decay_unlike_torchrec", path, message, "nothing if that is intended."),)
 
 
 def _left_out(own: FusedOptimizer | None, fused_params: Mapping[str, Any] | None, path: str) -> tuple[Diagnostic, ...]:

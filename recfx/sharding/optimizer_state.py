@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
-from recfx.errors import CheckpointError
+from recfx.errors import CheckpointError, type_of
 from recfx.hashing.row_move import RowMove
 from recfx.ir.shards import ShardedTable
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -70,7 +70,7 @@ class SavedState:
         if not isinstance(saved, Tensor) or isinstance(saved, ShardedTensor) or saved.is_meta:
             raise self._error(
                 "other_plan",
-                f"the saved state is a {type(saved).__name__}.",
+                f"the saved state is {type_of(saved)}.",
                 "save and load with torch.distributed.checkpoint, or load plain, whole tensors.",
             )
         whole = self._grown(saved)

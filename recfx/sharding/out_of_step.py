@@ -9,25 +9,57 @@ process group, and the peers' collectives fail, at the latest when the group's t
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from recfx.errors import OutOfStepError
+from recfx.errors import OutOfStepError, RecfxError
 
+RANK_LOST = "rank_lost"
+_LOST = re.compile(r"\bgloo/|Connection (closed|reset) by peer|caused pair closure|\bHCCL\b", re.IGNORECASE)
 _failed: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()  # what failed
 
 
 @contextlib.contextmanager
 def in_step(group: dist.ProcessGroup, collection: str) -> Iterator[None]:
-    """Guard a step in which the other ranks of ``group`` take part. An ``OutOfStepError`` is raised by all ranks."""
+    """Guard a step in which the other ranks of ``group`` take part. Errors that all of them raise
+    leave them in step: ``OutOfStepError``s, and those that say so.
+
+    Raises:
+        OutOfStepError: ``rank_lost``.
+    """
     try:
-        yield
-    except OutOfStepError:
+        with lost_ranks(collection):
+            yield
+    except OutOfStepError as error:
+        if error.reason == RANK_LOST:
+            _note(group, collection, error)
         raise
     except BaseException as error:
-        _note(group, collection, error)
+        if not (isinstance(error, RecfxError) and error.by_all_ranks):
+            _note(group, collection, error)
+        raise
+
+
+@contextlib.contextmanager
+def lost_ranks(collection: str = "") -> Iterator[None]:
+    """Turn what a process group raises if another rank has ended, or does not answer, into an error of recfx.
+
+    Raises:
+        OutOfStepError: ``rank_lost``.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # what gloo and hccl raise is just that
+        if not isinstance(error, RecfxError) and (isinstance(error, dist.DistError) or _LOST.search(str(error))):
+            raise OutOfStepError(
+                f"another rank has ended, or has not answered in time ({str(error).strip().splitlines()[0]}).",
+                reason=RANK_LOST,
+                module_path=collection,
+                what_to_do="see that rank's own error; start all ranks again from the last checkpoint.",
+            ) from error
         raise
 
 

@@ -7,6 +7,7 @@ loads all of them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetada
 from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
 
 from recfx.errors import CheckpointError
+from recfx.hashing.slice_counts import STATISTICS, parts_between
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
-from recfx.kernels.index_buffers import COUNTERS
 from recfx.sharding.placement import rank_of
 
 
@@ -70,22 +71,23 @@ def row_pieces(table: ShardedTable, rank: int) -> Pieces:
     )
 
 
-def count_pieces(table: ShardedTable, rank: int) -> Pieces:
-    """The pieces of an index's ``counts``: all slices have the same number of batches; statistics are the first's."""
-    slices = table.slices(table.filled, rank)
-    any_slice = next((shard for shard in slices if shard.rank == rank), slices[0])
-    first = slices[0]
-    return (
-        Piece((0,), (1,), any_slice.rank, any_slice),
-        Piece((1,), (len(COUNTERS) - 1,), first.rank, first),
-    )
+def part_pieces(table: ShardedTable, rank: int) -> Pieces:
+    """The pieces of an index's ``slice_counts``: those of the parts that begin in the rows of each slice."""
+    config = table.table.hashing
+    assert config is not None
+    pieces = []
+    for shard in table.slices(table.filled, rank):
+        parts = parts_between(config, *shard.rows)
+        pieces.append(Piece((parts.start, 0), (len(parts), len(STATISTICS)), shard.rank, shard))
+    return tuple(pieces)
 
 
-def single_piece(table: ShardedTable, rank: int) -> Pieces:
-    """The pieces of one number that all shards have, ``[1]``."""
+def common_pieces(table: ShardedTable, rank: int, *sizes: int) -> Pieces:
+    """The pieces, of these sizes, of numbers that all shards have: those of this rank's first slice."""
     slices = table.slices(table.filled, rank)
     shard = next((shard for shard in slices if shard.rank == rank), slices[0])
-    return (Piece((0,), (1,), shard.rank, shard),)
+    begins = itertools.accumulate(sizes, initial=0)
+    return tuple(Piece((begin,), (size,), shard.rank, shard) for begin, size in zip(begins, sizes, strict=False))
 
 
 def own_pieces(pieces: Pieces, rank: int) -> list[Piece]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.types import ParameterSharding
+from torchrec.distributed.types import CacheParams, ParameterSharding
 from torchrec.modules.embedding_configs import DataType
 
+from recfx.errors import type_of
 from recfx.ir.shard import name_shards
 from recfx.ir.sharding_type import TablePlan
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.ir.tables import TableSpec
+from recfx.optim.fused_params import NEUTRAL
 from recfx.sharding.plan_errors import plan_error, table_error
 from recfx.sharding.types import type_named, type_names
 
@@ -62,10 +65,10 @@ def read_plan(
 
 def _check_types(plan: object, path: str) -> None:
     if not isinstance(plan, Mapping):
-        raise plan_error("invalid_argument", f"the plan of a collection is a {type(plan).__name__}.", path)
+        raise plan_error("invalid_argument", f"the plan of a collection is {type_of(plan)}.", path)
     for table, sharding in plan.items():
         if not isinstance(sharding, ParameterSharding):
-            raise plan_error("invalid_argument", f"the plan of table {table!r} is a {type(sharding).__name__}.", path)
+            raise plan_error("invalid_argument", f"the plan of table {table!r} is {type_of(sharding)}.", path)
 
 
 def _read(plan: TablePlan) -> ShardedTable:
@@ -85,11 +88,19 @@ def _check_options(plan: TablePlan) -> None:
     if sharding.compute_kernel not in KERNELS:
         what = f"asks for kernel {sharding.compute_kernel!r}; known kernels are {KERNELS}."
         raise table_error("unsupported_compute_kernel", table, what, plan.path)
-    options = {
-        "stochastic_rounding": (sharding.stochastic_rounding, (None, False)),
-        "output_dtype": (sharding.output_dtype, (None, DataType.FP32)),
-        "key_value_params": (sharding.key_value_params, (None,)),
+    cache = sharding.cache_params or CacheParams()
+    options: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "stochastic_rounding": (sharding.stochastic_rounding, NEUTRAL["stochastic_rounding"]),
+        "output_dtype": (sharding.output_dtype, (DataType.FP32,)),
+        "key_value_params": (sharding.key_value_params, ()),
+        "bounds_check_mode": (sharding.bounds_check_mode, NEUTRAL["bounds_check_mode"]),
+        "cache_params.algorithm": (cache.algorithm, NEUTRAL["cache_algorithm"]),
+        "cache_params.load_factor": (cache.load_factor, NEUTRAL["cache_load_factor"]),
+        "cache_params.reserved_memory": (cache.reserved_memory, NEUTRAL["cache_reserved_memory"]),
+        "cache_params.precision": (cache.precision, NEUTRAL["cache_precision"]),
+        "cache_params.prefetch_pipeline": (cache.prefetch_pipeline, NEUTRAL["prefetch_pipeline"]),
+        "cache_params.multipass_prefetch_config": (cache.multipass_prefetch_config, ()),
     }
     for option, (value, neutral) in options.items():
-        if value not in neutral:
+        if value is not None and value not in neutral:
             raise table_error("unsupported_plan_option", table, f"sets {option}={value!r}.", plan.path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +11,7 @@ from torchrec.distributed.dist_data import SplitsAllToAllAwaitable
 
 from recfx.nodes import marks
 from recfx.nodes.dist_groups import sent_on
+from recfx.sharding.out_of_step import lost_ranks
 
 _Result = TypeVar("_Result")
 _UNREAD = 0  # of a message that is as long as others are
@@ -30,6 +31,7 @@ def on_all_ranks(
 
     Raises:
         Exception: the error of ``function`` on this rank, otherwise the one that the first failing rank has told.
+        OutOfStepError: ``rank_lost``.
     """
     if group is None:
         return [function()]
@@ -43,7 +45,8 @@ def on_all_ranks(
         if sent is None:
             raise
     answers: list[Any] = [None] * group.size()
-    dist.all_gather_object(answers, (sent, result), group=group)
+    with lost_ranks():
+        dist.all_gather_object(answers, (sent, result), group=group)
     if own is not None:
         raise own
     failed = next((theirs for theirs, _ in answers if theirs is not None), None)
@@ -55,10 +58,16 @@ def on_all_ranks(
 def any_rank(groups: Iterable[dist.ProcessGroup | None], flag: bool) -> bool:
     """Whether ``flag`` is set on any rank of these groups. Collective, once per group; None stands for no group."""
     for group in {id(group): group for group in groups if group is not None}.values():
-        flags = torch.tensor([int(flag)])
-        dist.all_reduce(flags, group=group)
-        flag = bool(flags)
+        (flag,) = any_rank_each(group, [flag])
     return flag
+
+
+def any_rank_each(group: dist.ProcessGroup, flags: Sequence[bool]) -> list[bool]:
+    """Whether each of ``flags``, as many on all ranks, is set on any rank of the group. Collective."""
+    counts = torch.tensor(flags, dtype=torch.int64, device=sent_on(group))
+    with lost_ranks():
+        dist.all_reduce(counts, group=group)
+    return [count > 0 for count in counts.tolist()]
 
 
 def tell_counts(group: dist.ProcessGroup, first: int, second: int, mark: int, name: str) -> list[tuple[int, int]]:
@@ -78,7 +87,8 @@ def tell_counts(group: dist.ProcessGroup, first: int, second: int, mark: int, na
     """
     row = torch.tensor([first, second, _UNREAD, mark, _UNREAD], device=sent_on(group))
     numbers = [number.expand(group.size()) for number in row]
-    firsts, seconds, _, found, _ = SplitsAllToAllAwaitable(numbers, group).wait()
+    with lost_ranks():
+        firsts, seconds, _, found, _ = SplitsAllToAllAwaitable(numbers, group).wait()
     different = marks.other_calls(found, name)
     if different is not None:
         raise different

@@ -55,6 +55,7 @@ class ShardedTables(ConvertedCollection):
         self.not_fused = dict(unsharded.not_fused)
         self.embedding_bags, self.hash_indexes, self._store = local.bags, local.indexes, local.store
         self.fused, self.dtypes, self.taken = local.fused, local.dtypes, local.taken
+        self._store.forwards = unsharded.store.forwards
         self._row_moves = {}
         self._made_on = local.store.device
 

@@ -9,21 +9,21 @@ from torch import Tensor
 from recfx.hashing import HashIndex
 from recfx.hashing.identity import IDENTITY, identity
 from recfx.hashing.row_move import saved_names
+from recfx.hashing.slice_counts import COUNTS, SLICE_COUNTS, STATISTICS, SliceCounts
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
 from recfx.modules.converted_collection import weight_name
 from recfx.sharding.pieces import (
     Piece,
     Pieces,
-    count_pieces,
+    common_pieces,
     make_sharded_tensor,
     own_pieces,
+    part_pieces,
     row_pieces,
     weight_pieces,
 )
 from recfx.sharding.sharded_tables import ShardedTables
-
-COUNTS = "counts"
 
 
 def save_sharded_state(
@@ -33,8 +33,8 @@ def save_sharded_state(
 
     Weights, and tensors of an index with one entry per row, are ``ShardedTensor``s whose local shards are views, so
     that ``torch.distributed.checkpoint`` loads in place; replicated tensors are plain. In an index's ``counts`` the
-    number of batches is that of the table, but **the statistics are those of the first slice of the rows**, because no
-    rank knows those of the others (``recfx.unconvert`` and ``recfx.sharding.gather`` add them up).
+    number of batches is that of the table. No rank knows the statistics of the others: if the rows are cut, those of
+    all ranks are in ``slice_counts``, as they were when ``state_dict`` was called, and those in ``counts`` are 0.
     """
     shards = {shard.name for shard in module.sharding.local()}
     for start in (f"{prefix}embedding_bags.", f"{prefix}hash_indexes."):
@@ -57,7 +57,9 @@ def whole_index(table: TableSpec) -> HashIndex:
 
 def index_pieces(table: ShardedTable, name: str, rank: int) -> Pieces:
     """How one of an index's saved tensors is cut, seen from ``rank``; ``identity`` is not."""
-    return count_pieces(table, rank) if name == COUNTS else row_pieces(table, rank)
+    if name == COUNTS:
+        return common_pieces(table, rank, 1, len(STATISTICS))
+    return part_pieces(table, rank) if name == SLICE_COUNTS else row_pieces(table, rank)
 
 
 def _weight(module: ShardedTables, table: ShardedTable) -> Tensor:
@@ -73,6 +75,7 @@ def _index_state(module: ShardedTables, table: ShardedTable) -> dict[str, Tensor
     store, group, config = module.store, module.groups.pooled, table.table.hashing
     assert config is not None
     whole = whole_index(table.table)
+    counted = {} if table.is_replicated else _counted(module, table)
     state: dict[str, Tensor] = {}
     for name in saved_names(whole):
         if table.is_replicated:
@@ -84,8 +87,23 @@ def _index_state(module: ShardedTables, table: ShardedTable) -> dict[str, Tensor
 
             def tensor_of(piece: Piece, name: str = name) -> Tensor:
                 tensor: Tensor = getattr(store.index(piece.shard.name), name)
+                of_slice = counted.get(piece.shard.name)
+                if of_slice is not None and name == SLICE_COUNTS:
+                    return of_slice.of_parts
+                if of_slice is not None and name == COUNTS and piece.offsets != (0,):
+                    return of_slice.of_table
                 return piece.of(tensor) if name == COUNTS else tensor
 
             pieces = index_pieces(table, name, group.rank())
             state[name] = make_sharded_tensor(pieces, tensor_of, getattr(whole, name).dtype, group)
     return state
+
+
+def _counted(module: ShardedTables, table: ShardedTable) -> dict[str, SliceCounts]:
+    """What this rank's slices of a table have counted, by shard; a slice that is the whole table says it itself."""
+    rank, counted = module.groups.pooled.rank(), dict[str, SliceCounts]()
+    for piece in own_pieces(row_pieces(table, rank), rank):
+        index = module.store.index(piece.shard.name)
+        if not index.policy.is_whole_table:
+            counted[piece.shard.name] = index.counts_to_save(next(iter(counted.values()), None))
+    return counted

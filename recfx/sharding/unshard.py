@@ -29,7 +29,7 @@ def held_ids(table: WholeTable) -> tuple[Tensor, Tensor]:
     return table.index["row_ids"][rows], rows
 
 
-def standard_collection(
+def unsharded_collection(
     module: ShardedHashEmbeddingBagCollection, tables: dict[str, WholeTable]
 ) -> EmbeddingBagCollection:
     """An unsharded collection of whole tables on the CPU, their fused optimizers attached in dense form."""

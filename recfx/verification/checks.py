@@ -35,11 +35,6 @@ class Checker:
     counts_calls: bool
     way_around: Callable[[], str]
 
-    def _mapped(self) -> set[str]:
-        """Names of the weights that may have extra rows in the original's place."""
-        hashed = {path: collection for path, collection in self.collections.items() if len(collection.hash_indexes)}
-        return {weight_name(path, table.name) for path, collection in hashed.items() for table in collection.tables}
-
     def of_calls(self, mode: str, batch: str, wanted: Run, found: Run) -> list[Check]:
         """Check that every collection is called as often as in the original, and that no original one is called."""
         if not self.counts_calls:
@@ -61,13 +56,11 @@ class Checker:
 
     def of_runs(self, mode: str, batch: str, wanted: Run, found: Run) -> list[Check]:
         """Calls first, then all values by name."""
-        checks, mapped = self.of_calls(mode, batch, wanted, found), self._mapped()
+        checks = self.of_calls(mode, batch, wanted, found)
         for what in COMPARED:
             expected, actual = getattr(wanted, what), getattr(found, what)
             for where in sorted(set(expected) | set(actual)):
                 first, second = expected.get(where), actual.get(where)
-                if where in mapped:
-                    first = _same_rows(first, second)
                 if what == "parameters" and where in self.masked:
                     first, second = (_touched(value, wanted.touched.get(where)) for value in (first, second))
                 checks.append(self._check(mode, batch, what, where, first, second))
@@ -97,10 +90,9 @@ class Checker:
             for table in collection.tables:
                 name = weight_name(path, table.name)
                 rows = wanted.touched.get(name) if name in self.masked else None
-                gradient, weight = found.gradients.get(name), found.parameters.get(name)
                 pairs = [
-                    ("gradient", _same_rows(wanted.gradients.get(name), gradient), gradient),
-                    ("weight", _touched(_same_rows(wanted.parameters.get(name), weight), rows), _touched(weight, rows)),
+                    ("gradient", wanted.gradients.get(name), found.gradients.get(name)),
+                    ("weight", _touched(wanted.parameters.get(name), rows), _touched(found.parameters.get(name), rows)),
                 ]
                 for key in table.embedding_names:
                     pairs.append(("output", wanted.pooled.get((path, key)), found.pooled.get((path, key))))
@@ -108,11 +100,6 @@ class Checker:
                 for what, expected, actual in pairs:
                     if expected is not None and actual is not None:
                         noted[what] = max(noted.get(what, 0.0), largest_difference(expected, actual))
-
-
-def _same_rows(expected: torch.Tensor | None, actual: torch.Tensor | None) -> torch.Tensor | None:
-    """The value of a table without the extra rows that a mapped one has after its own."""
-    return expected if expected is None or actual is None else expected[: actual.shape[0]]
 
 
 def _touched(value: torch.Tensor | None, rows: torch.Tensor | None) -> torch.Tensor | None:

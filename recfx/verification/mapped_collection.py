@@ -5,8 +5,7 @@ The mapping is made here from that listing alone, so that a fault in the index c
 
 from __future__ import annotations
 
-import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -17,44 +16,76 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from recfx.ir.tables import TableSpec
 from recfx.modules.collection import HashEmbeddingBagCollection
 
+_Module = TypeVar("_Module", bound=nn.Module)
 
-class MappedCollection(EmbeddingBagCollection):
-    """The standard collection over the tables of a hashed one, with a row of zeros after them for ids without a row.
 
-    If ids that are not admitted read a shared row without training it, a copy of all rows follows: reading from the
-    copy does not train any row that is compared.
+def map_collection(standard: Any, hashed: HashEmbeddingBagCollection) -> None:
+    """Let a standard collection take the ids of a hashed one, over copies of its tables.
+
+    Its class becomes a subclass, and its parameters stay the same objects; so methods, attributes, hooks, the device
+    and whatever else reads a table are those of the original.
 
     Args:
-        hashed: the converted collection; its weights are copied, and its items are read at every call.
+        standard: a copy of the ``EmbeddingBagCollection`` that was converted; it changes.
+        hashed: its conversion; items are read at every call.
+    """
+    standard.__dict__["hashed"] = hashed  # no child
+    standard._embedding_bag_configs = hashed.embedding_bag_configs()
+    for table in hashed.tables:
+        bag: Any = standard.embedding_bags[table.name]
+        weight = hashed.weight(table.name)
+        bag.num_embeddings = table.num_embeddings
+        bag.weight.data = weight.detach().clone()
+        bag.weight.requires_grad_(weight.requires_grad)
+        if table.has_index:
+            bag.reads_copies = table.admits and table.hashing is not None and table.hashing.unseen == "share"
+            _mix_in(MappedBag, bag)
+    _mix_in(MappedCollection, standard)
+
+
+def _mix_in(mixin: type[_Module], module: _Module) -> None:
+    kind = type(module)
+    module.__class__ = mixin if kind in mixin.__bases__ else type(kind.__name__, (mixin, kind), {})
+
+
+class MappedBag(nn.EmbeddingBag):
+    """A table with a row of zeros after its own, for ids without a row.
+
+    With ``reads_copies``, a copy of all rows follows: an id that is not admitted reads one without training it.
     """
 
-    def __init__(self, hashed: HashEmbeddingBagCollection) -> None:
-        configs = []
-        for config, table in zip(hashed.embedding_bag_configs(), hashed.tables, strict=True):
-            duplicate = copy.copy(config)
-            duplicate.num_embeddings = table.num_embeddings + 1 + (table.num_embeddings if _reads_copies(table) else 0)
-            duplicate.feature_names = list(table.embedding_names)  # one key per table: each maps ids differently
-            configs.append(duplicate)
-        super().__init__(configs, hashed.is_weighted(), torch.device("meta"))
-        self.__dict__["hashed"] = hashed
-        for table in hashed.tables:
-            weight = hashed.weight(table.name).detach()
-            copies = [weight] if _reads_copies(table) else []
-            extended = torch.cat([weight, weight.new_zeros(1, weight.shape[1]), *copies])
-            trained = hashed.weight(table.name).requires_grad
-            self.embedding_bags[table.name].weight = nn.Parameter(extended, requires_grad=trained)
-        self.train(hashed.training)
+    reads_copies: bool
+
+    def forward(
+        self, input: torch.Tensor, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Pool as ``nn.EmbeddingBag`` does."""
+        rows = [self.weight, self.weight.new_zeros(1, self.embedding_dim)]
+        return nn.functional.embedding_bag(
+            input,
+            torch.cat([*rows, self.weight.detach()] if self.reads_copies else rows),
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+        )
+
+
+class MappedCollection(EmbeddingBagCollection):
+    """See :func:`map_collection`, which is the way to make one."""
+
+    hashed: HashEmbeddingBagCollection
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Map the ids of every feature, then pool as the standard collection does."""
         features = maybe_td_to_kjt(features, None)
         by_feature = features.to_dict()
         strides = dict(zip(features.keys(), features.stride_per_key(), strict=True))
-        keys, values, lengths, weights, key_strides = [], [], [], [], []
+        names, values, lengths, weights, key_strides = [], [], [], [], []
         for table in self.hashed.tables:
-            for feature, key in zip(table.feature_names, table.embedding_names, strict=True):
+            names.append(list(table.embedding_names))  # one key per table, because each maps ids differently
+            for feature in table.feature_names:
                 jagged = by_feature[feature]
-                keys.append(key)
                 values.append(self._map(table, jagged.values().to(torch.int64)))
                 lengths.append(jagged.lengths())
                 key_strides.append([strides[feature]])
@@ -62,7 +93,7 @@ class MappedCollection(EmbeddingBagCollection):
                     weights.append(jagged.weights())
         variable = features.variable_stride_per_key()
         mapped = KeyedJaggedTensor(
-            keys,
+            [name for of_table in names for name in of_table],
             torch.cat(values),
             torch.cat(weights) if weights else None,
             lengths=torch.cat(lengths),
@@ -70,7 +101,9 @@ class MappedCollection(EmbeddingBagCollection):
             stride_per_key_per_rank=key_strides if variable else None,
             inverse_indices=features.inverse_indices_or_none(),
         )
-        return super().forward(mapped)
+        renamed = object.__new__(EmbeddingBagCollection)
+        renamed.__dict__ = {**self.__dict__, "_feature_names": names}
+        return EmbeddingBagCollection.forward(renamed, mapped)
 
     def _map(self, table: TableSpec, ids: torch.Tensor) -> torch.Tensor:
         if not table.has_index:
@@ -99,8 +132,4 @@ class MappedCollection(EmbeddingBagCollection):
             return full
         candidates, sightings = (each.to(ids.device) for each in index.candidates())
         admitted = torch.isin(ids, candidates[sightings >= config.admit_after])
-        return torch.where(admitted, full, shared + zeros + 1 if _reads_copies(table) else zeros)
-
-
-def _reads_copies(table: TableSpec) -> bool:
-    return table.admits and table.hashing is not None and table.hashing.unseen == "share"
+        return torch.where(admitted, full, shared + zeros + 1 if config.unseen == "share" else zeros)

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
+from recfx.modules.carry_over import standard_collection
 from recfx.modules.collection import unsharded_collections
 from recfx.modules.converted_collection import weight_name
 from recfx.modules.copy_modules import copy_modules, copy_with_tensors
 from recfx.optim.attached import attached_classes, attached_optimizers, run_in_backward
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of
-from recfx.verification.mapped_collection import MappedCollection
+from recfx.tracing.sample import clone_value
+from recfx.verification.mapped_collection import map_collection
 
 
 def reference_of(original: nn.Module, converted: nn.Module) -> nn.Module:
-    """A copy of ``original`` whose hashed collections are mapped ones over the tables of ``converted``.
+    """A copy of ``original`` whose hashed collections take the ids of ``converted``, over copies of its tables.
 
     Args:
         original: a model with standard collections.
         converted: its conversion; the collections have the same paths.
     """
     duplicate = copy_with_tensors(original)
-    replacements: dict[int, nn.Module] = {}
+    collections = unsharded_collections(duplicate).values()  # of a model that was converted in place
+    standard = {id(each): standard_collection(each) for each in collections if len(each.hash_indexes)}
+    if standard:
+        duplicate, _ = copy_modules(duplicate, standard)
     for path, collection in unsharded_collections(converted).items():
         if len(collection.hash_indexes):
-            replacements[id(duplicate.get_submodule(path))] = MappedCollection(collection)
-    if replacements:
-        duplicate, _ = copy_modules(duplicate, replacements)
+            map_collection(duplicate.get_submodule(path), collection)
     return duplicate
 
 
@@ -65,24 +67,14 @@ def copy_fused_state(hashed: nn.Module, reference: nn.Module) -> None:
             weight: Any = reference.get_parameter(weight_name(path, table))
             for optimizer in attached_optimizers(weight):
                 if fused.state and hasattr(optimizer, "state"):
-                    optimizer.state[weight] = {key: _fitted(value, weight) for key, value in fused.state.items()}
-
-
-def _fitted(value: Any, weight: torch.Tensor) -> Any:
-    """A copy with as many rows as ``weight``, if it has rows."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    copied = value.detach().clone()
-    if copied.dim() > 0 and copied.shape[0] < weight.shape[0]:  # the extra rows that a mapped table has after its own
-        copied = torch.cat([copied, copied.new_ones(weight.shape[0] - copied.shape[0], *copied.shape[1:])])
-    return copied
+                    optimizer.state[weight] = {key: clone_value(value) for key, value in fused.state.items()}
 
 
 def _attach_dense(fused: FusedOptimizer, target: nn.Parameter) -> None:
     settings = {key: fused.group[key] for key in fused.rule.supported if key in fused.group}
     run_in_backward(fused.rule.dense_class, target, settings)
     (optimizer,) = attached_optimizers(target)
-    optimizer.state[target].update({key: _fitted(value, target) for key, value in fused.state.items()})
+    optimizer.state[target].update({key: clone_value(value) for key, value in fused.state.items()})
 
 
 def _copy_optimizer(source: Any, duplicate: Any, parameter: nn.Parameter, target: nn.Parameter) -> None:
@@ -93,6 +85,6 @@ def _copy_optimizer(source: Any, duplicate: Any, parameter: nn.Parameter, target
             duplicate.param_groups[0][key] = value
     state = {}
     for key, value in source.state.get(parameter, {}).items():
-        state[key] = _fitted(value, target)
+        state[key] = clone_value(value)
     if state:
         duplicate.state[target] = state

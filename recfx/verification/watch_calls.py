@@ -72,7 +72,8 @@ def noted_lookups(model: nn.Module, run: Run) -> Iterator[None]:
         if isinstance(module, EmbeddingBagCollection) or (
             isinstance(module, ConvertedCollection) and not module.is_sharded
         ):
-            handles.append(module.register_forward_hook(partial(_note_pooled, run, path)))
+            # Before the hooks of the user, which may return something else.
+            handles.append(module.register_forward_hook(partial(_note_pooled, run, path), prepend=True))
         # A converted subclass is an instance of both.
         if isinstance(module, EmbeddingBagCollection) and not isinstance(module, ConvertedCollection):
             for table, bag in module.embedding_bags.items():

@@ -59,7 +59,7 @@ def cases() -> list[KernelCase]:
 
 def _call(place: Place, most: int, tables: tuple[_Table, ...] = _TABLES) -> Call:
     draw = torch.Generator().manual_seed(most)
-    slots, groups, side_rows, asked = [], [], [], []
+    slots, groups, side_rows, beside, asked = [], [], [], [], []
     for table in tables:
         held = torch.cat([torch.tensor(EXTREMES), torch.randint(-(2**62), 2**62, (table.rows,), generator=draw)])
         held = held[(held < 0) | (held >= table.dense_rows)]
@@ -68,10 +68,11 @@ def _call(place: Place, most: int, tables: tuple[_Table, ...] = _TABLES) -> Call
         side_row = torch.full((1,), -1)
         insert_into_slots(held, torch.arange(held.numel()) % table.rows, of_table, side_row)
         slots.append(of_table if table.indexed else torch.empty(0, 2, dtype=torch.int64))
-        in_groups = torch.full((group_count(table.rows), 2 * SLOTS), -1)
-        insert_into_groups(held, torch.arange(held.numel()) % table.rows, in_groups, side_row)
+        in_groups, beside_groups = torch.full((group_count(table.rows), 2 * SLOTS), -1), torch.tensor([-1, most])
+        insert_into_groups(held, torch.arange(held.numel()) % table.rows, in_groups, beside_groups)
         groups.append(in_groups if table.indexed else in_groups[:0])
         side_rows.append(side_row)
+        beside.append(beside_groups)
         absent = torch.randint(-(2**62), 2**62, (5,), generator=draw)
         some = torch.cat([held, absent, torch.tensor(EXTREMES), torch.arange(table.dense_rows)])
         if not table.indexed:
@@ -81,7 +82,7 @@ def _call(place: Place, most: int, tables: tuple[_Table, ...] = _TABLES) -> Call
     ends = torch.tensor([of_table.numel() for of_table in asked]).cumsum(0)
     _, rows, absent_ids = pooled_lookup_reference.find_and_pool(
         ids, torch.cat([torch.zeros(1, dtype=torch.int64), ends]), [torch.empty(table.rows, 1) for table in tables],
-        list(range(len(tables))), groups, side_rows, *_facts(tables), None,
+        list(range(len(tables))), groups, beside, *_facts(tables), None,
     )  # fmt: skip
     per_program = (-(-ids.numel() // _PROGRAMS) + 7) // 8 * 8
     found, counts = place(torch.full_like(ids, -7)), place(torch.zeros(_PROGRAMS, len(tables), dtype=torch.int32))
@@ -98,7 +99,7 @@ def _call(place: Place, most: int, tables: tuple[_Table, ...] = _TABLES) -> Call
             first = max(int(borders[table]), program * per_program)
             last = min(int(borders[table + 1]), (program + 1) * per_program)
             if first < last:
-                one = _absent_among(ids[first:last], tables[table], groups[table], side_rows[table])
+                one = _absent_among(ids[first:last], tables[table], groups[table], beside[table])
                 wanted[program, table] = one
     assert wanted.sum(0).tolist() == absent_ids.tolist()
     return Call(arguments, {"rows_ptr": rows, "absent_ptr": wanted}, keep=(*placed, *placed_sides))

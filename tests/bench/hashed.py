@@ -118,19 +118,19 @@ def _forward(
 
 def _gather(setup: Setup, indexed: HashEmbeddingBagCollection, raw: list[KeyedJaggedTensor]) -> Callable[[int], None]:
     """Reads the first slot of each id's home group, and nothing else."""
-    groups = [index.slot_groups for index in indexed.hash_indexes.values()]
+    indexes = list(indexed.hash_indexes.values())
     places = [
         [
-            SLOTS * home_groups(ids, each.shape[0])
-            for ids, each in zip(batch.values().chunk(setup.tables), groups, strict=True)
+            SLOTS * home_groups(ids, each.slot_groups.shape[0], each.side_row)
+            for ids, each in zip(batch.values().chunk(setup.tables), indexes, strict=True)
         ]
         for batch in raw
     ]
 
     def gather(i: int) -> None:
         rows = torch.empty(raw[i].values().numel(), dtype=torch.int64)
-        for each, place, out in zip(groups, places[i], rows.chunk(setup.tables), strict=True):
-            gather_slots(each, place, out, setup.threads)
+        for each, place, out in zip(indexes, places[i], rows.chunk(setup.tables), strict=True):
+            gather_slots(each.slot_groups, place, out, setup.threads)
 
     return gather
 

@@ -15,7 +15,8 @@ from torch import nn
 
 import recfx
 from recfx.checkpoint import directory as checkpoint_directory
-from recfx.checkpoint.directory import check_writable, locked, make_directory, remove_leftovers, sync_directory
+from recfx.checkpoint.directory import check_writable, locked, make_directory, remove_leftovers
+from recfx.kernels.private_files import sync_directory
 
 OLD, KEPT = "data-0123456789abcdef", "data-fedcba9876543210"
 

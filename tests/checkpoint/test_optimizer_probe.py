@@ -52,6 +52,6 @@ def test_the_number_of_dimensions_and_the_dtype(optimizer: type, parameter: torc
 
 @pytest.mark.parametrize("settings", [{"betas": "x"}, {"lr": None}, {"betas": (0.9,)}])
 def test_settings_with_which_it_cannot_step(settings: dict[str, Any]) -> None:
-    with pytest.raises(recfx.CheckpointError, match="a Adam cannot step with the settings that were saved") as caught:
+    with pytest.raises(recfx.CheckpointError, match="an Adam cannot step with the settings that were saved") as caught:
         state_after_a_step(optim.Adam, settings, MATRIX, "layer.weight")
     assert (caught.value.reason, caught.value.module_path) == ("checkpoint_mismatch", "layer.weight")

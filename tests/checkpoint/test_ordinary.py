@@ -53,7 +53,7 @@ def test_what_is_inside_of_wrappers() -> None:
             "has 2 optimizers that are",
         ),
         (KeyedOptimizer({"a": nn.Parameter(torch.ones(1))}, {}, [{"params": []}]), "optimizer= is a KeyedOptimizer"),
-        (3, "optimizer= is a int"),
+        (3, "optimizer= is an int"),
     ],
 )
 def test_what_cannot_be_saved(tmp_path: Path, optimizer: Any, message: str) -> None:

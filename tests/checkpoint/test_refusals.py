@@ -269,10 +269,10 @@ def test_another_ordinary_optimizer(saved: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "directory", "message"),
     [
-        (3, "d", "model is a int"),
+        (3, "d", "model is an int"),
         (None, "d", "model is a NoneType"),
         ("d", nn.Linear(1, 1), "model is a str"),
-        (nn.Linear(1, 1), 3, "directory is a int"),
+        (nn.Linear(1, 1), 3, "directory is an int"),
         (nn.Linear(1, 1), None, "directory is a NoneType"),
         (nn.Linear(1, 1), b"d", "directory is a bytes"),
         (nn.Linear(1, 1), "", "directory is ''"),

@@ -29,6 +29,7 @@ VALID: dict[str, Any] = {
         "state": {"a": {"values": {"step": 1}, "tensors": ["exp_avg"]}},
         "any_order": True,
     },
+    "warm_ups": {"0.inner": [3, 1]},
 }
 
 
@@ -51,6 +52,11 @@ def test_what_is_packed_is_read(reads: Callable[[Any], Any]) -> None:
     assert plain_data.decode(packed.numpy().tobytes()) == VALID
     assert reads(VALID) == VALID
     assert reads({**VALID, "optimizer": None}) == {**VALID, "optimizer": None}
+
+
+def test_settings_from_before_there_were_warm_ups(reads: Callable[[Any], Any]) -> None:
+    before = {name: value for name, value in VALID.items() if name != "warm_ups"}
+    assert reads(before) == {**before, "warm_ups": {}}
 
 
 def test_the_largest_that_can_be_packed(monkeypatch: pytest.MonkeyPatch, reads: Callable[[Any], Any]) -> None:
@@ -105,7 +111,7 @@ MISSING = object()
         ("in_backward", {1: {}}, "in_backward has keys that are not names"),
         ("optimizer", MISSING, "settings has no 'optimizer', or one of the wrong type"),
         ("optimizer", [], "settings has no 'optimizer', or one of the wrong type"),
-        ("in_backward weight", 3, "in_backward of 'weight' is a int"),
+        ("in_backward weight", 3, "in_backward of 'weight' is an int"),
         ("in_backward weight kind", 3, "in_backward of 'weight' has no 'kind'"),
         ("in_backward weight settings", [], "in_backward of 'weight' has no 'settings'"),
         ("in_backward weight values", None, "in_backward of 'weight' has no 'values'"),
@@ -144,6 +150,13 @@ MISSING = object()
         ("optimizer state a tensors", ["step"], "the state of 'a' has wrong names"),
         ("optimizer state a tensors", ["x", "x"], "the state of 'a' has wrong names"),
         ("optimizer state a tensors", [None], "the state of 'a' has wrong names"),
+        ("warm_ups", [3, 1], "the warm-ups are no dict"),
+        ("warm_ups", {3: [3, 1]}, "warm-ups has keys that are not names"),
+        ("warm_ups", {"": [3]}, "a warm-up has a wrong state"),
+        ("warm_ups", {"": (3, 1)}, "a warm-up has a wrong state"),
+        ("warm_ups", {"": [3, True]}, "a warm-up has a wrong state"),
+        ("warm_ups", {"": [3, -1]}, "a warm-up has a wrong state"),
+        ("warm_ups", {"": [1 << 63, 0]}, "a warm-up has a wrong state"),
     ],
 )
 def test_settings_of_another_shape(reads: Callable[[Any], Any], path: str, value: Any, message: str) -> None:

@@ -33,7 +33,7 @@ CONFIGS: dict[str, recfx.HashConfig] = {
 }
 ROWS = 300
 # Of an index, and the same for the same content; how full the queues of rows to evict are says nothing.
-_DERIVED = ("slot_groups", "side_row", "free_rows", "bucket_taken")
+_DERIVED = ("slot_groups", "free_rows", "bucket_taken")
 
 
 class TwoPart(nn.Module):
@@ -127,6 +127,7 @@ class Training:
             for table in each.hash_indexes:
                 index = each.index(table)
                 found.update({f"{path}.{table}.{name}": index._buffers[name] for name in _DERIVED})
+                found[f"{path}.{table}.side_row"] = index.side_row[:1]  # without the seed
             for table, fused in each.fused_optimizers().items():
                 found.update({f"fused.{path}.{table}.{name}": value for name, value in fused.state.items()})
                 found[f"fused.{path}.{table}"] = {k: v for k, v in fused.group.items() if k != "params"}

@@ -37,7 +37,7 @@ def test_raw_ids(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", f"{MODELS}:only_model", "--raw-ids", "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)["collections"]
     assert {table["hashing"]["mode"] for table in one["tables"]} == {"index"}
-    assert one["status"] == "converted"
+    assert one["status"] == "convertible"
 
 
 def test_html_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ CALLBACKS: dict[tuple[str, str], str] = {
     ("recfx.nodes.fx_leaf", "modules"): "every leaf of a trace is called through its base class",
     ("recfx.nodes.fx_leaf", "tracing"): "the tracer that the user's forward runs under notes the call",
     ("recfx.nodes.fx_leaf", "verification"): "hooks count the calls of collections, and note what they pool",
+    ("recfx.replacement.decide", "conversion"): "the trace of a conversion records when a stage is done",
     ("recfx.lowering.cpu", "nodes"): "a batch that one kernel hashes and looks up is made by the node that hashes",
 }
 

@@ -200,7 +200,7 @@ APPLICATION = Application()
 
 
 class CountsSteps(nn.Module):
-    """Reads a global that leads to the model, and calls nothing there."""
+    """Reads a global that leads to the model, and calls nothing there, which its source does not show."""
 
     instances: list[nn.Module] = []  # noqa: RUF012
 
@@ -212,7 +212,7 @@ class CountsSteps(nn.Module):
         APPLICATION.model = self
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        APPLICATION.steps += len(self.instances)
+        APPLICATION.steps += sum(each.training for each in self.instances)
         return self.over(self.ebc(features).values())
 
 

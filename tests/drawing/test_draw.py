@@ -163,6 +163,7 @@ def test_svg_without_mini_racer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(recfx.DrawingError, match="out of luck") as caught:
         recfx.draw(converted(), tmp_path / "model.svg")
     assert caught.value.reason == "graphviz_failed"
+    assert "draw a .html or .dot file" in str(caught.value)
 
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     with pytest.raises(recfx.DrawingError, match="pip install mini-racer") as caught:

@@ -38,7 +38,7 @@ def one_table(ranks: Any, *shards: ShardMetadata) -> ShardingPlan:
 
 
 def _draw(plan: Any, folder: Path) -> None:
-    recfx.draw(Model(), folder / "model.dot", plan=plan)
+    recfx.draw(Model(), folder / "model.dot", plan=plan, world_size=1)
 
 
 def _draw_for_two(plan: Any, folder: Path) -> None:
@@ -46,11 +46,11 @@ def _draw_for_two(plan: Any, folder: Path) -> None:
 
 
 def _cost(plan: Any, folder: Path) -> None:
-    recfx.cost(Model(), plan=plan)
+    recfx.cost(Model(), plan=plan, world_size=1)
 
 
 def _explain(plan: Any, folder: Path) -> None:
-    report = recfx.explain(Model(), plan=plan)
+    report = recfx.explain(Model(), plan=plan, world_size=1)
     if not report.ok:
         raise RecfxError(report.reasons[0].message, reason=report.reasons[0].code)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ import recfx
 from recfx.drawing.planned import as_planned
 from recfx.errors import ConversionError, DrawingError, InputError
 from recfx.planner.hardware_of import hardware_of
-from recfx.planner.topology import npu_topology
+from recfx.planner.topology import NpuTopology, npu_topology
+from recfx.pricing.hardware import ASCEND_910B, CPU_HOST, H100
 from tests.builders.collections import tables_named
 from tests.drawing.page_data import data_of
 from tests.inspect.models import dlrm
@@ -85,9 +87,10 @@ def test_equals_the_picture_of_a_sharded_model(sharding: str, hashed: bool, tmp_
 def test_nothing_changes_and_nothing_is_left(tmp_path: Path) -> None:
     model, _ = dlrm()
     before = {name: (tensor, tensor.clone()) for name, tensor in model.state_dict(keep_vars=True).items()}
-    modules = list(model.modules())
+    modules, hook = list(model.modules()), sys.excepthook
     assert "rank 0 of 1024 as planned" in drawn(model, tmp_path, npu_topology(1024))
     assert not dist.is_initialized()
+    assert sys.excepthook is hook
     assert list(model.modules()) == modules
     for name, tensor in model.state_dict(keep_vars=True).items():
         assert tensor is before[name][0]
@@ -208,3 +211,27 @@ def test_times_are_those_of_recfx_cost_or_none(topology: Any, hashing: Any, tmp_
     drawn_cost = recfx.cost(as_planned(model, topology, None, None), hardware)
     expected = recfx.cost(model, topology).at(B=512, L=10)
     assert drawn_cost.at(B=512, L=10).seconds == pytest.approx(expected.seconds)
+
+
+@pytest.mark.parametrize(
+    ("given", "kernels"),
+    [
+        ({}, {"cpu"}),
+        ({"topology": CPU_HOST}, {"cpu"}),
+        ({"topology": ASCEND_910B}, {""}),
+        ({"topology": H100}, {""}),
+        ({"topology": npu_topology(2)}, {""}),
+        ({"topology": Topology(2, "cpu", created_by_factory=True)}, {""}),
+    ],
+    ids=["no times", "host", "npu", "gpu", "planned for npus", "planned for hosts"],
+)
+def test_no_kernel_is_shown_beside_times_of_another_device(
+    given: dict[str, Any], kernels: set[str], tmp_path: Path
+) -> None:
+    """Nor that of tables on meta, on which nothing runs."""
+    page = tmp_path / "model.html"
+    is_planned = isinstance(given.get("topology"), (Topology, NpuTopology))
+    recfx.draw(Model() if is_planned else recfx.convert(Model()), page, **given)
+    data = data_of(page)
+    nodes = [data["nodes"][place] for one in data["collections"] for place in one["steps"][-1]["nodes"]]
+    assert {node.get("kernel", "") for node in nodes if node["kind"] == "lookup"} == kernels

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+
+from recfx.exporter.archive import content_checksum
+from recfx.exporter.manifest import without_checksum
+from recfx.exporter.write_file import MANIFEST_RECORD
 
 Records = dict[str, bytes]
 ChangeRecords = Callable[[Records], Records]
@@ -17,6 +22,35 @@ def rewrite(path: Path, target: Path, change: ChangeRecords) -> None:
     with zipfile.ZipFile(target, "w") as new:
         for name, content in change(records).items():
             new.writestr(name, content)
+
+
+def forge(path: Path, target: Path, change: ChangeRecords) -> None:
+    """The same, by someone who took care of the checksum in the manifest as well."""
+    rewrite(path, target, change)
+    with zipfile.ZipFile(target) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith(MANIFEST_RECORD))
+        text = archive.read(name).decode()
+        content = content_checksum(archive, MANIFEST_RECORD, without_checksum(text))
+    rewrite(
+        target,
+        target,
+        lambda records: {
+            **records,
+            name: without_checksum(text).replace(f'"{0:08x}"', f'"{content:08x}"', 1).encode(),
+        },
+    )
+
+
+def with_manifest(**fields: object) -> ChangeRecords:
+    """Some fields of the manifest are others; those that are None are gone."""
+
+    def change(records: Records) -> Records:
+        (name,) = (each for each in records if each.endswith(MANIFEST_RECORD))
+        found = {**json.loads(records[name]), **fields}
+        text = json.dumps({key: value for key, value in found.items() if value is not None}, indent=1)
+        return {**records, name: text.encode()}
+
+    return change
 
 
 def swapped(records: Records) -> Records:

@@ -169,19 +169,6 @@ def test_the_batch_of_the_sample_is_not_in_the_file(model: nn.Module, tmp_path: 
     assert secret.to_bytes(8, "little") not in (tmp_path / "model").read_bytes()
 
 
-def test_pickles_in_a_file_are_never_opened(file: Path, tmp_path: Path) -> None:
-    pickled = b"cos\nsystem\n(S'touch opened'\ntR."
-    with zipfile.ZipFile(file) as archive:
-        config = archive.read(next(name for name in archive.namelist() if name.endswith("weights_config.json")))
-    for name_end, content in (
-        ("sample_inputs/model.pt", pickled),
-        ("weights_config.json", config.replace(b'"use_pickle": false', b'"use_pickle": true', 1)),
-    ):
-        with pytest.raises(recfx.ExportError, match="pickle") as raised:
-            recfx.load(_with(file, tmp_path / "model.pt2", name_end, content))
-        assert raised.value.reason == "damaged_file"
-
-
 # Every model of the zoo
 
 REFUSED = {

@@ -109,3 +109,17 @@ def test_batches_whose_sizes_torch_takes_to_be_greater_are_compared(
     with pytest.raises(recfx.ExportError, match=f"for {name}, the file answers differently"):
         recfx.export(converted, tmp_path / "model", sample, format="pt2")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_lists_and_tuples_stay_what_they_are(format: str, tmp_path: Path) -> None:
+    def make(values: torch.Tensor, _: KeyedJaggedTensor) -> Any:
+        return [values, values + 1], (values, [values * 2]), {"a": (values, values)}
+
+    def kinds(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: kinds(each) for key, each in value.items()}
+        return torch.Tensor if isinstance(value, torch.Tensor) else (type(value), [kinds(each) for each in value])
+
+    found = export(make, tmp_path, format)(batch())
+    assert kinds(found) == kinds(make(torch.zeros(1), batch()))

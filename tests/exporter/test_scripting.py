@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import io
 import logging
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,8 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.inference.modules import quantize_embeddings, quantize_inference_model
 
 import recfx
+from tests.builders.batches import one_bag
+from tests.builders.collections import one_table
 from tests.exporter.hashed_models import HashedModel, call, trained
 from tests.sharding.ranks import ranks
 
@@ -27,9 +31,9 @@ WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "torchrec.fx, with the model as a leaf": lambda model: torchrec.fx.symbolic_trace(
         Holder(model), leaf_modules=["HashedModel"]
     ),
-    "recfx.trace": lambda model: recfx.trace(model, call(6)),
-    "recfx.trace in a module": lambda model: Holder(recfx.trace(model, call(6))).eval(),
-    "whole_graph": lambda model: recfx.convert(model, call(6), whole_graph=True),
+    "recfx.trace": lambda model: recfx.trace(model, call(6, low=0)),
+    "recfx.trace in a module": lambda model: Holder(recfx.trace(model, call(6, low=0))).eval(),
+    "whole_graph": lambda model: recfx.convert(model, call(6, low=0), whole_graph=True),
 }
 
 
@@ -107,18 +111,94 @@ def test_what_was_scripted_does_not_change(model: nn.Module, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_in_training_mode_it_says_eval(model: nn.Module, way: str) -> None:
-    with pytest.raises(recfx.ExportError, match=r"eval\(\)") as caught:
-        torch.jit.script(WAYS[way](model.train()))
-    assert caught.value.reason == "training_mode"
+def test_in_training_mode_collections_are_compiled_for_eval_and_that_is_said_once(model: nn.Module, way: str) -> None:
+    sample = call(5, seed=9)
+    wanted = model(*sample.args)
+    taken = WAYS[way](model.train())
+    modes = {name: module.training for name, module in taken.named_modules()}
+    with pytest.warns(UserWarning, match="scripted_for_eval") as said:
+        scripted = torch.jit.script(taken)
+    (warning,) = [each for each in said if "converted" in str(each.message)]
+    assert "[scripted_for_eval]" in str(warning.message)
+    assert "model.eval()" in str(warning.message)
+    assert warning.filename == __file__
+    assert scripted.training == taken.training
+    assert {name: module.training for name, module in taken.named_modules()} == modes
+    torch.testing.assert_close(saved_and_loaded(scripted)(*sample.args), wanted, rtol=1e-5, atol=1e-6)
+
+
+class WithDropout(nn.Module):
+    """What it answers in training mode differs from what it answers in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = HashedModel()
+        self.drop = nn.Dropout(0.5)
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.drop(self.norm(self.inner(dense, features)))
+
+
+@pytest.mark.filterwarnings("ignore:.*scripted_for_eval")
+@pytest.mark.parametrize("way", ["the model", "torch.fx", "recfx.trace", "whole_graph"])
+def test_around_the_collections_a_script_trains_as_that_of_the_standard_model_does(way: str) -> None:
+    torch.manual_seed(0)
+    plain = WithDropout()
+    converted = recfx.convert(copy.deepcopy(plain))
+    sample = call(6, low=0)
+    answers, gradients, means = [], [], []
+    for each, scripted in (
+        (plain, torch.jit.script(plain)),
+        (converted, torch.jit.script(WAYS[way](converted))),
+    ):
+        torch.manual_seed(1)
+        answers.append(scripted(*sample.args))
+        answers[-1].square().sum().backward()
+        gradients.append(each.inner.linear.weight.grad)
+        means.append(each.norm.running_mean)
+    torch.testing.assert_close(answers[1], answers[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(means[1], means[0], rtol=1e-5, atol=1e-6)
+    assert plain.inner.ebc.embedding_bags["mean"].weight.grad is not None
+    assert converted.inner.ebc.embedding_bags["mean"].weight.grad is None  # which the warning says
+
+
+def test_a_wrapper_in_training_mode_around_collections_in_eval_mode(model: nn.Module) -> None:
+    wrapper = Holder(model).train(False)
+    wrapper.training = True  # as of a module that was just made
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*scripted_for_eval")
+        torch.jit.script(wrapper)
 
 
 def test_a_graph_of_training_mode_stays_one(model: nn.Module) -> None:
     graph = recfx.trace(model.train(), call(6))
     model.eval()
-    with pytest.raises(recfx.ExportError, match=r"recfx\.trace\(model\.eval\(\), sample\)") as caught:
+    with pytest.warns(UserWarning, match=r"scripted_for_eval.*was traced"):
         torch.jit.script(graph.eval())
-    assert caught.value.reason == "training_mode"
+
+
+class Asks(nn.Module):
+    """What TorchScript can ask a standard collection for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = one_table()
+        self.ebc.scale = 3.0
+        self.ebc.after = nn.Linear(4, 4)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        pooled = self.ebc.after(self.ebc(features).values()) * self.ebc.scale
+        return pooled + torch.ones(1, device=self.ebc.device) if self.ebc.is_weighted() else pooled
+
+
+def test_a_script_that_asks_its_collection_for_more() -> None:
+    plain = Asks().eval()
+    sample = one_bag(1, 2)
+    wanted = torch.jit.script(plain)(sample)
+    found = saved_and_loaded(torch.jit.script(recfx.convert(plain, hashing=None)))(sample)
+    torch.testing.assert_close(found, wanted)
 
 
 def test_a_graph_that_takes_a_dataclass_is_referred_to_export(model: nn.Module) -> None:

@@ -17,7 +17,7 @@ import recfx
 from examples.serve_cpp.client import parse_answers, request_text
 from recfx.exporter import write_file
 from tests.exporter import cpp_server, serve_soak
-from tests.exporter.changed_records import ChangeRecords, rewrite, swapped, with_another, without_one
+from tests.exporter.changed_records import ChangeRecords, rewrite, swapped, with_another, with_manifest, without_one
 from tests.exporter.committed_files import committed_file, committed_versions
 from tests.exporter.cpp_server import answers, parsed, run, version_of
 from tests.exporter.hashed_models import FEATURES, by_name, call, trained
@@ -316,8 +316,12 @@ def test_damaged_files_are_refused(program: Path, formats: Path, file: Path, tmp
     for size in cuts:
         paths.append(tmp_path / f"cut-{size}.pt")
         paths[-1].write_bytes(whole[:size])
-    paths.append(tmp_path / "longer.pt")
-    paths[-1].write_bytes(whole + b"\0")
+    extra = (b"\0", b"PK\5\6" + bytes(18), whole[-22:], whole[-98:])
+    longer = [whole + each for each in extra] + [each + whole for each in extra]
+    longer += [whole[:-2] + len(each).to_bytes(2, "little") + each for each in extra]
+    for number, content in enumerate(longer):
+        paths.append(tmp_path / f"longer-{number}.pt")
+        paths[-1].write_bytes(content)
     found = check(program, paths)
     assert {message for kind, message in check(formats, paths) if kind == "error"} <= {message for _, message in found}
     for path, (kind, message) in zip(paths, found, strict=True):
@@ -373,7 +377,7 @@ MANIFESTS = [
     ('{"format_version": }', "not_exported"),
     ('{"x": "\\', "not_exported"),
     ('{"x": {"format_version": 1}}', "not_exported"),
-    ('{"x": ["}", "\\"", {}], "format_version" : 1 , "hash_version":1}', ""),
+    ('{"x": ["}", "\\"", {}], "format_version" : 1 , "hash_version":1, "crc32": {}}', ""),
 ]
 
 
@@ -396,12 +400,25 @@ def test_files_of_other_versions_and_strange_manifests(program: Path, file: Path
 
 
 def test_records_that_belong_to_another_file_are_refused(program: Path, file: Path, tmp_path: Path) -> None:
-    changes: list[ChangeRecords] = [dict, swapped, with_another, without_one]
+    def of_format_1(change: ChangeRecords) -> ChangeRecords:
+        claim = with_manifest(format_version=1, content_crc32=None, order=None)
+        return lambda records: claim(change(records))
+
+    changes: list[ChangeRecords] = [
+        dict,
+        of_format_1(dict),
+        swapped,
+        with_another,
+        without_one,
+        of_format_1(with_another),
+    ]
+    changes += [with_manifest(format_version=1), with_manifest(format_version=1, content_crc32=None)]
+    changes += [with_manifest(format_version=1, content_crc32=None, order=None, crc32=None)]
     for number, change in enumerate(changes):
         rewrite(file, tmp_path / f"{number}.pt", change)
-    found = [message.rpartition("[")[2] for _, message in check(program, sorted(tmp_path.iterdir()))]
-    assert found[1:] == ["damaged_file]"] * 3
-    assert "damaged_file" not in found[0]
+    found = check(program, sorted(tmp_path.iterdir()))
+    assert [kind for kind, _ in found] == ["ok", "ok", *["error"] * 7], found
+    assert all(message.endswith("[damaged_file]") for _, message in found[2:])
 
 
 @pytest.mark.parametrize("version", committed_versions())

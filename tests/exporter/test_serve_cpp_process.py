@@ -135,7 +135,7 @@ def test_a_file_that_could_not_be_opened_is_loaded_as_soon_as_it_can(
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (3, hard))
     shutil.copy(files[1], tmp_path / "next.pt")
     os.replace(tmp_path / "next.pt", path)
-    assert "Too many open files [no_file]" in server.said("not reloaded\t")
+    assert "Too many open files [cannot_read]" in server.said("not reloaded\t")
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
     server.said("reloaded\t")
     assert server.ask() == version_of(files[1])

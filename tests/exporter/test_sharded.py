@@ -112,6 +112,26 @@ def test_the_file_is_that_of_the_unsharded_model(
             assert output.abs().sum() > 0
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_id_minus_one_may_belong_to_any_rank(seed: int, tmp_path: Path) -> None:
+    """It is in no slot: the file has its row apart, counted from the first row of the table."""
+    case = case_of("rows", replace(LRU, seed=seed))
+    whole = make(case, 0)
+    indexes = whole.sparse.hash_indexes
+    for index in indexes.values():
+        index.find_or_insert(torch.tensor([-1]))
+    owners = {int(index.find(torch.tensor([-1]))) >= 40 for index in indexes.values()}
+    assert owners == {seed == 0}
+    ranks(2).run(exported, case, whole.state_dict(), tmp_path / "sharded.pt", {})
+    sample = sample_of(case)
+    asked = KeyedJaggedTensor(sample.keys(), torch.full_like(sample.values(), -1), lengths=sample.lengths())
+    recfx.export(whole, tmp_path / "whole.pt", sample)
+    loaded, expected = (recfx.load(tmp_path / name) for name in ("sharded.pt", "whole.pt"))
+    for output, answer in zip(loaded(asked), expected(asked), strict=True):
+        assert torch.equal(output, answer)
+        assert output.abs().sum() > 0
+
+
 @pytest.mark.parametrize("options", [{"format": "pt2", "quantize": "int8"}, {"portable": False}])
 def test_other_files_answer_as_those_of_the_unsharded_model(options: dict[str, Any], tmp_path: Path) -> None:
     case = case_of("mixed", ADMIT)

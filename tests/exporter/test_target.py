@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +149,50 @@ def test_an_interrupt_anywhere_leaves_the_old_file_or_the_new_one(model: nn.Modu
             recfx.load(path)
             new += 1
     assert new <= 2
+
+
+def test_a_file_that_is_replaced_keeps_its_mode_and_owner(model: nn.Module, tmp_path: Path) -> None:
+    path, before = tmp_path / "model.pt", os.umask(0o027)
+    try:
+        recfx.export(model, path, call(6))
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+        for mode in (0o600, 0o444):
+            path.chmod(mode)
+            if os.geteuid() == 0:
+                os.chown(path, 1234, 5678)
+            owner = path.stat().st_uid, path.stat().st_gid
+            recfx.export(model, path, call(6))
+            found = path.stat()
+            assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid) == (mode, *owner)
+    finally:
+        os.umask(before)
+
+
+def test_what_a_killed_export_leaves_is_removed_by_the_next_one_in_that_directory(
+    model: nn.Module, tmp_path: Path
+) -> None:
+    """But not the file of an export that is running, and no other file."""
+    code = """if True:
+        import os, sys, time
+        from recfx.exporter import write_file
+        from tests.exporter.hashed_models import call, trained
+        import recfx
+        write_file.correct_checksums = lambda *_: (print("writing", flush=True), time.sleep(100))
+        recfx.export(trained(), sys.argv[1], call(6))
+    """
+    path = tmp_path / "killed.pt"
+    started = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
+    assert started.stdout
+    assert started.stdout.readline() == "writing\n"
+    (left,) = tmp_path.iterdir()
+    assert (left.name[:11], stat.S_IMODE(left.stat().st_mode)) == (".killed.pt.", 0o600)
+    others = [tmp_path / name for name in (".model.pt.recfx", ".model.pt.recfx0123456789a", "model.pt.recfx0123456789")]
+    for other in others:
+        other.touch()
+    recfx.export(model, tmp_path / "model.pt", call(6))
+    assert left.exists()
+    started.kill()
+    started.wait()
+    started.stdout.close()
+    recfx.export(model, tmp_path / "model.pt", call(6))
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "model.pt", *others])

@@ -76,7 +76,7 @@ def test_states_are_fitted_sliced_and_joined_under_another_default_device(admit_
 
     def everything() -> tuple[Any, ...]:
         fitted, move = fit_rows(target, saved)
-        pieces = [slice_state(saved, *rows) for rows in itertools.pairwise(row_cuts(source.config, 3))]
+        pieces = [slice_state(source.config, saved, *rows) for rows in itertools.pairwise(row_cuts(source.config, 3))]
         assert move is not None
         return fitted, move.old_rows, move.new_rows, join_states(pieces), pieces, RowMove.keep_first(3).old_rows
 

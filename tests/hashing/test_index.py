@@ -243,6 +243,15 @@ def test_copies() -> None:
 FORMER = {"slot_groups": "slots", "candidate_slot_groups": "candidate_slots"}
 
 
+def unseeded_pickle(index: HashIndex) -> dict[str, Any]:
+    """What an index was pickled as when its slot groups had no seed."""
+    pickled = copy.deepcopy(index).__getstate__()
+    for name in ("side_row", "candidate_side_row"):
+        pickled["_buffers"][name] = pickled["_buffers"][name][:1]
+    pickled["_buffers"]["slot_groups"] = pickled["_buffers"]["slot_groups"].flip(0)  # ids had other homes
+    return pickled
+
+
 def former_pickle(index: HashIndex) -> dict[str, Any]:
     """What an index was pickled as when it had one slot table."""
     pickled = copy.deepcopy(index).__getstate__()
@@ -251,12 +260,13 @@ def former_pickle(index: HashIndex) -> dict[str, Any]:
     return pickled
 
 
+@pytest.mark.parametrize("pickled_as", [former_pickle, unseeded_pickle])
 @pytest.mark.parametrize("config", [{}, {"on_full": "evict", "admit_after": 2}])
-def test_a_former_pickle(config: dict[str, Any]) -> None:
+def test_a_former_pickle(config: dict[str, Any], pickled_as: Callable[[HashIndex], dict[str, Any]]) -> None:
     index = HashIndex(40, config=HashConfig(**config))
     index.insert(torch.tensor([70, 70, -1, -1, 5]))
     former = HashIndex.__new__(HashIndex)
-    former.__setstate__(former_pickle(index))
+    former.__setstate__(pickled_as(index))
     assert_equal(former, index)
     assert former.state_dict().keys() == index.state_dict().keys()
     assert dict(former.named_buffers()).keys() == dict(index.named_buffers()).keys()
@@ -265,9 +275,11 @@ def test_a_former_pickle(config: dict[str, Any]) -> None:
 
 
 def test_a_former_pickle_on_meta_and_one_that_is_damaged() -> None:
-    on_meta = HashIndex.__new__(HashIndex)
-    on_meta.__setstate__(former_pickle(HashIndex(40, device="meta")))
-    assert on_meta.slot_groups.is_meta
+    for pickled_as in (former_pickle, unseeded_pickle):
+        on_meta = HashIndex.__new__(HashIndex)
+        on_meta.__setstate__(pickled_as(HashIndex(40, device="meta")))
+        assert on_meta.slot_groups.is_meta
+        assert on_meta.side_row.shape == (2,)
     pickled = former_pickle(filled())
     pickled["_buffers"]["row_ids"][:2] = 70
     with pytest.raises(CheckpointError):

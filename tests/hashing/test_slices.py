@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from recfx.errors import CheckpointError, ConversionError, InputError, TableFullError
 from recfx.hashing import HashConfig, HashIndex, ResolvedHashConfig
 from recfx.hashing.row_move import check_saved_index, fit_rows
+from recfx.hashing.slice_counts import SLICE_COUNTS, folded, spread
 from recfx.hashing.slicing import join_states, row_cuts, slice_state
 from recfx.kernels import hash_index
 from recfx.kernels.pooled_lookup import find_and_pool
@@ -31,7 +32,7 @@ class Slices:
                 continue
             index = HashIndex(config.rows, config=config, row_begin=begin, row_end=end)
             if state is not None:
-                index.load_state_dict(slice_state(state, begin, end))
+                index.load_state_dict(slice_state(config, state, begin, end))
             self.indexes.append(index)
 
     def owned(self, index: HashIndex, ids: torch.Tensor) -> torch.Tensor:
@@ -289,20 +290,78 @@ def test_moving_and_copying_keep_the_slice() -> None:
 # States
 
 
-def test_counts_of_slices() -> None:
-    state = {"row_ids": torch.arange(6), "counts": torch.arange(1, 7), "identity": torch.arange(3)}
-    pieces = [slice_state(state, begin, end) for begin, end in ((0, 2), (2, 5), (5, 6))]
-    assert [piece["counts"].tolist() for piece in pieces] == [
-        [1, 2, 3, 4, 5, 6],
-        [1, 0, 0, 0, 0, 0],
-        [1, 0, 0, 0, 0, 0],
-    ]
-    assert [piece["row_ids"].tolist() for piece in pieces] == [[0, 1], [2, 3, 4], [5]]
-    assert_same_state(join_states(pieces), state)
-    pieces[1]["counts"][0] = 9
-    pieces[2]["counts"][2] = 10
-    assert join_states(pieces)["counts"].tolist() == [9, 2, 13, 4, 5, 6]
-    assert state["counts"].tolist() == [1, 2, 3, 4, 5, 6], "a copy"
+@pytest.mark.parametrize("dense_rows", [0, 3, 5000])
+def test_counts_of_slices(dense_rows: int) -> None:
+    """Statistics are divided among buckets; what slices have counted goes to whoever has the parts afterwards."""
+    config = HashConfig(dense_rows=dense_rows, buckets=6).resolve(dense_rows + 40, False)
+    parts = min(dense_rows, 1024) + 6
+    whole = {"counts": torch.arange(1, 7) * 7, SLICE_COUNTS: torch.zeros(parts, 5, dtype=torch.int64)}
+    wanted = [7, *(7 * k for k in range(2, 7))]
+    for worlds in itertools.product((1, 2, 3, 7), repeat=2):
+        state = whole
+        for world in worlds:
+            cuts = [cut for cut in itertools.pairwise(row_cuts(config, world)) if cut[0] < cut[1]]
+            pieces = [slice_state(config, state, *cut) for cut in cuts]
+            assert [piece["counts"][0] for piece in pieces] == [7] * len(pieces)
+            own = [folded(piece)["counts"] for piece in pieces]
+            with_buckets = [counts for counts, (_, end) in zip(own, cuts, strict=True) if end > dense_rows]
+            assert all(bool((counts[1:] > 0).all()) for counts in with_buckets), "each has a share"
+            saved = [spread(config, counts, *cut) for counts, cut in zip(own, cuts, strict=True)]
+            assert [each.sum(dim=0).tolist() for each in saved] == [counts[1:].tolist() for counts in own]
+            state = {"counts": torch.tensor([7, 0, 0, 0, 0, 0]), SLICE_COUNTS: torch.cat(saved)}
+            assert state[SLICE_COUNTS].shape == (parts, 5)
+            again = [folded(slice_state(config, state, *cut))["counts"] for cut in cuts]
+            assert torch.equal(torch.stack(again), torch.stack(own)), "the same slices have what they had"
+            joined = join_states(pieces)
+            assert joined["counts"].tolist() == wanted
+            assert not bool(joined[SLICE_COUNTS].any())
+    assert whole["counts"].tolist() == wanted, "a copy"
+
+
+def test_slices_of_dense_rows_keep_their_counts() -> None:
+    config = HashConfig(dense_rows=5000, buckets=2).resolve(6000, False)
+    cuts = [*itertools.pairwise(row_cuts(config, 6))]
+    saved = [spread(config, torch.tensor([4, 10 + number, 0, 0, 0, 0]), *cut) for number, cut in enumerate(cuts)]
+    state = {"counts": torch.tensor([4, 0, 0, 0, 0, 0]), SLICE_COUNTS: torch.cat(saved)}
+    counts = [folded(slice_state(config, state, *cut))["counts"].tolist() for cut in cuts]
+    assert counts == [[4, 10 + number, 0, 0, 0, 0] for number in range(6)]
+
+
+def test_the_state_with_the_highest_number_of_batches_has_that_of_the_table() -> None:
+    pieces = [{"counts": torch.tensor([batches, 1, 2, 3, 4, 5])} for batches in (1, 9, 1)]
+    assert join_states(pieces)["counts"].tolist() == [9, 3, 6, 9, 12, 15]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda t: t.int(), "must be torch.int64"),
+        (lambda t: t[:, :4], "must be torch.int64"),
+        (lambda t: t[0], "must be torch.int64"),
+        (lambda t: t - 1, "negative"),
+        (lambda t: t + (1 << 61), "says"),
+        (lambda t: t[:1], "has 1 parts, but these rows have 2"),
+    ],
+)
+def test_slice_counts_that_cannot_be(change: Any, what: str) -> None:
+    whole = HashIndex(40, config=HashConfig(buckets=4), name="t1")
+    index = HashIndex(40, config=whole.config, name="t1", row_begin=20, row_end=40)
+    state = slice_state(whole.config, whole.state_dict(), 20, 40)
+    state[SLICE_COUNTS] = change(state[SLICE_COUNTS])
+    with pytest.raises(CheckpointError, match=what) as caught:
+        index.load_state_dict(state)
+    assert caught.value.reason == "torn_state"
+
+
+def test_a_whole_table_takes_what_slices_of_other_buckets_counted() -> None:
+    index = HashIndex(40, config=HashConfig(buckets=4), name="t1")
+    state = state_of(index)
+    state[SLICE_COUNTS] = torch.arange(10).reshape(2, 5)
+    index.load_state_dict(state)
+    assert index.counts.tolist() == [0, 5, 7, 9, 11, 13]
+    assert not bool(index.state_dict()[SLICE_COUNTS].any())
+    pieces = [slice_state(index.config, state, *cut) for cut in ((0, 20), (20, 40))]
+    assert join_states(pieces)["counts"].tolist() == [0, 5, 7, 9, 11, 13]
 
 
 def test_states_that_do_not_belong_together() -> None:
@@ -319,7 +378,7 @@ def test_a_slice_refuses_the_state_of_another() -> None:
     whole = HashIndex(40, config=HashConfig(buckets=4), name="t1")
     whole.insert(torch.arange(20))
     index = HashIndex(40, config=whole.config, name="t1", row_begin=20, row_end=40)
-    right, wrong = (slice_state(whole.state_dict(), begin, begin + 20) for begin in (20, 0))
+    right, wrong = (slice_state(whole.config, whole.state_dict(), begin, begin + 20) for begin in (20, 0))
     check_saved_index(index, right)
     for state, reason in ((wrong, "wrong_bucket"), (whole.state_dict(), "rows_mismatch")):
         with pytest.raises(CheckpointError) as caught:
@@ -336,14 +395,14 @@ def test_more_rows_in_a_slice() -> None:
     saved = state_of(whole)
     fitted, _ = fit_rows(HashIndex(80, config=config, name="t1"), saved)
     index = HashIndex(80, config=config, name="t1", row_begin=40, row_end=80)
-    by_slices, move = fit_rows(index, slice_state(saved, 20, 40))
-    expected = slice_state(fitted, 40, 80)  # type: ignore[arg-type]
+    by_slices, move = fit_rows(index, slice_state(whole.config, saved, 20, 40))
+    expected = slice_state(index.config, fitted, 40, 80)  # type: ignore[arg-type]
     assert move is not None
     for key in ("row_ids", "row_state", "row_scores", "candidate_ids", "candidate_counts", "candidate_order"):
         assert torch.equal(by_slices[key], expected[key]), key  # type: ignore[arg-type]
     check_saved_index(index, by_slices)
     with pytest.raises(CheckpointError, match="of the table have other buckets") as caught:
-        fit_rows(index, slice_state(saved, 0, 20))
+        fit_rows(index, slice_state(whole.config, saved, 0, 20))
     assert caught.value.reason == "wrong_bucket"
 
 

@@ -216,7 +216,7 @@ def test_lru_becomes_lfu_and_comes_back() -> None:
 def test_evicting_state_in_an_index_that_does_not_evict_and_back() -> None:
     source = filled()
     plain = loaded(state_of(source))
-    assert set(plain.state_dict()) == {"row_ids", "row_state", "counts", "identity"}
+    assert set(plain.state_dict()) == {"row_ids", "row_state", "counts", "slice_counts", "identity"}
     assert torch.equal(plain.items()[0], source.items()[0])
     plain.insert(torch.arange(300, 302))
     for evict in ("lru", "lfu"):
@@ -238,6 +238,23 @@ def test_a_clock_that_was_not_saved_is_read_off_the_scores() -> None:
         index.insert(torch.arange(104, 108))
         rows = index.find(torch.arange(104, 108))
         assert (index.row_scores[rows] & (2**36 - 1) == 4).all()
+    state = state_of(HashIndex(20, config=HashConfig(**FULL), name="t1"))
+    state.pop("counts")
+    assert loaded(state, **FULL).counters["batches"] == 0, "an index without ids has no scores"
+
+
+def test_a_clock_that_was_not_saved_is_read_off_the_candidates_if_they_are_newer() -> None:
+    source = filled(**FULL)
+    for first in (900, 910):
+        source.insert(torch.arange(first, first + 2))  # seen once: no row knows of these batches
+    state = state_of(source)
+    batches = int(state.pop("counts")[0])
+    assert int((state["row_scores"] & (2**36 - 1)).max()) < batches - 1
+    index = loaded(state, **FULL)
+    assert index.counters["batches"] == batches
+    index.insert(torch.arange(920, 922))
+    ids, _ = index.candidates()
+    assert ids[-2:].tolist() == [920, 921], "they are the newest"
 
 
 def test_lower_admission_takes_the_candidates_at_their_next_sighting() -> None:

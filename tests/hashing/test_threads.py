@@ -93,7 +93,7 @@ def test_readers_and_writers(config: dict[str, Any]) -> None:
     assert index.lock.item() == 0
     rebuilt = HashIndex(256, config=settings)
     rebuilt.load_state_dict(index.state_dict())
-    for name in ("row_ids", "row_state", "bucket_taken", "free_rows", "side_row", "counts"):
+    for name in ("row_ids", "row_state", "bucket_taken", "free_rows", "counts"):
         assert torch.equal(getattr(index, name), getattr(rebuilt, name)), name
     ids, rows = index.items()
     assert torch.equal(index.find(ids), rows)

@@ -189,6 +189,23 @@ def test_eviction_churn() -> None:
     assert report_of(enough).reasons == ()
 
 
+def test_ids_that_are_evicted_get_advice_however_often_the_others_come() -> None:
+    """Half of the ids that got a row lose it, but nearly all sightings are of those that stay."""
+    collection = table(on_full="evict", evict="lfu")
+    for _ in range(50):
+        see(collection, torch.arange(5))
+    for stranger in range(100, 109):
+        see(collection, torch.tensor([stranger]))
+    assert report_of(collection).reasons == ()  # 4 of 14
+    for stranger in range(109, 115):
+        see(collection, torch.tensor([stranger]))
+    reason = only_reason(collection)
+    assert (reason.code, reason.severity) == ("eviction_churn", "info")
+    assert reason.message.startswith("10 of 20 (50.0%) ids that got a row took it from another id")
+    assert "HashConfig(rows=20," in reason.what_to_do
+    assert hashing_of(collection).suggested_rows == 20
+
+
 def test_evict_needs_fused_optimizer() -> None:
     collection = table(on_full="evict").requires_grad_(True)
     reason = only_reason(collection)

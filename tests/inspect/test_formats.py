@@ -121,6 +121,12 @@ def test_report_is_frozen(field: str) -> None:
         setattr(report, field, None)
 
 
+def test_a_collection_that_is_kept_has_its_device_too() -> None:
+    model, sample = towers()
+    devices = {one.kind: one.device for one in explain(model, sample).collections}
+    assert devices["EmbeddingCollection"] == devices["EmbeddingBagCollection"] == "cpu"
+
+
 def test_html_is_one_escaped_page() -> None:
     name = "<script>alert('x')</script>&\""
     page = explain(nn.ModuleDict({name.replace(".", ""): collection(1)})).to_html()
@@ -148,6 +154,8 @@ def test_html_holds_everything() -> None:
             assert table.name in text
         for step in one.passes:
             assert step.graph in text
+    for heading in ("class", "found", "where"):  # of each; columns without a value are left out
+        assert parser.text.count(heading) >= len(report.collections)
     for reason in report.reasons:
         assert reason.code in text
         assert reason.message in text

@@ -16,8 +16,8 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
-from recfx.inspect import index_health
 from recfx.inspect.index_health import IndexHealth
+from recfx.kernels import slot_groups
 from tests.builders.optimizers import attach
 from tests.inspect.models import Towers, Wrapped, collection, config, dlrm
 
@@ -106,8 +106,8 @@ def test_the_longest_probe_is_found_window_by_window(monkeypatch: pytest.MonkeyP
     assert exact["t0"] > exact["t1"] > 0
     groups = model.inner.index("t0").slot_groups.size(0)
     read = []
-    stock = index_health.home_groups
-    monkeypatch.setattr(index_health, "home_groups", lambda ids, count: read.append(len(ids)) or stock(ids, count))
+    stock = slot_groups.home_groups
+    monkeypatch.setattr(slot_groups, "home_groups", lambda ids, *given: read.append(len(ids)) or stock(ids, *given))
     watched = recfx.monitor(model, probed_groups=-(-groups // 4))
     seen = [watched.scalars() for _ in range(8)]
     assert [f"{T1}/longest_probe" in each for each in seen] == [False] * 4 + [True] * 4
@@ -366,8 +366,13 @@ def test_nothing_of_the_model_changes_and_nothing_is_hooked() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_tables_without_an_index_have_no_scalars() -> None:
-    assert recfx.monitor(recfx.convert(collection())).scalars() == {}
+def test_a_model_without_an_index_cannot_be_watched() -> None:
+    with pytest.raises(recfx.ConversionError, match="ids are rows") as raised:
+        recfx.monitor(recfx.convert(collection()))
+    assert raised.value.reason == "no_index"
+
+
+def test_tables_on_meta_have_no_scalars() -> None:
     on_meta = recfx.HashEmbeddingBagCollection(tables=[config(0)], device=torch.device("meta"))
     assert recfx.monitor(on_meta).scalars() == {}
 
@@ -391,5 +396,5 @@ def test_refusals(model: Any, more: dict[str, Any], reason: str) -> None:
 def test_a_group_is_one_of_torch() -> None:
     wrong: Any = "all"
     with pytest.raises(recfx.ConversionError, match="group is a str") as raised:
-        recfx.monitor(recfx.convert(collection(1))).scalars(wrong)
+        recfx.monitor(recfx.convert(collection(1), hashing=recfx.HashConfig(dense_rows=0))).scalars(wrong)
     assert raised.value.reason == "invalid_argument"

@@ -22,6 +22,7 @@ from recfx.inspect.explain import explain
 from recfx.inspect.index_columns import INDEX_COLUMNS
 from recfx.inspect.names import few
 from recfx.inspect.text import WIDTH
+from tests.builders.optimizers import attach
 from tests.inspect.models import OwnForward, Wrapped, batch, collection, config, towers
 
 GOLDEN = """\
@@ -233,14 +234,17 @@ def test_the_rules_and_counts_of_an_index() -> None:
     assert '<td class="number">100.0%</td><td class="number">100</td></tr>' in page
 
 
-def filled(numbers: dict[int, int], tables: int = 20) -> Report:
+def filled(numbers: dict[int, int], tables: int = 20, **hashing: Any) -> Report:
     """The report of tables of 100 rows of which some, by number, hold so many ids."""
     model = Wrapped(collection(tables))
-    converted = convert(model, hashing=HashConfig(dense_rows=0, buckets=1), inplace=True)
+    attach(model, torch.optim.SGD)  # eviction needs a fused one
+    converted = convert(model, hashing=HashConfig(dense_rows=0, buckets=1, **hashing), inplace=True)
+    features = [f"f{number}" for number in range(tables)]
     for number, ids in numbers.items():
-        lengths = torch.zeros(tables, dtype=torch.int64)
-        lengths[number] = ids
-        converted(KeyedJaggedTensor([f"f{each}" for each in range(tables)], torch.arange(ids), lengths=lengths))
+        for some in torch.arange(ids).split(100):  # a batch may have no more ids than rows
+            lengths = torch.zeros(tables, dtype=torch.int64)
+            lengths[number] = some.numel()
+            converted(KeyedJaggedTensor(features, some, lengths=lengths)).sum().backward()
     return explain(converted)
 
 
@@ -250,7 +254,7 @@ def test_tables_that_fill_come_first() -> None:
     assert "warning: weights_not_used: all 20 tables of inner: t0..19" in lines[5:]
     (nearly,) = [place for place, line in enumerate(lines) if line.startswith("warning: index_nearly_full")]
     assert lines[nearly] == "warning: index_nearly_full: 2 tables of inner: t3, t7"
-    title = lines.index("Indexes, the fullest first: 2 tables fill up, share rows or forget ids")
+    title = lines.index("Indexes, the fullest first: 2 tables fill up")
     assert title < lines.index("Collections")
     shown = [line.split("|")[0].strip() for line in lines[title + 3 :][:5]]
     assert shown == ["t3", "t7", "t4", "t9", "t0"]
@@ -258,6 +262,24 @@ def test_tables_that_fill_come_first() -> None:
     cells = dict(zip(*([cell.strip() for cell in lines[title + row].split("|")] for row in (1, 3)), strict=True))
     assert (cells["ids held"], cells["full"], cells["fits"]) == ("90", "90.0%", "10")
     assert int(cells["suggested"].replace(",", "")) > 100
+
+
+@pytest.mark.parametrize(
+    ("on_full", "ids", "title"),
+    [
+        ("error", {0: 90, 1: 5}, "1 table fills up"),
+        ("share", {0: 90, 1: 500, 2: 5}, "1 table fills up, 1 table shares rows"),
+        ("evict", {number: 101 + number * 30 for number in range(5)}, "5 tables evict ids"),
+        ("evict", {0: 500, 1: 100}, "1 table evicts ids"),
+    ],
+)
+def test_the_title_says_what_happens_in_how_many_tables(on_full: str, ids: dict[int, int], title: str) -> None:
+    assert f"\nIndexes, the fullest first: {title}\n" in str(filled(ids, on_full=on_full))
+
+
+def test_the_title_counts_ids_that_wait() -> None:
+    report = str(filled({0: 500, 1: 5}, admit_after=3))
+    assert "\nIndexes, the fullest first: 1 table forgets ids that wait\n" in report
 
 
 def test_an_index_that_has_counted_nothing_is_not_listed() -> None:

@@ -4,6 +4,7 @@
 // `index_stress` must finish without a word from the sanitizer. `index_stress without-lock` leaves the lock out: then
 // the sanitizer must complain, or it would not have noticed anything in the first place.
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -37,8 +38,8 @@ struct Buffers {
   std::vector<SlotGroup> slot_groups = std::vector<SlotGroup>(
       kGroupCount, SlotGroup{{kEmptyId, kEmptyId, kEmptyId, kEmptyId}, {kNoRow, kNoRow, kNoRow, kNoRow}});
   std::vector<SlotGroup> candidate_slot_groups = slot_groups;
-  int64_t side_row = kNoRow;
-  int64_t candidate_side_row = kNoRow;
+  std::array<int64_t, 2> side_row = {kNoRow, 7};  // and the seed
+  std::array<int64_t, 2> candidate_side_row = {kNoRow, 8};
   std::vector<int64_t> row_ids = std::vector<int64_t>(kRows, kEmptyId);
   std::vector<uint8_t> row_state = std::vector<uint8_t>(kRows, kNeverUsed);
   std::vector<uint64_t> free_rows = std::vector<uint64_t>(FreeRows(nullptr, kRows).total_words(), 0);
@@ -74,7 +75,7 @@ Index view(Buffers& of, bool lfu, int64_t admit_after) {
                  .share_unseen = false,
                  .mark_new = true},
       .slice = RowSlice(kRows, 0, kBucketCount, 0, kRows),
-      .table = SlotGroups(of.slot_groups.data(), kGroupCount, &of.side_row),
+      .table = SlotGroups(of.slot_groups.data(), kGroupCount, of.side_row.data()),
       .row_ids = of.row_ids.data(),
       .row_state = of.row_state.data(),
       .free_rows = FreeRows(of.free_rows.data(), kRows),
@@ -87,7 +88,7 @@ Index view(Buffers& of, bool lfu, int64_t admit_after) {
   };
   if (admit_after > 1) {
     index.candidates = Candidates{
-        .table = SlotGroups(of.candidate_slot_groups.data(), kGroupCount, &of.candidate_side_row),
+        .table = SlotGroups(of.candidate_slot_groups.data(), kGroupCount, of.candidate_side_row.data()),
         .ids = of.candidate_ids.data(),
         .counts = of.candidate_counts.data(),
         .order = of.candidate_order.data(),
@@ -136,7 +137,7 @@ void train(Index& index, const std::vector<int64_t>& ids, int threads, bool take
     });
   };
   TableBatch batch(index, ids.data(), rows.data(), kBatchSize, std::numeric_limits<int64_t>::max(), nullptr, 0, 0,
-                   scores.data(), parts);
+                   scores.data(), parts, false);
   on_threads(threads, kBatchSize, [&](int64_t begin, int64_t end) {
     find_range(ids.data(), rows.data(), begin, end, index.table, {0});
     if (batch.touches_while_finding(threads)) {

@@ -13,6 +13,7 @@ from recfx.kernels.host import HashIndexOperators
 from recfx.kernels.index_buffers import STATE, TAKEN, IndexBuffers, IndexPolicy
 
 NOTHING_IN_FLIGHT = 2**62
+SEED = -(2**62) - 1
 DERIVED = ("side_row", "free_rows", "bucket_taken", "candidate_side_row", "free_places")
 
 
@@ -20,7 +21,10 @@ def empty(index_rows: int, dense_rows: int = 0, **config: Any) -> tuple[IndexBuf
     """An index that holds nothing, with so many rows to give out."""
     assert library.load(), library.why_not()
     resolved = HashConfig(dense_rows=dense_rows, **config).resolve(index_rows + dense_rows, False)
-    return empty_buffers(resolved.policy), resolved.policy
+    buffers = empty_buffers(resolved.policy)
+    for side_row in (buffers.side_row, buffers.candidate_side_row):
+        side_row[1:] = SEED  # the same ids are in the same slots every time
+    return buffers, resolved.policy
 
 
 def copy_of(buffers: IndexBuffers) -> IndexBuffers:

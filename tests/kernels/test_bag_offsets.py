@@ -98,6 +98,18 @@ def test_lengths_whose_sum_wraps_around() -> None:
         assert checked_offsets(values, bags, False, [len(lengths)], rows)[1].tolist() == [WRONG_TOTAL, 0]
 
 
+@pytest.mark.parametrize(
+    ("bags", "fault"),
+    [([-(2**63), 2**63 - 1], WRONG_TOTAL), ([2**63 - 1, -(2**63)], NEGATIVE_LENGTH), ([-2, 2**63 - 1], WRONG_TOTAL)],
+)
+def test_offsets_whose_difference_wraps_around(bags: list[int], fault: int) -> None:
+    """As int64, these are lengths of -1, 1 and less than 0."""
+    for ids in (0, 1):
+        arguments = (torch.zeros(ids, dtype=torch.int64), torch.tensor(bags), True, [1], torch.full((1,), 5))
+        assert bag_offsets(*arguments)[1] == (fault, 0)
+        assert checked_offsets(*arguments)[1].tolist() == [fault, 0]
+
+
 @pytest.mark.parametrize("bad", [0, 511, 512, 99_999, 131_072, 199_999])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_first_of_many_across_threads(bad: int, dtype: torch.dtype) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -9,10 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recfx.hashing import HashConfig, HashIndex
 from recfx.kernels import hash_index, index_rebuild, index_rebuild_reference
 from recfx.kernels import hash_index_reference as reference
+from recfx.kernels.buckets import bucket_of
 from recfx.kernels.host import HashIndexOperators
-from recfx.kernels.index_buffers import EVICTED, IndexBuffers
+from recfx.kernels.index_buffers import EVICTED, STATE, IndexBuffers, IndexPolicy
+from tests.kernels.chosen_ids import of_one_bucket, of_one_slot
 from tests.kernels.indexes import assert_same, assert_sound, copy_of, empty, insert
 
 IDS = st.one_of(
@@ -160,6 +164,100 @@ def test_full_leaves_everything_as_it_was(on_full: str, admit_after: int) -> Non
             assert torch.equal(getattr(buffers, name), getattr(before, name)), name
 
 
+def insert_and_undo(
+    ids: torch.Tensor, index: IndexBuffers, policy: IndexPolicy, operators: HashIndexOperators, oldest: int = 2**62
+) -> bool:
+    """Returns whether the batch fit into its buckets."""
+    stretch, in_flight = ([0], [ids.numel()]), [hash_index.InFlight.since(oldest)]
+    record = operators.find_or_insert_undoably(ids, *stretch, [index], [policy], in_flight)
+    fits = int(record.inserted.report[0, 1]) < 0
+    if fits:
+        operators.undo_insert(record, *stretch, [index], [policy])
+    return fits
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 200), st.integers(0, 5), st.integers(1, 5), CONFIGS, BATCHES, st.integers(0, 3), st.integers(0, 1)
+)
+def test_a_batch_that_is_undone_was_never_there(
+    index_rows: int,
+    dense_rows: int,
+    buckets: int,
+    config: dict[str, Any],
+    batches: list[tuple[str, list[int]]],
+    batches_in_flight: int,
+    mark_new: int,
+) -> None:
+    ours, policy = empty(index_rows, dense_rows, buckets=min(buckets, index_rows), **config)
+    policy = policy._replace(mark_new=mark_new)
+    theirs = copy_of(ours)
+    for kind, id_list in batches:
+        ids, oldest = torch.tensor(id_list, dtype=torch.int64), int(ours.counts[0]) + 1 - batches_in_flight
+        if kind == "erase":
+            for index in (ours, theirs):
+                hash_index.erase(ids, index, policy)
+        elif kind == "find":  # here: a batch that is refused, with other ids and some of these
+            for operators in (hash_index, reference):
+                insert_and_undo(torch.cat([ids * 3, ids[::2]]), ours, policy, operators, oldest)
+                assert_same(ours, theirs)
+                assert torch.equal(ours.uninitialized, theirs.uninitialized)
+        else:
+            for left, right in zip(insert(ids, ours, policy, oldest), insert(ids, theirs, policy, oldest), strict=True):
+                assert torch.equal(left, right)
+            rows = torch.nonzero(ours.row_state > 2).squeeze(1)
+            for index in (ours, theirs):
+                hash_index.mark_initialized([index], [policy], rows, [0], [rows.numel()])
+        assert_same(ours, theirs)
+    assert_sound(ours, policy)
+
+
+@pytest.mark.parametrize("config", [{"on_full": "share"}, {"on_full": "evict", "evict": "lfu"}])
+def test_a_large_batch_is_undone(config: dict[str, Any]) -> None:
+    """One that several threads insert, for two tables at once."""
+    generator = torch.Generator().manual_seed(1)
+    tables = [empty(5800, 40, buckets=50, **config) for _ in range(2)]
+    for step in range(3):
+        ids = torch.randint(1500 * step, 1500 * step + 4000, (40_000,), generator=generator)
+        for index, policy in tables:
+            insert(ids, index, policy)
+    before = [copy_of(index) for index, _ in tables]
+    indexes, policies = [index for index, _ in tables], [policy for _, policy in tables]
+    stretches, in_flight = ([5, 20_000], [20_000, 39_999]), [hash_index.InFlight.nothing()] * 2
+    ids = torch.cat([torch.randint(2500, 5500, (39_000,), generator=generator), torch.arange(1000) + 10**6])
+    ids = ids[torch.randperm(ids.numel(), generator=generator)]
+    record = hash_index.find_or_insert_undoably(ids, *stretches, indexes, policies, in_flight)
+    assert int(record.inserted.report[:, 1].max()) < 0
+    assert int(indexes[0].counts[EVICTED]) > int(before[0].counts[EVICTED]) or config["on_full"] == "share"
+    hash_index.undo_insert(record, *stretches, indexes, policies)
+    for index, policy, wanted in zip(indexes, policies, before, strict=True):
+        assert_same(index, wanted)
+        assert_sound(index, policy)
+
+
+def test_records_that_do_not_fit_are_refused() -> None:
+    index, policy = empty(10, on_full="evict", admit_after=2)
+    ids, stretch = torch.arange(4).repeat(2), ([0], [8])
+    record = hash_index.find_or_insert_undoably(ids, *stretch, [index], [policy], [hash_index.InFlight.nothing()])
+    before, inserted, (scores, candidates, counted) = copy_of(index), record.inserted, record.tensors
+    wrong = [
+        record._replace(inserted=inserted._replace(rows=inserted.rows + 10)),
+        record._replace(inserted=inserted._replace(new_rows=inserted.new_rows + 10)),
+        record._replace(inserted=inserted._replace(report=inserted.report + 1)),
+        record._replace(inserted=inserted._replace(report=inserted.report - 1)),
+        record._replace(tensors=(scores[1:], candidates, counted)),
+        record._replace(tensors=(scores, torch.tensor([[1, 0, 0, 0, 0]]), counted)),
+        record._replace(tensors=(scores, torch.tensor([[0, 10, 0, 0, 0]]), counted)),
+    ]
+    for each in wrong:
+        with pytest.raises(RuntimeError, match=r"undo_insert"):
+            hash_index.undo_insert(each, *stretch, [index], [policy])
+    assert_same(index, before)
+    assert index.lock.item() == 0
+    hash_index.undo_insert(record, *stretch, [index], [policy])
+    assert int(index.counts.sum()) == 0
+
+
 @pytest.mark.parametrize("evict", ["lru", "lfu"])
 def test_who_goes_next_is_the_same_after_a_batch_that_was_too_large(evict: str) -> None:
     """The search for victims knows of rows that were offered, taken and given back."""
@@ -297,3 +395,62 @@ def test_add_counts_refuses_other_sizes(amounts: list[int]) -> None:
     with pytest.raises(RuntimeError, match="add_counts"):
         hash_index.add_counts(counts, amounts)
     assert [each.tolist() for each in counts] == [[1, 2], [3]]
+
+
+@pytest.mark.parametrize("operators", [hash_index, reference])
+@pytest.mark.parametrize("config", [{"on_full": "share"}, {"on_full": "evict", "evict": "lfu", "admit_after": 2}])
+def test_results_do_not_depend_on_seeds(config: dict[str, Any], operators: HashIndexOperators) -> None:
+    left, policy = empty(200, **config)
+    right = copy_of(left)
+    for side_row in (right.side_row, right.candidate_side_row):
+        side_row[1:] = 12345
+    for step in range(20):
+        ids = torch.randint(-200, 200, (60,)) * 2**40
+        for one, other in zip(
+            insert(ids, left, policy, operators=operators), insert(ids, right, policy, operators=operators), strict=True
+        ):
+            assert torch.equal(one, other), step
+        for name in STATE:
+            assert torch.equal(getattr(left, name), getattr(right, name)), (step, name)
+        assert torch.equal(operators.erase(ids[:9], left, policy), operators.erase(ids[:9], right, policy))
+    assert int(left.counts[3:].sum()) > 0
+    assert not torch.equal(left.slot_groups, right.slot_groups)
+
+
+CHOSEN = {
+    "random": lambda count: torch.randint(-(2**62), 2**62, (count,)),
+    "one slot": of_one_slot,
+    "one bucket": of_one_bucket,
+    "one slot and one bucket": lambda count: (ids := of_one_slot(70 * count))[bucket_of(ids, 64, 0) == 0],
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"on_full": "error", "rows": 2**20, "buckets": 1},
+        {"on_full": "share", "unseen": "share"},
+        {"on_full": "evict", "evict": "lru"},
+        {"on_full": "evict", "evict": "lfu", "buckets": 1},
+        {"on_full": "evict", "admit_after": 2},
+    ],
+)
+def test_no_chosen_batch_takes_much_longer_than_others(config: dict[str, Any]) -> None:
+    """Time of this process in training, twice through the same batches, and in finding.
+
+    Where one chain of all ids were searched, it would be hundreds of times as much, for other chosen ids in turn.
+    """
+    most, batches = 15_000, 4
+    took = {}
+    for name, choose in CHOSEN.items():
+        index = HashIndex(config.get("rows", 2**16), config=HashConfig(**config))
+        ids, times = choose(most)[:most].split(-(-most // batches)), []
+        for batch in (*ids, *ids):
+            begin = time.process_time()
+            index.insert(batch)
+            times.append(time.process_time() - begin)
+        begin = time.process_time()
+        for batch in ids:
+            index.answer(batch)
+        took[name] = sum(times) + time.process_time() - begin
+    assert max(took.values()) < 20 * took["random"] + 0.05, took

@@ -8,11 +8,19 @@ from types import ModuleType
 import pytest
 import torch
 
-from recfx.kernels import index_rebuild, index_rebuild_reference
+from recfx.kernels import hash_index, hash_index_reference, host, index_rebuild, index_rebuild_reference, library
 from recfx.kernels.index_buffers import IndexBuffers, IndexPolicy
-from tests.kernels.indexes import assert_same, assert_sound, copy_of, empty, insert
+from tests.kernels.indexes import SEED, assert_same, assert_sound, copy_of, empty, insert
 
 Damage = Callable[[IndexBuffers], object]
+
+
+def test_the_library_is_used_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host.index_rebuild() is index_rebuild
+    assert host.hash_index() is hash_index
+    monkeypatch.setattr(library, "load", lambda: False)
+    assert host.index_rebuild() is index_rebuild_reference
+    assert host.hash_index() is hash_index_reference
 
 
 def filled() -> tuple[IndexBuffers, IndexPolicy]:
@@ -77,6 +85,7 @@ def test_rebuild_makes_what_is_derived(operators: ModuleType) -> None:
         "free_places",
     ):
         getattr(garbage, name).fill_(77)
+    garbage.side_row[1:] = SEED  # which is chosen, not derived
     assert operators.rebuild(garbage, policy).problem == index_rebuild.NO_PROBLEM
     assert_same(garbage, buffers)
     assert_sound(garbage, policy)

@@ -264,10 +264,10 @@ def test_pooled_lookup_checks_what_it_is_given(change: dict[str, object], messag
     ("view", "message"),
     [
         (IndexView(torch.full((3, 2), -1), torch.tensor([-1]), 0, 0, 0), r"must be \[groups, 8\]"),
-        (IndexView(torch.full((1, 8), -1), torch.tensor([-1, -1]), 0, 0, 0), "side_row"),
-        (IndexView(torch.full((1, 8), -1), torch.tensor([-1]), -1, 0, 0), "dense rows"),
-        (IndexView(torch.full((1, 8), -1), torch.tensor([-1]), 1, 3, 0), "shares 3 buckets"),
-        (IndexView(torch.full((1, 8), -1), torch.tensor([-1]), 4, 1, 0), "dense rows"),
+        (IndexView(torch.full((1, 8), -1), torch.tensor([-1, 0, 0]), 0, 0, 0), "side_row"),
+        (IndexView(torch.full((1, 8), -1), torch.tensor([-1, 0]), -1, 0, 0), "dense rows"),
+        (IndexView(torch.full((1, 8), -1), torch.tensor([-1, 0]), 1, 3, 0), "shares 3 buckets"),
+        (IndexView(torch.full((1, 8), -1), torch.tensor([-1, 0]), 4, 1, 0), "dense rows"),
     ],
 )
 def test_find_and_pool_checks_its_indexes(view: IndexView, message: str) -> None:

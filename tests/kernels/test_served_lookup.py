@@ -68,7 +68,7 @@ def cases(draw: st.DrawFn) -> Case:
         index.find_or_insert(taken)
         slots.append(index.slot_table()[0])
         shared = buckets if draw(st.booleans()) else 0
-        side_row = int(index.side_row)
+        side_row = int(index.side_row[0])
         tables.append(ServedTable(count, columns, row_format, index.slot_count, side_row, dense_rows, shared, seed))
         pools.append(torch.cat([taken, torch.tensor([0, 1, -(2**63), 2**63 - 1, 77777])]))
     batch_size = draw(st.integers(0, 4))

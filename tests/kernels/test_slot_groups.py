@@ -5,16 +5,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recfx.hashing import HashConfig
+from recfx.hashing import HashConfig, HashIndex
 from recfx.kernels import free_rows, hash_index, host, slot_groups
 from recfx.kernels.hash_index import InFlight
 from recfx.kernels.index_buffers import allocate_buffers
+from tests.kernels.chosen_ids import of_one_slot
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
 def empty(groups: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.full((groups, 2 * slot_groups.SLOTS), -1), torch.tensor([-1])
+    return torch.full((groups, 2 * slot_groups.SLOTS), -1), torch.tensor([-1, -(2**63)])
 
 
 @given(st.integers(1, 2**33))
@@ -36,7 +37,7 @@ def test_insert_find_erase(ids: list[int], groups: int, data: st.DataObject) -> 
         assert slot_groups.erase_from_groups(id_, table, side_row) == rows.pop(id_, -1)
         found = slot_groups.find_in_groups(torch.tensor(ids).long(), table, side_row)
         assert found.tolist() == [rows.get(other, -1) for other in ids]
-    assert int((table[:, : slot_groups.SLOTS] != -1).sum()) + int(side_row != -1) == len(rows), "tombstones"
+    assert int((table[:, : slot_groups.SLOTS] != -1).sum()) + int(side_row[0] != -1) == len(rows), "tombstones"
     filled = table[:, : slot_groups.SLOTS] != -1
     assert bool((filled[:, :-1] >= filled[:, 1:]).all()), "slots are filled from the first one on"
 
@@ -58,7 +59,7 @@ def test_the_operators_with_groups_that_are_nearly_full(groups: int) -> None:
         given_out = hash_index.find_or_insert(torch.tensor(wanted).long(), [0], [len(wanted)], [buffers], [policy],
                                               [InFlight.nothing()])  # fmt: skip
         held.update(zip(wanted, given_out.rows.tolist(), strict=True))
-        probes = max(probes, slot_groups.longest_probe(buffers.slot_groups))
+        probes = max(probes, slot_groups.longest_probe(buffers.slot_groups, buffers.side_row))
         for find in (hash_index.find, lambda *given: slot_groups.find_in_groups(*given[:3])):
             found = find(universe, buffers.slot_groups, buffers.side_row, 0)
             assert found.tolist() == [held.get(id_, -1) for id_ in universe.tolist()]
@@ -88,3 +89,53 @@ def test_find_is_scriptable() -> None:
     slot_groups.insert_into_groups(ids, torch.arange(3), table, side_row)
     namespace = torch.jit.script(slot_groups.find_in_groups)
     assert namespace(torch.tensor([-1, 4, 3]), table, side_row).tolist() == [1, -1, 0]
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, -2, 2**63 - 1, -(2**63), 7**22])
+def test_operators_and_references_place_ids_alike(seed: int) -> None:
+    """Those of the one find what the others have inserted, and every id is as near to its home."""
+    ids = torch.cat([torch.randint(-(2**63), 2**63 - 1, (500,)), torch.tensor([-1, 0, 1, 2**63 - 1, -(2**63)])])
+    policy = HashConfig(buckets=1).resolve(len(ids), False, "table").policy
+    buffers = allocate_buffers(policy, "cpu")
+    buffers.row_ids.copy_(ids)
+    buffers.row_state.fill_(1)
+    buffers.counts.zero_()
+    buffers.side_row[1] = seed
+    host.index_rebuild().rebuild(buffers, policy)
+    assert buffers.side_row.tolist() == [500, seed]
+    assert torch.equal(slot_groups.find_in_groups(ids, buffers.slot_groups, buffers.side_row), torch.arange(len(ids)))
+    table, side_row = empty(slot_groups.group_count(len(ids)))
+    side_row[1] = seed
+    slot_groups.insert_into_groups(ids, torch.arange(len(ids)), table, side_row)
+    assert torch.equal(hash_index.find(ids, table, side_row, 0), torch.arange(len(ids)))
+    filled = [(groups[:, : slot_groups.SLOTS] != -1).sum(1) for groups in (table, buffers.slot_groups)]
+    assert torch.equal(*filled)
+
+
+@pytest.mark.parametrize("begin", [0, 10**6])
+def test_chosen_ids_have_homes_like_any_others(begin: int) -> None:
+    """Ids that have one home in every slot table, which has no seed."""
+    index = HashIndex(40_000, config=HashConfig(buckets=1))
+    for ids in of_one_slot(40_000, begin).split(10_000):
+        index.insert(ids)
+    assert 1 < index.longest_probe() < 60
+    loaded = HashIndex(40_000, config=HashConfig(buckets=1))
+    loaded.load_state_dict(index.state_dict())
+    assert 1 < loaded.longest_probe() < 60
+
+
+def test_each_index_draws_seeds_of_its_own() -> None:
+    """Wherever it is made: an outsider who knows one of them knows nothing about the others."""
+    state = torch.random.get_rng_state()
+    config = HashConfig(admit_after=2)
+    indexes = [HashIndex(8, config=config) for _ in range(3)]
+    indexes[1].load_state_dict(indexes[0].state_dict())
+    indexes[2].reset()
+    indexes.append(HashIndex(8, config=config, device="meta").to_empty(device="cpu"))
+    seeds = [
+        int(side_row[1]) for each in indexes for side_row in (each.side_row, each.get_buffer("candidate_side_row"))
+    ]
+    assert len(set(seeds)) == 8
+    assert len({seed >> 32 for seed in seeds}) == len({seed & 0xFFFFFFFF for seed in seeds}) == 8
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert "side_row" not in indexes[0].state_dict()

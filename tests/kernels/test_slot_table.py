@@ -1,10 +1,14 @@
+import time
+
 import fbgemm_gpu  # noqa: F401  (loads torch.ops.fbgemm)
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recfx.kernels import slot_table
+from recfx.kernels import hash_index, hash_index_reference, library, slot_table
+from recfx.kernels.host import HashIndexOperators
+from tests.kernels.chosen_ids import of_one_slot, slot_hash_inverse
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -51,3 +55,52 @@ def test_find_is_scriptable() -> None:
     slot_table.insert_into_slots(ids, torch.arange(3), slots, side_row)
     namespace = torch.jit.script(slot_table.find_in_slots)
     assert namespace(torch.tensor([-1, 4, 3]), slots, side_row).tolist() == [1, -1, 0]
+
+
+def test_the_hash_has_an_inverse() -> None:
+    hashes = torch.randint(-(2**63), 2**63 - 1, (1000,))
+    assert torch.equal(slot_table.slot_hash(slot_hash_inverse(hashes)), hashes)
+    ids = of_one_slot(10_000)
+    assert ids.unique().numel() == 10_000
+    assert slot_table.home_slots(ids, 2**20).unique().numel() == 1
+    assert (slot_table.slot_hash(ids) >> 44).unique().numel() == 1
+
+
+@pytest.mark.parametrize("slots", [2**17, 2**18])
+@pytest.mark.parametrize("operators", [hash_index, hash_index_reference])
+def test_chosen_ids_are_written_in_little_time(operators: HashIndexOperators, slots: int) -> None:
+    """All of them have the last slot but a few as their home. One by one, they would take four billion steps."""
+    assert library.load(), library.why_not()
+    ids = slot_hash_inverse((torch.arange(1, 90_001) << 20) + (1 << 20) - 9)
+    ids[::1000] = torch.arange(90)
+    assert set(slot_table.home_slots(ids[1:1000], slots).tolist()) == {slots - 9}
+    table, side_row = torch.empty(slots, 2, dtype=torch.int64), torch.empty(1, dtype=torch.int64)
+    states, lock = torch.ones(ids.numel(), dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+    begin = time.process_time()
+    operators.slot_tables_(table, side_row, [slots], [ids], [states], [lock])
+    assert time.process_time() - begin < 0.5
+    place = torch.nonzero(table[:, 0] != -1).squeeze(1)
+    assert torch.equal(table[place, 0].sort().values, ids.sort().values)
+    assert torch.equal(ids[table[place, 1]], table[place, 0])
+    # Every id is found: from its home to its place, no slot is empty.
+    filled = torch.cat([torch.zeros(1).long(), (table[:, 0] != -1).repeat(2).long().cumsum(0)])
+    home = slot_table.home_slots(table[place, 0], slots)
+    end = torch.where(place < home, place + slots, place)
+    assert torch.equal(filled[end] - filled[home], end - home)
+
+
+@pytest.mark.parametrize("count", [0, 1, 100, 6_000, 8_000])
+def test_the_operator_puts_ids_where_one_by_one_they_would_go(count: int) -> None:
+    assert library.load(), library.why_not()
+    slots, some = 2**13, torch.randint(-(2**63), 2**63 - 1, (8_000,))
+    ids = torch.cat([of_one_slot(4_000), some])[torch.randperm(12_000)][:count]
+    expected, home = [-1] * slots, slot_table.home_slots(ids, slots).tolist()
+    for id_, slot in zip(ids.tolist(), home, strict=True):
+        place = slot
+        while expected[place] != -1:
+            place = (place + 1) % slots
+        expected[place] = id_
+    table, side_row = torch.empty(slots, 2, dtype=torch.int64), torch.empty(1, dtype=torch.int64)
+    states, lock = torch.ones(count, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+    hash_index.slot_tables_(table, side_row, [slots], [ids], [states], [lock])
+    assert table[:, 0].tolist() == expected

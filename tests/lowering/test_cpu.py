@@ -339,6 +339,17 @@ def test_means_are_divided_elsewhere() -> None:
         mean.from_ids(built.ours, built.ids, built.indexes)  # type: ignore[attr-defined]
 
 
+def test_tables_on_several_devices_are_declined_by_their_names() -> None:
+    weights = [
+        torch.zeros(rows, dim, device=device)
+        for rows, dim, device in zip(ROWS, DIMS, ("meta", "cpu", "meta"), strict=True)
+    ]
+    declined = cpu.decline(LookupSpec(tables(), "SUM", False, weights, [None] * 3))
+    assert declined is not None
+    assert (declined.by, declined.code) == ("cpu", "device")
+    assert "the tables are on cpu/meta;" in declined.message
+
+
 def test_without_the_library_cpu_declines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "load", lambda: False)
     monkeypatch.setattr(library, "why_not", lambda: "no C++ compiler found")

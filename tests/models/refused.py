@@ -193,9 +193,9 @@ REFUSED = [
         lambda: Holder(torch.jit.script(collection())),
         "script_module",
         "arch.sparse",
-        "convert the Python model",
+        "torch.jit.script compiles what convert returns",
     ),
-    Refused("quantized", _quantized, "quantized_collection", "arch.sparse", "convert the float model"),
+    Refused("quantized", _quantized, "quantized_collection", "arch.sparse", "recfx.export(..., quantize=)"),
     Refused("fused", lambda: Holder(_fused()), "fused_collection", "arch.sparse", "apply_optimizer_in_backward"),
     Refused(
         "managed_collision",

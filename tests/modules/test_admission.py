@@ -54,12 +54,13 @@ def test_an_id_without_a_row_counts_in_the_mean_and_has_a_weight(unseen: str, me
 def test_rows_in_flight_with_admission() -> None:
     config = admits(2, on_full="evict", unseen="share")
     both = pair({"t1": config, "t2": config}, "adagrad")
-    waiting = both.forward(both.batch(universe=20, longest=2))
+    waiting = both.forward(both.batch(universe=60, longest=4))
     for _ in range(12):
-        following = both.forward(both.batch(universe=20, longest=2), batches_in_flight=1)
+        following = both.forward(both.batch(universe=60, longest=4), batches_in_flight=1)
         both.backward(waiting)
         waiting = following
     both.backward(waiting)
+    assert both.total("evicted") > 0
 
 
 def features(ids: list[int], weights: torch.Tensor | None = None) -> KeyedJaggedTensor:

@@ -65,8 +65,10 @@ def test_training_goes_on_after_save_and_load() -> None:
         for key, value in both.model.fused_optimizers()[name].state.items():
             optimizer.state[key].copy_(value)
     other.oracle = both.oracle
+    before = other.total("evicted")
     for _ in range(8):
         other.step()
+    assert other.total("evicted") > before > 0
 
 
 @pytest.mark.parametrize("is_training", [False, True])
@@ -153,34 +155,107 @@ def test_everything_is_in_flight() -> None:
             run(model, 5)
         for key, value in model.state_dict().items():
             assert torch.equal(value, before[key]), key
-    assert run(model, 1, 4).shape == (1, 4), "ids that have rows need no others"
+    with torch.no_grad():
+        assert run(model, 1, 4).shape == (1, 4), "ids that have rows need no others"
     second.sum().backward()
     first.sum().backward()
     run(model, 5, 6, 7, 8)
     assert held(model) == {5, 6, 7, 8}
 
 
-def test_a_batch_is_over_with_its_backward_or_its_graph() -> None:
-    gc.disable()  # nothing waits for the garbage collector
-    try:
-        model = small()
-        first, second = run(model, 1, 2), run(model, 3, 4)
-        first.sum().backward()
-        third = run(model, 5, 6)
-        assert held(model) == {3, 4, 5, 6}
-        with pytest.raises(TableFullError):
-            run(model, 7)
-        del second
-        run(model, 7, 8).sum().backward()
-        assert held(model) == {5, 6, 7, 8}
-        third.sum().backward()
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_a_batch_keeps_its_rows_until_its_backward_or_for_so_many_later_forwards(depth: int) -> None:
+    """Whether its output is still there makes no difference."""
+    for keep_outputs in (True, False):
+        model = small(rows=4 + depth)
+        model.batches_in_flight = depth
+        kept = [run(model, 1, 2)]
+        for forward in range(depth - 1):
+            run(model, 3 + forward).sum().backward()
+        if not keep_outputs:
+            kept.clear()
+            gc.collect()
+        if depth:
+            with pytest.raises(TableFullError):
+                run(model, *range(10, 13 + depth))
+            with torch.no_grad():
+                run(model, 3)  # the last forward in which they keep their ids
+        run(model, *range(10, 14 + depth)).sum().backward()
+        assert held(model) == set(range(10, 14 + depth))
+        for output in kept:
+            before = model.weight("t").detach().clone()
+            with pytest.raises(InputError, match=r"tables \['t'\]") as caught:
+                output.sum().backward()
+            assert caught.value.reason == "backward_after_eviction"
+            assert torch.equal(model.weight("t"), before)
+
+
+def test_a_late_backward_trains_if_no_id_was_evicted() -> None:
+    late, in_time = small(rows=8), small(rows=8)
+    torch.stack([run(late, number) for number in range(8)]).sum().backward()
+    for number in range(8):
+        run(in_time, number).sum().backward()
+    assert torch.equal(late.weight("t"), in_time.weight("t"))
+
+
+def test_forwards_that_no_backward_follows_keep_no_rows() -> None:
+    model = small()
+    run(model, 1, 2).sum().backward()
+    for training in (False, True):
+        model.train(training)
         with torch.no_grad():
-            run(model, 9, 10)
-        run(model, 11, 12)
-        run(model, 13, 14)
-        assert held(model) == {11, 12, 13, 14}, "without a graph nothing is in flight"
-    finally:
-        gc.enable()
+            run(model, 1, 2)
+    run(model, 5, 6, 7, 8)
+    assert held(model) == {5, 6, 7, 8}
+
+
+def test_a_forward_in_eval_mode_with_gradients_on_keeps_its_rows_like_any_other() -> None:
+    """An evaluation without no_grad keeps those of its last two batches."""
+    model = small(rows=6)
+    run(model, 1, 2, 3, 4, 5, 6).sum().backward()
+    model.eval()
+    evaluated = [run(model, number) for number in range(1, 7)]
+    model.train()
+    run(model, 11, 12, 13, 14).sum().backward()
+    assert held(model) == {5, 6, 11, 12, 13, 14}
+    before = model.weight("t").detach().clone()
+    with pytest.raises(InputError, match="backward_after_eviction"):
+        evaluated[0].sum().backward()
+    assert torch.equal(model.weight("t"), before)
+    evaluated[5].sum().backward()
+    assert not torch.equal(model.weight("t"), before)
+
+
+class SixCalls(torch.nn.Module):
+    def __init__(self, ebc: torch.nn.Module) -> None:
+        super().__init__()
+        self.ebc = ebc
+
+    def forward(self, *batches: KeyedJaggedTensor) -> torch.Tensor:
+        return torch.stack([self.ebc(batch).values().sum() for batch in batches]).sum()
+
+
+def test_a_model_that_calls_a_collection_often_keeps_the_rows_of_two_later_steps() -> None:
+    plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=4, rows=24)])
+    attach(plain, "sgd")
+    one_bag = torch.ones(1, dtype=torch.int64)
+    batches = [[features_of((100 * step + call,), one_bag) for call in range(6)] for step in range(12)]
+    model: Any = recfx.convert(SixCalls(plain), sample=tuple(batches[0]), hashing=LRU)
+    assert model.ebc.batches_in_flight == 17
+    for step in batches:
+        model(*step).backward()
+    assert model.ebc.index("t").counters["evicted"] == 48
+
+
+@pytest.mark.parametrize("number", [-1, 1.5, "2", None, True])
+def test_batches_in_flight_is_a_number_of_forwards(number: Any) -> None:
+    model = small()
+    with pytest.raises(ConversionError, match="batches_in_flight") as caught:
+        model.batches_in_flight = number
+    assert caught.value.reason == "invalid_argument"
+    assert model.batches_in_flight == 2
+    model.batches_in_flight = 5
+    assert copy.deepcopy(model).batches_in_flight == 5
 
 
 def test_an_error_that_is_kept_protects_nothing() -> None:

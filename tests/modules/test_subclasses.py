@@ -12,7 +12,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
-from recfx.conversion import notes
+from recfx.replacement import notes
 from tests.builders.batches import one_bag
 from tests.builders.collections import table
 

@@ -7,6 +7,8 @@ import functools
 import re
 from pathlib import Path
 
+from tests.mutants.compile_once import included_by
+
 _INTERPRETED = ["ascend/test_interpreted_targets.py", "ascend/test_interpreted.py"]
 _IN_TRITON = (
     "bucketize",
@@ -50,7 +52,26 @@ BESIDE = {
     **{f"kernels/{stem}_op.py": _INTERPRETED for stem in _IN_TRITON},
     "kernels/launch.py": ["lowering/test_triton_limits.py", "kernels/test_tiling.py", *_INTERPRETED],
     "optim": ["optim", "lowering", "sharding/test_optimizer_state.py", "sharding/test_optimizer_settings.py"],
-    "pipeline": ["pipeline", "sharding/test_stock_pipeline.py"],
+    "pipeline": ["pipeline", "sharding/test_stock_pipeline.py", "sharding/test_end_of_data.py"],
+    "tracing": ["tracing", "conversion"],
+    "planner": ["planner", "sharding/test_plan.py", "sharding/test_explain.py", "inspect"],
+    "pricing": ["pricing", "planner", "inspect", "drawing/test_costs.py"],
+    "kernels": ["kernels", "hashing", "lowering", "optim"],
+    "csrc": ["kernels", "hashing", "lowering", "optim", "modules"],
+    "serving": ["exporter", "kernels/test_served_lookup.py", "kernels/test_quantized_lookup.py"],
+    "references": ["discovery", "conversion"],
+    "record": ["verification", "inspect", "conversion"],
+    "ir": ["ir", "passes", "inspect"],
+    "modules": ["modules", "nodes", "conversion"],
+    "replacement": ["replacement", "conversion"],
+    "discovery": ["discovery", "conversion"],
+    "inspect": ["inspect", "commandline"],
+    "errors": ["checkpoint/test_refusals.py", "conversion/test_refusals.py"],
+    "diagnostics": ["test_diagnostics.py", "test_reason_codes.py"],
+    "hooks": ["test_hooks.py"],
+    "version": ["test_packaging.py"],
+    "__init__": ["test_structure.py", "test_packaging.py"],
+    "__main__": ["commandline"],
 }  # fmt: skip
 """Folders and files below ``tests/`` for packages and files; other packages have the folder of their name."""
 
@@ -117,9 +138,43 @@ LONG = {
 """They take long, too: they come after the others, but for the file of their own name."""
 
 
+CPP = {
+    "bucketize": ["sharding/test_types.py"],
+    "hash_index": ["kernels/test_index_operators.py", "kernels/test_index_tables.py", "hashing"],
+    "served_lookup": ["kernels/test_quantized_lookup.py", "exporter/test_zoo.py", "exporter/test_every_format.py"],
+    "slot_tables": ["kernels/test_slot_table.py", "kernels/test_slot_groups.py", "hashing"],
+    "fused_step": ["kernels/test_fused_optimizer.py", "optim"],
+}
+"""Files and folders below ``tests/`` for what is compiled into one C++ source, after the test of its own name."""
+
+
 def package_of(path: Path) -> str:
-    """``lowering`` for ``lowering/cpu.py``, ``passes`` for ``recfx/passes/lower.py``."""
-    return path.parts[1] if path.parts[0] == "recfx" else path.parts[0]
+    """``lowering`` for ``lowering/cpu.py``, ``passes`` for ``recfx/passes/lower.py``, ``hooks`` for ``recfx/hooks.py``,
+    and ``csrc`` for all C++.
+    """
+    if path.suffix != ".py":
+        return path.parts[-2]
+    return Path(path.parts[1]).stem if path.parts[0] == "recfx" else path.parts[0]
+
+
+def _first(path: Path) -> list[str]:
+    """Places below ``tests/`` that come before all others."""
+    if path.suffix == ".py":
+        return FIRST.get(f"{package_of(path)}/{path.name}", [])
+    sources = [source for source in sorted(path.parent.glob("*.cpp")) if path in included_by(source)]
+    own = [f"kernels/test_{stem}.py" for stem in (path.stem, *(source.stem for source in sources))]
+    return [
+        *(each for each in own if Path("tests", each).exists()),
+        *(place for source in sources for place in CPP.get(source.stem, [])),
+    ]
+
+
+def _names(path: Path) -> set[str]:
+    """Words of the tests that name what is public in a file."""
+    if path.suffix != ".py":
+        return {path.stem}
+    public = [node for node in ast.parse(_text(path)).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return {path.stem.strip("_"), *(node.name.strip("_") for node in public)}
 
 
 @functools.cache
@@ -127,26 +182,28 @@ def _text(path: Path) -> str:
     return path.read_text()
 
 
+@functools.cache
+def _words(path: Path) -> set[str]:
+    return set(re.findall(r"\w+", _text(path)))
+
+
 def tests_for(path: Path) -> list[str]:
-    """Test files for one file of the product, both relative to the root: those of ``FIRST``, then of the same stem,
-    then those that name more of what is public in it, then the others of its package.
+    """Test files for one file of the product, both relative to the root: those of ``FIRST`` and ``CPP``, then of the
+    same stem, then those that name more of what is public in it, then the others of its package.
     """
     package = package_of(path)
     files: dict[Path, int] = {}
-    first = FIRST.get(f"{package}/{path.name}", [])
+    first = _first(path)
     places = BESIDE.get(f"{package}/{path.name}") or BESIDE.get(package, [package])
     for order, place in enumerate([*first, *places]):
         where = Path("tests", place)
         for file in [where] if where.suffix else sorted(where.rglob("test_*.py")):
             files.setdefault(file, order)
-    names = {path.stem.strip("_")} | {
-        node.name.strip("_") for node in ast.parse(_text(path)).body if isinstance(node, ast.FunctionDef | ast.ClassDef)
-    }
-    words = {file: set(re.findall(r"\w+", _text(file))) for file in files}
+    names = _names(path)
     long = {Path("tests", each) for each in LONG}
 
     def distance(file: Path) -> tuple[bool, int, bool, bool, int, int]:
         order, other_stem = files[file], file.stem.removeprefix("test_") != path.stem.strip("_")
-        return file in LAST, min(order, len(first)), other_stem, file in long, -len(names & words[file]), order
+        return file in LAST, min(order, len(first)), other_stem, file in long, -len(names & _words(file)), order
 
     return [str(file) for file in sorted(files, key=distance)]

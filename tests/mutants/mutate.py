@@ -1,4 +1,4 @@
-"""Which faults: mutmut's operators, and three of ours for whole statements.
+"""Which faults in Python: mutmut's operators, and three of ours for whole statements.
 
 mutmut itself runs each mutant behind a function that it puts in place of the real one, and chooses tests by the calls
 that it sees in its own process. recfx reads code objects and runs most of its sharded code in other processes, so here
@@ -8,32 +8,16 @@ mutmut only says what to change, and ``tests.mutants.run`` changes the files of 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import libcst
 from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation import mutators
-from mutmut.mutation.file_mutation import MutationVisitor
+from mutmut.mutation.file_mutation import Mutation, MutationVisitor
 from mutmut.mutation.pragma_handling import IgnoredCode
 
-
-@dataclass(frozen=True)
-class Mutant:
-    """One fault: the file, the line where it begins, and what is put in the place of what."""
-
-    path: Path
-    line: int
-    module: libcst.Module = field(repr=False)
-    original: libcst.CSTNode = field(repr=False)
-    changed: libcst.CSTNode = field(repr=False)
-
-    @property
-    def source(self) -> str:
-        """The whole text of the file with the fault."""
-        module = self.module.deep_replace(self.original, self.changed)
-        assert isinstance(module, libcst.Module)
-        return module.code
+from tests.mutants.mutant import Mutant
 
 
 def _string(node: libcst.BaseString) -> Iterable[libcst.BaseString]:
@@ -109,8 +93,14 @@ def mutants_of(path: Path) -> list[Mutant]:
     module = wrapper.visit(visitor)
     positions = wrapper.resolve(PositionProvider)
     return [
-        Mutant(path, position.start.line, module, mutation.original_node, mutation.mutated_node)
+        Mutant(path, position.start.line, module.code, partial(_changed, module, mutation))
         for mutation in visitor.mutations
         if mutation.contained_by_top_level_function is not None
         and (position := positions.get(mutation.original_node)) is not None
     ]
+
+
+def _changed(module: libcst.Module, mutation: Mutation) -> str:
+    changed = module.deep_replace(mutation.original_node, mutation.mutated_node)
+    assert isinstance(changed, libcst.Module)
+    return changed.code

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,32 @@ _PRELOADED = (
 )
 LONGEST_TEST = 180.0
 """Seconds without a finished test after which a mutant counts as noticed: it hangs."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``processor``: seconds of processor time for all tests of one mutant, which other processes do not use up.
+    ``until``: when the whole run ends, as ``time.monotonic`` has it. ``silent``: seconds without a finished test.
+    """
+
+    processor: float
+    until: float
+    silent: float = LONGEST_TEST
+
+    @property
+    def are_over(self) -> bool:
+        return _processor_time() > self.processor or time.monotonic() > self.until
+
+
+def _processor_time() -> float:
+    """What this process, those that it has started and those that they have started have used, in seconds."""
+    session, ticks = os.getsid(0), 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                ticks += sum(map(int, fields[11:15]))  # its own, and that of its children that have ended
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -64,8 +90,8 @@ def preload() -> None:
 class _Tell:
     """Writes a line for each finished test, and ends the run when its time is over."""
 
-    def __init__(self, pipe: int, deadline: float) -> None:
-        self._pipe, self._deadline = pipe, deadline
+    def __init__(self, pipe: int, limits: Limits) -> None:
+        self._pipe, self._limits = pipe, limits
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -79,34 +105,39 @@ class _Tell:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        if time.monotonic() > self._deadline:
+        if self._limits.are_over:
             os.write(self._pipe, b"late\n")
             item.session.shouldstop = "its time is over"
             pytest.skip("its time is over")
 
 
-def run_tests(copy: Path, tests: Sequence[str], limit: float) -> Outcome:
-    """Run these tests in the copy until one fails, or until the limit (in seconds)."""
+def run_tests(
+    copy: Path, tests: Sequence[str], limits: Limits, environment: Mapping[str, str] | None = None
+) -> Outcome:
+    """Run these tests in the copy, with some more variables, until one fails, or until the limits."""
     start = time.monotonic()
     ours, theirs = os.pipe()
     process = os.fork()
     if process == 0:
         os.setsid()
         os.close(ours)
-        _in_child(copy, tests, theirs, start + limit)
+        os.environ.update(environment or {})
+        _in_child(copy, tests, theirs, limits)
     os.close(theirs)
-    failed, ended, hangs = _listen(ours)
-    os.close(ours)
-    with suppress(ProcessLookupError):
-        os.killpg(process, signal.SIGKILL)  # and the ranks that it has started
-    os.waitpid(process, 0)
+    try:
+        failed, ended, hangs = _listen(ours, limits.silent)
+    finally:
+        os.close(ours)
+        with suppress(ProcessLookupError):
+            os.killpg(process, signal.SIGKILL)  # and the ranks that it has started
+        os.waitpid(process, 0)
     return Outcome("hangs" if hangs else failed, ended, time.monotonic() - start)
 
 
-def _listen(pipe: int) -> tuple[str | None, bool, bool]:
+def _listen(pipe: int, silent: float) -> tuple[str | None, bool, bool]:
     """The test that failed, whether all ran, whether one hangs."""
     text = b""
-    while select.select([pipe], [], [], LONGEST_TEST)[0]:
+    while select.select([pipe], [], [], silent)[0]:
         new = os.read(pipe, 65536)
         text += new
         lines = text.decode(errors="replace").splitlines()
@@ -122,9 +153,12 @@ def _listen(pipe: int) -> tuple[str | None, bool, bool]:
     return None, False, True
 
 
-def _in_child(copy: Path, tests: Sequence[str], pipe: int, deadline: float) -> None:
+def _in_child(copy: Path, tests: Sequence[str], pipe: int, limits: Limits) -> None:
     status = 1
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with suppress(OSError):  # a fault may take all memory: this process is the one that has to go then
+            Path("/proc/self/oom_score_adj").write_text("1000")
         os.chdir(copy)
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -141,7 +175,7 @@ def _in_child(copy: Path, tests: Sequence[str], pipe: int, deadline: float) -> N
             os.dup2(nothing, stream)
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile=recfx-ci"]
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            status = pytest.main([*options, *tests], plugins=[_Tell(pipe, deadline)])
+            status = pytest.main([*options, *tests], plugins=[_Tell(pipe, limits)])
         if status == pytest.ExitCode.USAGE_ERROR:  # also where a conftest.py cannot import what has the fault
             os.write(pipe, b"failed conftest.py\n" if all(map(os.path.exists, tests)) else b"no tests\n")
         if status in (0, 2, 5):  # 2: stopped by us

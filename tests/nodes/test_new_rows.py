@@ -139,3 +139,16 @@ def test_rows_that_were_given_back_and_ids_that_were_erased_are_counted_together
         step(model, [5, 6])
     with pytest.raises(InputError, match="backward_after_removal"):
         output.backward()
+
+
+def test_rows_that_were_given_back_are_another_map_of_ids() -> None:
+    """Copies of the index on a device are made anew when it changes."""
+    model, fill = failing()
+    index = model.index("t")
+    before = index.map_version
+    fill.fails = True
+    with pytest.raises(InputError, match="init_fn_failed"):
+        step(model, [5, 6])
+    assert index.find(torch.tensor([5, 6])).tolist() == [-1, -1]
+    assert index.map_version[0] != before[0]
+    assert index.map_version[1] != before[1]

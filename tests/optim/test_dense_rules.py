@@ -12,6 +12,12 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.conversion.convert import convert
+from recfx.optim.rules.lamb import LAMB
+from recfx.optim.rules.lars_sgd import LARS_SGD
+from recfx.optim.rules.partial_rowwise_adam import PARTIAL_ROWWISE_ADAM
+from recfx.optim.rules.partial_rowwise_lamb import PARTIAL_ROWWISE_LAMB
+from recfx.optim.rules.rowwise_adagrad_decoupled import ROWWISE_ADAGRAD_DECOUPLED
+from recfx.optim.rules.rule import Rule
 from tests.builders.batches import batch
 from tests.builders.collections import collection, table
 from tests.builders.optimizers import attach
@@ -246,3 +252,26 @@ def test_a_second_derivative_is_refused_as_by_the_standard_collection() -> None:
         penalized = gradient.square().sum() + model.linear.bias.sum()
         with pytest.raises(RuntimeError, match=r"once_differentiable|not implemented"):
             penalized.backward()
+
+
+@pytest.mark.parametrize(
+    "rule", [LAMB, LARS_SGD, PARTIAL_ROWWISE_ADAM, PARTIAL_ROWWISE_LAMB, ROWWISE_ADAGRAD_DECOUPLED]
+)
+def test_a_dense_form_steps_rows_whose_gradient_is_partly_zero(rule: Rule) -> None:
+    """As the rule steps them; a row whose gradient is zero, and its state, stay as they are."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(4, 3))
+    dense: Any = rule.dense_class
+    optimizer = dense([weight], lr=0.5, weight_decay=0.25)
+    gradient = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 0.0], [0.0, -1.0, 0.0], [1.0, 2.0, 3.0]])
+    touched = [0, 2, 3]
+    state = {each.name: torch.zeros(each.shape(3, 3)) for each in rule.states}
+    for step in (1.0, 2.0):
+        wanted = weight.detach().clone()
+        wanted[touched] = rule.update(wanted[touched], gradient[touched], state, step, optimizer.param_groups[0])
+        weight.grad = gradient.clone()
+        optimizer.step()
+        torch.testing.assert_close(weight.detach(), wanted, rtol=1e-6, atol=1e-7)
+    for name, value in state.items():
+        torch.testing.assert_close(optimizer.state[weight][name][touched], value, rtol=1e-6, atol=1e-7)
+        assert not optimizer.state[weight][name][1].any()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -21,8 +23,10 @@ from recfx.optim.rules.partial_rowwise_adam import PARTIAL_ROWWISE_ADAM
 from recfx.optim.rules.partial_rowwise_lamb import PARTIAL_ROWWISE_LAMB
 from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD
 from recfx.optim.rules.rowwise_adagrad_decoupled import ROWWISE_ADAGRAD_DECOUPLED
-from recfx.optim.rules.rule import Rule
+from recfx.optim.rules.rule import ANY_MODE, Rule
 from recfx.optim.rules.sgd import SGD
+
+LAMB_GROUP = {"lr": 0.01, "eps": 1e-8, "betas": (0.9, 0.999), "weight_decay": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +34,7 @@ from recfx.optim.rules.sgd import SGD
     [
         ({}, SGD, {"lr": 0.01, "weight_decay": 0.0}),
         ({"optimizer": EmbOptimType.SGD, "learning_rate": 1}, SGD, {"lr": 1.0, "weight_decay": 0.0}),
-        ({"optimizer": EmbOptimType.EXACT_SGD, "weight_decay": 0.5}, SGD, {"lr": 0.01, "weight_decay": 0.5}),
+        ({"optimizer": EmbOptimType.LAMB, "weight_decay_mode": WeightDecayMode.NONE}, LAMB, LAMB_GROUP),
         ({"optimizer": EmbOptimType.EXACT_ADAGRAD}, ADAGRAD, {"lr": 0.01, "eps": 1e-8, "weight_decay": 0.0}),
         (
             {"optimizer": EmbOptimType.ROWWISE_ADAGRAD, "eps": 0.1, "learning_rate": torch.tensor(0.5)},
@@ -56,15 +60,6 @@ from recfx.optim.rules.sgd import SGD
             {"lr": 0.01, "eps": 1e-8, "weight_decay": 0.25},
         ),
         (
-            {
-                "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-                "weight_decay": 0.25,
-                "weight_decay_mode": WeightDecayMode.NONE,
-            },
-            ROWWISE_ADAGRAD,
-            {"lr": 0.01, "eps": 1e-8, "weight_decay": 0.0},
-        ),
-        (
             {"optimizer": EmbOptimType.PARTIAL_ROWWISE_ADAM, "weight_decay": 0.25},
             PARTIAL_ROWWISE_ADAM,
             {"lr": 0.01, "eps": 1e-8, "betas": (0.9, 0.999), "weight_decay": 0.25},
@@ -72,7 +67,12 @@ from recfx.optim.rules.sgd import SGD
         (
             {"optimizer": EmbOptimType.LAMB, "weight_decay": 0.25, "weight_decay_mode": WeightDecayMode.NONE},
             LAMB,
-            {"lr": 0.01, "eps": 1e-8, "betas": (0.9, 0.999), "weight_decay": 0.25},
+            {**LAMB_GROUP, "weight_decay": 0.25},
+        ),
+        (
+            {"optimizer": EmbOptimType.LAMB, "weight_decay": 0.25, "weight_decay_mode": WeightDecayMode.L2},
+            LAMB,
+            {**LAMB_GROUP, "weight_decay": 0.25},
         ),
         (
             {"optimizer": EmbOptimType.PARTIAL_ROWWISE_LAMB, "beta2": 0.5, "momentum": 0.0},
@@ -104,6 +104,24 @@ def test_optimizers(params: dict[str, Any], rule: Rule, group: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
+    ("optimizer", "modes"),
+    [
+        (EmbOptimType.EXACT_SGD, (None, *ANY_MODE)),
+        (EmbOptimType.EXACT_ADAGRAD, (None, *ANY_MODE)),
+        (EmbOptimType.EXACT_ROWWISE_ADAGRAD, (None, WeightDecayMode.NONE)),
+    ],
+)
+def test_weight_decay_that_fbgemm_does_not_apply(optimizer: EmbOptimType, modes: tuple[WeightDecayMode, ...]) -> None:
+    for mode in modes:
+        params = {"optimizer": optimizer, "weight_decay": 0.25, "weight_decay_mode": mode}
+        found = fused_optimizer_from_params(params)
+        assert (found.group["weight_decay"], found.left_out) == (0.0, 0.25)
+        assert copy.deepcopy(found).left_out == pickle.loads(pickle.dumps(found)).left_out == 0.25
+    none_asked_for = {"optimizer": optimizer, "weight_decay_mode": WeightDecayMode.DECOUPLE}
+    assert fused_optimizer_from_params(none_asked_for).left_out == 0.0
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("momentum", 0.0),
@@ -127,14 +145,9 @@ def test_entries_that_change_nothing(name: str, value: object) -> None:
         ({"optimizer": EmbOptimType.MADGRAD}, "EXACT_ROWWISE_ADAGRAD"),
         ({"optimizer": EmbOptimType.LAMB, "momentum": 0.9}, "momentum=0.9"),
         ({"optimizer": EmbOptimType.LARS_SGD, "eta": -1.0}, "not negative"),
-        ({"optimizer": EmbOptimType.LAMB, "weight_decay_mode": WeightDecayMode.L2, "weight_decay": 0.1}, "LAMB has no"),
-        (
-            {"optimizer": EmbOptimType.EXACT_ADAGRAD, "weight_decay_mode": WeightDecayMode.DECOUPLE},
-            "WeightDecayMode.L2",
-        ),
         (
             {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "weight_decay_mode": WeightDecayMode.COUNTER},
-            "WeightDecayMode.L2 or WeightDecayMode.DECOUPLE",
+            "WeightDecayMode.L2, WeightDecayMode.DECOUPLE",
         ),
         ({"weight_decay_mode": "decouple"}, "weight_decay_mode"),
         ({"optimizer": torch.optim.SGD}, "EmbOptimType.ADAM"),
@@ -144,8 +157,6 @@ def test_entries_that_change_nothing(name: str, value: object) -> None:
         ({"stochastic_rounding": True}, "stochastic_rounding"),
         ({"output_dtype": SparseType.FP16}, "output_dtype"),
         ({"cache_load_factor": 0.5}, "cache_load_factor"),
-        ({"weight_decay_mode": WeightDecayMode.DECOUPLE}, "weight_decay_mode"),
-        ({"weight_decay_mode": WeightDecayMode.NONE, "weight_decay": 0.1}, "L2"),
         ({"optimizer": EmbOptimType.ADAM, "weight_decay": 0.1}, "AdamW"),
         ({"learning_rate": -1.0}, "not negative"),
         ({"eps": float("nan")}, "not negative"),

@@ -1,5 +1,7 @@
 """The pipeline as a whole: order, names, callback, and the verifier between passes."""
 
+import importlib
+import inspect
 from dataclasses import dataclass
 
 import pytest
@@ -10,7 +12,7 @@ import recfx
 from recfx import HashConfig
 from recfx.ir import GraphVerificationError
 from recfx.ir.typed_access import meta_of
-from recfx.passes import PassResult, run_passes
+from recfx.passes import Pass, PassResult, run_passes
 from tests.passes.small_collection import ADOPTED, INDEXED, collection
 
 
@@ -28,6 +30,16 @@ def test_the_order_is_one_literal_list_and_names_are_file_names() -> None:
     ]
     for rewrite in recfx.passes():
         assert type(rewrite).__module__ == f"recfx.passes.{rewrite.name}"
+
+
+def test_recfx_passes_is_the_package_and_is_called_like_its_function() -> None:
+    """Whatever the form of the import: code that reads ``recfx.passes`` finds the package."""
+    package = importlib.import_module("recfx.passes")
+    assert recfx.passes is package
+    assert recfx.passes.run_passes is run_passes
+    assert package.passes("reference") == recfx.passes(backend="reference") == recfx.passes("reference")
+    assert recfx.passes("reference") != recfx.passes()
+    assert str(inspect.signature(recfx.passes)) == str(inspect.signature(package.passes))
 
 
 def test_the_callback_sees_the_graph_after_each_pass() -> None:
@@ -88,7 +100,7 @@ class CallNothing:
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_a_broken_pass_is_named_with_the_node(broken: recfx.passes, node: str, rule: str) -> None:
+def test_a_broken_pass_is_named_with_the_node(broken: Pass, node: str, rule: str) -> None:
     converted = collection(INDEXED, INDEXED)
     with pytest.raises(GraphVerificationError, match=rule) as caught:
         run_passes(converted.unexpanded_graph(), (*recfx.passes()[:3], broken))

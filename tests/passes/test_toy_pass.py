@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -37,14 +35,13 @@ class Model(nn.Module):
 @pytest.fixture(autouse=True)
 def one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NODE_KINDS, COUNT_IDS.name, COUNT_IDS)
-    passes = sys.modules["recfx.passes"]
-    pipeline = passes.passes
+    pipeline = recfx.passes.passes
 
     def longer(*arguments: object) -> tuple[object, ...]:
         expand, *rest = pipeline(*arguments)
         return expand, InsertCountIds(), *rest
 
-    monkeypatch.setattr(passes, "passes", longer)
+    monkeypatch.setattr(recfx.passes, "passes", longer)
 
 
 @pytest.mark.parametrize("hashing", [None, recfx.HashConfig(), recfx.HashConfig(dense_rows=0)])

@@ -411,8 +411,8 @@ def test_own_code_that_fails_on_one_rank_ends_both_in_the_same_step(kind: str, w
     """The pooled rows of the next step are not taken for gradients, or for pooled rows, of this one."""
     case = Case((Table("a", 11, 8, ("f0",), "SUM", (kind, 0)[: 1 + (kind == "table_wise")]),))
     found = ranks(2).run(own_code_fails_on_one_rank, case, where, training)
-    assert found[0][:3] == ["", "", "RuntimeError"]  # of the group, whose timeout is over
-    assert found[1][:4] == ["", "", "ValueError", "RuntimeError"]
+    assert found[0][:3] == ["", "", "OutOfStepError"]  # the group's timeout is over
+    assert found[1][:4] == ["", "", "ValueError", "OutOfStepError"]
     assert "" not in found[0][3:] + found[1][4:]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import replace
 from itertools import count
@@ -16,10 +17,13 @@ from torchrec import KeyedJaggedTensor
 import recfx
 from recfx.nodes.input_dist import InputDistStart
 from recfx.nodes.insert_ids import InsertIds
+from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from tests.sharding.cases import Case, Model, batches, build, with_optimizer
 from tests.sharding.pipelined import (
     CPU,
     PIPELINES,
+    Batch,
+    Two,
     assert_same,
     batches_of_rank,
     collections,
@@ -180,6 +184,53 @@ def train_and_watch(rank: int, world_size: int, case: Case) -> dict[str, Any]:
     }
 
 
+def train_with_a_slow_worker(rank: int, world_size: int, case: Case) -> list[list[bool]]:
+    """Whether the worker has finished with each call of later batches when ``progress`` returns."""
+    model, kind = sharded_model(case, world_size, "alone"), ShardedHashEmbeddingBagCollection
+    original = kind.prefetcher
+
+    def slow(self: Any, context: Any) -> Any:
+        find = original(self, context)
+
+        def late(arrived: Any) -> None:
+            time.sleep(0.3)
+            find(arrived)
+
+        return late
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "prefetcher", slow)
+        pipeline = recfx.TrainPipeline(model, dense_optimizer(case, model), "cpu")
+        source, finished = iter(batches_of_rank(case, rank, world_size, 4, "alone")), []
+        for _ in range(3):
+            pipeline.progress(source)
+            calls = [call for batch in pipeline._batches for call in batch.calls or ()]
+            finished.append([call._arrived.done() for call in calls if call._arrived is not None])
+    return finished
+
+
+def test_between_steps_the_worker_has_finished() -> None:
+    """Whoever changes an index there has it to himself."""
+    for finished in ranks(2).run(train_with_a_slow_worker, CASES["hashed_error"]):
+        assert finished == [[True]] * 3
+
+
+def train_with_a_forward_of_its_own(rank: int, world_size: int, case: Case) -> list[bool]:
+    model = sharded_model(case, world_size, "alone")
+    pipeline = recfx.TrainPipeline(model, dense_optimizer(case, model), "cpu")
+    source, kept = iter(batches_of_rank(case, rank, world_size, 5, "alone")), []
+    for step in range(5):
+        if step == 2:
+            own = model.sparse.forward = functools.partial(type(model.sparse).forward, model.sparse)
+        pipeline.progress(source)
+        kept.append(model.sparse.__dict__.get("forward") is (own if step >= 2 else None))
+    return kept
+
+
+def test_a_collection_has_the_forward_between_steps_that_it_had_before() -> None:
+    assert ranks(2).run(train_with_a_forward_of_its_own, CASES["hashed_error"]) == [[True] * 5] * 2
+
+
 def test_ids_are_sent_and_rows_found_ahead() -> None:
     for answer in ranks(2).run(train_and_watch, CASES["hashed_error"]):
         assert answer["events"] == (
@@ -193,3 +244,47 @@ def test_where_ids_are_counted_they_are_hashed_in_turn_and_the_report_says_so() 
         assert "insert" not in answer["events"]
         assert answer["events"].endswith("send forward step send forward step forward step")
         assert answer["report"][1] == ("sparse", True, "hashed_in_turn")
+
+
+class TurnsFirst(Two):
+    """From the second call on, its first collection is called otherwise."""
+
+    calls = 0
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        self.calls += 1
+        features = batch.features.permute(list(range(len(batch.features.keys())))) if self.calls > 1 else batch.features
+        both = torch.cat([self.first(features).values(), self.second(batch.features).values()], 1)
+        return (self.over(torch.cat([both, batch.dense], 1)).tanh() ** 2).mean(), both.detach()
+
+
+def called_otherwise(rank: int, world_size: int, case: Case) -> list[str]:
+    """Which collections send ids in each of five steps, before the model runs and while it does."""
+    model: Any = sharded_model(case, world_size, "two")
+    model.__class__ = TurnsFirst
+    sends = {id(each): name for name in ("first", "second") for each in getattr(model, name).modules()}
+    original, events = InputDistStart.forward, []
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        events.append(sends[id(self)])
+        return original(self, *args, **kwargs)
+
+    model.register_forward_pre_hook(lambda *_: events.append("|"))
+    driver = recfx.TrainPipeline(model, dense_optimizer(case, model), "cpu")
+    source = iter(batches_of_rank(case, rank, world_size, 5, "two"))
+    steps: list[str] = []
+    with mock.patch.object(InputDistStart, "forward", noted):
+        for _ in range(5):
+            driver.progress(source)
+            steps.append(" ".join(events))
+            events.clear()
+    assert {each.path: each.pipelined for each in driver.report()} == {"first": False, "second": True}
+    return steps
+
+
+def test_a_collection_that_is_called_otherwise_is_kept_out_alone() -> None:
+    """It sends its ids when it is called; those of the other one are still sent before the model runs."""
+    for steps in ranks(2).run(called_otherwise, CASES["mixed"]):
+        assert steps == [
+            "| first second first second", "first second | first", "second | first", "second | first", "| first",
+        ]  # fmt: skip

@@ -118,3 +118,23 @@ def test_tables_that_recfx_does_not_shard_are_rated_as_torchrec_rates_them() -> 
     plan = recfx.plan(model, Topology(2, "cuda"))
     assert isinstance(plan, PricedPlan)
     assert plan.pricing.chosen.parts["others"] > 0
+
+
+def test_tables_on_one_rank_that_recfx_does_not_shard_take_their_times_one_after_the_other() -> None:
+    names = ("e", "f", "g")
+    seconds = {}
+    for count in (1, 2, 3):
+        tables = [
+            EmbeddingConfig(name=name, num_embeddings=1000, embedding_dim=64, feature_names=[name])
+            for name in names[:count]
+        ]
+        others = EmbeddingCollection(tables=tables, device=torch.device("meta"))
+        model = nn.ModuleDict({"ebc": dlrm()["ebc"], "sequence": others})
+        wanted = {name: ParameterConstraints(sharding_types=["table_wise"]) for name in names[:count]}
+        plan = recfx.plan(model, Topology(2, "cuda"), wanted)
+        assert isinstance(plan, PricedPlan)
+        assert plan.pricing is not None
+        on_ranks = Counter(rank for table in plan.plan["sequence"].values() for rank in table.ranks)
+        seconds[count] = plan.pricing.chosen.parts["others"] / max(on_ranks.values())
+    assert seconds[3] == pytest.approx(seconds[1])  # two of them are on one rank
+    assert seconds[2] == pytest.approx(seconds[1])

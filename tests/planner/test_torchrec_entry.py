@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -279,3 +280,61 @@ def test_the_parts_that_torchrecs_introduction_looks_at() -> None:
         [["InputDistStart"], [], ["AllToAll"]],
         [["InputDistStart"], ["Lookup"], ["AllToAll"]],
     ]
+
+
+def shard_where_others_have_wrapped(rank: int, world_size: int) -> None:
+    """Another library's wrappers, which name no argument, and were there before recfx was imported."""
+    seen: list[tuple[int, set[str]]] = []
+
+    def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*a: Any, **k: Any) -> Any:
+            seen.append((len(a), set(k)))
+            return function(*a, **k)
+
+        return call
+
+    sharders = stock_defaults()
+    ways: list[tuple[Callable[[nn.Module], DistributedModelParallel], tuple[int, set[str]]]] = [
+        (lambda model: DistributedModelParallel(model, device=CPU), (2, {"device", "sharders"})),
+        (lambda model: DistributedModelParallel(module=model, device=CPU), (1, {"module", "device", "sharders"})),
+        (lambda model: DistributedModelParallel(model, None, CPU, None, sharders), (6, set())),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DistributedModelParallel, "__init__", wrapped(inspect.unwrap(DistributedModelParallel.__init__)))
+        patch.setattr(EmbeddingShardingPlanner, "plan", wrapped(inspect.unwrap(EmbeddingShardingPlanner.plan)))
+        extend_torchrec()
+        for make, called in ways:
+            seen.clear()
+            assert sharded_collections(make(converted()))
+            assert seen[0] == called
+        standard, width = build(CASE)
+        seen.clear()
+        assert not sharded_collections(DistributedModelParallel(Model(standard, width), device=CPU))
+        assert seen[0] == (2, {"device"})
+        with pytest.raises(TypeError, match="module"):
+            DistributedModelParallel()
+
+
+def test_functions_that_others_have_wrapped_before() -> None:
+    ranks(1).run(shard_where_others_have_wrapped)
+
+
+def test_the_state_of_a_hashed_model_in_the_plain_one_names_unconvert() -> None:
+    standard, width = build(CASE)
+    state = converted(hashing=RAW).state_dict()
+    plain = Model(standard, width)
+    for model, strip in ((plain, ""), (plain.sparse, "sparse.")):
+        part = {name.removeprefix(strip): value for name, value in state.items() if name.startswith(strip)}
+        with pytest.raises(recfx.CheckpointError, match=r"Unexpected key\(s\) in state_dict: ") as caught:
+            model.load_state_dict(part)
+        assert (caught.value.reason, caught.value.module_path) == (
+            "state_of_hashed_tables",
+            "" if strip else "sparse",
+        )
+        assert "recfx.unconvert" in caught.value.what_to_do
+        loaded = model.load_state_dict(part, strict=False)
+        assert all("hash_indexes" in name for name in loaded.unexpected_keys)
+    with pytest.raises(RuntimeError) as other:
+        plain.load_state_dict({**plain.state_dict(), "sparse.other": torch.zeros(1)})
+    assert type(other.value) is RuntimeError
+    converted(hashing=RAW, kind=Subclass).load_state_dict(state)

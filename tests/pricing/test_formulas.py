@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import sympy
 from torchrec import EmbeddingBagCollection
@@ -60,7 +62,8 @@ def test_columns_that_arrive_in_another_order_are_moved_row_by_row() -> None:
     for name, ranks in {"in order": [0, 0, 1, 1], "in turn": [0, 1, 0, 1], "one apart": [0, 1, 0, 0]}.items():
         placed = {f"t{each}": table_wise(rank=rank) for each, rank in enumerate(ranks)}
         plan = construct_module_sharding_plan(model, placed, recfx.sharders()[0], 2, 2, "cpu")
-        (keyed,) = (node for node in recfx.cost(model, plan=ShardingPlan({"": plan})).nodes if "keyed" in node.name)
+        nodes = recfx.cost(model, plan=ShardingPlan({"": plan}), world_size=2).nodes
+        (keyed,) = (node for node in nodes if "keyed" in node.name)
         ranges[name] = _number(keyed.forward.copied_ranges)
         assert _number(keyed.backward.copied_ranges) == ranges[name]
         assert (keyed.read_bytes != 0) is (name != "in order")
@@ -79,3 +82,23 @@ def test_the_gradient_of_a_bag_is_read_from_memory_once() -> None:
 
 def _number(expression: sympy.Expr) -> float:
     return float(expression.subs(dict.fromkeys(expression.free_symbols, 2)).doit())
+
+
+@pytest.mark.parametrize("config", [RAW, recfx.HashConfig(dense_rows=0, on_full="evict")], ids=["error", "evict"])
+def test_a_fused_lookup_does_what_both_nodes_do_but_writes_no_rows_in_between(config: recfx.HashConfig) -> None:
+    """Eight bytes per id are written by ``hash_ids``, and read again by ``lookup``."""
+    nodes = {}
+    for backend in ("cpu", "reference"):
+        model = collection()
+        attach(model, "sgd")
+        for node in recfx.cost(recfx.convert(model, hashing=config, backend=backend)).nodes:
+            nodes[node.kind] = node
+    fused, hashed, pooled = nodes["hash_lookup"], nodes["hash_ids"], nodes["lookup"]
+    ids = sympy.Add(fused.forward.random_accesses)  # one for each id
+    for phase in ("forward", "backward"):
+        ours, first, second = (getattr(node, phase) for node in (fused, hashed, pooled))
+        for each in fields(ours):
+            less = 8 * ids if phase == "forward" and each.name in ("read_bytes", "written_bytes") else 0
+            wanted = getattr(first, each.name) + getattr(second, each.name) - less
+            assert sympy.simplify(getattr(ours, each.name) - wanted) == 0, (phase, each.name)
+    assert fused.resident == hashed.resident + pooled.resident

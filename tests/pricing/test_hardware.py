@@ -6,13 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
+from torch import nn
 from torchrec.distributed.planner import Topology
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingPlan
 
+import recfx
 from recfx.planner.hardware_of import hardware_of, of_ranks
 from recfx.planner.topology import npu_topology
-from recfx.pricing.hardware import ASCEND_910B, COLLECTIVES, CPU_HOST, GB, H100, Constant, Hardware
+from recfx.pricing.hardware import ASCEND_910B, COLLECTIVES, CPU_HOST, GB, H100, Constant, Hardware, same_for_all
 from recfx.pricing.this_machine import machine_of, this_machine
 from recfx.pricing.times import WorkAt, seconds_of_collective, seconds_of_ranks, seconds_of_work
+from tests.builders.collections import collection
 from tests.sharding.ranks import ranks
 
 
@@ -121,3 +126,42 @@ def test_what_leaves_a_host_goes_over_the_network() -> None:
     # Hosts exchange sums, to which all their ranks have added.
     assert seconds_of_collective("reduce_scatter", 450 * GB, 16, fast) < outside / 3
     assert seconds_of_collective("all_to_all", GB, 1, fast) == 0
+
+
+@pytest.mark.parametrize(
+    ("operation", "inside", "outside"),
+    [
+        ("all_to_all", 7 / 12, 4 / 12),
+        ("reduce_scatter", 7 / 8, 1 / 8 / 2),
+        ("all_gather", 12 * 7 / 8, 12 / 8 / 2),
+        ("all_reduce", 2 * 7 / 8, 2 / 8 / 2),
+    ],
+)
+def test_ranks_that_do_not_fill_their_last_host(operation: str, inside: float, outside: float) -> None:
+    """12 ranks on hosts of 8 are on two hosts: what a rank passes, in parts that stay on its host and that leave it."""
+    own_host = replace(H100, network_bandwidth=Constant(1e30, ""))
+    network = replace(H100, link_bandwidth=same_for_all(1e30, ""))
+    latency = H100.collective_latency[operation].value
+    seconds = [seconds_of_collective(operation, 450 * GB, 12, each) - latency for each in (own_host, network)]
+    link = H100.link_bandwidth[operation].value / (450 * GB)
+    assert seconds == [pytest.approx(inside / link), pytest.approx(outside * 450 / 50)]
+
+
+def test_ranks_of_one_host_share_its_links_and_those_of_two_do_not() -> None:
+    """All tables are on rank 0: on one host its memory does all the work; over hosts, all wait for its own network."""
+    shared, own = replace(CPU_HOST, links_are_shared=True), replace(CPU_HOST, links_are_shared=False)
+    model = nn.ModuleDict({"ebc": collection(64)})
+    table = table_wise(rank=0)
+    wire = {}
+    for world_size in (2, 4):
+        plan = construct_module_sharding_plan(
+            recfx.convert(model)["ebc"], {"t1": table, "t2": table}, recfx.sharders()[0], 2, world_size, "cpu"
+        )
+        for name, hardware in {"shared": shared, "own": own}.items():
+            on_hosts_of_two = replace(hardware, ranks_per_host=2)
+            cost = recfx.cost(model, on_hosts_of_two, plan=ShardingPlan({"ebc": plan}), world_size=world_size)
+            step = cost.at(100_000, L=10).step
+            assert step is not None
+            wire[name, world_size] = step.parts["wire"]
+    assert wire["shared", 2] < 0.9 * wire["own", 2]
+    assert wire["shared", 4] == wire["own", 4]

@@ -163,7 +163,7 @@ def test_a_thousand_tables() -> None:
     for count in (250, 1000):
         model = many_tables(count)
         plan = plan_of(model, "ebc", 8, {f"t{n}": table_wise(rank=n % 8) for n in range(count)})
-        found = recfx.cost(model, H100, plan=plan)
+        found = recfx.cost(model, H100, plan=plan, world_size=8)
         at = found.at(1024)
         assert len(at.ranks) == 8
         assert sum(rank.resident.weights for rank in at.ranks) == count * 4096 * 16 * 4

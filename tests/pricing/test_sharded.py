@@ -17,13 +17,13 @@ from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.pricing.hardware import H100
+from recfx.pricing.hardware import CPU_HOST, H100
 from recfx.pricing.planned_model import planned_as_sharded
 from recfx.pricing.planned_nodes import PlannedGraphs
 from recfx.pricing.symbols import SYMBOLS
 from recfx.pricing.work import Work
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
-from tests.sharding.cases import OPTIMIZERS, Case, Model, batches, build, plan_of, shard
+from tests.sharding.cases import OPTIMIZERS, Case, Model, batches, build, plan_of, shard, with_optimizer
 from tests.sharding.ranks import ranks
 from tests.sharding.recorded import recorded
 from tests.sharding.typical_cases import CONFIGS, TYPES, hashed_case, one_type, random_case
@@ -249,3 +249,29 @@ def test_planned_nodes_of_hashed_tables(kind: str, world_size: int) -> None:
 @pytest.mark.parametrize("number", [0, 1, 3, 4])
 def test_planned_nodes_of_mixed_plans(number: int) -> None:
     check_plan(random_case(number, 4), 4)
+
+
+def nodes_of_plan(rank: int, world_size: int, case: Case, backend: str) -> tuple[list[str], list[str], float, float]:
+    """The names of the nodes that are priced before and after sharding, and the predicted times."""
+    standard, _ = build(case)
+    converted = recfx.convert(nn.ModuleDict({"sparse": standard}), hashing=case.hashing, backend=backend)
+    with_optimizer(case, converted["sparse"])
+    plan = ShardingPlan({"sparse": plan_of(case, converted["sparse"], world_size)})
+    planned = recfx.cost(converted, CPU_HOST, plan=plan, world_size=world_size)
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    sharded = recfx.cost(recfx.convert(converted, plan=plan, env=env), CPU_HOST)
+    names = [[node.name for node in cost.nodes] for cost in (planned, sharded)]
+    return names[0], names[1], planned.at(64, L=3).seconds, sharded.at(64, L=3).seconds
+
+
+@pytest.mark.parametrize(
+    ("backend", "is_fused"),
+    [("auto", True), ("cpu", True), ("reference", False)],
+)
+def test_the_price_is_that_of_the_kernels_that_will_run(backend: str, is_fused: bool) -> None:
+    """Not every kernel finds rows itself."""
+    case = hashed_case("row_wise", "error")
+    planned, sharded, seconds, of_sharded = ranks(2).run(nodes_of_plan, case, backend)[0]
+    assert planned == sharded
+    assert ("sparse_hash_lookup" in planned) == is_fused
+    assert seconds == of_sharded

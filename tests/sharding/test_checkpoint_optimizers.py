@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from dataclasses import replace
@@ -13,8 +14,10 @@ import torch
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 import recfx
 from recfx.sharding.gather import gather_tables
@@ -24,8 +27,9 @@ from tests.sharding.ranks import ranks
 from tests.sharding.stateful import assert_equal, case_of, make, tables_of
 
 
-def in_model_parallel(rank: int, world_size: int, case: Case, folder: str) -> None:
+def in_model_parallel(rank: int, world_size: int, case: Case, folder: str, wrapped: bool) -> None:
     """TorchRec's flow, with its optimizers."""
+    stages = [WarmupStage(WarmupPolicy.LINEAR, max_iters=1, value=0.5), WarmupStage(max_iters=9, value=0.1)]
 
     def build_one(seed: int) -> tuple[DistributedModelParallel, CombinedOptimizer]:
         standard, width = build(replace(case, seed=seed))
@@ -35,7 +39,11 @@ def in_model_parallel(rank: int, world_size: int, case: Case, folder: str) -> No
         parallel = DistributedModelParallel(model, plan=plan, sharders=recfx.sharders())
         dense = dict(in_backward_optimizer_filter(parallel.named_parameters()))
         ordinary = KeyedOptimizerWrapper(dense, lambda params: torch.optim.Adam(params, lr=0.1))
-        return parallel, CombinedOptimizer([parallel.fused_optimizer, ordinary])
+        if not wrapped:
+            return parallel, CombinedOptimizer([parallel.fused_optimizer, ordinary])
+        clipped = GradientClippingOptimizer(ordinary, GradientClipping.NORM, max_gradient=0.1)
+        warming = [WarmupOptimizer(each, copy.deepcopy(stages)) for each in (parallel.fused_optimizer, clipped)]
+        return parallel, CombinedOptimizer([("fused", warming[0]), ("", warming[1])])
 
     def steps(parallel: nn.Module, optimizer: CombinedOptimizer, first: int, last: int) -> None:
         for step in batches(case, world_size, last)[first:]:
@@ -48,14 +56,18 @@ def in_model_parallel(rank: int, world_size: int, case: Case, folder: str) -> No
     recfx.save_checkpoint(model, folder, optimizer=optimizer)
     resumed, again = build_one(3)
     recfx.load_checkpoint(resumed, folder, optimizer=again)
-    steps(model, optimizer, 2, 4)
-    steps(resumed, again, 2, 4)
+    for _ in range(2):
+        rates = [[group["lr"] for group in each.param_groups] for each in (optimizer, again)]
+        assert rates[0] == rates[1]
+        steps(model, optimizer, 2, 4)
+        steps(resumed, again, 2, 4)
     inner: Any = [recfx.discovery.discover.unwrap(each) for each in (resumed, model)]
     assert_equal(tables_of(inner[0]), tables_of(inner[1]))
 
 
-def test_in_torchrecs_model_parallel(tmp_path: Path) -> None:
-    ranks(2).run(in_model_parallel, case_of("mixed"), str(tmp_path))
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_in_torchrecs_model_parallel(wrapped: bool, tmp_path: Path) -> None:
+    ranks(2).run(in_model_parallel, case_of("mixed"), str(tmp_path), wrapped)
 
 
 def dense(

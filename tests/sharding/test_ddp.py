@@ -1,12 +1,14 @@
-"""DistributedDataParallel around a sharded model: it averages the dense part and leaves sharded tables alone."""
+"""DistributedDataParallel and FSDP with a sharded model: the dense part is theirs, and they leave tables alone."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 import recfx
@@ -69,3 +71,70 @@ def test_a_model_around_the_sharded_one_trains_as_the_unsharded_model() -> None:
     tables = (Table("a", 12, 8, ("f0",), "SUM", ("row_wise",)), Table("b", 6, 8, ("f1", "f0"), "MEAN", ("row_wise",)))
     case = Case(tables, optimizer="adagrad")
     check(case, 2, ranks(2).run(train, case, True))
+
+
+def sharded_dense(rank: int, world_size: int, order: str) -> list[torch.Tensor]:
+    """Outputs, and the dense layer's gradient, with FSDP2 on that layer before or after the conversion, or never."""
+    case = Case(TABLES)
+    standard, width = build(case)
+    torch.manual_seed(1)
+    model: Any = Model(standard, width)
+    if order == "first, in place":
+        fully_shard(model.over)
+        recfx.convert(model, inplace=True)
+    elif order == "then":
+        model = recfx.convert(model)
+        fully_shard(model.over)
+    elif order == "around":
+        model = recfx.convert(model)
+        fully_shard(model, ignored_params=set(model.sparse.parameters()))
+    loss, pooled = model(batches(case, world_size, 1)[0][0])
+    loss.backward()
+    gradient = model.over.weight.grad
+    return [loss.detach(), pooled.detach(), gradient if order == "never" else gradient.full_tensor()]
+
+
+def test_fsdp_after_the_conversion_and_before_one_in_place() -> None:
+    expected = ranks(2).run(sharded_dense, "never")[0]
+    for order in ("first, in place", "then", "around"):
+        for found in ranks(2).run(sharded_dense, order):
+            torch.testing.assert_close(found, expected)
+
+
+def refused_after_fsdp(rank: int, world_size: int) -> list[tuple[str, str, str]]:
+    case = Case(TABLES)
+    standard, width = build(case)
+    model: Any = Model(standard, width)
+    converted: Any = recfx.convert(copy.deepcopy(model))
+    plan = ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, converted.sparse, world_size))})
+    fully_shard(model.over)
+    fully_shard(converted.over)
+    assert recfx.convert(converted) is converted
+    features = batches(case, world_size, 1)[0][0]
+    calls: list[Any] = [
+        lambda: recfx.convert(model),
+        lambda: recfx.convert(model, (features,)),
+        lambda: recfx.convert(converted, plan=plan),
+        lambda: recfx.convert(converted, (features,), whole_graph=True, inplace=True),
+        lambda: recfx.unconvert(converted),
+        lambda: recfx.export(converted, "not_written.pt", (features,)),
+    ]
+    found = []
+    for call in calls:
+        with pytest.raises(recfx.ConversionError) as caught:
+            call()
+        found.append((caught.value.reason, caught.value.module_path, caught.value.what_to_do))
+    report = recfx.explain(model)
+    assert not report.ok
+    assert "[fully_sharded] over" in str(report) or "fully_sharded" in report.to_json()
+    for each in (model, converted):
+        each(features)[0].backward()  # as before
+    return found
+
+
+def test_copies_of_what_fsdp_has_are_refused_with_what_to_do() -> None:
+    for found in ranks(2).run(refused_after_fsdp):
+        assert {(reason, path) for reason, path, _ in found} == {("fully_sharded", "over")}
+        advice = [what for *_, what in found]
+        assert all("fully_shard afterwards" in what for what in advice)
+        assert ["inplace=True" in what for what in advice] == [True, True, True, False, False, False]

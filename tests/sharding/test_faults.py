@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -159,6 +161,70 @@ def test_a_rank_that_dies_takes_the_others_with_it_and_the_last_state_loads(
     assert first["seconds"] < TIMEOUT + SLACK
     losses = run(folders("again"), go_on)
     assert losses == [torch.load(folders(f"second{rank}")) for rank in range(2)]
+
+
+def _forward(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> None:
+    ends()
+    model(batch)
+
+
+def _wait(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> None:
+    pooled = model.sparse(batch)
+    ends()
+    pooled.values()
+
+
+def _backward(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> None:
+    loss, _ = model(batch)
+    ends()
+    with contextlib.suppress(RuntimeError):  # torch's own error
+        loss.backward()
+    model(batch)
+
+
+def _unconvert(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> None:
+    ends()
+    recfx.unconvert(model, with_mapping=True)
+
+
+def _save(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> None:
+    ends()
+    recfx.save_checkpoint(model, tempfile.mkdtemp())
+
+
+def _pipeline(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> None:
+    model.over.register_forward_hook(lambda *_: ends())
+    pipeline = recfx.TrainPipeline(model, torch.optim.SGD(model.over.parameters(), lr=0.1), torch.device("cpu"))
+    data = iter([batch] * 4)
+    for _ in range(4):
+        pipeline.progress(data)
+
+
+def lose_a_rank(rank: int, folder: Path) -> list[tuple[str, str, float]]:
+    """What the rank that is left raises, at each place where the other one ends."""
+    function = {each.__name__: each for each in LOSSES}[folder.name]
+    model = sharded_model(CASE, 2)
+    batch = batches(CASE, 2, 1)[0][rank]
+    step(model, batch)
+    dist.barrier()
+    began = time.monotonic()
+    with pytest.raises(recfx.OutOfStepError) as caught:
+        function(model, batch, lambda: os._exit(7) if rank == 1 else None)
+    with pytest.raises(recfx.OutOfStepError):
+        model(batch)
+    assert "another rank has ended" in caught.value.message
+    return [(caught.value.reason, caught.value.what_to_do, time.monotonic() - began)]
+
+
+LOSSES = (_forward, _wait, _backward, _unconvert, _save, _pipeline)
+
+
+@pytest.mark.parametrize("where", LOSSES, ids=lambda each: each.__name__.strip("_"))
+def test_a_lost_rank_is_one_error_of_ours(where: Callable[..., None], folders: Callable[[str], Path]) -> None:
+    ((reason, what_to_do, seconds),), _ = run(folders(where.__name__), lose_a_rank, expected_exits=(0, 7))
+    assert reason == "rank_lost"
+    assert "checkpoint" in what_to_do
+    assert seconds < TIMEOUT + SLACK
 
 
 # A table that runs full on one rank

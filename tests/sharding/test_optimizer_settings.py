@@ -17,6 +17,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel, table_wise
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.optim import optimizers as placeholders
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
@@ -31,6 +32,7 @@ from tests.support.fake_group import fake_group
 SGD, ADAGRAD, ADAM = torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam
 ADAGRAD_PARAMS = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.2}
 # optimizer in backward, its arguments, fused_params of the sharder, what the report says
+ROWWISE_PARAMS = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.3, "eps": 0.125}
 SETTINGS: dict[str, tuple[Any, dict[str, Any], dict[str, Any] | None, str]] = {
     "none": (None, {}, None, "default_fused_optimizer"),
     "fused_params": (None, {}, ADAGRAD_PARAMS, ""),
@@ -41,6 +43,28 @@ SETTINGS: dict[str, tuple[Any, dict[str, Any], dict[str, Any] | None, str]] = {
     "Adagrad, eps": (ADAGRAD, {"lr": 0.1, "eps": 1e-3}, None, ""),
     "Adagrad, eps as the class has it": (ADAGRAD, {"lr": 0.1, "eps": 1e-10}, None, ""),
     "Adagrad, eps of fused_params": (ADAGRAD, {"lr": 0.1}, {"eps": 0.01}, "default_optimizer_setting"),
+    "decay": (None, {}, {"learning_rate": 0.2, "weight_decay": 0.5}, "weight_decay_left_out"),
+    "decay, L2": (None, {}, {"weight_decay": 0.5, "weight_decay_mode": WeightDecayMode.L2}, "weight_decay_left_out"),
+    "decay, Adagrad, decoupled": (
+        None,
+        {},
+        {**ADAGRAD_PARAMS, "weight_decay": 0.5, "weight_decay_mode": WeightDecayMode.DECOUPLE},
+        "weight_decay_left_out",
+    ),
+    "decay, row-wise": (None, {}, {**ROWWISE_PARAMS, "weight_decay": 0.5}, "weight_decay_left_out"),
+    "decay, row-wise, none": (
+        None,
+        {},
+        {**ROWWISE_PARAMS, "weight_decay": 0.5, "weight_decay_mode": WeightDecayMode.NONE},
+        "weight_decay_left_out",
+    ),
+    "decay, SGD": (SGD, {"lr": 0.1}, {"weight_decay": 0.5}, "weight_decay_left_out"),
+    "decay of a placeholder": (
+        placeholders.Adagrad,
+        {"lr": 0.1, "eps": 1e-3, "weight_decay": 0.5},
+        None,
+        "weight_decay_left_out",
+    ),
     "row-wise Adagrad": (RowWiseAdagrad, {"lr": 0.1}, None, "default_optimizer_setting"),
 }
 
@@ -99,7 +123,9 @@ def test_three_steps_are_torchrecs(name: str, kernel: str) -> None:
     ((stock, _), (ours, reasons)) = ranks(1).run(both, name, kernel)[0]
     torch.testing.assert_close(ours, stock, rtol=1e-6, atol=1e-7)
     optimizer, _, params, said = SETTINGS[name]
-    choices = {"default_fused_optimizer", "default_optimizer_setting", "dense_kernel_not_fused"}
+    choices = {
+        "default_fused_optimizer", "default_optimizer_setting", "dense_kernel_not_fused", "weight_decay_left_out",
+    }  # fmt: skip
     if kernel == "dense":
         said = "dense_kernel_not_fused" if optimizer or params else ""
     assert choices.intersection(reasons) == ({said} if said else set())
@@ -145,7 +171,6 @@ TABLES = tuple(
     for name, kind in {"all": ("data_parallel",), "rows": ("row_wise",), "one": ("table_wise", 0)}.items()
 )
 EVICTS = recfx.HashConfig(dense_rows=0, on_full="evict")
-ROWWISE_PARAMS = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.3, "eps": 0.125}
 
 
 def sharded(
@@ -247,12 +272,36 @@ def test_what_is_said_about_settings_that_nobody_chose() -> None:
 def test_fused_params_choose_how_the_weight_decay_of_an_attached_optimizer_works() -> None:
     mode = {"weight_decay": 0.25, "weight_decay_mode": WeightDecayMode.DECOUPLE}
     module = sharded("fused", RowWiseAdagrad, fused_params=mode)
-    (found,) = module.taken["one"]
+    applied, found = module.taken["one"]
     assert (module.fused["one"].rule.name, found.code) == ("rowwise_adagrad_decoupled", "default_optimizer_setting")
+    assert applied.code == "weight_decay_unlike_torchrec"
     assert "weight_decay_mode=" in found.message
     assert (module.fused["one"].group["lr"], module.fused["one"].group["weight_decay"]) == (0.1, 0.25)
-    with pytest.raises(recfx.ConversionError, match="weight_decay_mode"):
-        sharded("fused", ADAGRAD, fused_params=mode)
+    (found,) = sharded("fused", ADAGRAD, fused_params={**mode, "eps": 1e-10}).taken["one"]
+    assert found.code == "weight_decay_left_out"
+    assert "weight_decay=0.25 is not applied: FBGEMM's Adagrad leaves it out." in found.message
+
+
+@pytest.mark.usefixtures("first_of_two")
+@pytest.mark.parametrize("kernel", ["fused", "dense"])
+@pytest.mark.parametrize("mode", [WeightDecayMode.L2, WeightDecayMode.DECOUPLE])
+def test_weight_decay_in_a_mode_that_row_wise_adagrad_follows(mode: WeightDecayMode, kernel: str) -> None:
+    """FBGEMM's GPU kernels do; there is none for the CPU to compare with, and the report says so."""
+    module = sharded(kernel, None, fused_params={**ROWWISE_PARAMS, "weight_decay": 0.25, "weight_decay_mode": mode})
+    (found,) = module.taken["all"]
+    assert (module.fused["all"].group["weight_decay"], found.code) == (0.25, "weight_decay_unlike_torchrec")
+    assert mode.name in found.message
+    rule = {WeightDecayMode.L2: "rowwise_adagrad", WeightDecayMode.DECOUPLE: "rowwise_adagrad_decoupled"}[mode]
+    assert module.fused["all"].rule.name == rule
+
+
+def test_an_unsharded_placeholder_whose_weight_decay_is_left_out_is_reported() -> None:
+    model = Model()
+    attach(model.sparse, placeholders.SGD, weight_decay=0.5)
+    (table,) = recfx.explain(recfx.convert(model)).collections[0].tables
+    (found,) = [each for each in table.reasons if each.code == "weight_decay_left_out"]
+    assert found.path == "sparse.embedding_bags.a"
+    assert "weight_decay=0.5 is not applied" in found.message
 
 
 @pytest.mark.usefixtures("first_of_two")

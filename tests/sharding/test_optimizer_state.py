@@ -8,17 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 import recfx
 from recfx.errors import CheckpointError
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
-from tests.sharding.cases import Case, Model, build, plan_of, with_optimizer
+from tests.sharding.cases import Case, Model, batches, build, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import LRU, assert_same, case_of, make, sharded_of, train, whole_state
 from tests.support.fake_group import fake_group
@@ -269,3 +272,78 @@ def test_what_stands_for_a_table_is_its_first_shard_or_always_the_same_tensor(
         assert [group["params"] for group in first.param_groups if group["params"][0] is first.params[name]] != []
     first.zero_grad()
     first.step()
+
+
+def warmed_up(case: Case, world_size: int, ours: bool) -> tuple[Any, WarmupOptimizer]:
+    """A sharded collection, and a warm-up around its fused optimizer."""
+    standard = with_optimizer(case, build(case)[0])
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    if ours:
+        standard = recfx.convert(standard)
+    sharder: Any = recfx.sharders()[0] if ours else EmbeddingBagCollectionSharder()
+    plan = plan_of(case, recfx.convert(build(case)[0]), world_size)
+    sharded = sharder.shard(standard, plan, env, torch.device("cpu"))
+    stages = [WarmupStage(WarmupPolicy.LINEAR, max_iters=3, value=0.1), WarmupStage(max_iters=9, value=0.5)]
+    return sharded, WarmupOptimizer(sharded.fused_optimizer, stages)
+
+
+def warm_up(rank: int, world_size: int, optimizer: str, ours: bool, alone: bool) -> list[Any]:
+    case = case_of("tables", None, optimizer)
+
+    def made() -> tuple[Any, Any]:
+        model, warm = warmed_up(case, world_size, ours)
+        return model, warm if alone else CombinedOptimizer([("fused", warm)])
+
+    def steps(model: Any, warm: Any, first: int, last: int) -> list[float]:
+        found = []
+        for batch in batches(case, world_size, last)[first:]:
+            model(batch[rank]).wait().values().square().mean().backward()
+            warm.step()
+            found.append(next(iter(warm.param_groups))["lr"])
+        return found
+
+    model, warm = made()
+    steps(model, warm, 0, 4)
+    saved = copy.deepcopy(warm.state_dict())
+    keys = {name: sorted(entry) for name, entry in saved["state"].items()}
+    onward = steps(model, warm, 4, 6)
+    resumed, again = made()
+    if not alone:  # TorchRec's own warm-up has a state from its first step on
+        with pytest.raises(ValueError, match="Different parameter count"):
+            again.load_state_dict(saved)
+        steps(resumed, again, 6, 7)
+    again.load_state_dict(saved)
+    assert steps(resumed, again, 4, 6) == onward
+    return [keys, onward]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
+def test_torchrecs_warm_up_around_it_saves_and_resumes_as_around_torchrecs(optimizer: str) -> None:
+    stock, ours = (ranks(2).run(warm_up, optimizer, each, False) for each in (False, True))
+    for (theirs, onward), (found, rates) in zip(stock, ours, strict=True):
+        assert rates == onward
+        assert theirs.items() <= found.items()  # which has the tables of other ranks as well
+        assert theirs["fused.__warmup"] == ["warmup"]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_warm_up_that_is_not_in_a_combined_optimizer_resumes_as_well(optimizer: str) -> None:
+    """Around TorchRec's, its ``state_dict`` lacks the state of the warm-up, which begins anew."""
+    for keys, _ in ranks(2).run(warm_up, optimizer, True, True):
+        assert keys["__warmup"] == ["warmup"]
+
+
+def refused_with_a_warm_up(rank: int, world_size: int) -> list[Any]:
+    case = case_of("tables", None, "adagrad")
+    _, warm = warmed_up(case, world_size, True)
+    saved = copy.deepcopy(warm.state_dict())
+    saved["state"]["__warmup"] = {"warmup": torch.tensor([3, 0])}
+    saved["state"].pop("embedding_bags.a.weight")
+    with pytest.raises(ValueError, match="parameter count"):
+        warm.load_state_dict(saved)
+    return sorted(warm.state_dict()["state"])
+
+
+def test_what_is_refused_leaves_no_state_of_a_warm_up() -> None:
+    (found,) = ranks(1).run(refused_with_a_warm_up)
+    assert found == [f"embedding_bags.{name}.weight" for name in ("a", "b", "c", "d")]

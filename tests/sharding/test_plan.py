@@ -12,11 +12,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+    BoundsCheckMode,
+    CacheAlgorithm,
+    MultiPassPrefetchConfig,
+)
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed import sharding_plan as stock
 from torchrec.distributed.types import (
+    CacheParams,
     EmbeddingModuleShardingPlan,
     EnumerableShardingSpec,
     ParameterSharding,
@@ -107,6 +113,26 @@ REFUSED: dict[str, tuple[Change, str, str]] = {
     "stochastic_rounding": (setting(stochastic_rounding=True), "unsupported_plan_option", "stochastic_rounding"),
     "output_dtype": (setting(output_dtype=DataType.FP16), "unsupported_plan_option", "output_dtype"),
     "key_value_params": (setting(key_value_params=object()), "unsupported_plan_option", "key_value_params"),
+    "bounds_check": (
+        setting(bounds_check_mode=BoundsCheckMode.NONE),
+        "unsupported_plan_option",
+        "bounds_check_mode",
+    ),
+    **{
+        f"cache_{name}": (
+            setting(cache_params=CacheParams(**{name: value})),
+            "unsupported_plan_option",
+            f"cache_params.{name}=",
+        )
+        for name, value in {
+            "algorithm": CacheAlgorithm.LFU,
+            "load_factor": 0.5,
+            "reserved_memory": 1.0,
+            "precision": DataType.FP16,
+            "prefetch_pipeline": True,
+            "multipass_prefetch_config": MultiPassPrefetchConfig(),
+        }.items()
+    },
     "rank_too_high": (place("table_wise", (0, 0, 16, 8, "rank:4/cpu")), "plan_rank", "rank 4, but there are 4"),
     "no_rank": (place("table_wise", (0, 0, 16, 8, "cpu")), "plan_invalid", "names no rank"),
     "no_spec": (setting(sharding_spec=None), "plan_invalid", "EnumerableShardingSpec"),
@@ -158,6 +184,19 @@ def test_a_plan_is_refused_before_anything_is_sharded(case: str) -> None:
     plan = right_plan(model)
     change(plan)
     check_refused(model, ShardingPlan({"part.ebc": EmbeddingModuleShardingPlan(plan)}), reason, "part.ebc", says)
+
+
+@pytest.mark.usefixtures("four_ranks")
+def test_options_of_a_plan_that_change_nothing() -> None:
+    """Statistics of a cache are only for planners."""
+    options = [
+        CacheParams(), CacheParams(algorithm=CacheAlgorithm.LRU, load_factor=0.2, prefetch_pipeline=False),
+        CacheParams(stats=object()),
+    ]  # fmt: skip
+    for cache in options:
+        plan = right_plan(Model())
+        setting(cache_params=cache, enforce_hbm=True, bounds_check_mode=BoundsCheckMode.FATAL)(plan)
+        recfx.convert(Model(), plan=ShardingPlan({"part.ebc": EmbeddingModuleShardingPlan(plan)}))
 
 
 def check_refused(model: nn.Module, plan: Any, reason: str, path: str, says: str, **options: Any) -> None:

@@ -9,8 +9,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import recfx
+from recfx.errors import InputError
 from tests.sharding.cases import Case, Table, batches, build, shard
 from tests.sharding.ranks import ranks
+from tests.sharding.stateful import make, sharded_of
 from tests.sharding.typical_cases import TYPES
 
 
@@ -52,3 +54,45 @@ def test_checkpointed_batches_train_the_same_as_others(kind: str) -> None:
         for rank, found in enumerate(pair.run(train, case, use_reentrant)):
             assert len(found) == len(expected[rank])
             assert all(torch.equal(mine, other) for mine, other in zip(found, expected[rank], strict=True))
+
+
+ON_RANK_0 = {  # rank 1 has no part of the table whose rows are given away
+    "replayed_ids_evicted": recfx.HashConfig(dense_rows=0, on_full="evict"),
+    "replayed_rows_renewed": recfx.HashConfig(dense_rows=0, on_full="share", admit_after=2, unseen="share"),
+}
+
+
+def late(rank: int, world_size: int, case: Case, use_reentrant: bool) -> list[str]:
+    """Backwards of checkpointed batches, most of which come too late: what they raise on this rank."""
+    model = make(case, world_size)
+    sparse, one = sharded_of(model), torch.ones(1, requires_grad=True)
+
+    def loss(one: torch.Tensor, features: Any) -> torch.Tensor:
+        return (sparse(features).values() * one).sum()
+
+    steps = batches(case, world_size, 12)
+    found = []
+    for waiting in [checkpoint(loss, one, step[rank], use_reentrant=use_reentrant) for step in steps]:
+        weights = {name: value.detach().clone() for name, value in model.named_parameters()}
+        try:
+            waiting.backward()
+        except InputError as error:
+            found.append(error.reason)
+            for name, value in model.named_parameters():
+                assert torch.equal(value, weights[name]), name
+        else:
+            found.append("trained")
+    loss(one, steps[0][rank]).backward()  # ranks are still in step
+    return found
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("reason", ON_RANK_0)
+def test_all_ranks_refuse_a_replay_that_one_of_them_cannot_run(reason: str, use_reentrant: bool) -> None:
+    tables = (Table("small", 24, 8, ("f0",), sharding=("table_wise", 0)),)
+    tables += (Table("large", 512, 8, ("f1",), sharding=("row_wise",)),)
+    case = Case(tables, hashing=ON_RANK_0[reason], raw_ids=60, sizes=(2,))
+    first, second = ranks(2).run(late, case, use_reentrant)
+    assert first == second
+    assert first[0] == reason
+    assert first[-1] == "trained"

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingEnv, ShardMetadata
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
 from recfx.conversion.load_guard import guard_loading
 from recfx.errors import CheckpointError
 from recfx.kernels.index_buffers import FREED
 from recfx.sharding.gather import gather_tables
-from tests.sharding.cases import Case, batches, build
+from recfx.sharding.shard_collection import shard_collection
+from tests.sharding.cases import Case, batches, build, plan_of
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import (
     ADMIT,
     LRU,
     PLANS,
+    assert_equal,
     assert_same,
     case_of,
     make,
     model_state,
     optimizer_state,
     sharded_of,
+    tables_of,
     train,
     whole_state,
 )
@@ -128,7 +137,9 @@ def test_a_state_without_index_empties_it() -> None:
     for found in ranks(2).run(load_plain, case, standard, False):
         for key, value in standard.items():
             assert torch.equal(found[f"sparse.{key}"][:48], value)
-        assert not any(bool(value.any()) for key, value in found.items() if key.endswith(".row_state"))
+        states = [value for key, value in found.items() if key.endswith(".row_state")]
+        assert states
+        assert not any(bool(value.any()) for value in states)
 
 
 Refused = tuple[str, str, bool]
@@ -290,6 +301,7 @@ def with_whole_counts(rank: int, world_size: int, case: Case) -> None:
     wanted = {name: table.index for name, table in gather_tables(sharded_of(model)).items()}
     for name, index in wanted.items():
         state[f"hash_indexes.{name}.counts"] = index["counts"]
+        state[f"hash_indexes.{name}.slice_counts"] = index["slice_counts"]
         assert int(index["counts"][0]) == 3
     sharded_of(again).load_state_dict(state)
     for name, table in gather_tables(sharded_of(again)).items():
@@ -336,3 +348,202 @@ def in_place(rank: int, world_size: int, case: Case) -> str:
 
 def test_whose_index_it_is_is_loaded_in_place_as_well() -> None:
     assert len(set(ranks(2).run(in_place, case_of("rows")))) == 1
+
+
+ROWS = case_of("rows", ADMIT)
+"""Of table ``a``, the first rank has dense rows as well."""
+
+
+def train_on_nothing(model: torch.nn.Module, case: Case) -> None:
+    """A batch that no row and no candidate knows of: only ``counts`` says that it was."""
+    keys = batches(case, 1, 1)[0][0].keys()
+    nothing = KeyedJaggedTensor(
+        keys, torch.empty(0, dtype=torch.int64), lengths=torch.zeros(len(keys), dtype=torch.int64)
+    )
+    model.get_submodule("sparse")(nothing).values().sum().backward()
+
+
+def counted(model: torch.nn.Module) -> dict[str, list[int]]:
+    """What this rank's indexes have counted, by table."""
+    found = {}
+    for name, index in sharded_of(model).hash_indexes.items():
+        assert isinstance(index, recfx.HashIndex)
+        found[name] = index.index_buffers().counts.tolist()
+    return found
+
+
+def forecasts(model: torch.nn.Module) -> list[Any]:
+    """What is derived from the counts of this rank's slices; where slots are says nothing about them."""
+    (report,) = recfx.explain(model).collections
+    return [(table.name, replace(table.hashing, longest_probe=None), table.reasons) for table in report.tables]
+
+
+def resumed(rank: int, world_size: int, case: Case, how: str, folder: str) -> list[Any]:
+    """Counts before, and after the load into a model that had counted something else."""
+    model, again = make(case, world_size), make(case, world_size, seed=7)
+    train(model, case, rank, world_size, 0, 4)
+    train_on_nothing(model, case)
+    train(again, case, rank, world_size, 5, 6)
+    monitors = [recfx.monitor(each, probed_groups=0) for each in (model, again)]
+    if how == "state_dict":
+        again.load_state_dict(model.state_dict())
+    elif how == "checkpoint":
+        recfx.save_checkpoint(model, folder)
+        recfx.load_checkpoint(again, folder)
+    else:
+        dcp.save({"model": model.state_dict()}, checkpoint_id=folder)
+        state = again.state_dict()
+        dcp.load({"model": state}, checkpoint_id=folder)
+        if how == "dcp":
+            again.load_state_dict(state)
+    before, after = counted(model), counted(again)
+    told, tells = forecasts(model), forecasts(again)
+    monitors[0].scalars()
+    for each in (model, again):
+        train(each, case, rank, world_size, 6, 7)
+    told_later, tells_later = (each.scalars() for each in monitors)
+    return [before, after, told == tells, counted(model) == counted(again) and told_later == tells_later]
+
+
+@pytest.mark.parametrize("how", ["state_dict", "checkpoint", "dcp", "dcp in place"])
+@pytest.mark.parametrize("plan", ["rows", "mixed"])
+def test_every_rank_gets_back_what_it_had_counted(plan: str, how: str, tmp_path: Path) -> None:
+    found = ranks(2).run(resumed, case_of(plan, ADMIT), how, str(tmp_path / "saved"))
+    for before, after, same_forecasts, same_later in found:
+        assert after == before
+        assert {counts[0] for counts in after.values()} == {5}
+        assert same_forecasts
+        assert same_later
+    if plan == "rows":
+        assert all(counts[2] > 0 for before, *_ in found for name, counts in before.items() if name != "c")
+
+
+def shares(rank: int, world_size: int, case: Case, saved: str, how: str) -> dict[str, list[int]]:
+    model = make(case, world_size)
+    if how == "plain":
+        sharded_of(model).load_state_dict(torch.load(saved))
+    elif how == "checkpoint":
+        recfx.load_checkpoint(model, saved)
+    else:
+        state = model.state_dict()
+        dcp.load({"model": state}, checkpoint_id=saved)
+        if how == "dcp":
+            model.load_state_dict(state)
+    return counted(model)
+
+
+def saved_by(rank: int, world_size: int, case: Case, folder: str) -> dict[str, list[int]]:
+    model = make(case, world_size)
+    train(model, case, rank, world_size, 0, 4)
+    recfx.save_checkpoint(model, f"{folder}/checkpoint")
+    dcp.save({"model": model.state_dict()}, checkpoint_id=f"{folder}/dcp")
+    if not world_size:
+        torch.save(model.get_submodule("sparse").state_dict(), f"{folder}/plain")
+        return {}
+    return {name: table.index["counts"].tolist() for name, table in gather_tables(sharded_of(model)).items()}
+
+
+@pytest.mark.parametrize("worlds", [(0, 2), (0, 3), (2, 3), (4, 2)])
+def test_every_rank_of_another_world_gets_a_share_of_what_was_counted(worlds: tuple[int, int], tmp_path: Path) -> None:
+    before, after = worlds
+    folder = str(tmp_path)
+    sums = ranks(before).run(saved_by, case_of("rows", ADMIT, world_size=before), folder) if before else []
+    if not before:
+        saved_by(0, 0, ROWS, folder)
+        state = torch.load(f"{folder}/plain")
+        sums = [{name: state[f"hash_indexes.{name}.counts"].tolist() for name in "abd"}]
+    ways = {"checkpoint": "checkpoint", "dcp": "dcp", "dcp in place": "dcp"} | ({} if before else {"plain": "plain"})
+    for how, file in ways.items():
+        case = case_of("rows", ADMIT, world_size=after)
+        found = ranks(after).run(shares, case, f"{folder}/{file}", how)
+        for name in "abd":
+            of_ranks = [counts[name] for counts in found]
+            assert [sum(each) for each in zip(*of_ranks, strict=True)][1:] == sums[0][name][1:], (how, name)
+            assert {counts[0] for counts in of_ranks} == {4}
+            assert all(counts[1] > 0 and counts[2] > 0 for counts in of_ranks), (how, name, of_ranks)
+
+
+def averaged(rank: int, world_size: int, case: Case, use_buffers: bool) -> dict[str, torch.Tensor]:
+    """The average of a model that evicts; of one rank's part of it, or of the whole."""
+    model = make(case, world_size)
+    average = AveragedModel(model, use_buffers=use_buffers, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    for step in range(8):
+        average.update_parameters(model)
+        train(model, case, rank, world_size, step, step + 1)
+    average.update_parameters(model)
+    return whole_state(average.module)
+
+
+@pytest.mark.parametrize("use_buffers", [False, True])
+@pytest.mark.parametrize("plan", ["mixed", "columns"])
+def test_averages_of_shards_follow_the_ids(plan: str, use_buffers: bool) -> None:
+    case = case_of(plan)
+    expected = model_state(averaged(0, 0, case, use_buffers))
+    assert int(expected["hash_indexes.a.counts"][3]) > 0
+    for found in ranks(2).run(averaged, case, use_buffers):
+        assert_same(model_state(found), expected, exact=False)
+
+
+def make_crossed(case: Case, world_size: int, seed: int = 0) -> torch.nn.Module:
+    """Each rank has two slices of the rows of table ``d``: one of its left columns, another of its right columns."""
+    model = make(case, 0, seed)
+    plan = plan_of(case, model.sparse, world_size)  # type: ignore[arg-type]
+    rows = case.hashing.rows // 2  # type: ignore[operator, union-attr]
+    shards = [
+        ShardMetadata([piece * rows, block * 128], [rows, 128], f"rank:{(piece + block) % 2}/cpu")
+        for block in range(2)
+        for piece in range(2)
+    ]
+    plan["d"] = ParameterSharding("row_wise", "fused", [0, 1, 1, 0], EnumerableShardingSpec(shards))
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    model.sparse = shard_collection(model.sparse, plan, env)  # type: ignore[arg-type]
+    return model
+
+
+def two_slices(rank: int, world_size: int, case: Case, how: str, folder: str) -> list[Any]:
+    """Counts, before and after loading into a model that has trained longer; and what both are one step later."""
+    model, again = make_crossed(case, world_size), make_crossed(case, world_size, seed=7)
+    train(model, case, rank, world_size, 0, 4)
+    train_on_nothing(model, case)
+    train(again, case, rank, world_size, 4, 10)
+    if how == "state_dict":
+        again.load_state_dict(model.state_dict())
+        sharded_of(again).fused_optimizer.load_state_dict(sharded_of(model).fused_optimizer.state_dict())
+    elif how == "checkpoint":
+        recfx.save_checkpoint(model, folder)
+        recfx.load_checkpoint(again, folder)
+    else:
+        saved, loaded = (
+            {"model": each.state_dict(), "optimizer": sharded_of(each).fused_optimizer.state_dict()}
+            for each in (model, again)
+        )
+        dcp.save(saved, checkpoint_id=folder)
+        dcp.load(loaded, checkpoint_id=folder)
+    before, after = counted(model), counted(again)
+    for each in (model, again):
+        train(each, case, rank, world_size, 4, 7)
+    found, expected = (
+        {
+            name: value for name, value in tables_of(each).items() if not name.endswith(".step")
+        }  # TorchRec's state has none
+        for each in (again, model)
+    )
+    assert_equal({**found, "over": expected["over"]}, expected)
+    return [before, after, found]
+
+
+@pytest.mark.parametrize("hashing", [LRU, ADMIT], ids=["lru", "admit"])
+@pytest.mark.parametrize("how", ["state_dict", "checkpoint", "dcp in place"])
+def test_two_slices_of_a_table_on_a_rank(how: str, hashing: recfx.HashConfig, tmp_path: Path) -> None:
+    case = case_of("rows", replace(hashing, rows=80, dense_rows=0))
+    whole = make(case, 0)
+    train(whole, case, 0, 0, 0, 4)
+    train_on_nothing(whole, case)
+    train(whole, case, 0, 0, 4, 7)
+    index = whole.get_submodule("sparse").index("d")  # type: ignore[operator]
+    for before, after, found in ranks(2).run(two_slices, case, how, str(tmp_path / "saved")):
+        assert before["d"] != before["d@1"]
+        assert after == before
+        assert {counts[0] for counts in after.values()} == {5}
+        for name, value in index.state_dict().items():
+            assert torch.equal(found[f"d.index.{name}"], value), name

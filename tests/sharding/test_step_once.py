@@ -100,3 +100,22 @@ def unfused_after_conversion(rank: int, world_size: int) -> str:
 
 def test_an_optimizer_without_a_fused_form_attached_after_conversion_is_not_dropped() -> None:
     assert ranks(1).run(unfused_after_conversion) == ["optimizer_not_fused"]
+
+
+def read_a_shard_elsewhere(rank: int, world_size: int, with_lookups: bool) -> tuple[str, str, bool]:
+    case = replace(CASE, optimizer="adagrad")
+    model = shard(case, build(case)[0], world_size)
+    (batch,) = (step[rank] for step in batches(case, world_size, 1))
+    weight: Any = model.embedding_bags["replicas"].weight
+    before = weight.detach().clone()
+    pooled = model(batch).values().square().mean()  # before the backward: kernels are chosen in the first forward
+    with pytest.raises(recfx.ConversionError) as caught:
+        (weight.square().mean() + (pooled if with_lookups else 0.0)).backward()
+    return caught.value.reason, caught.value.module_path, torch.equal(weight, before)
+
+
+@pytest.mark.parametrize("with_lookups", [True, False])
+def test_a_gradient_of_a_fused_shard_from_elsewhere_is_refused_and_steps_nothing(with_lookups: bool) -> None:
+    """Where all ranks would wait for each other's lookups, all of them raise."""
+    for answer in ranks(2).run(read_a_shard_elsewhere, with_lookups):
+        assert answer == ("shard_read_elsewhere", "embedding_bags.replicas.weight", True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -136,6 +137,33 @@ def short_epochs(rank: int, world_size: int) -> list[str]:
 
 def test_data_that_ends_after_many_short_epochs() -> None:
     assert ranks(2).run(short_epochs) == [[""] * 5, [""] * 4 + ["data_ended"]]
+
+
+def given_up(rank: int, world_size: int) -> list[str]:
+    """Pipelines that end or are given up in the middle; rank 0 alone keeps them, and what they raised."""
+    case = CASES["mixed"]
+    model = sharded_model(case, world_size, "alone")
+    optimizer, ends, kept = dense_optimizer(case, model), [], []
+    for batches, steps in ((4, 1), (2 + rank, 9), (3, 2), (2, 9), (1, 9)):
+        driver = PIPELINES["sparse_dist"](model, optimizer, CPU)
+        source = iter(batches_of_rank(case, rank, world_size, batches, "alone"))
+        ended = None
+        try:
+            for _ in range(steps):
+                driver.progress(source)
+        except (StopIteration, recfx.OutOfStepError) as error:
+            ended = error
+        driver.detach()
+        ends.append(f"{getattr(ended, 'reason', '')}")
+        if rank == 0:
+            kept += [driver, source, ended]
+        del driver, source, ended
+        gc.collect()
+    return ends
+
+
+def test_pipelines_that_one_rank_keeps_after_they_were_given_up() -> None:
+    assert ranks(2).run(given_up) == [[""] * 5, ["", "data_ended", "", "", ""]]
 
 
 def other_pipeline(rank: int, world_size: int, kind: type[Any], training: bool) -> dict[str, Any]:

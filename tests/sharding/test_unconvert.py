@@ -134,6 +134,7 @@ def back_before_the_first_step(rank: int, world_size: int, case: Case) -> dict[s
 def test_before_the_first_step(optimizer: str) -> None:
     """Optimizer state that no step has made yet is made: every rank sends what the others wait for."""
     for found in ranks(2).run(back_before_the_first_step, case_of("mixed", LRU, optimizer)):
+        assert found["optimizer"]
         for state in found["optimizer"].values():
             assert set(KEYS[optimizer]) <= state.keys()
             assert not any(state[key].any() for key in KEYS[optimizer])

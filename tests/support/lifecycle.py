@@ -112,7 +112,8 @@ class Pair:
         """Eval mode agrees as well, and changes no state."""
         before = {key: value.clone() for key, value in self.model.state_dict().items()}
         self.model.eval()
-        output = self.model(batch.features).values()
+        with torch.no_grad():  # otherwise its rows would be kept for a backward
+            output = self.model(batch.features).values()
         self.model.train()
         answers = {name: [t.ids.answer(i) for bag in batch.bags[name] for i in bag] for name, t in self.oracle.items()}
         torch.testing.assert_close(output.detach(), self.pooled(batch, answers), rtol=1e-5, atol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -139,6 +140,85 @@ def test_a_parameter_first_used_where_the_trace_gives_up() -> None:
     model.zero_grad()
     found.sum().backward()
     torch.testing.assert_close(model.scale.grad, gradient, rtol=1e-6, atol=0)
+
+
+class Between(nn.Module):
+    """Can be traced, but holds two modules of which the first cannot; what it passes is not computed yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([[1.0, 2.0, 3.0, 4.0]]))
+        self.first = Branches()
+        self.second = Hybrid(inside(contextlib.nullcontext))
+
+    def forward(self, features: KeyedJaggedTensor, dense: torch.Tensor) -> torch.Tensor:
+        pooled = self.first(features, [dense.T], scale={"scale": self.scale.T})
+        return pooled + self.second(features) * dense.T.sum()
+
+
+class Branches(nn.Module):
+    """Uses what it gets, and then what no trace can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = one_table()
+
+    def forward(
+        self, features: KeyedJaggedTensor, dense: list[torch.Tensor], *, scale: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        pooled = self.ebc(features).values() @ scale["scale"] * dense[0].sum()
+        return pooled if pooled.sum() > 1e9 else -pooled
+
+
+class Outermost(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.between = Between()
+
+    def forward(self, features: KeyedJaggedTensor, dense: torch.Tensor) -> torch.Tensor:
+        return self.between(features, dense) * 2
+
+
+def test_only_the_inner_module_that_cannot_be_traced_stays_a_call() -> None:
+    model, sample = Outermost(), (BATCH, torch.rand(3, 2))
+    traced = recfx.trace(model, sample)
+    assert [(one.path, one.code) for one in traced.meta["recfx_rollbacks"]] == [("between.first", "untraceable")]
+    called = {str(node.target).split(".graph_module")[0] for node in traced.graph.find_nodes(op="call_module")}
+    assert called == {"between.first", "between.second.ebc"}
+    traced.graph.lint()
+    assert torch.equal(traced(*sample), model(*sample))
+
+
+@pytest.mark.parametrize(
+    "context",
+    [lambda: torch.autocast("cpu", torch.bfloat16), torch.no_grad, torch.enable_grad, torch.inference_mode, hooked],
+    ids=["autocast", "no_grad", "enable_grad", "inference_mode", "hooks"],
+)
+def test_other_threads_may_do_meanwhile_what_a_graph_would_forget(
+    context: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> None:
+    modes: list[object] = []
+
+    def train_elsewhere() -> None:
+        try:
+            with context():
+                modes.append(
+                    (torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+                )
+        except Exception as error:
+            modes.append(error)
+
+    def run(pool: Callable[[KeyedJaggedTensor], torch.Tensor], features: KeyedJaggedTensor) -> torch.Tensor:
+        other = threading.Thread(target=train_elsewhere)
+        other.start()
+        other.join()
+        return pool(features)
+
+    train_elsewhere()
+    traced = recfx.trace(Root(run), (BATCH,))
+    assert traced.meta["recfx_rollbacks"] == []
+    assert len(modes) > 1
+    assert set(modes) == set(modes[:1])
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,12 +12,18 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
 
 import recfx
+from recfx.modules.carry_over import standard_collection
 from recfx.record.verify_report import SKIPPED
-from recfx.verification.mapped_collection import MappedCollection
+from recfx.verification.mapped_collection import map_collection
 from tests.builders.batches import bags, one_bag
 from tests.builders.collections import one_table, table
 
 RAW = 10**12
+
+
+class Sub(EmbeddingBagCollection):
+    def width(self) -> int:
+        return sum(config.embedding_dim for config in self.embedding_bag_configs())
 
 
 def hashed(weighted: bool = False, **options: Any) -> Any:
@@ -42,14 +49,24 @@ def features(weighted: bool = False, more: int = 0) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(found.keys(), found.values(), weights, lengths=found.lengths())
 
 
+def mapped_to(collection: Any) -> Any:
+    """A standard collection with weights of its own that takes the ids of ``collection``."""
+    standard = copy.deepcopy(standard_collection(collection))
+    for parameter in standard.parameters():
+        nn.init.zeros_(parameter)
+    map_collection(standard, collection)
+    return standard
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("options", [{}, {"dense_rows": 4}, {"unseen": "share"}], ids=str)
 def test_it_reads_what_the_hashed_one_reads(weighted: bool, training: bool, options: dict[str, Any]) -> None:
     collection = hashed(weighted, **options).train(training)
-    mapped = MappedCollection(collection)
+    mapped = mapped_to(collection)
     assert mapped.training == training
     assert mapped.embedding_bag_configs()[1].feature_names == ["f2", "f3"]
+    assert mapped._feature_names == [["f1"], ["f2", "f3"]]
     for more in (0,) if training else (0, 1, 50):
         expected = collection(features(weighted, more))
         found = mapped(features(weighted, more))
@@ -58,29 +75,43 @@ def test_it_reads_what_the_hashed_one_reads(weighted: bool, training: bool, opti
 
 
 @pytest.mark.parametrize("admits", [False, True])
-def test_its_tables_are_copies_with_a_row_of_zeros(admits: bool) -> None:
+def test_its_tables_are_copies(admits: bool) -> None:
     collection = hashed(**({"admit_after": 2, "unseen": "share"} if admits else {}))
     weight = collection.weight("t1")
     weight.requires_grad_(False)
-    mapped = MappedCollection(collection)
-    extended = mapped.embedding_bags["t1"].weight
-    assert extended.shape == (25 if admits else 13, 4)
-    assert [config.num_embeddings for config in mapped.embedding_bag_configs()] == ([25, 41] if admits else [13, 21])
-    assert torch.equal(extended[:12], weight)
-    assert torch.equal(extended[12], torch.zeros(4))
-    assert not admits or torch.equal(extended[13:], weight)
-    assert extended.data_ptr() != weight.data_ptr()
+    mapped = mapped_to(collection)
+    copied = mapped.embedding_bags["t1"].weight
+    assert torch.equal(copied, weight)
+    assert copied.data_ptr() != weight.data_ptr()
     assert [parameter.requires_grad for parameter in mapped.parameters()] == [False, True]
+
+
+def test_it_is_still_the_collection_that_it_was() -> None:
+    """Whatever a model asks it for, with the rows of the hashed one."""
+    plain = Sub([table("t", ["f"], dim=4, rows=12)])
+    collection: Any = recfx.convert(plain, hashing=recfx.HashConfig(dense_rows=0, rows=30))
+    standard = Sub([table("t", ["f"], dim=4, rows=12)])
+    weight, bag = standard.embedding_bags["t"].weight, standard.embedding_bags["t"]
+    map_collection(standard, collection)
+    assert isinstance(standard, Sub)
+    assert standard.width() == 4
+    assert standard.device == torch.device("cpu")
+    assert standard.embedding_bags["t"] is bag
+    assert bag.weight is weight
+    assert (bag.num_embeddings, tuple(weight.shape)) == (30, (30, 4))
+    assert standard.embedding_bag_configs()[0].num_embeddings == 30
+    assert plain.embedding_bag_configs()[0].num_embeddings == 12
+    assert standard.state_dict().keys() == plain.state_dict().keys()
 
 
 def test_an_index_without_ids() -> None:
     collection = recfx.convert(one_table(), hashing=recfx.HashConfig(dense_rows=0)).eval()
-    found = MappedCollection(collection)(one_bag(0, 5, RAW)).values()
+    found = mapped_to(collection)(one_bag(0, 5, RAW)).values()
     assert torch.equal(found, torch.zeros(1, 4))
     collection = recfx.convert(one_table(), hashing=recfx.HashConfig(dense_rows=0)).train()
     collection(one_bag(RAW))
     row = int(collection.index("t").find(torch.tensor([RAW]))[0])
-    found = MappedCollection(collection)(one_bag(RAW - 1, RAW, RAW + 1)).values()
+    found = mapped_to(collection)(one_bag(RAW - 1, RAW, RAW + 1)).values()
     assert torch.equal(found[0], collection.weight("t")[row])
 
 
@@ -90,7 +121,7 @@ def test_a_table_without_an_index_beside_one_that_has_one() -> None:
     sample = bags({"f1": [[RAW, 3]], "f2": [[11, 0, 3]]})
     expected = collection(sample)
     assert not collection.tables[1].has_index
-    torch.testing.assert_close(MappedCollection(collection)(sample).values(), expected.values())
+    torch.testing.assert_close(mapped_to(collection)(sample).values(), expected.values())
 
 
 def test_batches_of_another_size_per_feature() -> None:
@@ -102,7 +133,7 @@ def test_batches_of_another_size_per_feature() -> None:
         stride_per_key_per_rank=[[2], [1], [2]],
         inverse_indices=(["f1", "f2", "f3"], torch.tensor([[0, 1, 0], [0, 0, 0], [1, 1, 0]])),
     )
-    expected, found = collection(sample), MappedCollection(collection)(sample)
+    expected, found = collection(sample), mapped_to(collection)(sample)
     assert expected.values().shape == (3, 12)
     torch.testing.assert_close(found.values(), expected.values())
 
@@ -135,9 +166,107 @@ def test_a_step_of_ids_that_are_admitted_and_of_others(on_full: str, unseen: str
 
 def test_a_wrong_shared_row_is_noticed() -> None:
     collection = hashed(unseen="share").eval()
-    mapped = MappedCollection(collection)
+    mapped = mapped_to(collection)
     wrong = copy.deepcopy(features(more=50))
     wrong.values()[0] += 1
     shared = [collection.index("t1").shared_rows(each.values()[:1]) for each in (features(more=50), wrong)]
     assert shared[0] != shared[1]
     assert not torch.equal(mapped(wrong).values(), collection(features(more=50)).values())
+
+
+def _at_the_device(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
+    return model.ebc(features.to(model.ebc.device)).values()
+
+
+def _new_on_the_device(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
+    pooled = model.ebc(features).values()
+    return pooled + torch.ones(pooled.shape, device=model.ebc.device)
+
+
+def _by_the_configs(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
+    return model.ebc(features).values() * sum(c.num_embeddings for c in model.ebc.embedding_bag_configs())
+
+
+def _by_the_table(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
+    weight = model.ebc.embedding_bags["t"].weight
+    return model.ebc(features).values() * weight.shape[0] + weight.square().mean()
+
+
+def _by_a_method(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
+    return model.ebc(features).values() * model.ebc.width()
+
+
+def _by_an_attribute(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
+    return model.ebc.scale * model.ebc.after(model.ebc(features).values())
+
+
+def _tied(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
+    return model.ebc(features).values() @ model.tied.T
+
+
+@pytest.mark.parametrize("rows", [None, 30])
+@pytest.mark.parametrize("admits", [{}, {"admit_after": 2, "unseen": "share"}], ids=str)
+@pytest.mark.parametrize(
+    "forward",
+    [
+        _at_the_device,
+        _new_on_the_device,
+        _by_the_configs,
+        _by_the_table,
+        _by_a_method,
+        _by_an_attribute,
+        _tied,
+    ],
+)
+def test_a_model_that_asks_its_hashed_collection(
+    forward: Callable[..., torch.Tensor], admits: dict[str, Any], rows: int | None
+) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ebc = Sub([table("t", ["f"], dim=4, rows=12)])
+            self.ebc.scale = 3.0
+            self.ebc.after = nn.Linear(4, 4)
+            self.tied = self.ebc.embedding_bags["t"].weight
+
+        def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+            return forward(self, features)
+
+    sample = one_bag(RAW, 2, RAW, -1)
+    converted = recfx.convert(Model(), (sample,), hashing=recfx.HashConfig(dense_rows=0, rows=rows, **admits))
+    assert isinstance(converted.ebc, recfx.HashEmbeddingBagCollection)
+    reasons = [reason.code for reason in recfx.explain(converted).reasons]
+    assert "verification_skipped" not in reasons
+
+
+def test_hooks_of_a_hashed_collection_run_on_both_sides() -> None:
+    model = nn.Sequential(one_table())
+    model[0].register_forward_pre_hook(lambda _, inputs: (inputs[0].to(torch.device("cpu")),))
+    model[0].register_forward_hook(lambda _, inputs, pooled: pooled.values() * 2)
+    assert recfx.convert(model, (one_bag(RAW, 1),), hashing=recfx.HashConfig(dense_rows=0))
+
+
+def test_a_hashed_model_that_was_converted_in_place() -> None:
+    """Its own indexes and rows are those of the reference."""
+    model = nn.Sequential(Sub([table("t", ["f"], dim=4, rows=12)]))
+    converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0), inplace=True)
+    assert converted is model
+    converted(one_bag(RAW, 7))
+    report = recfx.verify(model, converted, (one_bag(RAW, 2),))
+    assert report.ok, str(report)
+    assert not report.of(SKIPPED)
+
+
+def test_a_feature_of_two_hashed_tables_with_inverse_indices() -> None:
+    plain = EmbeddingBagCollection([table("t1", ["f"], dim=4, rows=12), table("t2", ["f"], dim=4, rows=12)])
+    collection = recfx.convert(plain, hashing=recfx.HashConfig(dense_rows=0)).train()
+    sample = KeyedJaggedTensor(
+        ["f"],
+        torch.tensor([RAW, 3, 2]),
+        lengths=torch.tensor([1, 2]),
+        stride_per_key_per_rank=[[2]],
+        inverse_indices=(["f"], torch.tensor([[0, 1, 0]])),
+    )
+    expected = collection(sample)
+    assert expected.keys() == ["f@t1", "f@t2"]
+    torch.testing.assert_close(mapped_to(collection)(sample).values(), expected.values())

@@ -62,6 +62,20 @@ def test_touched_ones_must_not(kind: str) -> None:
     assert {(check.what, check.where) for check in report.of(DIFFERENT)} == {("parameters", TABLE)}
 
 
+@pytest.mark.parametrize("optimizer", [None, torch.optim.SGD, torch.optim.Adagrad])
+def test_others_must_not_either_where_the_dense_rule_leaves_them_alone(
+    optimizer: type[torch.optim.Optimizer] | None,
+) -> None:
+    model = Model()
+    if optimizer is not None:
+        attach(model, optimizer, lr=0.1)
+    wrong = copy.deepcopy(recfx.convert(model))
+    with torch.no_grad():
+        wrong.ebc.weight("t")[9] += 1.0
+    report = recfx.verify(model, wrong, (two_bags(2, 3, 5),))
+    assert {(check.what, check.where) for check in report.of(DIFFERENT)} == {("parameters", TABLE)}
+
+
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_frozen_hashed_table_has_no_gradient_in_the_oracle(trains: bool) -> None:
     model = Model().requires_grad_(trains)

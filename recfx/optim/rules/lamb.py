@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from torchrec.optim.optimizers import LAMB as TorchRecLAMB
 
 from recfx.optim.rules.averages import AveragesOptimizer, average_numbers, moving_averages
 from recfx.optim.rules.rule import (
+    ANY_MODE,
     BETAS,
     EPS,
     LEARNING_RATE,
@@ -75,5 +75,5 @@ LAMB = LambRule(
     ),
     counts_steps=True,
     saves_step=True,
-    decay_modes=(WeightDecayMode.NONE,),  # FBGEMM's reads no mode
+    decay_modes=ANY_MODE,
 )

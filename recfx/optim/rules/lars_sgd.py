@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from torchrec.optim.optimizers import LarsSGD as TorchRecLarsSGD
 
-from recfx.optim.rules.rule import LEARNING_RATE, WEIGHT_DECAY, Rule, Setting, StateTensor, StepNumbers
+from recfx.optim.rules.rule import ANY_MODE, LEARNING_RATE, WEIGHT_DECAY, Rule, Setting, StateTensor, StepNumbers
 from recfx.optim.rules.touched_rows import TouchedRowsOptimizer, TouchedRowsRule
 
 ETA = Setting("eta", 0.001, ("eta",))
@@ -76,5 +75,5 @@ LARS_SGD = LarsSgdRule(
     fused_types=(EmbOptimType.LARS_SGD,),
     settings=(LEARNING_RATE, ETA, MOMENTUM, WEIGHT_DECAY),
     states=(StateTensor("momentum_buffer", "momentum1"),),
-    decay_modes=(WeightDecayMode.NONE,),  # FBGEMM's reads no mode
+    decay_modes=ANY_MODE,
 )

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from torchrec.optim.optimizers import PartialRowWiseAdam as TorchRecPartialRowWiseAdam
 
 from recfx.optim.rules.averages import AveragesOptimizer, average_numbers, moving_averages
-from recfx.optim.rules.rule import BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor, StepNumbers
+from recfx.optim.rules.rule import ANY_MODE, BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor, StepNumbers
 from recfx.optim.rules.touched_rows import TouchedRowsRule
 
 
@@ -66,5 +65,5 @@ PARTIAL_ROWWISE_ADAM = PartialRowWiseAdamRule(
     ),
     counts_steps=True,
     saves_step=True,
-    decay_modes=(WeightDecayMode.NONE,),  # FBGEMM's reads no mode
+    decay_modes=ANY_MODE,
 )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from torchrec.optim.optimizers import PartialRowWiseLAMB as TorchRecPartialRowWiseLAMB
 
 from recfx.optim.rules.averages import AveragesOptimizer
 from recfx.optim.rules.lamb import LambRule
-from recfx.optim.rules.rule import BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor
+from recfx.optim.rules.rule import ANY_MODE, BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor
 
 
 class PartialRowWiseLambRule(LambRule):
@@ -37,5 +36,5 @@ PARTIAL_ROWWISE_LAMB = PartialRowWiseLambRule(
     ),
     counts_steps=True,
     saves_step=True,
-    decay_modes=(WeightDecayMode.NONE,),  # FBGEMM's reads no mode
+    decay_modes=ANY_MODE,
 )

@@ -49,7 +49,7 @@ ROWWISE_ADAGRAD = RowWiseAdagrad(
     start_setting="initial_accumulator_value",
     states=(StateTensor("sum", "momentum1", per_row=True),),
     counts_steps=True,
-    modes_without_decay=(WeightDecayMode.NONE,),
+    decay_modes=(WeightDecayMode.L2,),
     variants={WeightDecayMode.DECOUPLE: ROWWISE_ADAGRAD_DECOUPLED},
     step_need=Need(448, 46),
     border_need=Need(384, 38),

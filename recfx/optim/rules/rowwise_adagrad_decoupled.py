@@ -75,5 +75,4 @@ ROWWISE_ADAGRAD_DECOUPLED = RowWiseAdagradDecoupled(
     states=(StateTensor("sum", "momentum1", per_row=True),),
     counts_steps=True,
     decay_modes=(WeightDecayMode.DECOUPLE,),
-    modes_without_decay=(WeightDecayMode.NONE,),
 )

@@ -115,6 +115,10 @@ class StepNumbers(NamedTuple):
 TRITON_NUMBERS = 7
 
 
+ANY_MODE = (WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE)
+"""Those that FBGEMM takes without further arguments, all of which mean the same to a rule that reads none."""
+
+
 @dataclass(frozen=True, eq=False)
 class Rule(ABC):
     """One kind of optimizer. A rule is a constant in its own file, named after its ``name`` in capitals.
@@ -133,9 +137,8 @@ class Rule(ABC):
         saves_step: whether TorchRec saves ``step``, which it does if the rule reads it.
         decay_in_fused_params: why ``weight_decay`` in ``fused_params`` is refused, and what to do about it; empty if it
             is accepted.
-        decay_modes: the values of ``weight_decay_mode`` in ``fused_params`` with which ``weight_decay`` means what this
-            rule does; so does leaving it out.
-        modes_without_decay: the values with which FBGEMM leaves ``weight_decay`` out of the step, and so does it.
+        decay_modes: the values of ``weight_decay_mode`` in ``fused_params`` with which FBGEMM applies ``weight_decay``,
+            as this rule does; its default is ``WeightDecayMode.NONE``. With others it leaves weight decay out.
         variants: the rules that its ``fused_types`` mean with other values.
         step_need: the unified buffer of an NPU that ``recfx_fused_step`` takes with it; None: it was never measured.
         border_need: likewise, of ``recfx_fused_step_of_borders``.
@@ -154,8 +157,7 @@ class Rule(ABC):
     counts_steps: bool = False
     saves_step: bool = False
     decay_in_fused_params: str = ""
-    decay_modes: tuple[WeightDecayMode, ...] = (WeightDecayMode.L2,)
-    modes_without_decay: tuple[WeightDecayMode, ...] = ()
+    decay_modes: tuple[WeightDecayMode, ...] = ()
     variants: Mapping[WeightDecayMode, Rule] = field(default_factory=dict)
     step_need: Need | None = None
     border_need: Need | None = None

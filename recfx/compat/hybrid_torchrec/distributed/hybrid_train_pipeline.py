@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, type_of
 from recfx.pipeline.train_pipeline import TrainPipeline
 
 MOST_BATCHES = 12
@@ -71,7 +71,7 @@ class HybridTrainPipelineSparseDist:
 def _loss_of(returned: Any) -> torch.Tensor:
     if not (isinstance(returned, (tuple, list)) and len(returned) == 2 and isinstance(returned[0], torch.Tensor)):
         raise ConversionError(
-            f"the model's forward returned a {type(returned).__name__}, not (loss, output).",
+            f"the model's forward returned {type_of(returned)}, not (loss, output).",
             reason="forward_without_loss",
             what_to_do="return the loss first, then the output.",
         )
@@ -92,7 +92,7 @@ def _check(
         ("device", device, torch.device),
     ):
         if not isinstance(value, wanted):
-            raise _refusal(f"{name} is a {type(value).__name__}.", f"pass a {wanted.__module__}.{wanted.__name__}.")
+            raise _refusal(f"{name} is {type_of(value)}.", f"pass a {wanted.__module__}.{wanted.__name__}.")
     placed = getattr(model, "device", None)
     if isinstance(placed, torch.device) and placed.type != device.type:
         raise _refusal(

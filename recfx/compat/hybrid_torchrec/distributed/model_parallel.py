@@ -10,7 +10,7 @@ from torchrec.distributed.model_parallel import DataParallelWrapper
 from torchrec.distributed.model_parallel import DistributedModelParallel as TorchRecModelParallel
 from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, type_of
 from recfx.modules.collection import unsharded_collections
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 
@@ -99,7 +99,7 @@ def _check_plan(plan: ShardingPlan | None, module: nn.Module) -> None:
     """Check that the plan is for this model; where it came from cannot be checked."""
     how = "pass plan=EmbeddingShardingPlanner(...).collective_plan(module, sharders, dist.GroupMember.WORLD)."
     if not isinstance(plan, ShardingPlan):
-        raise ConversionError(f"plan is a {type(plan).__name__}.", reason="npu_plan", what_to_do=how)
+        raise ConversionError(f"plan is {type_of(plan)}.", reason="npu_plan", what_to_do=how)
     collections = unsharded_collections(module)
     if not collections:
         raise ConversionError(

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, type_of
 from recfx.planner.default_sharders import sharders
 
 _HOW = "pass ShardingEnv.from_process_group(dist.new_group(backend='gloo'))."
@@ -23,7 +23,7 @@ def get_default_hybrid_sharders(host_env: ShardingEnv) -> list[ModuleSharder[nn.
     """
     if not isinstance(host_env, ShardingEnv):
         raise ConversionError(
-            f"host_env is a {type(host_env).__name__}, not a ShardingEnv.", reason="host_env_missing", what_to_do=_HOW
+            f"host_env is {type_of(host_env)}, not a ShardingEnv.", reason="host_env_missing", what_to_do=_HOW
         )
     made = sharders(host_env=host_env)
     backend = dist.get_backend(host_env.process_group)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from recfx.conversion.notes import not_verified
 from recfx.diagnostics import Diagnostic
 from recfx.discovery.bypass import bypassed
 from recfx.discovery.classify import CONVERTIBLE
@@ -12,6 +11,7 @@ from recfx.discovery.discover import Discovery
 from recfx.errors import ConversionError
 from recfx.record.conversion import Conversion
 from recfx.record.verify_report import DIFFERENT, EQUAL, REFUSED_SAMPLE, SKIPPED, VerifyReport
+from recfx.replacement.notes import not_verified
 from recfx.tracing.sample import Sample
 from recfx.verification.verify import verify
 

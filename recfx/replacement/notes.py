@@ -6,6 +6,8 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from recfx.diagnostics import Diagnostic
+from recfx.discovery.classify import CONVERTIBLE
+from recfx.discovery.discover import Discovery
 from recfx.modules.copy_modules import compiled_in_place
 from recfx.sharding.collection import sharded_collections
 from recfx.tracing.sample import Sample
@@ -21,6 +23,20 @@ def compile_dropped(model: nn.Module, inplace: bool) -> list[Diagnostic]:
     message = "Module.compile() was called on the original; the converted module runs uncompiled."
     what_to_do = "call .compile() on the converted model."
     return [Diagnostic("compile_dropped", path, message, what_to_do) for path in compiled_in_place(model)]
+
+
+def read_but_not_called(discovery: Discovery) -> list[Diagnostic]:
+    """Collections that code also reaches from places that a conversion cannot change, of which it calls nothing."""
+    return [
+        Diagnostic(
+            "bypass_not_called",
+            finding.path,
+            f"{finding.never_called}. The source shows that nothing is called from there, where the original stays.",
+            "if the code asks whether the model itself is there, put the converted model there.",
+        )
+        for finding in discovery.of(CONVERTIBLE)
+        if finding.never_called
+    ]
 
 
 def not_verified(model: nn.Module, call: Sample | None, asked: bool) -> list[Diagnostic]:

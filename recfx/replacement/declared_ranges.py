@@ -7,7 +7,7 @@ from typing import Any
 
 from recfx.discovery.classify import CONVERTIBLE
 from recfx.discovery.discover import Discovery
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, type_of
 from recfx.hashing.config import as_integer
 from recfx.ir.id_range import IdRange
 
@@ -38,7 +38,7 @@ def declare_id_ranges(discovery: Discovery, declared: Any) -> None:
 
 def _checked(declared: Any) -> dict[str, IdRange]:
     if not isinstance(declared, Mapping):
-        raise _invalid(f"id_ranges is a {type(declared).__name__}.")
+        raise _invalid(f"id_ranges is {type_of(declared)}.")
     found = {}
     for feature, given in declared.items():
         bounds = [as_integer(bound) for bound in given] if isinstance(given, (tuple, list)) else []

@@ -1,0 +1,175 @@
+"""What the slices of a table have counted, in a form that does not depend on where the table is cut.
+
+A table is cut between its *parts*: every bucket is one, and the dense rows are divided into at most 1,024. An index
+counts for its slice as a whole; when a sharded table is saved, each slice spreads its statistics over its own parts,
+and whoever loads adds up those of its parts. So the sums never change, and every slice gets back what it had counted,
+or, if the table is cut elsewhere, its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from recfx.hashing.config import ResolvedHashConfig
+from recfx.hashing.state_errors import torn
+from recfx.kernels.buckets import bucket_begin, bucket_from
+from recfx.kernels.index_buffers import BATCHES, COUNTERS
+
+COUNTS, SLICE_COUNTS = "counts", "slice_counts"
+STATISTICS = COUNTERS[BATCHES + 1 :]  # the number of batches is that of the table in every slice
+_MOST_DENSE_PARTS = 1024
+
+
+def dense_parts(config: ResolvedHashConfig) -> int:
+    """How many parts the dense rows have."""
+    return min(config.dense_rows, _MOST_DENSE_PARTS)
+
+
+def part_count(config: ResolvedHashConfig) -> int:
+    """How many parts the table has."""
+    return dense_parts(config) + config.buckets
+
+
+def parts_between(config: ResolvedHashConfig, row_begin: int, row_end: int) -> range:
+    """The parts that begin in these rows."""
+    first, end = (_part_from(config, row) for row in (row_begin, row_end))
+    return range(first, end)
+
+
+def border_at(config: ResolvedHashConfig, row: int) -> int:
+    """The last row, up to this one, at which a part begins; the number of rows if ``row`` is that."""
+    if row < config.dense_rows:
+        parts = dense_parts(config)
+        return _last_up_to(row, config.dense_rows, parts) * config.dense_rows // parts
+    if row == config.dense_rows:  # perhaps there are no others
+        return row
+    bucket = min(config.buckets, _last_up_to(row - config.dense_rows, config.index_rows, config.buckets))
+    return bucket_begin(bucket, config.rows, config.dense_rows, config.buckets)
+
+
+def spread(config: ResolvedHashConfig, counts: Tensor, row_begin: int, row_end: int) -> Tensor:
+    """The statistics of a slice over its parts: int64 ``[parts, 5]``, evenly over its buckets if it has any."""
+    own = parts_between(config, row_begin, row_end)
+    first = max(dense_parts(config) - own.start, 0) if own.stop > dense_parts(config) else 0
+    spread_out = counts.new_zeros(len(own), len(STATISTICS))
+    spread_out[first:] = _evenly(counts[BATCHES + 1 :], len(own) - first)
+    return spread_out
+
+
+def share(config: ResolvedHashConfig, counts: Tensor, row_begin: int, row_end: int) -> Tensor:
+    """The ``counts`` of a slice, given those of the whole table: int64 ``[6]``, a new tensor.
+
+    Statistics are divided evenly among the buckets, because ids are.
+    """
+    own = parts_between(config, row_begin, row_end)
+    first, end = (max(part - dense_parts(config), 0) for part in (own.start, own.stop))
+    statistics = _evenly(counts[BATCHES + 1 :], config.buckets)[first:end].sum(dim=0)
+    return torch.cat([counts[: BATCHES + 1], statistics])
+
+
+def folded(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state by buffer name whose ``counts`` say everything: what slices have counted is added, and left out."""
+    whole = dict(state)
+    parts = whole.pop(SLICE_COUNTS, None)
+    if parts is not None and COUNTS in whole:
+        whole[COUNTS] = whole[COUNTS].clone()
+        whole[COUNTS][BATCHES + 1 :] += parts.sum(dim=0)
+    return whole
+
+
+def checked_sums(saved: object, parts: int | None, name: str) -> list[int]:
+    """The sums of saved ``slice_counts``, one per statistic.
+
+    Args:
+        saved: what was saved; None stands for a state without it.
+        parts: the number of parts of the slice; None for a whole table, which only needs the sums.
+        name: the name of the table, for messages.
+
+    Raises:
+        CheckpointError: ``torn_state``.
+    """
+    if saved is None:
+        return [0] * len(STATISTICS)
+    is_matrix = isinstance(saved, Tensor) and not saved.is_meta and saved.dtype == torch.int64 and saved.dim() == 2
+    if not isinstance(saved, Tensor) or not is_matrix or saved.size(1) != len(STATISTICS):
+        raise torn(f"{SLICE_COUNTS} must be torch.int64 [parts, {len(STATISTICS)}] with data.", name)
+    if parts is not None and saved.size(0) != parts:
+        raise torn(f"{SLICE_COUNTS} has {saved.size(0)} parts, but these rows have {parts}.", name)
+    if bool((saved < 0).any()):
+        raise torn(f"{SLICE_COUNTS} has a negative count.", name)
+    return [sum(column) for column in saved.t().tolist()]  # of Python, which do not overflow
+
+
+class SliceCounts:
+    """The counts of a slice as the state of a sharded table has them, so that a checkpoint can be loaded into them.
+
+    Args:
+        config: the configuration of the table.
+        row_begin, row_end: the rows of the slice.
+
+    Attributes:
+        of_table: int64 ``[5]``: zeros, until the statistics of a whole table are loaded into it.
+        of_parts: int64 ``[parts, 5]``: see ``spread``.
+    """
+
+    def __init__(self, config: ResolvedHashConfig, row_begin: int, row_end: int) -> None:
+        self.config, self.rows = config, (row_begin, row_end)
+        self.of_table = torch.zeros(len(STATISTICS), dtype=torch.int64, device="cpu")
+        self.of_parts = self.of_table.new_zeros(len(parts_between(config, row_begin, row_end)), len(STATISTICS))
+        self._batches: Tensor | None = None
+        self._versions = self._current()
+
+    def take(self, counts: Tensor, first: SliceCounts | None) -> None:
+        """Hold what the slice has counted.
+
+        Args:
+            counts: of the slice, int64 ``[6]``.
+            first: of the first slice of the table on this rank, if that is another one: the number of batches and
+                ``of_table`` are only loaded there.
+        """
+        self.of_parts.copy_(spread(self.config, counts, *self.rows))
+        if first is None:
+            self.of_table.zero_()
+            self._batches = counts[: BATCHES + 1]
+        else:
+            self.of_table, self._batches = first.of_table, first._batches
+        self.note()
+
+    def note(self) -> None:
+        """What is here now is known."""
+        self._versions = self._current()
+
+    def loaded(self) -> dict[str, Tensor]:
+        """The state of the slice, by buffer name, that was loaded since ``take``; empty if none was."""
+        if self._batches is None or self._versions == self._current():
+            return {}
+        return {
+            COUNTS: share(self.config, torch.cat([self._batches, self.of_table]), *self.rows),
+            SLICE_COUNTS: self.of_parts,
+        }
+
+    def _current(self) -> tuple[int, int]:
+        return self.of_table._version, self.of_parts._version
+
+
+def _part_from(config: ResolvedHashConfig, row: int) -> int:
+    """The first part that begins at or after this row."""
+    parts = dense_parts(config)
+    if row < config.dense_rows:
+        return -(-row * parts // config.dense_rows)
+    return parts + bucket_from(row, config.rows, config.dense_rows, config.buckets)
+
+
+def _last_up_to(row: int, rows: int, pieces: int) -> int:
+    """The last piece that begins at or before this row; number ``k`` begins at ``k * rows // pieces``."""
+    return ((row + 1) * pieces - 1) // rows
+
+
+def _evenly(statistics: Tensor, parts: int) -> Tensor:
+    """int64 ``[parts, 5]``, which add up to ``statistics``."""
+    each = torch.div(statistics, max(parts, 1), rounding_mode="floor")
+    rest = statistics - each * parts
+    return each + (torch.arange(parts, device=statistics.device)[:, None] < rest)

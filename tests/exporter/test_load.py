@@ -1,0 +1,264 @@
+"""Loading files while the world changes around them: other files in their place, and what a host may lack."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import recfx
+from recfx.exporter import load as load_module
+from tests.exporter.changed_records import Records, forge, rewrite, with_another, with_manifest
+from tests.exporter.committed_files import committed_file
+from tests.exporter.hashed_models import call, trained
+from tests.support.forked_script import run_script
+
+BATCH = call(3, seed=1)
+
+
+@pytest.fixture(scope="module", params=["torchscript", "pt2"])
+def versions(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two versions of a model, in files whose manifests differ as well."""
+    folder, model = tmp_path_factory.mktemp("versions"), trained()
+    paths = [folder / f"{number}.model" for number in range(2)]
+    for path in paths:
+        recfx.export(model, path, call(6), format=request.param)
+        model.linear.weight.data.mul_(2)
+    return paths
+
+
+@contextmanager
+def replaced_all_the_time(path: Path, versions: list[Path]) -> Iterator[None]:
+    """A thread puts one version after the other in the place of a file, as an export does."""
+    stops = threading.Event()
+
+    def replace() -> None:
+        number = 0
+        while not stops.wait(0.0005):
+            number += 1
+            other = path.with_name(f"{number}.next")
+            os.link(versions[number % 2], other)
+            os.replace(other, path)
+
+    os.link(versions[0], path)
+    thread = threading.Thread(target=replace)
+    thread.start()
+    try:
+        yield
+    finally:
+        stops.set()
+        thread.join()
+
+
+def test_a_file_that_is_replaced_while_it_is_loaded_is_one_of_both(versions: list[Path], tmp_path: Path) -> None:
+    wanted = {}
+    for version in versions:
+        loaded = recfx.load(version)
+        wanted[loaded.manifest["content_crc32"]] = loaded(*BATCH.args)
+    seen = set()
+    with replaced_all_the_time(tmp_path / "model", versions):
+        for _ in range(10):
+            loaded = recfx.load(tmp_path / "model")
+            seen.add(loaded.manifest["content_crc32"])
+            assert torch.equal(loaded(*BATCH.args), wanted[loaded.manifest["content_crc32"]])
+    assert len(seen) == 2
+
+
+def refused(path: Path, reason: str, **options: Any) -> recfx.ExportError:
+    with pytest.raises(recfx.ExportError) as raised:
+        recfx.load(path, **options)
+    assert raised.value.reason == reason, raised.value
+    return raised.value
+
+
+@pytest.mark.parametrize("reader", ["_checked_manifest", "_read_program"], ids=["before", "after"])
+def test_a_file_that_is_written_to_while_it_is_loaded(
+    reader: str, versions: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not called damaged, although it may look so; and what was read is not used, although it may look right."""
+    path, read = tmp_path / "model", getattr(load_module, reader)
+
+    def write_and_read(*arguments: Any) -> Any:
+        path.write_bytes(contents.pop())
+        return read(*arguments)
+
+    contents = [versions[1].read_bytes(), versions[1].read_bytes()[:-100], b""]
+    monkeypatch.setattr(load_module, reader, write_and_read)
+    while contents:
+        path.write_bytes(versions[0].read_bytes())
+        os.utime(path, (1, 1))
+        refused(path, "changed_file")
+
+
+def test_torch_reads_what_was_checked_and_makes_no_copy_first(
+    versions: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if recfx.load(versions[0]).manifest["format"] != "torchscript":
+        pytest.skip("torch.export reads an open file in pieces")
+    wanted, read, given = recfx.load(versions[0])(*BATCH.args), torch.jit.load, []
+
+    def note(file: Any, **options: Any) -> Any:
+        given.append(file)
+        return read(file, **options)
+
+    monkeypatch.setattr(torch.jit, "load", note)
+    assert torch.equal(recfx.load(versions[0])(*BATCH.args), wanted)
+    exists = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda path: not str(path).startswith("/proc") and exists(path))
+    assert torch.equal(recfx.load(versions[0])(*BATCH.args), wanted)
+    assert [type(file) for file in given[:1]] == [str]
+    assert not isinstance(given[1], str)
+
+
+# What a host may lack
+
+
+def test_too_many_open_files(versions: list[Path]) -> None:
+    """However many are left, the file is loaded or the system is to blame, which says so itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    outcomes: list[str] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 5, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        for _ in range(8):
+            try:
+                recfx.load(versions[0])
+                outcomes.append("")
+            except recfx.ExportError as error:
+                outcomes.append(f"{error.reason}: {error.message.rpartition(': ')[2]}")
+            os.close(taken.pop())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
+    assert outcomes[0] == "cannot_read: Too many open files."
+    assert outcomes[-1] == ""
+    assert set(outcomes) == {outcomes[0], ""}
+
+
+@pytest.mark.parametrize("format", ["torchscript", "pt2"])
+def test_too_little_memory(format: str, tmp_path: Path) -> None:
+    code = """if True:
+        import pathlib, resource, sys, torch, recfx
+        from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+        sample = KeyedJaggedTensor(["f"], torch.arange(4), lengths=torch.tensor([2, 2]))
+        for rows in (10, 200_000):
+            table = EmbeddingBagConfig(name="t", embedding_dim=64, num_embeddings=rows, feature_names=["f"])
+            recfx.export(EmbeddingBagCollection(tables=[table]), f"{rows}.model", sample, format=sys.argv[1])
+        recfx.load("10.model")
+        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+        for megabytes in (0, 10, 2000):
+            resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + megabytes * 2**20, resource.RLIM_INFINITY))
+            try:
+                print(tuple(recfx.load("200000.model")(sample).values().shape))
+            except recfx.ExportError as error:
+                print(error.reason)
+    """
+    done = run_script(code, format, directory=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["out_of_memory", "out_of_memory", "(2, 64)"]
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        (7, "device_unavailable"),
+        (-1, "device_unavailable"),
+        (10**30, "device_unavailable"),
+        ("npu:0", "device_unavailable"),
+        (torch.device("cuda"), "device_unavailable"),
+        ("cpu:x", "device_unavailable"),
+        ("", "device_unavailable"),
+        (True, "invalid_argument"),
+        (1.5, "invalid_argument"),
+        ([], "invalid_argument"),
+        ("meta", "invalid_argument"),
+    ],
+)
+@pytest.mark.parametrize("target", ["cpu", "npu"])
+def test_a_device_that_is_not_here(device: Any, reason: str, target: str, exported: dict[str, Path]) -> None:
+    assert "device" in refused(exported[target], reason, device=device).message
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A file for the CPU, and one for other devices."""
+    folder, model = tmp_path_factory.mktemp("targets"), trained()
+    for target in ("cpu", "npu"):
+        recfx.export(model, folder / target, call(6), device=target)
+    return {target: folder / target for target in ("cpu", "npu")}
+
+
+# What is in a file
+
+
+def test_a_whole_file_that_torch_does_not_understand(exported: dict[str, Path], tmp_path: Path) -> None:
+    """Of another version of torch, say."""
+
+    def change(records: Records) -> Records:
+        return {
+            name: was.replace(b"def named", b"def named named") if name.endswith(".py") else was
+            for name, was in records.items()
+        }
+
+    forge(exported["cpu"], tmp_path / "model", change)
+    error = refused(tmp_path / "model", "cannot_load")
+    assert torch.__version__ in error.message
+    assert recfx.load(exported["cpu"]).manifest["torch_version"] in error.what_to_do
+
+
+@pytest.mark.parametrize(
+    ("end", "change", "message"),
+    [
+        ("sample_inputs/model.pt", lambda _: b"cos\nsystem\n(S'touch opened'\ntR.", "is a pickle"),
+        ("weights_config.json", lambda was: was.replace(b'"use_pickle": false', b'"use_pickle": true'), "pickled"),
+        ("weights_config.json", lambda _: b"[]", "is not one that recfx writes"),
+        ("weights_config.json", lambda _: b'{"config": {"a": 3}}', "is not one that recfx writes"),
+        ("weights_config.json", lambda _: b"{", "is not one that recfx writes"),
+    ],
+)  # fmt: skip
+def test_pickles_in_a_file_whose_checksum_is_right(
+    end: str, change: Any, message: str, model: nn.Module, tmp_path: Path
+) -> None:
+    recfx.export(model, tmp_path / "model", call(6), format="pt2")
+    forge(
+        tmp_path / "model",
+        tmp_path / "forged",
+        lambda records: {name: change(was) if name.endswith(end) else was for name, was in records.items()},
+    )
+    assert message in refused(tmp_path / "forged", "damaged_file").message
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return trained()
+
+
+@pytest.mark.parametrize("fields", [{}, {"content_crc32": None}, {"content_crc32": None, "order": None, "crc32": None}])
+def test_a_checksum_is_not_left_out_because_the_manifest_claims_format_1(
+    fields: dict[str, Any], versions: list[Path], tmp_path: Path
+) -> None:
+    rewrite(versions[0], tmp_path / "forged", with_manifest(format_version=1, **fields))
+    refused(tmp_path / "forged", "damaged_file")
+
+
+def test_the_tables_of_a_file_of_format_1_are_compared(versions: list[Path], tmp_path: Path) -> None:
+    """They have the only checksums that it has."""
+    committed_file(1, tmp_path / "committed")
+    rewrite(versions[0], tmp_path / "made", with_manifest(format_version=1, content_crc32=None, order=None))
+    for name in ("committed", "made"):
+        recfx.load(tmp_path / name)
+        rewrite(tmp_path / name, tmp_path / "changed", with_another)
+        refused(tmp_path / "changed", "damaged_file")

@@ -1,0 +1,280 @@
+"""Whatever ``convert`` refuses, ``explain`` refuses, and the other way round, on every model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingCollection, EmbeddingConfig
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan, ShardMetadata
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import recfx
+from recfx.commandline.main import main
+from recfx.diagnostics import Severity
+from tests.builders.batches import batch
+from tests.builders.collections import collection
+from tests.builders.optimizers import attach
+from tests.models import REFUSED, ZOO, Case
+from tests.models.handwritten import process_group
+from tests.models.refused import Holder, Refused
+
+RAW = recfx.HashConfig(dense_rows=0)
+
+
+def refusal_of_convert(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[str, str] | None:
+    """Reason code and path of what is refused; None if nothing is."""
+    try:
+        recfx.convert(model, *args, **kwargs)
+    except recfx.ConversionError as error:
+        return error.reason, error.module_path
+    return None
+
+
+def errors_of_explain(model: nn.Module, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
+    """Those of the report, which says that it is not ok if there are any."""
+    try:
+        report = recfx.explain(model, *args, **kwargs)
+    except recfx.ConversionError as error:
+        return [(error.reason, error.module_path)]
+    errors = [reason for reason in report.reasons if reason.severity == Severity.ERROR]
+    assert report.ok == (not errors)
+    return [(error.code, error.path) for error in errors]
+
+
+def assert_alike(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[str, str] | None:
+    """Both refuse the same, or both refuse nothing; ``explain`` is asked first, and must not have changed anything."""
+    errors, refusal = errors_of_explain(model, *args, **kwargs), refusal_of_convert(model, *args, **kwargs)
+    assert (refusal in errors) if refusal is not None else (errors == []), (errors, refusal)
+    return refusal
+
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "raw ids": {"hashing": RAW},
+    "static": {"hashing": None},
+    "more rows": {"hashing": recfx.HashConfig(rows=5000)},
+    "keep": {"on_unsupported": "keep", "hashing": RAW},
+    "reference": {"backend": "reference"},
+    "triton": {"backend": "triton"},
+    "no backend": {"backend": "nonsense"},
+    "no table": {"hashing": {"nonsense": RAW}},
+    "no feature": {"id_ranges": {"nonsense": (0, 1)}},
+    "no device": {"device": "cuda:99"},
+    "other device": {"device": "meta"},
+}
+each_request = pytest.mark.parametrize("request_of", REQUESTS.values(), ids=list(REQUESTS))
+
+
+@each_request
+def test_one_model(request_of: dict[str, Any]) -> None:
+    assert_alike(Holder(collection()), **request_of)
+
+
+@pytest.mark.parametrize("name", ["default", "raw ids", "keep"])
+def test_every_model_of_the_zoo(name: str) -> None:
+    request_of = REQUESTS[name]
+    for case in ZOO:
+        with case.around():
+            assert_alike(case.model(), **request_of)
+
+
+@pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
+def test_every_model_of_the_zoo_with_a_sample(case: Case) -> None:
+    with case.around():
+        assert assert_alike(case.model(), case.sample()) is None
+        assert_alike(case.model(), case.sample(), hashing=RAW, verify=False)
+
+
+@each_request
+def test_every_model_that_is_refused(request_of: dict[str, Any]) -> None:
+    for case in REFUSED:
+        with case.around():
+            assert_alike(case.build(), **request_of)
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
+def test_every_model_that_is_refused_with_a_sample(case: Refused) -> None:
+    with case.around():
+        assert_alike(case.build(), (batch(4),))
+
+
+class BesideSequences(nn.Module):
+    """A collection that is converted beside one that is not, both with the same ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = collection()
+        config = EmbeddingConfig(name="s", embedding_dim=4, num_embeddings=20, feature_names=["f1"])
+        self.sequences = EmbeddingCollection(tables=[config])
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.bags(features).values()
+
+
+def make() -> tuple[nn.Module, tuple[KeyedJaggedTensor]]:
+    return BesideSequences(), (batch(4),)
+
+
+@pytest.mark.parametrize("samples", [(), ((batch(4),),)], ids=["without a sample", "with a sample"])
+def test_raw_ids_of_a_collection_that_is_kept(samples: tuple[Any, ...]) -> None:
+    assert assert_alike(BesideSequences(), *samples, hashing=RAW) == ("raw_ids_of_kept_tables", "sequences")
+    assert assert_alike(BesideSequences(), *samples, hashing={"t1": RAW}) is None
+    assert assert_alike(BesideSequences(), *samples, hashing=RAW, on_unsupported="keep") is None
+    assert assert_alike(BesideSequences(), *samples) is None
+
+
+@pytest.mark.parametrize("options", [[], ["--raw-ids"], ["--raw-ids", "--keep"]], ids=" ".join)
+def test_the_commands_agree(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    name = f"{__name__}:make"
+    wanted = 1 if options == ["--raw-ids"] else 0
+    assert {command: main([command, name, *options]) for command in ("explain", "verify", "graph")} == {
+        "explain": wanted, "verify": wanted, "graph": wanted,
+    }  # fmt: skip
+    assert ("raw_ids_of_kept_tables" in capsys.readouterr().out) == bool(wanted)
+
+
+class Failing(Holder):
+    """Its forward raises, so a sample says nothing of it."""
+
+    def forward(self, features: KeyedJaggedTensor) -> Any:
+        raise RuntimeError("not yet")
+
+
+class Fickle(Holder):
+    """Its forward looks at the class of its collection, so the conversion is not what the model was."""
+
+    def forward(self, features: KeyedJaggedTensor) -> Any:
+        values = self.arch.sparse(features).values()
+        return values * 2 if isinstance(self.arch.sparse, recfx.HashEmbeddingBagCollection) else values
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"), [(Failing, "sample_failed"), (Fickle, "verification_failed")], ids=["fails", "differs"]
+)
+def test_what_the_sample_shows(model: type[Holder], reason: str) -> None:
+    assert assert_alike(model(collection()), (batch(4),)) == (reason, "")
+    assert assert_alike(model(collection()), (batch(4),), verify=False) is None
+    assert assert_alike(model(collection())) is None
+
+
+def test_verification_without_a_sample() -> None:
+    assert assert_alike(Holder(collection()), verify=True) == ("sample_required", "")
+
+
+def test_more_rows_than_an_optimizer_is_bound_to() -> None:
+    model = Holder(collection())
+    attach(model, torch.optim.Adam)
+    assert assert_alike(model, hashing=recfx.HashConfig(rows=5000)) == ("optimizer_holds_state", "arch.sparse")
+    assert assert_alike(model) is None
+
+
+def test_rows_that_are_added_are_taken_back() -> None:
+    model = Holder(collection())
+    before = {name: (weight.data_ptr(), weight.shape) for name, weight in model.named_parameters()}
+    report = recfx.explain(model, (batch(4),), hashing=recfx.HashConfig(rows=5000))
+    assert {table.rows for table in report.collections[0].tables} == {5000}
+    assert {name: (weight.data_ptr(), weight.shape) for name, weight in model.named_parameters()} == before
+
+
+@pytest.mark.parametrize("other", [{"hashing": RAW}, {"backend": "reference"}], ids=["hashing", "backend"])
+def test_a_model_that_is_converted_otherwise(other: dict[str, Any]) -> None:
+    converted = recfx.convert(Holder(collection()))
+    assert assert_alike(converted, **other) == ("already_converted", "arch.sparse")
+    assert assert_alike(converted) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"hashing": 3}, {"on_unsupported": "ignore"}, {"device": 3.5}, {"id_ranges": 3}, {"plan": 3}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_arguments_that_are_none_raise(wrong: dict[str, Any]) -> None:
+    for function in (recfx.convert, recfx.explain):
+        with pytest.raises(recfx.ConversionError) as raised:
+            function(Holder(collection()), **wrong)
+        assert raised.value.reason == "invalid_argument"
+
+
+def on_one_rank(plan: ParameterSharding | None = None, *names: str) -> ShardingPlan:
+    """A plan for the collection at ``arch.sparse``, or at the names that are given."""
+    tables = {name: plan or ParameterSharding("table_wise", "fused", [0], _shards(20)) for name in ("t1", "t2")}
+    return ShardingPlan({name: dict(tables) for name in names or ("arch.sparse",)})
+
+
+def _shards(rows: int, rank: int = 0) -> EnumerableShardingSpec:
+    return EnumerableShardingSpec([ShardMetadata([0, 0], [rows, 8], f"rank:{rank}/cpu")])
+
+
+DIAGONAL = ParameterSharding("diagonal", "fused", [0])
+PLANS = {
+    "good": (on_one_rank(), None),
+    "unknown collection": (on_one_rank(None, "arch.sparse", "other"), ("plan_unknown_collection", "other")),
+    "missing collection": (ShardingPlan({}), ("plan_missing_collection", "arch.sparse")),
+    "unknown type": (on_one_rank(DIAGONAL), ("unsupported_sharding_type", None)),
+    "other shape": (
+        on_one_rank(ParameterSharding("table_wise", "fused", [0], _shards(7))),
+        ("plan_shape_mismatch", None),
+    ),
+    "rank that is not there": (
+        on_one_rank(ParameterSharding("table_wise", "fused", [1], _shards(20, 1))),
+        ("plan_rank", None),
+    ),
+}
+
+
+@pytest.mark.parametrize(("plan", "refusal"), PLANS.values(), ids=list(PLANS))
+def test_plans(plan: ShardingPlan, refusal: tuple[str, str | None] | None) -> None:
+    with process_group():
+        found = assert_alike(Holder(collection()), plan=plan)
+    if refusal is None or found is None:
+        assert found is refusal
+    else:
+        assert found[0] == refusal[0]
+        assert refusal[1] in (None, found[1])
+
+
+def test_a_plan_for_a_collection_that_is_kept() -> None:
+    with process_group():
+        model = BesideSequences()
+        plan = recfx.plan(model, Topology(1, "cpu", created_by_factory=True))
+        assert assert_alike(model, plan=plan) == ("plan_unknown_collection", "sequences")
+
+
+def test_a_plan_for_other_ranks() -> None:
+    with process_group():
+        model = Holder(collection())
+        plan = recfx.plan(model, Topology(2, "cpu", created_by_factory=True))
+        assert assert_alike(model, plan=plan) == ("plan_rank", "")
+
+
+def test_a_plan_for_a_table_whose_optimizer_has_no_fused_form() -> None:
+    with process_group():
+        model = Holder(collection())
+        attach(model, torch.optim.RMSprop)
+        assert assert_alike(model, plan=on_one_rank()) == ("optimizer_not_fused", "arch.sparse")
+        assert assert_alike(model, plan=on_one_rank(DIAGONAL)) == ("unsupported_sharding_type", "arch.sparse")
+        assert assert_alike(model) is None
+
+
+def test_a_plan_for_a_model_that_is_sharded_already() -> None:
+    with process_group():
+        sharded = recfx.convert(Holder(collection()), plan=on_one_rank())
+        assert assert_alike(sharded, plan=on_one_rank()) == ("already_sharded", "arch.sparse")
+
+
+def test_ranks_without_a_plan() -> None:
+    with pytest.raises(recfx.ConversionError, match=r"^\[invalid_argument\].*world_size"):
+        recfx.explain(Holder(collection()), world_size=2)
+
+
+def test_what_collections_would_become() -> None:
+    """The report is that of the request: how ids become rows, and which kernel finds them."""
+    report = recfx.explain(Holder(collection()), hashing={"t1": RAW}, backend="reference")
+    hashing = {table.name: table.hashing.mode for table in report.collections[0].tables if table.hashing is not None}
+    assert hashing["t1"] == "index"
+    assert {mode for name, mode in hashing.items() if name != "t1"} == {"adopted"}
+    assert {table.kernel for table in report.collections[0].tables} == {"reference"}

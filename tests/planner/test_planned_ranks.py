@@ -1,0 +1,154 @@
+"""How many ranks a plan is for: everything that takes a plan goes by what it was made for, and guesses nothing."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel, row_wise, table_wise
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+
+import recfx
+from recfx.planner.default_sharders import HashEmbeddingBagCollectionSharder
+from recfx.planner.priced_plan import PricedPlan
+from recfx.planner.topology import npu_topology
+from recfx.pricing.hardware import H100
+from tests.builders.collections import tables_named
+from tests.drawing.page_data import data_of
+from tests.support.fake_group import fake_group
+
+TABLES = ["a", "b", "c", "d", "e"]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = tables_named(*TABLES)
+
+
+def on_ranks_0_to_4(topology: Any) -> ShardingPlan:
+    """A plan with a table on each of the first five ranks, if there are more."""
+    wanted = {name: ParameterConstraints(sharding_types=["table_wise"]) for name in TABLES}
+    return recfx.plan(Model(), topology, wanted)
+
+
+def stock(kind: Callable[[int], Any], world_size: int) -> ShardingPlan:
+    """TorchRec's plan for a number of ranks that it does not carry."""
+    model = recfx.convert(Model())
+    plan = construct_module_sharding_plan(
+        model.ebc,
+        {name: kind(number) for number, name in enumerate(TABLES)},
+        sharder=HashEmbeddingBagCollectionSharder(),
+        world_size=world_size,
+        local_size=world_size,
+        device_type="cpu",
+    )
+    return ShardingPlan({"ebc": plan})
+
+
+def ranks_drawn(folder: Path, plan: ShardingPlan, **given: Any) -> str:
+    path = folder / "model.dot"
+    recfx.draw(Model(), path, plan=plan, **given)
+    return path.read_text()
+
+
+@pytest.mark.parametrize("again", [lambda plan: plan, copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))])
+def test_a_plan_of_ours_knows_its_ranks_and_their_hardware(again: Callable[[Any], Any], tmp_path: Path) -> None:
+    plan = again(on_ranks_0_to_4(npu_topology(8)))
+    assert isinstance(plan, PricedPlan)
+    assert plan.world_size == 8
+    priced = recfx.cost(Model(), plan=plan).at(64)
+    assert (len(priced.ranks), priced.hardware.name) == (8, "Ascend 910B")
+    (row,) = recfx.compare_plans(Model(), [plan])
+    assert (row.cost.world_size, row.cost.hardware.name) == (8, "Ascend 910B")
+    report = recfx.explain(Model(), plan=plan)
+    assert {table.sharding.world_size for table in report.collections[0].tables if table.sharding} == {8}
+    assert "rank 0 of 8" in ranks_drawn(tmp_path, plan)
+    page = tmp_path / "model.html"
+    recfx.draw(Model(), page, plan=plan)
+    assert data_of(page)["costs"]["hardware"] == "Ascend 910B"
+
+
+def test_other_numbers_of_ranks_are_planned_for_the_same_hardware() -> None:
+    plan = on_ranks_0_to_4(npu_topology(8))
+    found = recfx.cost(Model(), plan=plan).at(64, W=2)
+    assert (len(found.ranks), found.hardware.name) == (2, "Ascend 910B")
+
+
+def test_other_hardware_for_the_same_ranks() -> None:
+    plan = on_ranks_0_to_4(npu_topology(8))
+    found = recfx.cost(Model(), H100, plan=plan).at(64)
+    assert (len(found.ranks), found.hardware.name) == (8, H100.name)
+    found = recfx.cost(Model(), Topology(8, "cpu", created_by_factory=True), plan=plan).at(64)
+    assert len(found.ranks) == 8
+
+
+def test_a_plan_of_ours_for_other_ranks_is_refused(tmp_path: Path) -> None:
+    plan, model = on_ranks_0_to_4(npu_topology(8)), Model()
+    four = Topology(4, "cpu", created_by_factory=True)
+
+    def convert() -> None:
+        with fake_group(0, 6) as group:
+            recfx.convert(model, plan=plan, env=ShardingEnv.from_process_group(group))
+
+    for use in (
+        lambda: recfx.cost(model, plan=plan, world_size=6),
+        lambda: recfx.cost(model, four, plan=plan),
+        lambda: recfx.compare_plans(model, [plan], world_size=6),
+        lambda: recfx.draw(model, tmp_path / "model.dot", plan=plan, world_size=6),
+        lambda: recfx.draw(model, tmp_path / "model.dot", four, plan=plan),
+        lambda: recfx.explain(model, plan=plan, world_size=6),
+        convert,
+    ):
+        with pytest.raises(recfx.ConversionError, match="was made for 8 ranks") as caught:
+            use()
+        assert caught.value.reason == "plan_rank"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", [data_parallel, row_wise], ids=["data_parallel", "row_wise"])
+def test_a_table_on_all_ranks_tells_how_many_there_are(kind: Callable[[], Any], tmp_path: Path) -> None:
+    plan = stock(lambda number: kind() if number == 3 else table_wise(rank=number % 2), 8)
+    assert recfx.cost(Model(), plan=plan).world_size == 8
+    assert "rank 0 of 8" in ranks_drawn(tmp_path, plan)
+    report = recfx.explain(Model(), plan=plan)
+    assert {table.sharding.world_size for table in report.collections[0].tables if table.sharding} == {8}
+
+
+def test_a_stock_plan_that_does_not_tell_needs_a_number(tmp_path: Path) -> None:
+    plan, model = stock(lambda number: table_wise(rank=number), 8), Model()
+    for use in (
+        lambda: recfx.cost(model, plan=plan),
+        lambda: recfx.cost(model, H100, plan=plan),
+        lambda: recfx.compare_plans(model, [plan]),
+        lambda: recfx.draw(model, tmp_path / "model.dot", plan=plan),
+        lambda: recfx.explain(model, plan=plan),
+    ):
+        with pytest.raises(recfx.ConversionError, match="world_size=") as caught:
+            use()
+        assert caught.value.reason == "unknown_world_size"
+    assert recfx.cost(model, plan=plan, world_size=8).world_size == 8
+    assert recfx.cost(model, npu_topology(8), plan=plan).world_size == 8
+    assert "rank 0 of 8" in ranks_drawn(tmp_path, plan, world_size=8)
+    report = recfx.explain(model, plan=plan, world_size=8)
+    assert {table.sharding.world_size for table in report.collections[0].tables if table.sharding} == {8}
+    with fake_group(0, 8):
+        assert recfx.explain(model, plan=plan).ok  # as convert would shard it here
+
+
+def test_plans_for_different_hardware_are_not_compared_without_saying_on_which() -> None:
+    plans = {
+        "npus": on_ranks_0_to_4(npu_topology(8)),
+        "hosts": on_ranks_0_to_4(Topology(8, "cpu", created_by_factory=True)),
+    }
+    with pytest.raises(recfx.ConversionError, match="npus was made for Ascend 910B, but hosts") as caught:
+        recfx.compare_plans(Model(), plans)
+    assert caught.value.reason == "invalid_argument"
+    assert {row.cost.hardware.name for row in recfx.compare_plans(Model(), plans, topology=H100)} == {H100.name}

@@ -1,0 +1,109 @@
+"""TorchRec's tools that wait for hooks of its own sharded modules are refused by name, instead of recording nothing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel, DMPCollection
+from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
+from torchrec.distributed.model_tracker.trackers.raw_id_tracker import RawIdTracker
+from torchrec.distributed.model_tracker.types import (
+    DeltaTrackerConfig,
+    ModelTrackerConfigs,
+    RawIdTrackerConfig,
+    TrackingMode,
+)
+
+import recfx
+from tests.builders.batches import one_bag
+from tests.builders.collections import tables_named
+from tests.sharding.ranks import ranks
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = tables_named("t")
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        values: torch.Tensor = self.ebc(features)["t"]
+        return values.sum()
+
+
+def parallel(**options: Any) -> Any:
+    return DistributedModelParallel(recfx.convert(Model()), device=torch.device("cpu"), **options)
+
+
+def with_delta_tracker() -> Any:
+    return parallel().init_torchrec_delta_tracker(DeltaTrackerConfig())
+
+
+def with_raw_id_tracker() -> Any:
+    return parallel(model_tracker_configs=ModelTrackerConfigs(raw_id_tracker_config=RawIdTrackerConfig()))
+
+
+def assigned(name: str) -> Callable[[], None]:
+    return lambda: setattr(parallel().module.ebc, name, print)
+
+
+TOOLS: dict[str, Callable[[], Any]] = {
+    "delta tracker": lambda: ModelDeltaTrackerTrec(parallel()),
+    "delta tracker of momentum": lambda: ModelDeltaTrackerTrec(parallel(), mode=TrackingMode.ROWWISE_ADAGRAD),
+    "delta tracker of embeddings": lambda: ModelDeltaTrackerTrec(parallel(), mode=TrackingMode.EMBEDDING),
+    "delta tracker by name": lambda: ModelDeltaTrackerTrec(model=parallel(), fqns_to_skip=["other"]),
+    "delta tracker of model parallel": with_delta_tracker,
+    "raw id tracker": lambda: RawIdTracker(parallel()),
+    "raw id tracker of model parallel": with_raw_id_tracker,
+    "post lookup": lambda: parallel().module.ebc.register_post_lookup_tracker_fn(print),
+    "post output dist": lambda: parallel().module.ebc.register_post_odist_tracker_fn(print),
+    "post lookup, assigned": assigned("post_lookup_tracker_fn"),
+    "post output dist, assigned": assigned("post_odist_tracker_fn"),
+    "optimizer state": lambda: parallel().module.ebc._lookups[0].register_optim_state_tracker_fn(print),
+}
+
+
+def refused(rank: int, world_size: int, tool: str) -> tuple[str, str]:
+    with pytest.raises(recfx.ConversionError) as caught:
+        TOOLS[tool]()
+    return caught.value.reason, caught.value.module_path.rpartition("ebc")[1]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_tool_that_would_be_told_nothing(tool: str) -> None:
+    assert ranks(1).run(refused, tool) == [("torchrec_hook_not_called", "ebc")]
+
+
+def allowed(rank: int, world_size: int) -> list[str]:
+    """What skips the collections, and what TorchRec's own ones are told."""
+    model = parallel()
+    model.module.ebc.post_lookup_tracker_fn = None
+    assert model.module.ebc.post_lookup_tracker_fn is model.module.ebc.post_odist_tracker_fn is None
+    assert copy.deepcopy(model.module.ebc).post_lookup_tracker_fn is None
+    assert ModelDeltaTrackerTrec(model, fqns_to_skip=["ebc"]).get_tracked_modules() == {}
+    stock = DistributedModelParallel(Model(), device=torch.device("cpu"), sharders=[EmbeddingBagCollectionSharder()])
+    tracker = ModelDeltaTrackerTrec(stock)
+    tracker.step()
+    stock(one_bag(0, 1, feature="t"))
+    return [name.rpartition("ebc.")[2] for name in tracker.get_unique_ids()]
+
+
+def test_what_skips_converted_collections_and_what_tracks_others() -> None:
+    assert ranks(1).run(allowed) == [["embedding_bags.t"]]
+
+
+def in_two_dimensions(rank: int, world_size: int) -> str:
+    """Its own constructor takes only CUDA; it calls this one."""
+    with pytest.raises(recfx.ConversionError) as caught:
+        DistributedModelParallel.__init__(DMPCollection.__new__(DMPCollection), recfx.convert(Model()))
+    return caught.value.reason
+
+
+def test_tables_that_would_never_be_synchronised() -> None:
+    assert ranks(1).run(in_two_dimensions) == ["two_dimensional_parallelism"]

@@ -1,0 +1,283 @@
+"""``make mutants``: which faults it makes, which tests judge them, what it says of them, and that it leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.mutants import cpp, mutate
+from tests.mutants.__main__ import PACKAGES, equivalents, files_of, sample
+from tests.mutants.choose_tests import tests_for as files_that_judge
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+SOURCE = """\
+#include <a + b>
+namespace recfx {
+constexpr int kMost = 3;  // a tuning constant, 1 + 1
+struct Pair {
+  int first = 0;
+  bool is_less(const Pair& other) const { return first < other.first; }
+};
+template <typename T, int N>
+void step(std::vector<T>& values, T* out, bool add) {
+  values.reserve(values.size() + 1);
+  std::array<int, 4> kept;
+  const int64_t last = static_cast<int64_t>(values.size()) - 1;
+  if (add && !values.empty()) {
+    out[0] += values[last];  /* a - b */
+  }
+  fill(kept,
+       "x == y");
+}
+}  // namespace recfx
+"""
+
+
+def test_faults_in_cpp_are_operators_numbers_conditions_and_statements_inside_functions(tmp_path: Path) -> None:
+    path = tmp_path / "step.h"
+    path.write_text(SOURCE)
+    found = cpp.mutants_of(path)
+    assert [mutant.line for mutant in found] == sorted(mutant.line for mutant in found)
+    assert {(mutant.line, mutant.change) for mutant in found} == {
+        (6, f"- {is_less('<')} + {is_less('<=')}"),
+        (12, f"- {last('- 1')} + {last('+ 1')}"),
+        (12, f"- {last('- 1')} + {last('- 2')}"),
+        (13, f"- {condition('add && !values.empty()')} + {condition('!(add && !values.empty())')}"),
+        (13, f"- {condition('add && !values.empty()')} + {condition('add || !values.empty()')}"),
+        (13, f"- {condition('add && !values.empty()')} + {condition('add && values.empty()')}"),
+        (14, "- out[0] += values[last]; /* a - b */ + out[0] -= values[last]; /* a - b */"),
+        (14, "- out[0] += values[last]; /* a - b */ + out[1] += values[last]; /* a - b */"),
+        (14, "- out[0] += values[last]; /* a - b */ + ; /* a - b */"),
+        (16, '- fill(kept, - "x == y"); + ;'),
+    }
+
+
+def is_less(sign: str) -> str:
+    return f"bool is_less(const Pair& other) const {{ return first {sign} other.first; }}"
+
+
+def last(less: str) -> str:
+    return f"const int64_t last = static_cast<int64_t>(values.size()) {less};"
+
+
+def condition(text: str) -> str:
+    return f"if ({text}) {{"
+
+
+def test_every_cpp_source_with_functions_has_mutants_each_in_one_place() -> None:
+    sources = [path for path in files_of("kernels") if path.suffix != ".py"]
+    assert len(sources) > 50
+    without = {path.name for path in sources if not cpp.mutants_of(path)}
+    assert without <= {"dense_ids.h", "forks.h", "kept_memory.h", "library.cpp", "rule.h", "clones.h"}
+    for mutant in cpp.mutants_of(Path("kernels/csrc/new_ids.h")):
+        assert mutant.source != mutant.original
+        assert mutant.difference.count("@@") == 2
+
+
+def test_faults_in_python_leave_a_module_that_differs(tmp_path: Path) -> None:
+    path = tmp_path / "add.py"
+    path.write_text("def add(a, b):\n    if a:\n        print(a)\n    return a + b\n")
+    changes = {mutant.change for mutant in mutate.mutants_of(path)}
+    assert {"- return a + b + return a - b", "- if a: + if not (a):", "- print(a) + pass"} <= changes
+
+
+def test_a_sample_is_that_of_its_seed_and_of_no_line_twice() -> None:
+    files = [Path("recfx/hooks.py"), Path("recfx/pricing/work.py"), Path("kernels/csrc/new_ids.h")]
+    drawn = [[(each.path, each.line, each.change) for each in sample(files, 12, seed)] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(drawn[0]) == len({place[:2] for place in drawn[0]}) == 12
+    everything = sample(files, 10_000, 1)
+    assert {each.path for each in everything} == set(files)
+    assert len({(each.path, each.line) for each in everything}) == len(everything)
+
+
+def test_every_file_of_the_product_is_judged_by_tests_that_are_there() -> None:
+    files = [path for name in ("recfx", "lowering", "kernels") for path in files_of(name)]
+    assert {Path("recfx/errors.py"), Path("lowering/cpu.py"), Path("kernels/csrc/mix64.h")} <= set(files)
+    for path in files:
+        judges = files_that_judge(path)
+        assert judges, path
+        assert [each for each in judges if not Path(each).is_file()] == [], path
+    assert files_that_judge(Path("kernels/csrc/new_ids.h"))[0] == "tests/kernels/test_hash_index.py"
+    assert files_that_judge(Path("recfx/tracing/in_place.py"))[0] == "tests/tracing/test_in_place.py"
+
+
+def test_the_default_draws_from_all_that_decides_results() -> None:
+    files = {path for name in PACKAGES for path in files_of(name)}
+    for named in ("recfx/exporter/load.py", "recfx/planner/plan.py", "kernels/buckets.py", "kernels/csrc/pool.h"):
+        assert Path(named) in files
+
+
+def test_equivalent_mutants_are_of_lines_that_are_there() -> None:
+    for file, change in equivalents():
+        first = change.removeprefix("- ").split(" + ")[0].split(" - ")[0]
+        assert first in " ".join(Path(file).read_text().split()), (file, change)
+
+
+# Not `-m tests.mutants`: Python would take the tests of the directory where it runs.
+RUN = [
+    sys.executable,
+    "-c",
+    f"import sys; sys.path[0] = {str(ROOT)!r}; from tests.mutants.__main__ import main; sys.exit(main())",
+]
+FILES = {
+    "recfx/__init__.py": "",
+    "recfx/conversion/__init__.py": "",
+    "recfx/conversion/double.py": """\
+        def double(number):
+            return 2 * number
+
+
+        def nobody_calls(number):
+            return number + 5
+        """,
+    "kernels/__init__.py": "",
+    "kernels/__main__.py": """\
+        import os, pathlib, shutil, subprocess, sys, tempfile
+
+        folder = pathlib.Path(os.environ.get("RECFX_BUILD_DIR") or tempfile.mkdtemp(dir=os.getcwd()))
+        sources = pathlib.Path(__file__).resolve().parent / "csrc"
+        for stem in ("triple", "other"):
+            if not (folder / f"{stem}.o").exists():
+                compile = [shutil.which("g++"), "-c", str(sources / f"{stem}.cpp"), "-o", str(folder / f"{stem}.o")]
+                if subprocess.run(compile).returncode:
+                    sys.exit(1)
+        subprocess.run(["g++", "-shared", *map(str, folder.glob("*.o")), "-o", str(folder / "l.so")], check=True)
+        print(folder / "l.so")
+        """,
+    "kernels/csrc/triple.cpp": '#include "triple.h"\nextern "C" int triple(int number) { return triple_of(number); }\n',
+    "kernels/csrc/triple.h": """\
+        inline int triple_of(int number) {
+          return number * 3;
+        }
+        inline int nobody_calls(int number) {
+          return number - 3;
+        }
+        inline int modulo(float) {
+          return sizeof(int) % 3;
+        }
+        """,
+    "kernels/csrc/other.cpp": 'extern "C" void nothing() {}\n',
+    "tests/__init__.py": "",
+    "tests/conftest.py": """\
+        import hypothesis
+
+        hypothesis.settings.register_profile("recfx-ci", hypothesis.settings())
+        """,
+    "tests/conversion/__init__.py": "",
+    "tests/conversion/test_double.py": """\
+        from recfx.conversion.double import double
+
+
+        def test_double():
+            assert double(3) == 6
+        """,
+    "tests/kernels/__init__.py": "",
+    "tests/kernels/test_triple.py": """\
+        import ctypes
+        import subprocess
+        import sys
+
+
+        def test_triple():
+            built = subprocess.run([sys.executable, "-m", "recfx.kernels"], check=True, capture_output=True, text=True)
+            assert ctypes.CDLL(built.stdout.strip()).triple(3) == 9
+        """,
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small repository: one function in each language that is tested, and one that is not."""
+    root = tmp_path / "project"
+    for name, text in FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(dedent(text))
+    (root / "recfx/kernels").symlink_to("../kernels")
+    subprocess.run(["git", "init", "-q", "."], cwd=root, check=True)
+    subprocess.run(["git", "add", "-A"], cwd=root, check=True)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    return root
+
+
+def changed(project: Path) -> str:
+    """What git sees that was not there before."""
+    command = ["git", "status", "--porcelain", "--untracked-files=all"]
+    shown = subprocess.run(command, cwd=project, capture_output=True, check=True, text=True).stdout
+    return "".join(line for line in shown.splitlines(keepends=True) if not line.startswith("A  "))
+
+
+def left_behind(project: Path) -> list[Path]:
+    """Temporary files, apart from a folder that importing torch makes."""
+    return [path for path in (project.parent / "temporary").iterdir() if not path.name.startswith("torchinductor_")]
+
+
+def test_what_is_tested_is_killed_what_is_not_survives_and_nothing_stays(project: Path) -> None:
+    command = [*RUN, "recfx/conversion", "kernels/csrc", "--sample", "99"]
+    finished = subprocess.run(command, cwd=project, capture_output=True, check=False, text=True)
+    assert finished.returncode == 1, finished.stderr
+    lines = finished.stdout.splitlines()
+    told = {" ".join(line.split()[1:4]).split(" (")[0] for line in lines if line[:3].strip().isdigit() and ":" in line}
+    assert told == {
+        "killed recfx/conversion/double.py:2",
+        "SURVIVED recfx/conversion/double.py:6",
+        "killed kernels/csrc/triple.h:2",
+        "SURVIVED kernels/csrc/triple.h:5",
+        "SURVIVED kernels/csrc/triple.h:8",
+    }
+    assert any(line.endswith("tests/kernels/test_triple.py::test_triple") for line in lines)
+    assert "-    return number + 5" in lines
+    assert "-  return number - 3;" in lines
+    assert lines[-1].startswith("2 of 5 killed")
+    assert not any("FAILS WITHOUT A MUTANT" in line for line in lines)
+    assert changed(project) == ""
+    assert left_behind(project) == []
+
+
+def test_what_does_not_compile_is_no_mutant(project: Path) -> None:
+    (project / "kernels/csrc/triple.h").write_text(
+        "struct Sum { int n; Sum operator+(Sum) const { return *this; } };\n"
+        "inline Sum sum(Sum a) { return a + a; }\n"
+        "inline int triple_of(int n) { return n * 3; }\n"
+    )
+    command = [*RUN, "kernels/csrc/triple.h", "--sample", "99"]
+    finished = subprocess.run(command, cwd=project, capture_output=True, check=False, text=True)
+    assert "no code  kernels/csrc/triple.h:2" in finished.stdout
+    assert finished.stdout.splitlines()[-1].startswith("1 of 1 killed")
+    assert "1 more do not compile" in finished.stdout
+    assert finished.returncode == 0
+
+
+def test_a_run_that_is_ended_leaves_nothing(project: Path) -> None:
+    (project / "tests/conversion/test_double.py").write_text(
+        "import time\n\n\ndef test_double():\n    open('begun', 'w')\n    time.sleep(600)\n"
+    )
+    before = changed(project)
+    command = [*RUN, "recfx/conversion"]
+    temporary = project.parent / "temporary"
+    with subprocess.Popen(command, cwd=project, start_new_session=True, stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 240
+        while not list(temporary.glob("*/copy/begun")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 1
+    assert left_behind(project) == []
+    assert changed(project) == before
