@@ -16,8 +16,9 @@ REFUSED = 1  # this rank's batch does not fit the collection: it sends no ids
 LAST = 2  # this rank has no batch after this one
 ENDED = 4  # this rank has no batch for this call
 AHEAD = 8  # the call is made before its step
-_BITS = 8  # of which 4 are used
-_MUST_AGREE = ~(REFUSED | LAST | ENDED)
+LACKS = 16  # this rank's batch has no such part as the collection is called with: it sends no ids
+_BITS = 8  # of which 5 are used
+_MUST_AGREE = ~(REFUSED | LAST | ENDED | LACKS)
 
 _names: dict[int, str] = {}  # names of collections by their part of the mark, for messages
 

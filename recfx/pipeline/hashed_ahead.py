@@ -38,9 +38,9 @@ class HashedCall(StartedCall):
     def start(self, streams: Streams, is_last: bool) -> None:
         """Nothing: no other rank takes part."""
 
-    def send(self, streams: Streams, worker: Worker) -> None:
-        """Let the worker begin. Called on the thread that owns the indexes."""
-        if self._lacks_arguments or self._graph is not None:
+    def send(self, streams: Streams, worker: Worker, *, finds_rows: bool = True) -> None:
+        """Let the worker begin, if it may. Called on the thread that owns the indexes."""
+        if self._lacks_arguments or self._graph is not None or not finds_rows:
             return
         module, staged = self.call.module, self.call.staged()
         finds = staged.prefetching.is_of_use

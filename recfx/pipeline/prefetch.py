@@ -69,11 +69,16 @@ class CallsAhead:
                 call.start(self._streams, is_last)
         return started
 
-    def send(self, started: list[StartedCall] | None) -> bool | None:
-        """Send the ids of a batch that was started; whether all ranks have another one, None if that is not known."""
+    def send(self, started: list[StartedCall] | None, *, finds_rows: bool = True) -> bool | None:
+        """Send the ids of a batch that was started; whether all ranks have another one, None if that is not known.
+
+        Args:
+            started: the calls of the batch.
+            finds_rows: whether no earlier batch changes the indexes any more, so that rows can be found ahead.
+        """
         with self._together():
             for call in started or ():
-                call.send(self._streams, self._worker)
+                call.send(self._streams, self._worker, finds_rows=finds_rows)
         known = [call.has_next for call in started or () if call.has_next is not None]
         return all(known) if known else None
 
@@ -83,10 +88,15 @@ class CallsAhead:
         return in_step(ours[0].groups.pooled, ours[0].collection) if ours else nullcontext()
 
     @contextmanager
-    def given(self, batch: Any, started: list[StartedCall] | None) -> Iterator[None]:
+    def given(self, batch: Any, started: list[StartedCall] | None, next: list[StartedCall] | None) -> Iterator[None]:
         """Within this context, collections use what was started for this batch; calls are learned from the first batch.
 
         A model that is called outside of it, between the steps of a pipeline, is not affected.
+
+        Args:
+            batch: the batch.
+            started: its calls; None for the first batch.
+            next: those of the batch after it, which were started as well.
         """
         before = {path: module.__dict__.get("forward") for path, module in self._modules.items()}
         originals = {path: module.forward for path, module in self._modules.items()}
@@ -99,7 +109,7 @@ class CallsAhead:
             if learning:
                 module.forward = _noting(path, module, originals[path], batch, made)
             else:
-                module.forward = self._taking(path, originals[path], waiting[path])
+                module.forward = self._taking(path, originals[path], waiting[path], next)
         try:
             yield
         finally:
@@ -136,16 +146,21 @@ class CallsAhead:
         _log.warning("collection %r is not pipelined [%s]: %s", why.path, why.code, why.message)
         self._known = [call for call in self._known or () if call.name != why.path]
 
-    def _taking(self, path: str, original: Callable[..., Any], waiting: deque[StartedCall]) -> Callable[..., Any]:
+    def _taking(
+        self, path: str, original: Callable[..., Any], waiting: deque[StartedCall], next: list[StartedCall] | None
+    ) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if path in self._not_ahead and not waiting:
                 return original(*args, **kwargs)
-            if waiting and waiting[0].is_for(args, kwargs):
+            if waiting and (waiting[0].is_for(args, kwargs) or waiting[0].is_refused):
                 call = waiting.popleft()
                 return original(*args, **kwargs) if call.is_outdated() else call.finish(self._streams)
             if path not in self._not_ahead:
                 why = "the model called it differently than with the first batch."
                 self._keep_out(Diagnostic("input_changed", path, why))
+            # The next batch's sizes are on their way, and its ids come next: if only this rank makes the call anew,
+            # the others must not read its sizes as those ids.
+            self.send(next, finds_rows=False)
             return original(*args, **kwargs)
 
         return forward

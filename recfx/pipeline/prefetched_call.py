@@ -8,6 +8,7 @@ from typing import Any
 
 from torchrec.distributed.types import ShardedModule
 
+from recfx.errors import InputError
 from recfx.nodes import marks
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in
@@ -92,16 +93,16 @@ class StartedCall:
                     self._context.says = marks.AHEAD | (marks.LAST if is_last else 0)
                 if self._lacks_arguments:
                     # Other ranks may have such parts, and wait for this rank's ids.
-                    self._context.says |= marks.REFUSED
-                    self._sizes = module.send_nothing(self._context)
+                    self._context.says |= marks.LACKS
+                    self._sizes = module.refuse(self._context, _lacks_part(self.call.name))
                     return
                 args, kwargs = module.preprocess_input(list(self.args), dict(self.kwargs))
                 self._sizes = module.input_dist(self._context, *args, **kwargs)
         except Exception as error:
             self.error = error
 
-    def send(self, streams: Streams, worker: Worker) -> None:
-        """Start sending the ids; the worker waits for those that arrive, and finds their rows if it can."""
+    def send(self, streams: Streams, worker: Worker, *, finds_rows: bool = True) -> None:
+        """Start sending the ids; the worker waits for those that arrive, and finds their rows if it may and can."""
         if self.error is not None or self._sizes is None:
             return
         module = self.call.module
@@ -112,7 +113,7 @@ class StartedCall:
             with streams.on(streams.ids):
                 ids = self._sizes.wait()
             self._sizes = None
-            find_rows = module.prefetcher(self._context) if ours else None
+            find_rows = module.prefetcher(self._context) if ours and finds_rows else None
         except Exception as error:
             self.error = error
             return
@@ -149,6 +150,18 @@ class StartedCall:
             and all(self.kwargs[key] is value for key, value in kwargs.items())
         )
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether all ranks know already that they refuse the call, whatever the model calls the collection with.
+
+        If no rank has such a part in its batch, nothing was refused: all of them make the call as the model wants it.
+        """
+        if not isinstance(self.call.module, ShardedHashEmbeddingBagCollection):
+            return False
+        found = self._context.marks
+        all_lack = bool(found) and all(mark & marks.LACKS for mark in found)
+        return not all_lack and (self.error is not None or marks.any_of(found, marks.REFUSED))
+
     def is_outdated(self) -> bool:
         """Whether the call has to be made anew. What ranks have begun together, they finish."""
         return False
@@ -177,6 +190,17 @@ class StartedCall:
     def is_finished(self) -> bool:
         """Whether the model has the values of the result, so that other ranks wait for nothing of this forward."""
         return self._result.has_run if isinstance(self._result, Result) else self._result is not None
+
+
+def _lacks_part(path: str) -> InputError:
+    return InputError(
+        "this rank's batch has no such part as the collection was called with before, so no ids were sent for it, and "
+        "all ranks refuse the batch.",
+        reason="part_not_in_batch",
+        module_path=path,
+        what_to_do="give every batch that part; if there is nothing in it, a KeyedJaggedTensor without ids. Ranks are "
+        "still in step: all may go on with the next batch.",
+    )
 
 
 def sharded_modules(model: Any) -> dict[str, Any]:

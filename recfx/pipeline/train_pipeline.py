@@ -52,7 +52,8 @@ class TrainPipeline:
     batches stay. An error on only some ranks has the same effect as without a pipeline: a batch that one rank refuses
     is refused by all; after an error in the middle of a step (such as a full table) this rank sends nothing more
     (``OutOfStepError``), and the others wait in a collective. If the model or the backward raises on only some ranks,
-    these wait for the others before they begin another step, and all fail when the group's timeout expires.
+    these wait for the others before they begin another step, and all fail when the group's timeout expires. So do ranks
+    of which only some call a collection with something other than the part of the batch that was sent ahead.
 
     Args:
         model: a model in training mode, or in eval mode, in which nothing is trained.
@@ -93,6 +94,8 @@ class TrainPipeline:
             StopIteration: ``iterator`` is exhausted on every rank, and all batches have run.
             OutOfStepError: ``data_ended``: it is exhausted on some ranks, and all batches that every rank has were run;
                 the others are dropped. ``data_failed_on_another_rank``: this rank's batch is kept. ``rank_lost``.
+            InputError: ``part_not_in_batch``: only some ranks' batches have the part that a collection is called with;
+                the others raise ``refused_on_another_rank``.
             ConversionError: ``no_loss_and_output``.
             Exception: any error of the model, the optimizer or, once the batches before it have run, of ``iterator``.
         """
@@ -130,7 +133,8 @@ class TrainPipeline:
             self._optimizer.zero_grad()
         self._streams.take(current.value, self._streams.copy)
         try:
-            with forwards_of(self._stores).forward(), self._ahead.given(current.value, current.calls):
+            ahead = self._ahead.given(current.value, current.calls, self._next_calls())
+            with forwards_of(self._stores).forward(), ahead:
                 result = self._model(current.value)
             losses, output = _loss_and_output(result)
             self._start(1)  # only after the very first batch, from which calls are learned
@@ -144,6 +148,9 @@ class TrainPipeline:
         if training:
             self._optimizer.step()
         return output
+
+    def _next_calls(self) -> list[StartedCall] | None:
+        return self._batches[1].calls if len(self._batches) > 1 else None
 
     def _rejoin(self) -> None:
         """Wait for ranks that went on with the step that failed here."""

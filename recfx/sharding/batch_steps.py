@@ -83,9 +83,7 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
         Raises:
             OutOfStepError: an earlier step failed here when others had begun it; or another rank has no more data.
         """
-        self.refuse_out_of_step()
-        self._under_way.refuse(self)
-        self._forget_row_moves()
+        self._may_start()
         values = ctx.values
         values["features"] = features
         stages = self._staged.in_turn
@@ -97,7 +95,21 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
         except Exception as error:
             ctx.refused = error
         del values["features"]
-        sending = self._send(ctx, values.get(selected))
+        return self._start(ctx, values.get(selected))
+
+    def refuse(self, ctx: BatchContext, error: Exception) -> Awaitable[Awaitable[KJTList]]:
+        """Like ``input_dist``, but without a batch: ``compute`` raises ``error`` here; other ranks refuse theirs."""
+        self._may_start()
+        ctx.refused = error
+        return self._start(ctx, None)
+
+    def _may_start(self) -> None:
+        self.refuse_out_of_step()
+        self._under_way.refuse(self)
+        self._forget_row_moves()
+
+    def _start(self, ctx: BatchContext, selected: KeyedJaggedTensor | None) -> Awaitable[Awaitable[KJTList]]:
+        sending = self._send(ctx, selected)
         # A pipeline takes sending over after its first batch.
         self._batches = ctx.number = 1 if self.pipeline is None else self._batches + 1
         self._under_way.start(self, ctx)

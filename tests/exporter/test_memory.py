@@ -13,6 +13,8 @@ from tests.support.forked_script import run_script
 MEGABYTES = 300
 MOST = 0.3
 """Of the model's size, beyond the model itself; a copy of one of its two tables would be 0.5."""
+WHOLE = 0.45
+"""Rank 0 makes the index of one whole table besides, and allocates while messages arrive: 0.15 to 0.3."""
 
 
 def share(*arguments: object) -> tuple[float, str]:
@@ -34,5 +36,5 @@ def test_no_rank_holds_more_than_its_shards_and_an_index(tmp_path: Path) -> None
     path, store = tmp_path / "model.pt", tmp_path / "store"
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda rank: share(path, MEGABYTES, "hashed", "none", rank, 2, store), range(2)))
-    assert all(taken < MOST for taken, _ in answers)
+    assert all(taken < WHOLE for taken, _ in answers), answers
     assert path.stat().st_size > MEGABYTES * 2**20

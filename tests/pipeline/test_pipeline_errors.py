@@ -182,6 +182,43 @@ def test_a_batch_of_one_rank_that_lacks_a_part_for_a_collection(part: str) -> No
     assert "[refused_on_another_rank]" in there["said"]
 
 
+class StandsIn(Two):
+    """Makes a part without ids where a batch has none."""
+
+    def forward(self, batch: dict[str, KeyedJaggedTensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        other = batch["second"]
+        none = KeyedJaggedTensor(other.keys(), other.values()[:0], lengths=torch.zeros_like(other.lengths()))
+        return super().forward({"first": none, **batch})
+
+
+def a_batch_without_a_part(
+    rank: int, world_size: int, pipeline: str, case: Case, lacking: tuple[int, ...]
+) -> dict[str, Any]:
+    first, second = made(case, rank, world_size, pipeline)[0], made(case, rank, world_size, pipeline)[0]
+    model = StandsIn(first.sparse, second.sparse, first.over.module.in_features)
+    driver = PIPELINES[pipeline](model, dense_optimizer(case, model), CPU)
+    mine: list[Any] = [{"first": each, "second": each} for each in batches_of_rank(case, rank, world_size, 6, "alone")]
+    if rank in lacking:
+        del mine[3]["first"]
+    return run(model, driver, iter(mine))
+
+
+@pytest.mark.parametrize("case", [SENT, FITS])
+def test_a_model_that_stands_in_for_a_part_on_all_ranks(case: Case) -> None:
+    expected = ranks(2).run(a_batch_without_a_part, "loop", case, (0, 1))
+    assert not any(isinstance(each, str) for each in expected[0]["answers"][:6])
+    assert_equal(ranks(2).run(a_batch_without_a_part, "recfx", case, (0, 1)), expected)
+
+
+@pytest.mark.parametrize("case", [SENT, FITS])
+def test_a_model_that_stands_in_for_a_part_on_one_rank(case: Case) -> None:
+    """Its ids were asked for before the model could make them, so all ranks refuse that batch, and it alone."""
+    here, there = ranks(2).run(a_batch_without_a_part, "recfx", case, (0,))
+    for found, reason in ((here, "part_not_in_batch"), (there, "refused_on_another_rank")):
+        assert [isinstance(each, str) for each in found["answers"]] == [False] * 3 + [True] + [False] * 2 + [True] * 2
+        assert found["answers"][3].startswith(f"InputError: [{reason}]")
+
+
 def a_model_that_fails(
     rank: int, world_size: int, pipeline: str, steps: tuple[int, ...], after: bool
 ) -> dict[str, Any]:
@@ -380,28 +417,37 @@ def test_an_interrupt_in_progress_among_the_messages_of_a_step_sends_nothing_mor
 # What one rank's own code raises in the middle of a step
 
 
-def own_code_fails_on_one_rank(rank: int, world_size: int, case: Case, where: str, training: bool) -> list[str]:
-    """Rank 1's code raises in its third step, and its caller goes on."""
+def in_a_group_that_waits_two_seconds(case: Case, world_size: int, training: bool) -> tuple[nn.Module, Any]:
     group = dist.new_group(timeout=timedelta(seconds=2))
     model = Model(*build(case))
-    converted = recfx.convert(model.sparse)
+    converted = recfx.convert(model.sparse, hashing=case.hashing)
     plan = plan_of(case, converted, world_size)
     model.sparse = shard_collection(converted, plan, ShardingEnv.from_process_group(group))
     model.train(training)
-    driver = PIPELINES["recfx"](model, dense_optimizer(case, model), CPU)
-    source, calls, answers = iter(batches_of_rank(case, rank, world_size, 6, "alone")), iter(range(100)), []
+    return model, PIPELINES["recfx"](model, dense_optimizer(case, model), CPU)
+
+
+def own_code_fails_on_one_rank(rank: int, world_size: int, case: Case, where: str, training: bool) -> list[str]:
+    """Rank 1's code raises in its third step, and its caller goes on."""
+    model, driver = in_a_group_that_waits_two_seconds(case, world_size, training)
+    source, calls = iter(batches_of_rank(case, rank, world_size, 6, "alone")), iter(range(100))
 
     def fail(*_: Any) -> None:
         if rank == 1 and next(calls) == 2:
             raise ValueError("not this one")
 
     {"before": model.register_forward_pre_hook, "after": model.register_forward_hook}[where](fail)
+    return [each.split(":")[0] for each in six_steps(driver, source)]
+
+
+def six_steps(driver: Any, source: Iterator[Any]) -> list[str]:
+    answers = []
     for _ in range(6):
         try:
             driver.progress(source)
             answers.append("")
         except (RuntimeError, ValueError, recfx.RecfxError) as error:
-            answers.append(type(error).__name__)
+            answers.append(f"{type(error).__name__}: {error}")
     return answers
 
 
@@ -414,6 +460,23 @@ def test_own_code_that_fails_on_one_rank_ends_both_in_the_same_step(kind: str, w
     assert found[0][:3] == ["", "", "OutOfStepError"]  # the group's timeout is over
     assert found[1][:4] == ["", "", "ValueError", "OutOfStepError"]
     assert "" not in found[0][3:] + found[1][4:]
+
+
+def one_rank_calls_otherwise(rank: int, world_size: int, training: bool) -> list[str]:
+    """From the third step on, rank 0 calls the collection with what it computes."""
+    model, driver = in_a_group_that_waits_two_seconds(FITS, world_size, training)
+    model.__class__ = Turning if rank == 0 else Model
+    return six_steps(driver, iter(batches_of_rank(FITS, rank, world_size, 6, "alone")))
+
+
+@pytest.mark.parametrize(("training", "reason"), [(True, "rank_lost"), (False, "ranks_at_different_calls")])
+def test_a_collection_that_one_rank_alone_keeps_out_while_its_next_batch_was_sent(training: bool, reason: str) -> None:
+    """Its sizes are not taken for the ids of the next batch. In training, the others wait for it in their backward."""
+    for answers in ranks(2).run(one_rank_calls_otherwise, training):
+        assert answers[:2] == ["", ""]
+        first = next(each for each in answers if each)
+        assert first.startswith(f"OutOfStepError: [{reason}]")
+        assert "" not in answers[4:]
 
 
 def test_own_code_that_fails_on_one_rank_behind_all_messages_of_a_step_costs_that_batch() -> None:
