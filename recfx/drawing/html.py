@@ -15,8 +15,8 @@ from recfx.drawing.drawing import Drawing, DrawnCollection, DrawnNode, DrawnStep
 from recfx.drawing.view import EXPANDED_UP_TO, LONGEST_LABEL, STACK_FROM
 from recfx.inspect import wording
 from recfx.ir.meta import Collective, SourceLocation
+from recfx.ir.names import node_name
 from recfx.ir.printable import printable
-from recfx.passes._nodes import node_name
 from recfx.pricing.values import BATCH_SIZE, LENGTH
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from recfx.drawing.drawing import CALL, DENSE, INPUT, ITEM, OUTPUT, Drawing, DrawnCollection, DrawnNode, DrawnStep
-from recfx.passes._nodes import node_name
+from recfx.ir.names import node_name
 
 STACK_FROM = 6
 """So many like nodes of a collection are drawn as one stack."""

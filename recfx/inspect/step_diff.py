@@ -10,9 +10,9 @@ from torch import fx, nn
 from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError
 from recfx.inspect import wording
+from recfx.ir.names import node_name
 from recfx.modules.converted_collection import converted_collections
 from recfx.modules.whole_graph import WholeGraph
-from recfx.passes._nodes import node_name
 from recfx.passes.base import BEFORE, PASSES_KEY, PassRecord
 from recfx.record.wrappers import unwrap
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import sympy
-from torch import nn
 
 from recfx.ir.columns import Columns, total_dim
 from recfx.ir.meta import Collective
@@ -33,21 +32,26 @@ class Hop:
     """One ``output_dist_start`` with its ``output_dist_wait``, as one rank sees it.
 
     Args:
+        operation: what sends the rows, by the name that ``recfx.nodes.output_dist`` knows it by.
+        group: which ranks take part, by the name of the field of ``recfx.nodes.dist_groups.DistGroups``.
         columns: the columns that this rank sends, in order.
         samples: the symbolic number of rows that it sends.
         collectives: its collective calls in the forward and the backward, with their bytes.
-        start: makes the module of ``output_dist_start`` from the process groups of the collection, the columns of each
-            input, and the device of the pooled rows.
+        dims: how many columns each rank of the group sends; empty if all send the same.
+        hosts: how many hosts the samples are of, if the group is that of one host; otherwise 1.
     """
 
+    operation: str
+    group: str
     columns: tuple[Columns, ...]
     samples: sympy.Expr
     collectives: tuple[Collective, ...]
-    start: Callable[..., nn.Module]
+    dims: tuple[int, ...] = ()
+    hosts: int = 1
 
 
 class HopSize(NamedTuple):
-    """How much one hop sends, without the modules that send it.
+    """How much one hop sends, without the columns that it sends.
 
     Args:
         dim: the number of columns that the rank sends.
@@ -72,16 +76,18 @@ class WayBack(ABC):
         place: every rank goes through the ways back of a collection by ascending place; in different orders, ranks
             would wait for each other forever.
         wording: what happens to pooled rows, in a few words, for reports.
+        hop_count: how many hops there are.
     """
 
     name: ClassVar[str]
     place: ClassVar[int]
     wording: ClassVar[str]
+    hop_count: ClassVar[int] = 1
     local_size: int = 1
 
     @abstractmethod
     def hops(self, shards: Sequence[Shard], world: World) -> tuple[Hop, ...]:
-        """What a rank sends, hop by hop. There is at least one hop; the first one takes what the lookups have pooled.
+        """What a rank sends in each of the ``hop_count`` hops; the first one takes what the lookups have pooled.
 
         All ranks, even those without a shard, have the same number of hops, with their collectives in the same order.
 

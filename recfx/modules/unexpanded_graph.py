@@ -6,10 +6,10 @@ from torch import fx
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.ir.meta import NodeMeta, SourceLocation, annotate
+from recfx.ir.names import node_name
 from recfx.ir.tables import TableSpec
 from recfx.nodes.resources import Resources
 from recfx.nodes.unexpanded import UnexpandedCollection
-from recfx.passes._nodes import node_name
 
 
 def make_unexpanded_graph(

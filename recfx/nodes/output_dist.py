@@ -8,10 +8,9 @@ are collectives as well, and average gradients over ranks like TorchRec's.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,9 +19,11 @@ from torchrec.distributed.dist_data import PooledEmbeddingsAllToAll, PooledEmbed
 from torchrec.distributed.types import Awaitable, NoWait
 
 from recfx.ir.columns import Columns, total_dim
+from recfx.ir.way_back import Hop
 from recfx.nodes.base import NodeModule
 from recfx.nodes.column_order import ColumnOrder
 from recfx.nodes.dist_context import DistContext
+from recfx.nodes.dist_groups import DistGroups
 
 
 class BackwardWatch(Protocol):
@@ -57,7 +58,12 @@ class OutputDistStart(NodeModule, ABC):
         columns: the columns that this rank sends, in order.
         parts: the columns of each input, in order; those of ``columns`` that no part has are zeros.
         device: where a rank without inputs creates what it sends; the group's backend may support no other device.
+
+    Attributes:
+        operation: what it does in one word, as in ``Hop.operation``.
     """
+
+    operation: ClassVar[str]
 
     def __init__(
         self, group: dist.ProcessGroup, columns: list[Columns], parts: list[list[Columns]], device: torch.device
@@ -69,10 +75,10 @@ class OutputDistStart(NodeModule, ABC):
         self.late_backwards: BackwardWatch | None = None  # if any table of the collection has an index
         self.take_parts(parts)
 
-    @property
-    def operation(self) -> str:
-        """The operation in one word: the name of its class in snake case, such as ``all_to_all``."""
-        return re.sub("(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
+    @classmethod
+    @abstractmethod
+    def of(cls, hop: Hop, groups: DistGroups, parts: list[list[Columns]], device: torch.device) -> OutputDistStart:
+        """The module that sends what ``hop`` says; ``parts`` and ``device`` are those of the class."""
 
     def take_parts(self, parts: list[list[Columns]]) -> None:
         """Change which columns the inputs hold."""
@@ -107,6 +113,8 @@ class AllToAll(OutputDistStart):
         dim_per_rank: the number of columns that each rank sends.
     """
 
+    operation = "all_to_all"
+
     def __init__(
         self,
         group: dist.ProcessGroup,
@@ -118,6 +126,11 @@ class AllToAll(OutputDistStart):
         super().__init__(group, columns, parts, device)
         self._dim_per_rank = dim_per_rank
         self._dist = _all_to_all(group, dim_per_rank)
+
+    @classmethod
+    def of(cls, hop: Hop, groups: DistGroups, parts: list[list[Columns]], device: torch.device) -> AllToAll:
+        """See the base class."""
+        return cls(getattr(groups, hop.group), list(hop.columns), parts, device, list(hop.dims))
 
     def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Returns ``[B, sum of dim_per_rank]``."""
@@ -137,6 +150,8 @@ class ReduceScatter(OutputDistStart):
             ``i`` of every host, in the order of hosts.
     """
 
+    operation = "reduce_scatter"
+
     def __init__(
         self,
         group: dist.ProcessGroup,
@@ -149,6 +164,11 @@ class ReduceScatter(OutputDistStart):
         self.hosts = hosts
         self._dist = PooledEmbeddingsReduceScatter(group)
         self._uneven = _all_to_all(group, [total_dim(columns)] * group.size())
+
+    @classmethod
+    def of(cls, hop: Hop, groups: DistGroups, parts: list[list[Columns]], device: torch.device) -> ReduceScatter:
+        """See the base class."""
+        return cls(getattr(groups, hop.group), list(hop.columns), parts, device, hop.hosts)
 
     def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Returns ``[B, D']``; with ``hosts``, for the samples of this rank's counterparts."""
@@ -175,6 +195,8 @@ class CrossHost(AllToAll):
         local_size: the number of ranks per host.
     """
 
+    operation = "cross_host"
+
     def __init__(
         self,
         group: dist.ProcessGroup,
@@ -189,6 +211,12 @@ class CrossHost(AllToAll):
         self._local_rank, self._local_size = local_rank, local_size
         self._local = slice(local_rank, None, local_size)
 
+    @classmethod
+    def of(cls, hop: Hop, groups: DistGroups, parts: list[list[Columns]], device: torch.device) -> CrossHost:
+        """See the base class."""
+        group, columns, dims = getattr(groups, hop.group), list(hop.columns), list(hop.dims)
+        return cls(group, columns, parts, device, dims, groups.intra.rank(), groups.intra.size())
+
     def sizes(self, context: DistContext) -> list[int]:
         """The batch sizes of this rank's counterparts."""
         return context.batch_size_per_rank[self._local]
@@ -197,12 +225,25 @@ class CrossHost(AllToAll):
 class OwnBatch(OutputDistStart):
     """Takes this rank's samples out of all. Nothing is sent, but the backward gathers the gradients of all ranks."""
 
+    operation = "own_batch"
+
+    @classmethod
+    def of(cls, hop: Hop, groups: DistGroups, parts: list[list[Columns]], device: torch.device) -> OwnBatch:
+        """See the base class."""
+        return cls(getattr(groups, hop.group), list(hop.columns), parts, device)
+
     def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Returns ``[B, D']``."""
         if len(sizes) == 1:
             return NoWait(pooled)
         own: torch.Tensor = _OwnRows.apply(pooled, self.group, sizes)
         return NoWait(own)
+
+
+STARTS: dict[str, type[OutputDistStart]] = {
+    each.operation: each for each in (AllToAll, ReduceScatter, CrossHost, OwnBatch)
+}
+"""The modules of ``output_dist_start``, by operation."""
 
 
 class OutputDistWait(NodeModule):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import sympy
 from torch import fx, nn
 
 from recfx.ir.meta import Collective, NodeMeta, annotate, node_meta
+from recfx.ir.names import node_name
 from recfx.ir.node_kinds import NODE_KINDS
 from recfx.ir.tables import TableSpec
 from recfx.ir.typed_access import meta_of, node_module
@@ -20,15 +20,6 @@ from recfx.nodes.unexpanded import UnexpandedCollection
 from recfx.serving import ServedNode
 
 _RESOURCES = "recfx_resources"
-
-
-def node_name(collection: str, kind: str) -> str:
-    """``<collection fqn>_<node>``; ``ebc_<node>`` for a collection that is the root.
-
-    What cannot stand in a Python name is replaced as torch.fx does, so that a node has one name everywhere.
-    """
-    name = re.sub(r"[^0-9a-zA-Z_]+", "_", f"{collection or 'ebc'}_{kind}")
-    return f"_{name}" if name[0].isdigit() else name
 
 
 def nodes_of_kind(graph_module: fx.GraphModule, kind: str) -> list[fx.Node]:

@@ -22,6 +22,7 @@ from recfx.ir import exchange as wire
 from recfx.ir.columns import Columns, total_dim
 from recfx.ir.key_order import KeyOrder
 from recfx.ir.meta import BATCH, WORLD, Collective
+from recfx.ir.names import node_name
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import TableSpec, embedding_dims, embedding_names
 from recfx.ir.typed_access import meta_of, node_module
@@ -34,14 +35,14 @@ from recfx.nodes import (
     InputDistWait,
     Lookup,
     MeanDivide,
-    OutputDistStart,
     OutputDistWait,
     SelectFeatures,
     TableStore,
 )
 from recfx.nodes.base import NodeModule
 from recfx.nodes.dist_groups import DistGroups, sent_on
-from recfx.passes._nodes import add_node, node_name, nodes_of_kind, remove_node, renumber, resources_of
+from recfx.nodes.output_dist import STARTS
+from recfx.passes._nodes import add_node, nodes_of_kind, remove_node, renumber, resources_of
 from recfx.passes.base import PassResult
 
 
@@ -205,8 +206,7 @@ class _Rewrite:
         return arrived, way.arriving
 
     def send(self, way: _Way, hop: Hop, pooled: list[fx.Node], parts: list[list[Columns]], context: fx.Node) -> fx.Node:
-        start = hop.start(self.groups, parts, self.store.device)
-        assert isinstance(start, OutputDistStart)
+        start = STARTS[hop.operation].of(hop, self.groups, parts, self.store.device)
         start.late_backwards = resources_of(self.graph_module, self.meta.collection).late_backwards
         size = hop.samples, sympy.Integer(total_dim(start.columns))
         return self.add("output_dist_start", start, (*pooled, context), way.tables, size, hop.collectives)

@@ -15,13 +15,13 @@ import torch
 
 from recfx.ir import exchange
 from recfx.ir.meta import BATCH, WORLD, Collective, mean_length
+from recfx.ir.names import node_name
 from recfx.ir.sent_rows import SentRows
 from recfx.ir.shard import Shard
 from recfx.ir.tables import TableSpec, embedding_names, output_dtype
 from recfx.ir.way_back import HopSize, WayBack, World
 from recfx.lowering.registry import LookupSpec, can_find
 from recfx.nodes.keyed_tensor import keyed_order
-from recfx.passes._nodes import node_name
 from recfx.pricing.formulas import FORMULAS
 from recfx.pricing.node_facts import NodeFacts, TableLoad
 from recfx.pricing.planned_tables import PlannedCollection, PlannedTable

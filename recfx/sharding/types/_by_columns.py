@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from recfx.ir.shard import Shard
 from recfx.ir.sharding_type import Cut, ShardingType, TablePlan
+from recfx.ir.ways_back import AllToAllBack
 from recfx.sharding.types._planned import column_blocks, planned_shards, row_borders, wrong
-from recfx.sharding.ways_back import AllToAllBack
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from recfx.hashing.slicing import row_cuts
 from recfx.ir.shard import Shard
 from recfx.ir.sharding_type import TablePlan
 from recfx.ir.way_back import WayBack
+from recfx.ir.ways_back import AllToAllBack, ReduceScatterBack, TwoHops
 from recfx.sharding.types._planned import column_blocks, planned_shards, row_borders, wrong
-from recfx.sharding.ways_back import AllToAllBack, ReduceScatterBack, TwoHops
 
 
 def cut_rows(plan: TablePlan) -> tuple[list[Shard], tuple[int, ...]]:

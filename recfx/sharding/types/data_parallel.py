@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from recfx.ir.shard import Shard
 from recfx.ir.sharding_type import Cut, ShardingType, TablePlan
-from recfx.sharding.ways_back import Stay
+from recfx.ir.ways_back import Stay
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recfx.ir.sharding_type import Cut, ShardingType, TablePlan
+from recfx.ir.ways_back import ReduceScatterBack
 from recfx.sharding.types._by_rows import cut_rows
-from recfx.sharding.ways_back import ReduceScatterBack
 
 
 @dataclass(frozen=True)

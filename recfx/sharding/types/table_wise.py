@@ -8,9 +8,9 @@ from torchrec.distributed.types import EnumerableShardingSpec
 
 from recfx.ir.shard import Shard
 from recfx.ir.sharding_type import Cut, TablePlan
+from recfx.ir.ways_back import AllToAllBack
 from recfx.sharding.types._by_columns import CutByColumns
 from recfx.sharding.types._planned import check_rank
-from recfx.sharding.ways_back import AllToAllBack
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,24 @@
 """The ways in which pooled rows are sent back: who sends what, what arrives, and what it costs.
 
 ``B`` is the batch size of a rank, the same on all ranks; bytes are those of the tables' outputs. Backwards are also
-collectives, in which the modules of ``output_dist_start`` average gradients over ranks, as TorchRec's do.
+collectives, in which the modules of ``output_dist_start`` average gradients over ranks, as TorchRec's do. This is data
+alone: ``recfx.nodes.output_dist`` makes the modules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sympy
-import torch
-from torch import nn
 
 from recfx.ir.columns import Columns, total_bytes, total_dim
 from recfx.ir.meta import BATCH, WORLD, Collective
 from recfx.ir.sent_rows import SentRows
 from recfx.ir.shard import Shard
 from recfx.ir.way_back import Hop, HopSize, WayBack, World
-from recfx.nodes.output_dist import AllToAll, CrossHost, OwnBatch, ReduceScatter
 
 _EVERYBODY: sympy.Expr = WORLD * BATCH
-_Parts = list[list[Columns]]
 
 
 @dataclass(frozen=True)
@@ -36,13 +32,9 @@ class AllToAllBack(WayBack):
     def hops(self, shards: Sequence[Shard], world: World) -> tuple[Hop, ...]:
         """One."""
         sent = _by_rank(shards, world)
-        mine, dims = sent[world.rank], [total_dim(columns) for columns in sent]
-
-        def start(groups: Any, parts: _Parts, device: torch.device) -> nn.Module:
-            return AllToAll(groups.pooled, mine, parts, device, dims)
-
+        mine, dims = sent[world.rank], tuple(total_dim(columns) for columns in sent)
         collectives = _all_to_all(total_bytes(mine), sum(map(total_bytes, sent)), world.size)
-        return (Hop(tuple(mine), _EVERYBODY, collectives, start),)
+        return (Hop("all_to_all", "pooled", tuple(mine), _EVERYBODY, collectives, dims),)
 
     def hop_sizes(self, sent: SentRows, shards: Sequence[Shard], world: World) -> tuple[HopSize, ...]:
         """One."""
@@ -65,11 +57,8 @@ class ReduceScatterBack(WayBack):
     def hops(self, shards: Sequence[Shard], world: World) -> tuple[Hop, ...]:
         """One."""
         columns = _once(shards)
-
-        def start(groups: Any, parts: _Parts, device: torch.device) -> nn.Module:
-            return ReduceScatter(groups.pooled, columns, parts, device)
-
-        return (Hop(tuple(columns), _EVERYBODY, _reduce_scatter(total_bytes(columns), world.size), start),)
+        collectives = _reduce_scatter(total_bytes(columns), world.size)
+        return (Hop("reduce_scatter", "pooled", tuple(columns), _EVERYBODY, collectives),)
 
     def hop_sizes(self, sent: SentRows, shards: Sequence[Shard], world: World) -> tuple[HopSize, ...]:
         """One."""
@@ -87,23 +76,18 @@ class TwoHops(WayBack):
     name = "table_row_wise"
     place = 2
     wording = "summed on a host, then all-to-all"
+    hop_count = 2
 
     def hops(self, shards: Sequence[Shard], world: World) -> tuple[Hop, ...]:
         """The second sends the sums of one host, for this rank and its counterparts, to the ranks of the samples."""
-        by_host, local_size = self._by_host(shards, world), self.local_size
-        host, local_rank = divmod(world.rank, local_size)
-        mine, dims, hosts = by_host[host], [total_dim(columns) for columns in by_host], len(by_host)
-
-        def inside(groups: Any, parts: _Parts, device: torch.device) -> nn.Module:
-            return ReduceScatter(groups.intra, mine, parts, device, hosts)
-
-        def across(groups: Any, parts: _Parts, device: torch.device) -> nn.Module:
-            return CrossHost(groups.cross, mine, parts, device, dims, local_rank, local_size)
-
-        on_host, everywhere = total_bytes(mine), sum(map(total_bytes, by_host))
+        by_host = self._by_host(shards, world)
+        columns, dims = tuple(by_host[world.rank // self.local_size]), tuple(map(total_dim, by_host))
+        on_host, everywhere, hosts = total_bytes(columns), sum(map(total_bytes, by_host)), len(by_host)
+        inside = _reduce_scatter(on_host, self.local_size, hosts)
+        across = _all_to_all(on_host, everywhere, hosts, across_hosts=True)
         return (
-            Hop(tuple(mine), _EVERYBODY, _reduce_scatter(on_host, local_size, hosts), inside),
-            Hop(tuple(mine), hosts * BATCH, _all_to_all(on_host, everywhere, hosts, across_hosts=True), across),
+            Hop("reduce_scatter", "intra", columns, _EVERYBODY, inside, hosts=hosts),
+            Hop("cross_host", "cross", columns, hosts * BATCH, across, dims),
         )
 
     def hop_sizes(self, sent: SentRows, shards: Sequence[Shard], world: World) -> tuple[HopSize, ...]:
@@ -135,11 +119,8 @@ class Stay(WayBack):
     def hops(self, shards: Sequence[Shard], world: World) -> tuple[Hop, ...]:
         """One node, which takes this rank's samples."""
         columns = _once(shards)
-
-        def start(groups: Any, parts: _Parts, device: torch.device) -> nn.Module:
-            return OwnBatch(groups.pooled, columns, parts, device)
-
-        return (Hop(tuple(columns), _EVERYBODY, _own_batch(total_bytes(columns), world.size), start),)
+        collectives = _own_batch(total_bytes(columns), world.size)
+        return (Hop("own_batch", "pooled", tuple(columns), _EVERYBODY, collectives),)
 
     def hop_sizes(self, sent: SentRows, shards: Sequence[Shard], world: World) -> tuple[HopSize, ...]:
         """One."""
