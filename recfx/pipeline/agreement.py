@@ -13,6 +13,7 @@ from recfx.sharding.ranks_agree import tell_counts
 
 _NAME = "recfx.TrainPipeline.progress"
 _AFTER_AN_ERROR = "recfx.TrainPipeline.progress, after a step that failed"
+_AFTER_THE_FIRST = "recfx.TrainPipeline.progress, after the first batch"
 
 
 class Held(NamedTuple):
@@ -38,6 +39,7 @@ class Agreement:
         first = next(iter(sharded_collections(model).values()), None)
         self._groups = None if first is None or first.groups.ids.size() == 1 else first.groups
         self._mark, self._mark_after_error = marks.identity(_NAME, [], []), marks.identity(_AFTER_AN_ERROR, [], [])
+        self._mark_after_first = marks.identity(_AFTER_THE_FIRST, [], [])
 
     @property
     def is_free(self) -> bool:
@@ -62,6 +64,14 @@ class Agreement:
             OutOfStepError: ``ranks_at_different_calls``.
         """
         self._exchange(Held(0, failed=True), self._mark_after_error)
+
+    def is_on_any_rank(self, flag: bool) -> bool:
+        """Whether ``flag`` is set on any rank, after the first batch. Collective.
+
+        Raises:
+            OutOfStepError: ``ranks_at_different_calls``.
+        """
+        return any(held.failed for held in self._exchange(Held(0, failed=flag), self._mark_after_first))
 
     def _exchange(self, mine: Held, mark: int) -> list[Held]:
         if self._groups is None or has_failed(self._groups.pooled):

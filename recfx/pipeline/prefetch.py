@@ -109,7 +109,7 @@ class CallsAhead:
             if learning:
                 module.forward = _noting(path, module, originals[path], batch, made)
             else:
-                module.forward = self._taking(path, originals[path], waiting[path], next)
+                module.forward = self._taking(path, originals[path], waiting, next)
         try:
             yield
         finally:
@@ -130,6 +130,17 @@ class CallsAhead:
             found.append(PipelinedCollection(path, False, Diagnostic("not_sharded", path, why)))
         return found
 
+    def agree(self, is_on_any_rank: Callable[[bool], bool]) -> None:
+        """Keep out what any rank has kept out: its first batch may have had no such part. Collective.
+
+        Args:
+            is_on_any_rank: tells whether a flag is set on any rank.
+        """
+        for path in sharded_modules(self._model):
+            if is_on_any_rank(path in self._not_ahead) and path not in self._not_ahead:
+                why = "with its first batch, another rank did not call it with a part of the batch."
+                self._keep_out(Diagnostic("not_ahead_on_another_rank", path, why))
+
     def _learn(self, made: list[tuple[str, KnownCall | None]]) -> None:
         called = {path for path, _ in made}
         for path in self._modules:
@@ -147,20 +158,24 @@ class CallsAhead:
         self._known = [call for call in self._known or () if call.name != why.path]
 
     def _taking(
-        self, path: str, original: Callable[..., Any], waiting: deque[StartedCall], next: list[StartedCall] | None
+        self,
+        path: str,
+        original: Callable[..., Any],
+        waiting: dict[str, deque[StartedCall]],
+        next: list[StartedCall] | None,
     ) -> Callable[..., Any]:
+        mine, in_next = waiting[path], any(call.call.name == path for call in next or ())
+
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if path in self._not_ahead and not waiting:
-                return original(*args, **kwargs)
-            if waiting and (waiting[0].is_for(args, kwargs) or waiting[0].is_refused):
-                call = waiting.popleft()
+            if mine and (mine[0].is_for(args, kwargs) or mine[0].is_refused):
+                call = mine.popleft()
                 return original(*args, **kwargs) if call.is_outdated() else call.finish(self._streams)
             if path not in self._not_ahead:
                 why = "the model called it differently than with the first batch."
                 self._keep_out(Diagnostic("input_changed", path, why))
-            # The next batch's sizes are on their way, and its ids come next: if only this rank makes the call anew,
-            # the others must not read its sizes as those ids.
-            self.send(next, finds_rows=False)
+            # The next batch's sizes are on their way, and its ids come next: if only this rank makes the call, or all
+            # others do, nobody must read its sizes as those ids.
+            self.send(next, finds_rows=not (in_next or any(waiting.values())))
             return original(*args, **kwargs)
 
         return forward

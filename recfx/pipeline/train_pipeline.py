@@ -137,7 +137,9 @@ class TrainPipeline:
             with forwards_of(self._stores).forward(), ahead:
                 result = self._model(current.value)
             losses, output = _loss_and_output(result)
-            self._start(1)  # only after the very first batch, from which calls are learned
+            if current.calls is None:  # the very first batch, from which calls are learned
+                self._ahead.agree(self._agreement.is_on_any_rank)
+                self._start(1)
             self._send(1)
             if training:
                 with lost_ranks():

@@ -219,6 +219,73 @@ def test_a_model_that_stands_in_for_a_part_on_one_rank(case: Case) -> None:
         assert found["answers"][3].startswith(f"InputError: [{reason}]")
 
 
+def a_first_batch_without_a_part(rank: int, world_size: int, pipeline: str, case: Case) -> dict[str, Any]:
+    """Rank 0's first batch; for the loop, all batches have the part that the model makes in its place."""
+    first, second = made(case, rank, world_size, pipeline)[0], made(case, rank, world_size, pipeline)[0]
+    model = StandsIn(first.sparse, second.sparse, first.over.module.in_features)
+    driver = PIPELINES[pipeline](model, dense_optimizer(case, model), CPU)
+    mine: list[Any] = [{"first": each, "second": each} for each in batches_of_rank(case, rank, world_size, 6, "alone")]
+    if rank == 0:
+        del mine[0]["first"]
+    answer = run(model, driver, iter(mine))
+    if pipeline == "recfx":
+        found = {each.path: each.why.code if each.why else "" for each in driver.report()}
+        assert found == {"first": "not_ahead_on_another_rank" if rank else "input_not_in_batch", "second": ""}
+    return answer
+
+
+@pytest.mark.parametrize("case", [SENT, FITS])
+def test_a_part_that_the_first_batch_of_one_rank_lacks(case: Case) -> None:
+    """All ranks keep the collection out: if some sent its ids ahead, the others would take them for something else."""
+    expected = ranks(2).run(a_first_batch_without_a_part, "loop", case)
+    assert not any(isinstance(each, str) for each in expected[0]["answers"][:6])
+    assert_equal(ranks(2).run(a_first_batch_without_a_part, "recfx", case), expected)
+
+
+class HalfComputed(Two):
+    """Makes the input of its second collection. Its own code may fail before, or leave out that collection."""
+
+    step, wrong = -1, ""
+
+    def forward(self, batch: dict[str, KeyedJaggedTensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        self.step += 1
+        first = self.first(batch["first"]).values()
+        if self.step == 3 and self.wrong == "raises":
+            raise ValueError("not this one")
+        if self.step == 3 and self.wrong == "leaves out":
+            second = torch.zeros_like(first)
+        else:
+            second = self.second(batch["second"].permute([0, 1, 2])).values()
+        return (self.over(torch.cat([first, second], 1)).tanh() ** 2).mean(), first.detach()
+
+
+def one_rank_leaves_out_what_is_not_ahead(rank: int, world_size: int, wrong: str, training: bool) -> list[str]:
+    parts = []
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    for _ in range(2):
+        standard, width = build(SENT)
+        converted = recfx.convert(standard)
+        plan = plan_of(SENT, converted, world_size)
+        parts.append(shard_collection(converted, plan, ShardingEnv.from_process_group(group)))
+    model = HalfComputed(*parts, width)
+    model.wrong = wrong if rank == 0 else ""
+    model.train(training)
+    driver = PIPELINES["recfx"](model, dense_optimizer(SENT, model), CPU)
+    return six_steps(
+        driver, iter([{"first": each, "second": each} for each in batches_of_rank(SENT, rank, 2, 7, "alone")])
+    )
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("wrong", ["raises", "leaves out"])
+def test_a_collection_that_is_not_ahead_and_that_one_rank_alone_leaves_out(wrong: str, training: bool) -> None:
+    """The sizes of its ids are not taken for the ids of the next batch, with which gloo would end the process."""
+    for answers in ranks(2).run(one_rank_leaves_out_what_is_not_ahead, wrong, training):
+        assert answers[:3] == [""] * 3
+        errors = [each for each in answers[3:] if each and "not this one" not in each]
+        assert errors[0].startswith(("OutOfStepError: [ranks_at_different_calls]", "OutOfStepError: [rank_lost]"))
+
+
 def a_model_that_fails(
     rank: int, world_size: int, pipeline: str, steps: tuple[int, ...], after: bool
 ) -> dict[str, Any]:
