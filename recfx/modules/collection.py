@@ -199,7 +199,7 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
         return pooled
 
     def _run(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        with self._store.forwards.call(self.collection, self.calls):
+        with self._store.forwards.call(self, self.calls):
             self.begin_forward()
             pooled: KeyedTensor = self.graph_module(features)
             return pooled

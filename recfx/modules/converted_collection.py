@@ -198,13 +198,14 @@ def converted_collections(model: nn.Module) -> dict[str, ConvertedCollection]:
 
 
 def share_forwards(model: nn.Module) -> list[TableStore]:
-    """Let the converted collections of ``model`` undo a forward together that one of them refuses.
+    """Let the converted collections of ``model`` undo a forward together that one call of them refuses.
 
     Returns:
         their stores, all of which have the same ``forwards`` now.
     """
-    stores = [collection.store for collection in converted_collections(model).values()]
-    if len({id(store.forwards) for store in stores}) > 1:
+    collections = converted_collections(model).values()
+    stores = [collection.store for collection in collections]
+    if len({id(store.forwards) for store in stores}) > 1 or any(collection.calls > 1 for collection in collections):
         shared = next((store.forwards for store in stores if store.forwards.has_several), Forwards(has_several=True))
         for store in stores:
             store.forwards = shared

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from recfx.errors import RecfxError
+from recfx.errors import OutOfStepError, RecfxError
 from recfx.nodes.replays import is_replay
 
 
@@ -27,12 +27,12 @@ class Forward:
     Attributes:
         is_undone: whether its changes were taken back.
         is_trained: whether a backward has run through one of its lookups, so that its changes stay.
-        calls: how often each collection was called.
+        calls: how often each collection was called, by ``id``: parts that are converted one by one have the same names.
     """
 
     def __init__(self) -> None:
         self.is_undone = self.is_trained = False
-        self.calls: Counter[str] = Counter()
+        self.calls: Counter[int] = Counter()
         self._changes: list[Callable[[], None]] = []
 
     def changed(self, undo: Callable[[], None]) -> None:
@@ -54,11 +54,11 @@ class Forward:
         while self._changes:
             self._changes.pop()()
 
-    def takes(self, collection: str, calls: int) -> bool:
+    def takes(self, collection: int, calls: int) -> bool:
         """Count a call of a collection; False if it must be one of the next forward.
 
         Args:
-            collection: the one that is called.
+            collection: the ``id`` of the one that is called.
             calls: how often a forward calls it.
         """
         if self.is_trained or self.calls[collection] >= calls:
@@ -72,9 +72,9 @@ class _Here(threading.local):
 
     def __init__(self) -> None:
         self.now = Forward()
-        self.since_backward: Counter[str] = Counter()  # calls of collections, without those that were undone
+        self.since_backward: Counter[int] = Counter()  # calls of collections, without those that were undone
         self.depth = 0  # of calls that undo what they refuse
-        self.inside: str | None = None  # the collection that is being called
+        self.inside: int | None = None  # the collection that is being called
         self.is_declared = False  # whether somebody says where forwards begin
 
 
@@ -82,12 +82,12 @@ class Forwards:
     """The forwards of collections that are called together. Copies of a model share one of their own.
 
     Args:
-        has_several: whether there are several collections.
+        has_several: whether a forward calls several collections, or one of them several times.
     """
 
     def __init__(self, has_several: bool = False) -> None:
         self.has_several = has_several
-        self._learned: dict[str, int] = {}  # how often a forward calls each collection, where no sample has shown it
+        self._learned: dict[int, int] = {}  # how often a forward calls each collection, where no sample has shown it
         self._here = _Here()
 
     def __reduce__(self) -> Any:
@@ -98,32 +98,42 @@ class Forwards:
         here = self._here
         return here.now if here.depth else None
 
-    def refuse(self) -> None:
-        """Undo the forward under way; the next call begins another."""
+    def refuse(self, error: Exception) -> None:
+        """Undo the forward under way; the next call begins another.
+
+        Ranks that are out of step may have left this forward in other ways, without undoing it. What all of them have
+        done in it stays, so that it is the same on all.
+
+        Args:
+            error: why it is refused.
+        """
         here = self._here
         refused, here.now = here.now, Forward()
         here.since_backward -= refused.calls
-        refused.undo()
+        if isinstance(error, OutOfStepError):
+            refused.keep()
+        else:
+            refused.undo()
 
     @contextlib.contextmanager
-    def call(self, collection: str, calls: int) -> Iterator[None]:
+    def call(self, collection: object, calls: int) -> Iterator[None]:
         """Around a call of a collection, which undoes the forward if it fails.
 
         Args:
-            collection: its fully qualified name.
+            collection: the collection.
             calls: how often a forward calls it; 0 if that is not known.
         """
-        here, around = self._here, self._here.inside
+        here, around, called = self._here, self._here.inside, id(collection)
         replayed = is_replay()  # a part of a backward, which undoes nothing
-        if not (replayed or here.is_declared or around == collection):
-            self._count(collection, calls)
+        if not (replayed or here.is_declared or around == called):
+            self._count(called, calls)
         here.depth += 1
-        here.inside = collection
+        here.inside = called
         try:
             yield
-        except Exception:
+        except Exception as error:
             if not replayed:
-                self.refuse()
+                self.refuse(error)
             raise
         finally:
             here.depth -= 1
@@ -141,14 +151,14 @@ class Forwards:
         here.depth += 1
         try:
             yield
-        except RecfxError:
-            self.refuse()
+        except RecfxError as error:
+            self.refuse(error)
             raise
         finally:
             here.depth -= 1
             here.is_declared = False
 
-    def _count(self, collection: str, calls: int) -> None:
+    def _count(self, collection: int, calls: int) -> None:
         here = self._here
         if here.now.is_trained:
             self._learn(here.since_backward)
@@ -159,7 +169,7 @@ class Forwards:
             here.now.takes(collection, calls)
         here.since_backward[collection] += 1
 
-    def _learn(self, calls: Counter[str]) -> None:
+    def _learn(self, calls: Counter[int]) -> None:
         """Learn from the calls between two backwards. The collection with the fewest is called once a forward."""
         forwards = min(calls.values(), default=1)
         self._learned |= {name: count // forwards for name, count in calls.items()}

@@ -146,10 +146,15 @@ class BatchesInFlight:
         self._batches = [batch for batch in self._batches if batch.keeps_rows]
 
     def restore(self) -> Callable[[], None]:
-        """What undoes the forwards from now on, through which no backward has run."""
+        """What undoes the forward that begins now, through which no backward has run.
+
+        It does nothing if other threads have run forwards meanwhile, whose batches must stay.
+        """
         turn, latest, batches = self.turn, self.latest, [(batch, batch.restore()) for batch in self._batches]
 
         def restore() -> None:
+            if self.turn > turn + 1:
+                return
             self.turn, self.latest, self._batches = turn, latest, [batch for batch, _ in batches]
             for _, restore_batch in batches:
                 restore_batch()

@@ -10,6 +10,7 @@ import torch
 from recfx.hashing import HashIndex
 from recfx.kernels.hash_index import UndoRecord
 from recfx.kernels.host import HashIndexOperators
+from recfx.kernels.index_buffers import BATCHES
 from recfx.nodes.segments import Segment
 from recfx.nodes.table_store import TableStore
 
@@ -45,7 +46,7 @@ class Insertion:
         self._store, self._operators, self._record = store, operators, record
         self._ids, self._segments = ids, segments
         self._indexes = store.indexes_of([segment.table.name for segment in segments])
-        self._versions = [_version(index) for index in self._indexes]
+        self._versions = [_version(index) for index in self._indexes]  # with this batch
         self._before: list[_RowsBefore] = []
 
     def keep_rows(self, table: str, rows: torch.Tensor) -> None:
@@ -67,7 +68,8 @@ class Insertion:
             if changed:
                 warnings.warn(
                     f"the batch that was refused stays counted in table {changed[0]!r}, and its new ids keep their "
-                    "rows: the index was changed from outside (by erase, insert or a load) during its forward.",
+                    "rows: the index was changed from outside (by another thread, erase, insert or a load) during its "
+                    "forward.",
                     stacklevel=2,
                 )
                 return
@@ -85,7 +87,11 @@ class Insertion:
                 self._restore(each)
 
     def _changed(self) -> list[HashIndex]:
-        """The indexes that are not as the batch left them, apart from later batches that were undone."""
+        """The indexes that are not as the batch left them, apart from later batches that were undone.
+
+        Any batch since then may use what this one gave out, or have got what this one took: an id that lost its row may
+        have another one by now.
+        """
         changed = []
         inserted = self._record.inserted
         new_rows = inserted.new_rows.split(inserted.report[:, 0].tolist())
@@ -105,8 +111,8 @@ class Insertion:
             state.index_copy_(0, before.rows.to(state.device), rows)
 
 
-def _version(index: HashIndex) -> tuple[int, int]:
-    return index.adopted.times, index.removals
+def _version(index: HashIndex) -> tuple[int, int, int]:
+    return index.adopted.times, index.removals, int(index.counts[BATCHES])
 
 
 def _taken(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

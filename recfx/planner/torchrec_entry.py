@@ -32,7 +32,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from recfx.errors import CheckpointError, ConversionError, RecfxError
 from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
-from recfx.modules.converted_collection import converted_collections
+from recfx.modules.converted_collection import converted_collections, share_forwards
 from recfx.modules.subclasses import classes_made_for
 from recfx.planner.priced_plan import price_of
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, StockSharder
@@ -209,6 +209,7 @@ def _extend_model_parallel(original: Callable[..., None]) -> Callable[..., None]
         original(*given.arguments, **given.keywords)
         if model is not None:
             parallel = named["self"]
+            share_forwards(parallel)  # of parts that were converted one by one
             add_notes(parallel, price_of(parallel.plan))
             for observe in AFTER_SHARDING:
                 observe(parallel)

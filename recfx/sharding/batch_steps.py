@@ -63,7 +63,7 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
         return pooled
 
     def _run_steps(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[KeyedTensor]:
-        with self._store.forwards.call(self.collection, self.calls):
+        with self._store.forwards.call(self, self.calls):
             return super().forward(*arguments, **keywords)
 
     def _run_awaited(self, *arguments: Any, **keywords: Any) -> KeyedTensor:
@@ -153,7 +153,7 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
             ConversionError: ``gradient_hook``, also on all ranks.
             OutOfStepError: an earlier step failed here when others had begun it; this batch's ids were sent before.
         """
-        with self._store.forwards.call(self.collection, self.calls):
+        with self._store.forwards.call(self, self.calls):
             return self._compute(ctx, dist_input)
 
     def _compute(self, ctx: BatchContext, dist_input: KJTList) -> dict[str, Any]:

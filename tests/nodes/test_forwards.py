@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -283,6 +284,55 @@ def test_one_collection_alone_notes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     converted(step_ids).values().sum().backward()
     with pytest.raises(TypeError):
         make("lru")(batch(0))
+
+
+def test_a_batch_of_another_thread_in_between_stays() -> None:
+    """An id that the refused batch has evicted may have come back: it must not get its old row as well."""
+    torch.manual_seed(0)
+    plain = Model(rows=4)
+    attach(plain, "adagrad")
+    hashing = dict.fromkeys("abcd", HashConfig(dense_rows=0, on_full="evict")) | {"s": None}
+    model = recfx.convert(plain, hashing=hashing, verify=False)
+    first, index = model.get_submodule("first"), model.get_submodule("first").index("a")
+
+    def train(number: int) -> None:
+        first(bags({"fa": [[number]], "fb": [[number]]})).values().sum().backward()
+
+    for number in range(4):
+        train(number)
+    first.batches_in_flight = 0
+    first(bags({"fa": [[5]], "fb": [[5]]}))
+    thread = threading.Thread(target=train, args=(0,))
+    thread.start()
+    thread.join()
+    before, forwards = state(model), first.store.in_flight.turn
+    with pytest.warns(UserWarning, match="another thread"), pytest.raises(InputError):
+        model.last(missing(1).others)
+    assert_equal(state(model), before)
+    assert first.store.in_flight.turn == forwards
+    assert sorted(index.items()[0].tolist()) == [0, 2, 3, 5]
+
+
+class Siamese(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = EmbeddingBagCollection([table("a", ["fa"], dim=4, rows=40)])
+
+    def forward(self, query: KeyedJaggedTensor, answer: KeyedJaggedTensor) -> torch.Tensor:
+        return (self.ebc(query).values() * self.ebc(answer).values()).sum()
+
+
+def test_the_only_collection_which_a_forward_calls_twice() -> None:
+    torch.manual_seed(0)
+    plain = Siamese()
+    attach(plain, "adagrad")
+    query = bags({"fa": [[1, 2, 3]]})
+    model = recfx.convert(plain, (query, query), hashing=LRU, verify=False)
+    model(query, bags({"fa": [[4, 5]]})).backward()
+    before = state(model)
+    with pytest.raises(InputError):
+        model(bags({"fa": [[7, 8, 9]]}), bags({"unknown": [[1]]}))
+    assert_equal(state(model), before)
 
 
 def test_batches_of_the_pipeline() -> None:

@@ -14,7 +14,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.errors import InputError
+from recfx.errors import InputError, OutOfStepError
 from tests.builders.batches import bags
 from tests.builders.collections import table
 from tests.builders.optimizers import attach
@@ -154,3 +154,51 @@ def test_training_goes_on_as_if_the_batch_had_never_been(sharding: str, flow: st
             assert torch.equal(mine["left"][name], value), name
         for one, two in zip(mine["pooled"], other["pooled"], strict=True):
             assert torch.equal(one, two)
+
+
+def left_by_one_rank(rank: int, world_size: int) -> list[torch.Tensor]:
+    """Rank 0's own code fails between both collections, and its caller goes on; so do both, once they are told."""
+    model = make(world_size, "data_parallel", "convert", "evict")
+
+    def fail(*_: Any) -> None:
+        raise ValueError("not this one")
+
+    for number in range(12):
+        if number == 9:
+            if rank == 0:
+                hook = model.second.register_forward_pre_hook(fail)
+                with pytest.raises(ValueError, match="not this one"):
+                    model(pair(number, rank))
+                hook.remove()
+            with pytest.raises(OutOfStepError, match="ranks_at_different_calls"):
+                model(pair(number, rank))
+        else:
+            model(pair(number, rank))[0].backward()
+    index = model.first.index("a")
+    return [*index.items(), index.row_scores, model.first.weight("a").detach(), torch.tensor(index.counts.tolist())]
+
+
+def test_replicas_stay_equal_when_one_rank_leaves_a_forward_by_itself() -> None:
+    """What both ranks have done together stays on both: the one that left undoes nothing, so the other must not."""
+    for mine, other in zip(*ranks(2).run(left_by_one_rank), strict=True):
+        assert torch.equal(mine, other)
+
+
+def converted_one_by_one(rank: int, world_size: int) -> bool:
+    """Whether a batch that the second collection refuses leaves no trace in the first."""
+    torch.manual_seed(0)
+    model = Two()
+    attach([*model.first.parameters(), *model.second.parameters()], "adagrad")
+    model.first = recfx.convert(model.first, hashing=LRU)
+    model.second = recfx.convert(model.second, hashing={"c": LRU, "s": None})
+    parallel = DistributedModelParallel(model, device=CPU)
+    parallel(pair(0, rank))[0].backward()
+    before = what_is_left(parallel)
+    with pytest.raises(InputError):
+        parallel(pair(1, rank, fits=False))
+    after = what_is_left(parallel)
+    return all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_parts_that_were_converted_one_by_one_are_one_model_to_model_parallel() -> None:
+    assert ranks(1).run(converted_one_by_one) == [True]
