@@ -6,16 +6,21 @@ called first. Its reference is ``fused_optimizer.py`` with a rule's ``update``, 
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 from . import library
 
+_SOURCES, _RULE = Path(__file__).resolve().parent / "csrc", "_rule.h"
 
-def rules() -> list[str]:
-    """The names of the rules that the operator has, each in ``csrc/<name>_rule.h``."""
-    names: list[str] = torch.ops.recfx.fused_step_rules()
-    return names
+
+@cache
+def rules() -> frozenset[str]:
+    """The names of the rules that the operator has, each in ``csrc/<name>_rule.h``; it need not be built here."""
+    return frozenset(path.name.removesuffix(_RULE) for path in _SOURCES.glob(f"*{_RULE}"))
 
 
 def fused_step_(

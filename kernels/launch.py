@@ -60,9 +60,15 @@ def chip_of(device: torch.device) -> tiling.Chip | None:
     Raises:
         ValueError: there is no tiling table for the chip.
     """
-    if device.type != "npu":
+    name = chip_name(device)
+    return None if name is None else tiling.chip_named(name)
+
+
+def chip_name(device: torch.device) -> str | None:
+    """What the driver calls an NPU; None for other devices, and for simulated NPUs, which have no chip to fit."""
+    if device.type != "npu" or simulated(device):
         return None
-    return tiling.chip_named(str(torch.get_device_module(device).get_device_name(device)))
+    return str(torch.get_device_module(device).get_device_name(device))
 
 
 def programs(device: torch.device, work: int) -> int:

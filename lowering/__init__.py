@@ -1,5 +1,6 @@
 """Lowering: from graph nodes to kernels. There is one registry, and one file per target."""
 
+from recfx.lowering.lookup_facts import LookupFacts
 from recfx.lowering.registry import (
     BACKENDS,
     Backend,
@@ -9,6 +10,7 @@ from recfx.lowering.registry import (
     LookupBatch,
     LookupSpec,
     select_backend,
+    select_planned,
 )
 
 __all__ = [
@@ -18,6 +20,8 @@ __all__ = [
     "FindingKernel",
     "IdsToRows",
     "LookupBatch",
+    "LookupFacts",
     "LookupSpec",
     "select_backend",
+    "select_planned",
 ]

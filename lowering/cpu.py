@@ -17,30 +17,32 @@ from recfx.kernels.pooled_lookup import IndexView, find_and_pool, pool_again_, p
 from recfx.lowering._cpu_backward import CpuBackward
 from recfx.lowering._cpu_shared_step import step_shared
 from recfx.lowering._trainable_lookup import LookedUp, TrainableLookup
+from recfx.lowering.lookup_facts import LookupFacts
 from recfx.lowering.registry import FindingKernel, IdsToRows, LookupBatch, LookupKernel, LookupSpec
 
 
-def decline(spec: LookupSpec) -> Diagnostic | None:
-    """None for tables on the CPU, without an optimizer or with one whose rule is in recfx's C++ library."""
+def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
+    """None for tables without an optimizer, or with one whose rule is in recfx's C++ library."""
 
     def refuse(reason: str, message: str) -> Diagnostic:
         return Diagnostic(reason, "", message, by="cpu")
 
-    devices = {weight.device.type for weight in spec.weights}
-    dtypes = {weight.dtype for weight in spec.weights}
-    if devices != {"cpu"}:
-        return refuse("device", f"the tables are on {'/'.join(sorted(devices))}; this target is for the CPU.")
-    if len(dtypes) != 1 or not dtypes <= _DTYPES:
-        names = ", ".join(sorted(str(dtype) for dtype in dtypes))
+    if len(lookup.dtypes) != 1 or not lookup.dtypes <= _DTYPES:
+        names = ", ".join(sorted(str(dtype) for dtype in lookup.dtypes))
         return refuse("dtype", f"a call takes tables of float32, of float16 or of bfloat16, not of {names}.")
-    if any(not weight.is_contiguous() for weight in spec.weights):
+    if not lookup.is_contiguous:
         return refuse("not_contiguous", "a table's rows are not contiguous.")
-    if not library.load():
-        return _without_library()
-    for optimizer in spec.optimizers:
-        if optimizer is not None and optimizer.rule.name not in fused_step.rules():
-            return refuse("optimizer", f"there is no step of {optimizer.rule.name} in C++.")
+    for optimizer in lookup.optimizers:
+        if optimizer.rule not in fused_step.rules():
+            return refuse("optimizer", f"there is no step of {optimizer.rule} in C++.")
     return None
+
+
+def is_here(device: torch.device) -> Diagnostic | None:
+    """None if recfx's C++ library is there, or can be built."""
+    if library.load():
+        return None
+    return Diagnostic("no_library", "", by="cpu", message=f"the C++ operators are missing: {library.why_not()}")
 
 
 _DTYPES = {torch.float32, torch.float16, torch.bfloat16}
@@ -54,15 +56,11 @@ _OPERATORS = {
 }
 
 
-def operators(family: str, device: torch.device) -> ModuleType | Diagnostic | None:
+def operators(family: str, device_type: str) -> ModuleType | Diagnostic | None:
     """The C++ operators, for tensors on the CPU."""
-    if device.type != "cpu":
-        return Diagnostic("device", "", f"the tensors are on {device.type}, not on the CPU.", by="cpu")
-    return _OPERATORS.get(family) if library.load() else _without_library()
-
-
-def _without_library() -> Diagnostic:
-    return Diagnostic("no_library", "", by="cpu", message=f"the C++ operators are missing: {library.why_not()}")
+    if device_type != "cpu":
+        return Diagnostic("device", "", f"the tensors are on {device_type}, not on the CPU.", by="cpu")
+    return _OPERATORS.get(family)
 
 
 def build(spec: LookupSpec) -> LookupKernel:
@@ -70,9 +68,9 @@ def build(spec: LookupSpec) -> LookupKernel:
     return CpuLookup(spec)
 
 
-def decline_finding(spec: LookupSpec) -> Diagnostic | None:
+def serves_finding(lookup: LookupFacts) -> Diagnostic | None:
     """None for sums. A mean would be divided by lengths that leave out the ids without a row."""
-    if spec.pooling == "MEAN":
+    if lookup.pooling == "MEAN":
         return Diagnostic("mean_from_ids", "", "a lookup from raw ids pools sums, not means.", by="cpu")
     return None
 

@@ -15,12 +15,13 @@ from recfx.lowering._fbgemm_backward import FbgemmBackward
 from recfx.lowering._fbgemm_layout import Layout
 from recfx.lowering._fbgemm_rules import FLOAT32
 from recfx.lowering._trainable_lookup import LookedUp, TrainableLookup
+from recfx.lowering.lookup_facts import LookupFacts
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 
 
-def decline(spec: LookupSpec) -> Diagnostic | None:
-    """None for float32 and float16 tables on the CPU, without an optimizer or with one that FBGEMM has for the CPU."""
-    return _fbgemm_limits.decline(spec)
+def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
+    """None for float32 and float16 tables, without an optimizer or with one that FBGEMM has for the CPU."""
+    return _fbgemm_limits.serves(lookup)
 
 
 def build(spec: LookupSpec) -> LookupKernel:

@@ -13,6 +13,7 @@ from recfx.diagnostics import Diagnostic
 from recfx.lowering import _fbgemm_ascend_operator as operator
 from recfx.lowering._aten_backward import AtenBackward
 from recfx.lowering._trainable_lookup import LookedUp, TrainableLookup
+from recfx.lowering.lookup_facts import LookupFacts
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 
 _MULTIPLE = 8  # columns: rows are copied in units of 32 bytes
@@ -20,33 +21,23 @@ _DIM = 1024  # the widest row of recfx's own kernels; the package names no limit
 _CHIPS = ("Ascend910B", "Ascend910_93", "Ascend95")
 
 
-def decline(spec: LookupSpec) -> Diagnostic | None:
-    """None for float32 tables on NPUs without per-sample weights, if the package and its operator are there."""
+def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
+    """None for float32 tables without per-sample weights."""
 
     def refuse(reason: str, message: str) -> Diagnostic:
         return Diagnostic(reason, "", message, by="fbgemm_ascend")
 
-    devices = {weight.device for weight in spec.weights}
-    if len(devices) != 1 or {device.type for device in devices} != {"npu"}:
-        found = "/".join(sorted({device.type for device in devices}))
-        return refuse("device", f"the tables are on {found}; this target is for npu.")
-    missing = operator.why_not()
-    if missing is not None:
-        return refuse(*missing)
-    (device,) = devices
-    chip = str(torch.get_device_module(device).get_device_name(device))
-    if not chip.startswith(_CHIPS):
+    if chip is not None and not chip.startswith(_CHIPS):
         return refuse("chip", f"fbgemm_ascend has kernels for {', '.join(_CHIPS)}, not for {chip!r}.")
-    dtypes = {weight.dtype for weight in spec.weights}
-    if dtypes != {torch.float32}:
-        names = ", ".join(sorted(str(dtype) for dtype in dtypes))
+    if lookup.dtypes != {torch.float32}:
+        names = ", ".join(sorted(str(dtype) for dtype in lookup.dtypes))
         return refuse("dtype", f"fbgemm_ascend takes float32 tables, not {names}.")
-    if spec.is_weighted:
+    if lookup.is_weighted:
         return refuse("per_sample_weights", "fbgemm_ascend has no lookup with per-sample weights.")
-    if any(not weight.is_contiguous() for weight in spec.weights):
+    if not lookup.is_contiguous:
         return refuse("not_contiguous", "a table's rows are not contiguous.")
-    for table, weight in zip(spec.tables, spec.weights, strict=True):
-        if weight.shape[0] == 0:
+    for table, facts in zip(lookup.tables, lookup.facts, strict=True):
+        if facts.rows == 0:
             return refuse("empty_table", f"table {table.name!r} has no rows, which fbgemm_ascend refuses.")
         if table.embedding_dim % _MULTIPLE:
             message = f"fbgemm_ascend takes rows of a multiple of {_MULTIPLE} columns, "
@@ -55,6 +46,12 @@ def decline(spec: LookupSpec) -> Diagnostic | None:
             message = f"rows of more than {_DIM} columns were never looked up by this target, "
             return refuse("too_many_columns", f"{message}table {table.name!r} has {table.embedding_dim}.")
     return None
+
+
+def is_here(device: torch.device) -> Diagnostic | None:
+    """None if the package and its operator are."""
+    missing = operator.why_not()
+    return None if missing is None else Diagnostic(missing.reason, "", missing.message, by="fbgemm_ascend")
 
 
 def build(spec: LookupSpec) -> LookupKernel:

@@ -8,17 +8,23 @@ import torch
 
 from recfx.diagnostics import Diagnostic
 from recfx.lowering import _triton_limits, _triton_lookup
+from recfx.lowering.lookup_facts import LookupFacts
 from recfx.lowering.registry import LookupKernel, LookupSpec
 
 
-def decline(spec: LookupSpec) -> Diagnostic | None:
-    """None if triton-ascend is there, the chip has a tiling table, and the kernels serve the tables and optimizers."""
-    return _triton_limits.decline("npu", ("npu",), spec)
+def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
+    """None if there are kernels for the tables and optimizers, and they fit the chip."""
+    return _triton_limits.serves("npu", lookup, chip)
 
 
-def operators(family: str, device: torch.device) -> ModuleType | Diagnostic | None:
+def is_here(device: torch.device) -> Diagnostic | None:
+    """None if triton-ascend is there, and the chip has a tiling table."""
+    return _triton_limits.is_here("npu", device)
+
+
+def operators(family: str, device_type: str) -> ModuleType | None:
     """The operators with kernels, for tensors on NPUs."""
-    return _triton_limits.operators("npu", ("npu",), family, device)
+    return _triton_limits.OPERATORS.get(family) if device_type == "npu" else None
 
 
 def build(spec: LookupSpec) -> LookupKernel:

@@ -2,7 +2,8 @@
 
 The operators that check a batch, route ids, find and insert them, and initialise rows are chosen like lookups: the
 first target of ``BACKENDS`` that has the family for the device wins. (``convert(backend=...)`` names a target for
-lookups alone.) A target says in ``operators(family, device)`` what it has; one without that function has nothing.
+lookups alone.) A target says in ``operators(family, device_type)`` what it has, wherever the device is; one without
+that function has nothing. It is chosen if it is here, too.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ def select_operators(family: OperatorFamily, device: torch.device) -> ChosenOper
     declined: list[Diagnostic] = []
     for candidate in registry.BACKENDS:
         offer = getattr(importlib.import_module(candidate.module), "operators", None)
-        found = None if offer is None else offer(family.name, device)
+        found = None if offer is None else offer(family.name, device.type)
+        if found is not None and not isinstance(found, Diagnostic):
+            found = candidate.is_here(device) or found
         if isinstance(found, Diagnostic):
             declined.append(found)
         elif found is not None:

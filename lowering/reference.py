@@ -21,10 +21,11 @@ from recfx.kernels import (
 from recfx.kernels.embedding_bag import embedding_bag, per_sample_weight_gradients, row_gradients
 from recfx.lowering._profiler_ranges import BACKWARD, later_range
 from recfx.lowering._step_once import StepOnce, Triggers, leaf_gradients, leave_for_step, leaves, step_by_weight
+from recfx.lowering.lookup_facts import LookupFacts
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 
 
-def decline(spec: LookupSpec) -> Diagnostic | None:
+def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
     """Always None: this target serves every lookup."""
     return None
 
@@ -38,7 +39,7 @@ _OPERATORS = {
 }
 
 
-def operators(family: str, device: torch.device) -> ModuleType | None:
+def operators(family: str, device_type: str) -> ModuleType | None:
     """The references in ATen, for tensors on any device."""
     return _OPERATORS.get(family)
 

@@ -2,19 +2,27 @@
 
 ``backend="auto"`` takes the first of ``BACKENDS`` that can serve the lookup; the report tells why those before it
 declined. If the user names a backend, it is used; if it cannot be, that is an error.
+
+A backend answers two questions apart: what it serves, which follows from data alone (``Backend.serves``), and whether
+it is here, on this machine (``Backend.is_here``). ``select_backend`` asks both, ``select_planned`` the first.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from recfx.diagnostics import Diagnostic
 from recfx.errors import ConversionError
+from recfx.ir.facts import TableFacts
+from recfx.kernels import launch
+from recfx.lowering.lookup_facts import LookupFacts
 
 if TYPE_CHECKING:
     from recfx.ir.tables import TableSpec
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LookupSpec:
-    """A lookup, as backends see it.
+    """A lookup whose tables are here.
 
     Args:
         tables: the descriptions of the tables, in column order.
@@ -38,6 +46,18 @@ class LookupSpec:
     is_weighted: bool
     weights: list[torch.Tensor]
     optimizers: list[Any]
+
+    @cached_property
+    def facts(self) -> LookupFacts:
+        """The same as data."""
+        optimizers = [None if optimizer is None else optimizer.facts for optimizer in self.optimizers]
+        tables = [
+            TableFacts(
+                weight.shape[0], weight.shape[1], weight.dtype, weight.device.type, weight.is_contiguous(), optimizer
+            )
+            for weight, optimizer in zip(self.weights, optimizers, strict=True)
+        ]
+        return LookupFacts(self.tables, self.pooling, self.is_weighted, tuple(tables))
 
 
 @dataclass(frozen=True)
@@ -102,11 +122,13 @@ class Backend:
 
     Args:
         name: what the user writes in ``backend=``.
-        module: where it is implemented, with ``decline(spec) -> Diagnostic | None`` and ``build(spec) ->
-            LookupKernel``.
+        module: where it is implemented, with ``build(spec) -> LookupKernel`` and ``serves(lookup, chip) -> Diagnostic |
+            None``, which sees data alone; and, unless it runs wherever recfx does, with ``is_here(device) ->
+            Diagnostic | None``.
         device_types: those that it is for; on all others, ``"auto"`` passes over it without a word. Empty: all, and it
             says itself why it declines.
-        finds_ids: whether it also has kernels that take raw ids: ``decline_finding(spec) -> Diagnostic | None`` for a
+        serves_on: the types of devices whose tables it can serve, all of a lookup on one device. Empty: any.
+        finds_ids: whether it also has kernels that take raw ids: ``serves_finding(lookup) -> Diagnostic | None`` for a
             lookup that it serves, and ``build_finding(kernel) -> FindingKernel`` for a kernel that ``build`` returned.
         takes_absent: whether its lookups take rows of -1, which add nothing and get no gradient.
     """
@@ -114,44 +136,76 @@ class Backend:
     name: str
     module: str
     device_types: tuple[str, ...] = ()
+    serves_on: tuple[str, ...] = ()
     finds_ids: bool = False
     takes_absent: bool = False
 
-    def is_for(self, spec: LookupSpec) -> bool:
-        """Whether all tables are on devices of its types."""
-        return {weight.device.type for weight in spec.weights} <= set(self.device_types)
+    def serves(self, lookup: LookupFacts, chip: str | None = None) -> Diagnostic | None:
+        """None if this backend serves ``lookup``, wherever its devices are.
+
+        Args:
+            lookup: the lookup.
+            chip: the name of the NPU, whose limits count as well; None if it does not matter.
+        """
+        declined: Diagnostic | None = self._elsewhere(lookup) or self._target.serves(lookup, chip)
+        return declined
+
+    def is_here(self, device: torch.device) -> Diagnostic | None:
+        """None if what this backend needs for ``device``, which is of a type that it serves, is on this machine."""
+        is_here = getattr(self._target, "is_here", None)
+        missing: Diagnostic | None = None if is_here is None else is_here(device)
+        return missing
 
     def decline(self, spec: LookupSpec) -> Diagnostic | None:
-        """None if this backend can serve ``spec``."""
-        declined: Diagnostic | None = importlib.import_module(self.module).decline(spec)
+        """None if this backend serves ``spec``, and is here."""
+        lookup, device = spec.facts, spec.weights[0].device
+        several = device.type != "cpu" and any(weight.device != device for weight in spec.weights)
+        declined: Diagnostic | None = (
+            self._elsewhere(lookup, several)
+            or self.is_here(device)
+            or self._target.serves(lookup, launch.chip_name(device))
+        )
         return declined
 
     def build(self, spec: LookupSpec) -> LookupKernel:
         """The kernel for ``spec``."""
-        kernel: LookupKernel = importlib.import_module(self.module).build(spec)
+        kernel: LookupKernel = self._target.build(spec)
         return kernel
 
-    def decline_finding(self, spec: LookupSpec) -> Diagnostic | None:
-        """None if a kernel of this backend can find the rows of ``spec`` itself."""
+    def serves_finding(self, lookup: LookupFacts) -> Diagnostic | None:
+        """None if a kernel of this backend, which serves ``lookup``, can find its rows itself."""
         if not self.finds_ids:
             message = f"backend {self.name!r} has no kernel that finds rows."
             return Diagnostic("no_finding_kernel", "", message, by=self.name)
-        declined: Diagnostic | None = importlib.import_module(self.module).decline_finding(spec)
+        declined: Diagnostic | None = self._target.serves_finding(lookup)
         return declined
 
     def build_finding(self, kernel: LookupKernel) -> FindingKernel:
         """The form of ``kernel`` that takes raw ids; both forms take part in the same fused steps."""
-        finding: FindingKernel = importlib.import_module(self.module).build_finding(kernel)
+        finding: FindingKernel = self._target.build_finding(kernel)
         return finding
+
+    @property
+    def _target(self) -> ModuleType:
+        return importlib.import_module(self.module)
+
+    def _elsewhere(self, lookup: LookupFacts, several: bool = False) -> Diagnostic | None:
+        """Why the tables are not where it serves them; ``several``: they are on several devices of one type."""
+        found = lookup.device_types
+        if not self.serves_on or (len(found) == 1 and found <= set(self.serves_on) and not several):
+            return None
+        wanted = "the CPU" if self.serves_on == ("cpu",) else " and ".join(self.serves_on)
+        message = f"the tables are on {'/'.join(sorted(found))}; this target is for {wanted}."
+        return Diagnostic("device", "", message, by=self.name)
 
 
 # In order of preference.
 BACKENDS: tuple[Backend, ...] = (
-    Backend("cpu", "recfx.lowering.cpu", finds_ids=True, takes_absent=True),
-    Backend("fbgemm", "recfx.lowering.fbgemm"),
-    Backend("triton", "recfx.lowering.triton", device_types=("cuda",), takes_absent=True),
-    Backend("npu", "recfx.lowering.npu", device_types=("npu",), takes_absent=True),
-    Backend("fbgemm_ascend", "recfx.lowering.fbgemm_ascend", device_types=("npu",)),
+    Backend("cpu", "recfx.lowering.cpu", serves_on=("cpu",), finds_ids=True, takes_absent=True),
+    Backend("fbgemm", "recfx.lowering.fbgemm", serves_on=("cpu",)),
+    Backend("triton", "recfx.lowering.triton", ("cuda",), serves_on=("cuda", "cpu"), takes_absent=True),
+    Backend("npu", "recfx.lowering.npu", ("npu",), serves_on=("npu",), takes_absent=True),
+    Backend("fbgemm_ascend", "recfx.lowering.fbgemm_ascend", ("npu",), serves_on=("npu",)),
     Backend("reference", "recfx.lowering.reference"),
 )
 
@@ -206,15 +260,11 @@ def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
             module_path=module_path,
             what_to_do=f"use 'auto' or one of {names}.",
         )
-    declined: list[Diagnostic] = []
-    for candidate in _candidates(spec, backend):
-        refusal = candidate.decline(spec)
-        if refusal is None:
-            kernel, no_finding = candidate.build(spec), candidate.decline_finding(spec)
-            finding = candidate.build_finding(kernel) if no_finding is None else None
-            facts, takes_absent = _facts(spec.weights), candidate.takes_absent
-            return Choice(candidate.name, kernel, tuple(declined), facts, finding, no_finding, takes_absent)
-        declined.append(refusal)
+    chosen, declined = _first(spec.facts, backend, lambda candidate: candidate.decline(spec))
+    if chosen is not None:
+        kernel, no_finding = chosen.build(spec), chosen.serves_finding(spec.facts)
+        finding = chosen.build_finding(kernel) if no_finding is None else None
+        return Choice(chosen.name, kernel, declined, _facts(spec.weights), finding, no_finding, chosen.takes_absent)
     tables = ", ".join(table.name for table in spec.tables)
     raise ConversionError(
         f"backend {backend!r} cannot look up {tables}: " + " ".join(refusal.message for refusal in declined),
@@ -224,19 +274,45 @@ def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
     )
 
 
-def can_find(spec: LookupSpec, backend: str) -> bool:
-    """Whether the backend that ``select_backend`` chooses has a kernel that finds rows; none is made.
+@dataclass(frozen=True)
+class PlannedChoice:
+    """The backend that would serve a lookup.
 
     Args:
-        spec: the lookup.
-        backend: ``"auto"``, or the name of a backend.
+        backend: its name; ``""`` if none would.
+        declined: the backends that come before it, and why they would not.
+        finds_ids: whether it would find rows itself.
     """
-    chosen = next((each for each in _candidates(spec, backend) if each.decline(spec) is None), None)
-    return chosen is not None and chosen.decline_finding(spec) is None
+
+    backend: str
+    declined: tuple[Diagnostic, ...]
+    finds_ids: bool = False
 
 
-def _candidates(spec: LookupSpec, backend: str) -> Iterator[Backend]:
-    """The backends that are asked whether they can serve a lookup, in this order."""
+def select_planned(lookup: LookupFacts, backend: str, chip: str | None = None) -> PlannedChoice:
+    """What ``select_backend`` would choose where everything that backends need is installed; nothing is made.
+
+    Args:
+        lookup: the lookup, on devices that need not be here.
+        backend: ``"auto"``, or the name of a backend.
+        chip: as in ``Backend.serves``.
+    """
+    chosen, declined = _first(lookup, backend, lambda candidate: candidate.serves(lookup, chip))
+    if chosen is None:
+        return PlannedChoice("", declined)
+    return PlannedChoice(chosen.name, declined, finds_ids=chosen.serves_finding(lookup) is None)
+
+
+def _first(
+    lookup: LookupFacts, backend: str, decline: Callable[[Backend], Diagnostic | None]
+) -> tuple[Backend | None, tuple[Diagnostic, ...]]:
+    """The first backend that does not decline, and why those before it do."""
+    declined: list[Diagnostic] = []
     for candidate in BACKENDS:
-        if backend == candidate.name or (backend == "auto" and (not candidate.device_types or candidate.is_for(spec))):
-            yield candidate
+        is_for = not candidate.device_types or lookup.device_types <= set(candidate.device_types)
+        if backend == candidate.name or (backend == "auto" and is_for):
+            refusal = decline(candidate)
+            if refusal is None:
+                return candidate, tuple(declined)
+            declined.append(refusal)
+    return None, tuple(declined)

@@ -8,21 +8,27 @@ import torch
 
 from recfx.diagnostics import Diagnostic
 from recfx.lowering import _triton_limits, _triton_lookup
+from recfx.lowering.lookup_facts import LookupFacts
 from recfx.lowering.operators import FIND_ROWS
 from recfx.lowering.registry import LookupKernel, LookupSpec
 
 
-def decline(spec: LookupSpec) -> Diagnostic | None:
-    """None if Triton has a compiler for the tables' device, and the kernels their dtype, dims and optimizers."""
-    return _triton_limits.decline("triton", ("cuda", "cpu"), spec)
+def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
+    """None if there are kernels for the tables' dtype, dims and optimizers."""
+    return _triton_limits.serves("triton", lookup, chip)
 
 
-def operators(family: str, device: torch.device) -> ModuleType | Diagnostic | None:
+def is_here(device: torch.device) -> Diagnostic | None:
+    """None if Triton has a compiler for the device, or interprets kernels on the CPU."""
+    return _triton_limits.is_here("triton", device)
+
+
+def operators(family: str, device_type: str) -> ModuleType | None:
     """The operators with kernels, for tensors on CUDA; on the CPU, where the C++ operators come first, only those that
     these lack.
     """
     device_types = ("cuda", "cpu") if family == FIND_ROWS.name else ("cuda",)
-    return _triton_limits.operators("triton", device_types, family, device)
+    return _triton_limits.OPERATORS.get(family) if device_type in device_types else None
 
 
 def build(spec: LookupSpec) -> LookupKernel:

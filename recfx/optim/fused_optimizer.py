@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from recfx.errors import ConversionError
+from recfx.ir.facts import OptimizerFacts
 from recfx.kernels.fused_optimizer import step_touched_rows
 from recfx.kernels.huge_pages import full_on_huge_pages
 from recfx.optim.rules.rule import STEP, Rule
@@ -92,6 +93,13 @@ class FusedOptimizer:
         group = self.group
         values = (group.get(setting.name, setting.default) for setting in self.rule.settings)
         return self.rule.name, *(float(value) if isinstance(value, torch.Tensor) else value for value in values)
+
+    @property
+    def facts(self) -> OptimizerFacts:
+        """What kernels are chosen by: the rule and all settings that its step reads, but the learning rate."""
+        rule, group = self.rule, self.group
+        read = [(each.name, group.get(each.name, each.default)) for each in rule.settings_of_facts]
+        return OptimizerFacts(rule.name, tuple([(name, _as_data(value)) for name, value in read]))
 
     @property
     def differs_from_dense_rule(self) -> bool:
@@ -179,6 +187,13 @@ class FusedOptimizer:
             ):
                 return False
         return not self.rule.counts_steps or STEP in self.state
+
+
+def _as_data(setting: Any) -> Hashable:
+    """The value of a setting; torch takes tensors for numbers, and files have lists for tuples."""
+    if isinstance(setting, torch.Tensor):
+        return float(setting)
+    return tuple(setting) if isinstance(setting, list) else setting
 
 
 @dataclass

@@ -11,16 +11,17 @@ from functools import cached_property
 from typing import Any
 
 import sympy
-import torch
 
 from recfx.ir import exchange
+from recfx.ir.facts import TableFacts
 from recfx.ir.meta import BATCH, WORLD, Collective, mean_length
 from recfx.ir.names import node_name
 from recfx.ir.sent_rows import SentRows
 from recfx.ir.shard import Shard
 from recfx.ir.tables import TableSpec, embedding_names, output_dtype
 from recfx.ir.way_back import HopSize, WayBack, World
-from recfx.lowering.registry import LookupSpec, can_find
+from recfx.lowering.lookup_facts import LookupFacts
+from recfx.lowering.registry import select_planned
 from recfx.nodes.keyed_tensor import keyed_order
 from recfx.pricing.formulas import FORMULAS
 from recfx.pricing.node_facts import NodeFacts, TableLoad
@@ -194,9 +195,10 @@ class PlannedGraphs:
         """Whether the kernel of a lookup of this and of like tables on a CPU finds rows itself."""
         group = table.traits.group
         if group not in self._can_find:
-            like_it = torch.empty(0, shard.num_columns, dtype=table.traits.dtype)
-            spec = LookupSpec((shard.spec,), "SUM", self.planned.is_weighted, [like_it], [table.traits.fused])
-            self._can_find[group] = can_find(spec, self.planned.backend)
+            optimizer = None if table.traits.fused is None else table.traits.fused.facts
+            facts = TableFacts(shard.num_rows, shard.num_columns, table.traits.dtype, self.device, optimizer=optimizer)
+            lookup = LookupFacts((shard.spec,), "SUM", self.planned.is_weighted, (facts,))
+            self._can_find[group] = select_planned(lookup, self.planned.backend).finds_ids
         return self._can_find[group]
 
     def nodes(self, rank: int) -> list[PlannedNode]:

@@ -16,7 +16,7 @@ from recfx.ir import TableSpec
 from recfx.kernels import library
 from recfx.kernels.fused_step import fused_step_
 from recfx.kernels.pooled_lookup import IndexView
-from recfx.lowering import LookupBatch, LookupSpec, _cpu_backward, cpu, reference, select_backend
+from recfx.lowering import BACKENDS, LookupBatch, LookupSpec, _cpu_backward, cpu, reference, select_backend
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
 from tests.support.interrupts import interrupt, places
@@ -25,6 +25,7 @@ ROWS, DIMS = (60, 40, 50), (8, 20, 5)
 HASHED = (0, 2)  # table 1 is adopted
 BATCH = 6
 RULE = {rule.name: rule for rule in RULES}
+(CPU,) = (backend for backend in BACKENDS if backend.name == "cpu")
 SETTINGS = {
     "sgd": {"lr": 0.1},
     "adagrad": {"lr": 0.1, "eps": 1e-3},
@@ -143,7 +144,7 @@ def case(indexes: dict[str, object], dtype: torch.dtype = torch.float32, weighte
 
 def kernel(weights: list[torch.Tensor], optimizers: list[FusedOptimizer | None], weighted: bool) -> cpu.CpuLookup:
     spec = LookupSpec(tables(), "SUM", weighted, weights, optimizers)
-    assert cpu.decline(spec) is None
+    assert CPU.decline(spec) is None
     built = cpu.build(spec)
     assert isinstance(built, cpu.CpuLookup)
     return built  # type: ignore[return-value]
@@ -344,7 +345,7 @@ def test_tables_on_several_devices_are_declined_by_their_names() -> None:
         torch.zeros(rows, dim, device=device)
         for rows, dim, device in zip(ROWS, DIMS, ("meta", "cpu", "meta"), strict=True)
     ]
-    declined = cpu.decline(LookupSpec(tables(), "SUM", False, weights, [None] * 3))
+    declined = CPU.decline(LookupSpec(tables(), "SUM", False, weights, [None] * 3))
     assert declined is not None
     assert (declined.by, declined.code) == ("cpu", "device")
     assert "the tables are on cpu/meta;" in declined.message

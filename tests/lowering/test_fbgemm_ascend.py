@@ -12,10 +12,12 @@ import torch
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
 from recfx.kernels.pooled_lookup_reference import pooled_lookup
-from recfx.lowering import LookupSpec, fbgemm_ascend
+from recfx.lowering import BACKENDS, LookupSpec
 from recfx.lowering import _fbgemm_ascend_operator as operator
 from recfx.lowering._aten_backward import AtenBackward
 from recfx.lowering._trained_batch import TrainedBatch
+
+(TARGET,) = (backend for backend in BACKENDS if backend.name == "fbgemm_ascend")
 
 
 class Npu(NamedTuple):
@@ -53,7 +55,7 @@ def on_npu(shape: tuple[int, int], dtype: torch.dtype = torch.float32, contiguou
 
 
 def declined(wanted: Any) -> tuple[str, str]:
-    found = fbgemm_ascend.decline(wanted)
+    found = TARGET.decline(wanted)
     assert found is not None
     assert (found.by, found.path) == ("fbgemm_ascend", "")
     return found.code, found.message
@@ -81,7 +83,7 @@ def test_what_it_does_not_serve(wanted: Any, code: str, said: str) -> None:
 def test_what_it_serves(installed: SimpleNamespace) -> None:
     for name in ("Ascend910B3", "Ascend910_9391", "Ascend950DT"):
         installed.name = name
-        assert fbgemm_ascend.decline(spec((8, 1024), rows=1)) is None
+        assert TARGET.decline(spec((8, 1024), rows=1)) is None
     installed.name = "Ascend310P3"
     code, message = declined(spec())
     assert code == "chip"

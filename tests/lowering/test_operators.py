@@ -81,11 +81,11 @@ def test_a_target_brings_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Toy(ModuleType):
         @staticmethod
-        def decline(spec: object) -> Diagnostic:
+        def serves(lookup: object, chip: object) -> Diagnostic:
             return Diagnostic("no_lookups", "", "it has no lookups.", by="toy")
 
         @staticmethod
-        def operators(family: str, device: torch.device) -> object | None:
+        def operators(family: str, device_type: str) -> object | None:
             def checked(*arguments: object) -> object:
                 called.append(family)
                 return bag_offsets_reference.bag_offsets(*arguments)  # type: ignore[arg-type]

@@ -19,16 +19,16 @@ from recfx.errors import ConversionError, IdRangeError
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
 from recfx.kernels import library
-from recfx.lowering import LookupBatch, LookupSpec, cpu, fbgemm, reference, select_backend, triton
+from recfx.lowering import BACKENDS, LookupBatch, LookupSpec, cpu, fbgemm, reference, select_backend
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
 
 ROWS, DIMS = (30, 20, 10), (8, 12, 4)
 FEATURES = (("a", "b"), ("c",), ("d",))
-TARGETS = {"cpu": cpu, "fbgemm": fbgemm, "reference": reference}
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # tests/ascend runs this file so
+NAMES = ["cpu", "fbgemm", "reference", *(["triton"] if IS_INTERPRETED else [])]
+TARGETS = {backend.name: backend for backend in BACKENDS if backend.name in NAMES}
 HAVE_ADAM = ("cpu", "reference", "triton")
-if os.environ.get("TRITON_INTERPRET") == "1":  # tests/ascend runs this file so
-    TARGETS["triton"] = triton
 RULE = {rule.name: rule for rule in RULES}
 SETTINGS = {
     "sgd": {"lr": 0.1},
@@ -311,7 +311,7 @@ def test_the_tables_live_until_the_backward_has_run() -> None:
 )
 def test_fbgemm_declines_what_it_cannot_read(change: object, reason: str) -> None:
     spec = LookupSpec(tables("SUM"), "SUM", False, weights(torch.float32), [None] * 3)
-    declined = fbgemm.decline(LookupSpec(spec.tables, "SUM", False, change(spec), [None] * 3))  # type: ignore[operator]
+    declined = TARGETS["fbgemm"].decline(LookupSpec(spec.tables, "SUM", False, change(spec), [None] * 3))  # type: ignore[operator]
     assert declined is not None
     assert (declined.by, declined.code) == ("fbgemm", reason)
 
@@ -321,7 +321,9 @@ def test_fbgemm_declines_optimizers_that_it_has_not() -> None:
         (FusedOptimizer(RULE["adam"], dict(SETTINGS["adam"])), "optimizer"),
         (FusedOptimizer(RULE["sgd"], {"lr": 0.1, "weight_decay": 0.1}), "weight_decay"),
     ):
-        declined = fbgemm.decline(LookupSpec(tables("SUM"), "SUM", False, weights(torch.float32), [optimizer] * 3))
+        declined = TARGETS["fbgemm"].decline(
+            LookupSpec(tables("SUM"), "SUM", False, weights(torch.float32), [optimizer] * 3)
+        )
         assert declined is not None
         assert declined.code == reason
 
@@ -417,7 +419,7 @@ def test_tables_without_rows() -> None:
     )
     weights = [nn.Parameter(torch.ones(0, 4)), nn.Parameter(torch.ones(3, 4))]
     optimizers = [FusedOptimizer(RULE["sgd"], {"lr": 1.0}) for _ in specs]
-    declined = fbgemm.decline(LookupSpec(specs, "SUM", False, weights, optimizers))
+    declined = TARGETS["fbgemm"].decline(LookupSpec(specs, "SUM", False, weights, optimizers))
     assert declined is not None
     assert declined.code == "empty_table"
     choice = select_backend(LookupSpec(specs, "SUM", False, weights, optimizers), "auto", "")

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -15,17 +15,20 @@ import torch
 from torch import nn
 
 import recfx
-from recfx.diagnostics import Diagnostic
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
 from recfx.kernels import bucketize_op, find_rows_op, launch, tiling
-from recfx.lowering import LookupSpec, npu, select_backend, triton
+from recfx.lowering import LookupSpec, _triton_limits, npu, select_backend, triton
+from recfx.lowering.operators import BUCKETIZE, FIND_ROWS, HASH_INDEX, select_operators
 from recfx.lowering.registry import BACKENDS
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.rules.adam import ADAM, Adam
+from recfx.optim.rules.adam import ADAM
+from recfx.optim.rules.lamb import LAMB
 from recfx.optim.rules.sgd import SGD
 from tests.builders.collections import one_table
+
+TARGET = {backend.name: backend for backend in BACKENDS}
 
 
 def spec(dims: tuple[int, ...] = (4, 8), dtype: torch.dtype = torch.float32, **changes: Any) -> LookupSpec:
@@ -61,12 +64,8 @@ def stand_in_for_triton(monkeypatch: pytest.MonkeyPatch, zeros: object) -> None:
     monkeypatch.setitem(sys.modules, "triton.backends", backends)
 
 
-class WithoutKernel(Adam):
-    """A rule that has no file in Triton beside it."""
-
-
 def declined(wanted: LookupSpec) -> tuple[str, str]:
-    found = triton.decline(wanted)
+    found = TARGET["triton"].decline(wanted)
     assert found is not None
     assert (found.by, found.path) == ("triton", "")
     return found.code, found.message
@@ -85,16 +84,9 @@ def declined(wanted: LookupSpec) -> tuple[str, str]:
         (lambda: replace(spec(), weights=[torch.zeros(4, 10).t(), torch.zeros(10, 8)]), "not_contiguous", "rows"),
         (lambda: spec((4, 1025)), "too_many_columns", "up to 1024 columns, table 't1' has 1025"),
         (
-            lambda: spec(
-                optimizers=[
-                    FusedOptimizer(
-                        WithoutKernel(**{each.name: getattr(ADAM, each.name) for each in fields(ADAM)}), {"lr": 0.1}
-                    )
-                ]
-                * 2
-            ),
+            lambda: spec(optimizers=[FusedOptimizer(LAMB, {"lr": 0.1})] * 2),
             "optimizer",
-            "no step of adam in Triton",
+            "no step of lamb in Triton",
         ),
         (
             lambda: replace(spec(), weights=[torch.zeros(10, 4), torch.zeros(10, 8, device="meta")]),
@@ -104,7 +96,7 @@ def declined(wanted: LookupSpec) -> tuple[str, str]:
     ],
 )
 def test_what_no_kernel_serves(wanted: Callable[[], LookupSpec], code: str, said: str) -> None:
-    assert triton.decline(spec()) is None
+    assert TARGET["triton"].decline(spec()) is None
     found, message = declined(wanted())
     assert found == code
     assert said in message
@@ -165,22 +157,17 @@ class Npu(NamedTuple):
 
 
 def on_npu(name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[LookupSpec], Any]:
-    """``npu.decline`` for tables on an NPU called ``name``, with triton-ascend there."""
+    """What ``npu`` declines of tables on an NPU called ``name``, with triton-ascend there."""
     monkeypatch.setattr(launch, "why_not", lambda device: "")
     module = SimpleNamespace(get_device_name=lambda device: name)
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
 
     def decline(wanted: LookupSpec) -> Any:
         weights = [
-            SimpleNamespace(
-                device=Npu(),
-                dtype=weight.dtype,
-                is_contiguous=lambda: True,
-                element_size=weight.element_size,
-            )
+            SimpleNamespace(device=Npu(), dtype=weight.dtype, shape=weight.shape, is_contiguous=lambda: True)
             for weight in wanted.weights
         ]
-        return npu.decline(replace(wanted, weights=weights))  # type: ignore[arg-type]
+        return TARGET["npu"].decline(replace(wanted, weights=weights))  # type: ignore[arg-type]
 
     return decline
 
@@ -231,6 +218,7 @@ def test_of_a_lookup_without_optimizer_the_step_that_gives_gradients_has_to_fit(
 
 def test_a_rule_whose_step_was_never_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = replace(ADAM, step_need=None, border_need=None)
+    monkeypatch.setattr(_triton_limits, "rule_named", {"adam": rule}.get)
     decline = on_npu("Ascend910B3", monkeypatch)
     found = decline(spec(optimizers=[FusedOptimizer(rule, {"lr": 0.1})] * 2))
     assert found.code == "unified_buffer"
@@ -272,11 +260,19 @@ def test_target_triton_is_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it says of a device that this machine lacks; no tensor is there."""
     monkeypatch.setattr(launch, "why_not", lambda device: "")
     place = torch.device("cuda:0")
-    weights: Any = [SimpleNamespace(device=place, dtype=torch.float32, is_contiguous=lambda: True)] * 2
-    assert triton.decline(replace(spec(), weights=weights)) is None
-    assert npu.decline(replace(spec(), weights=weights)) is not None
-    assert triton.operators("bucketize", place) is bucketize_op
-    assert npu.operators("bucketize", place) is None
+    weights = [on(place), on(place)]
+    assert TARGET["triton"].decline(replace(spec(), weights=weights)) is None
+    assert TARGET["npu"].decline(replace(spec(), weights=weights)) is not None
+    several = TARGET["triton"].decline(replace(spec(), weights=[on(place), on(torch.device("cuda:1"))]))
+    assert several is not None
+    assert several.message == "the tables are on cuda; this target is for cuda and cpu."
+    assert triton.operators("bucketize", "cuda") is bucketize_op
+    assert npu.operators("bucketize", "cuda") is None
+
+
+def on(device: torch.device) -> Any:
+    """Stands for a table there."""
+    return SimpleNamespace(device=device, dtype=torch.float32, shape=(10, 4), is_contiguous=lambda: True)
 
 
 def test_simulated_npus_have_no_chip_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,24 +281,25 @@ def test_simulated_npus_have_no_chip_to_fit(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(launch.SIMULATED, "1")
     assert launch.simulated(device)
     assert launch.why_not(device) == ""
+    assert launch.chip_name(device) is None
+    assert launch.chip_of(device) is None
     assert not launch.simulated(torch.device("cpu"))
 
 
 def test_operators_are_declined_as_lookups_are(monkeypatch: pytest.MonkeyPatch) -> None:
     device: Any = Npu()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    absent = npu.operators("bucketize", device)
-    assert isinstance(absent, Diagnostic)
-    assert (absent.code, absent.by) == ("no_triton", "npu")
+    (absent,) = [each for each in select_operators(BUCKETIZE, device).declined if each.by == "npu"]
+    assert absent.code == "no_triton"
     assert "triton-ascend" in absent.message
     on_npu("Ascend999", monkeypatch)
-    unknown = npu.operators("bucketize", device)
-    assert isinstance(unknown, Diagnostic)
-    assert (unknown.code, unknown.by) == ("no_tiling_table", "npu")
+    (unknown,) = [each for each in select_operators(BUCKETIZE, device).declined if each.by == "npu"]
+    assert unknown.code == "no_tiling_table"
     on_npu("Ascend910B3", monkeypatch)
-    assert npu.operators("bucketize", device) is bucketize_op
-    assert npu.operators("find_rows", device) is find_rows_op
-    assert npu.operators("hash_index", device) is None
-    assert npu.operators("bucketize", torch.device("cpu")) is None
-    assert npu.operators("find_rows", torch.device("cpu")) is None
-    assert triton.operators("bucketize", device) is None
+    for family, backend, operators in ((BUCKETIZE, "npu", bucketize_op), (FIND_ROWS, "npu", find_rows_op)):
+        chosen = select_operators(family, device)
+        assert (chosen.backend, chosen.operators) == (backend, operators)
+    assert select_operators(HASH_INDEX, device).backend == "reference"
+    assert npu.operators("bucketize", "cpu") is None
+    assert npu.operators("find_rows", "cpu") is None
+    assert triton.operators("bucketize", "npu") is None

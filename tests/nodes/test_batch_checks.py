@@ -295,7 +295,7 @@ def spec_of(rows: int, dim: int, dtype: torch.dtype, optimizer: str | None) -> L
 def test_fbgemm_is_declined_for_tables_that_it_cannot_number(
     rows: int, dim: int, dtype: torch.dtype, optimizer: str | None, reason: str | None
 ) -> None:
-    declined = _fbgemm_limits.decline(spec_of(rows, dim, dtype, optimizer))
+    declined = _fbgemm_limits.serves(spec_of(rows, dim, dtype, optimizer).facts)
     assert (None if declined is None else (declined.by, declined.code)) == (reason and ("fbgemm", reason))
 
 
@@ -324,5 +324,5 @@ def test_fbgemm_is_declined_for_outputs_that_it_cannot_number(features: int, rea
     spec = spec_of(1, 1, torch.float32, None)
     names = tuple(f"f{number}" for number in range(features))
     table = replace(spec.tables[0], embedding_dim=2**30, feature_names=names)
-    declined = _fbgemm_limits.decline(replace(spec, tables=(table,)))
+    declined = _fbgemm_limits.serves(replace(spec, tables=(table,)).facts)
     assert (None if declined is None else declined.code) == reason

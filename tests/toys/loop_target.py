@@ -7,18 +7,19 @@ import itertools
 import torch
 
 from recfx.diagnostics import Diagnostic
+from recfx.lowering.lookup_facts import LookupFacts
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 
 MOST_ROWS = 1000
 
 
-def decline(spec: LookupSpec) -> Diagnostic | None:
+def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
     """None for SUM lookups without per-sample weights and without fused optimizers, in tables of a few rows."""
-    if spec.pooling != "SUM" or spec.is_weighted:
+    if lookup.pooling != "SUM" or lookup.is_weighted:
         return Diagnostic("pooling", "", "the loop only adds.", by="loop")
-    if any(optimizer is not None for optimizer in spec.optimizers):
+    if lookup.optimizers:
         return Diagnostic("optimizer", "", "the loop has no fused optimizers.", by="loop")
-    if any(weight.shape[0] > MOST_ROWS for weight in spec.weights):
+    if any(table.rows > MOST_ROWS for table in lookup.facts):
         return Diagnostic("too_many_rows", "", f"the loop takes tables of up to {MOST_ROWS} rows.", by="loop")
     return None
 

@@ -57,6 +57,11 @@ def registered(rule: Rule) -> Iterator[Rule]:
         RULES.remove(rule)
 
 
+def rule_named(name: str) -> Rule | None:
+    """The rule of that name, or None."""
+    return next((rule for rule in RULES if rule.name == name), None)
+
+
 def rule_of_class(optimizer: type) -> Rule | None:
     """The rule for an optimizer class, or None. The class must match exactly: subclasses do not count."""
     return next((rule for rule in RULES if optimizer in rule.classes), None)
@@ -81,4 +86,4 @@ def class_names() -> str:
     return f"{', '.join(names)} or {last}"
 
 
-__all__ = ["RULES", "class_names", "known_settings", "registered", "rule_of_class", "rule_of_type"]
+__all__ = ["RULES", "class_names", "known_settings", "registered", "rule_named", "rule_of_class", "rule_of_type"]

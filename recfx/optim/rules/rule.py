@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -205,6 +206,13 @@ class Rule(ABC):
     def read_from_params(self) -> tuple[Setting, ...]:
         """The settings that are read from TorchRec's ``fused_params`` for it; not all of them have an effect."""
         return tuple(dict.fromkeys([*COMMON_SETTINGS, *self.settings]))
+
+    @cached_property
+    def settings_of_facts(self) -> tuple[Setting, ...]:
+        """The settings that a step reads, by name, without the learning rate: see ``recfx.ir.facts``."""
+        return tuple(
+            sorted((each for each in self.settings if each.name != LEARNING_RATE.name), key=attrgetter("name"))
+        )
 
     @cached_property
     def refused(self) -> tuple[str, ...]:

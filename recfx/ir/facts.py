@@ -1,0 +1,42 @@
+"""What kernels are chosen by, as data: it can be said of tables, optimizers and devices that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class OptimizerFacts:
+    """The fused optimizer of a table.
+
+    Args:
+        rule: the name of its rule.
+        group: its settings, sorted by name, without the learning rate, which may change from step to step.
+    """
+
+    rule: str
+    group: tuple[tuple[str, Hashable], ...] = ()
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """A table, or a shard of one.
+
+    Args:
+        rows: how many it has.
+        embedding_dim: the number of columns.
+        dtype: of its rows.
+        device: the type of its device.
+        is_contiguous: whether its rows lie one after the other in memory.
+        optimizer: the fused optimizer; None if the gradient goes to ``weight.grad``.
+    """
+
+    rows: int
+    embedding_dim: int
+    dtype: torch.dtype
+    device: str
+    is_contiguous: bool = True
+    optimizer: OptimizerFacts | None = None

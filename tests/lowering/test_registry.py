@@ -1,0 +1,210 @@
+"""What backends serve is data; whether they are here is another question; and a choice asks both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+from recfx.diagnostics import Diagnostic
+from recfx.hashing import HashConfig
+from recfx.ir import TableSpec
+from recfx.ir.facts import OptimizerFacts, TableFacts
+from recfx.kernels import launch, library, tiling
+from recfx.lowering import BACKENDS, LookupFacts, LookupSpec, select_backend, select_planned
+from recfx.lowering import _fbgemm_ascend_operator as ascend_operator
+from recfx.lowering.registry import Backend
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.rules import RULES
+
+CPU, _, _, NPU, _, _ = BACKENDS
+RULE = {rule.name: rule for rule in RULES}
+
+
+def table(dim: int, rows: int = 10) -> TableSpec:
+    adopted = HashConfig().resolve(max(rows, 1), adopt=True)
+    return TableSpec("t", ("f",), ("f",), rows, dim, "SUM", adopted, 0.0, 0.0)
+
+
+def planned(device: str, dim: int = 8, **changes: Any) -> LookupFacts:
+    """A lookup of one table, which is nowhere."""
+    of_table = {name: changes.pop(name) for name in ("rows", "dtype", "is_contiguous", "optimizer") if name in changes}
+    facts = TableFacts(**{"rows": 10, "embedding_dim": dim, "dtype": torch.float32, "device": device} | of_table)
+    return replace(LookupFacts((table(dim, facts.rows),), "SUM", False, (facts,)), **changes)
+
+
+def live(
+    dtype: torch.dtype = torch.float32,
+    optimizer: tuple[str, dict[str, Any]] | None = None,
+    size: tuple[int, int] = (10, 8),
+    device: str = "cpu",
+    contiguous: bool = True,
+    weighted: bool = False,
+) -> LookupSpec:
+    """The same of one that is here."""
+    weight = torch.zeros(size, dtype=dtype, device=device)
+    weight = weight if contiguous else weight.t().contiguous().t()
+    fused = None if optimizer is None else FusedOptimizer(RULE[optimizer[0]], optimizer[1])
+    return LookupSpec((table(size[1], size[0]),), "SUM", weighted, [weight], [fused])
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking what is on this machine is an error."""
+
+    def asked(*arguments: object) -> NoReturn:
+        raise AssertionError("this machine was asked")
+
+    for module, names in (
+        (library, ("load", "why_not")),
+        (launch, ("why_not", "simulated", "chip_name", "chip_of")),
+        (ascend_operator, ("why_not",)),
+        (torch, ("get_device_module", "empty", "zeros")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, asked)
+
+
+# By backend, in the order of BACKENDS: what it declines, if anything.
+SERVED = [
+    pytest.param(planned("cpu"), None, "- - - device device -", id="cpu"),
+    pytest.param(planned("cuda"), None, "device device - device device -", id="cuda"),
+    pytest.param(planned("npu"), None, "device device device - - -", id="npu"),
+    pytest.param(planned("npu", 1024), "Ascend910B3", "device device device - - -", id="chip"),
+    pytest.param(planned("npu", 12), "Ascend910B3", "device device device - unaligned_columns -", id="12"),
+    pytest.param(planned("npu"), "Ascend310P3", "device device device no_tiling_table chip -", id="other chip"),
+    pytest.param(planned("npu"), "Ascend950DT", "device device device no_tiling_table - -", id="newer chip"),
+    pytest.param(
+        planned("npu", is_weighted=True), "Ascend910B3", "device device device - per_sample_weights -", id="weighted"
+    ),
+    pytest.param(planned("npu", rows=0), None, "device device device - empty_table -", id="no rows on an npu"),
+    pytest.param(
+        planned("cpu", optimizer=OptimizerFacts("lamb")), None, "- optimizer optimizer device device -", id="lamb"
+    ),
+    pytest.param(
+        planned("cpu", optimizer=OptimizerFacts("toy")), None, "optimizer optimizer optimizer device device -", id="toy"
+    ),
+    pytest.param(
+        planned("cpu", optimizer=OptimizerFacts("sgd", (("weight_decay", 0.1),))),
+        None,
+        "- weight_decay - device device -",
+        id="weight_decay",
+    ),
+    pytest.param(planned("cuda", rows=2**40), None, "device device - device device -", id="many rows on cuda"),
+    pytest.param(planned("cpu", rows=2**40), None, "- too_many_rows - device device -", id="many rows"),
+    pytest.param(
+        planned("cuda", 1032, dtype=torch.float16), None, "device device too_many_columns device device -", id="1032"
+    ),
+    pytest.param(planned("cuda", dtype=torch.float64), None, "device device dtype device device -", id="float64"),
+    pytest.param(
+        planned("npu", is_contiguous=False), None, "device device device not_contiguous not_contiguous -", id="strided"
+    ),
+]
+
+
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize(("lookup", "chip", "codes"), SERVED)
+def test_what_is_served_follows_from_data_alone(lookup: LookupFacts, chip: str | None, codes: str) -> None:
+    assert [code(backend.serves(lookup, chip)) for backend in BACKENDS] == codes.split()
+
+
+def test_what_has_to_fit_a_chip_is_asked_where_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiling, "chip_named", lambda name: replace(tiling.ASCEND_910B, ub_bytes=4096))
+    assert code(NPU.serves(planned("npu", 1024), "small")) == "unified_buffer"
+    assert NPU.serves(planned("npu", 1024)) is None
+
+
+def code(refusal: Diagnostic | None) -> str:
+    return "-" if refusal is None else refusal.code
+
+
+# What each backend declined when one question was both, with the C++ library and without Triton.
+DECLINED = [
+    pytest.param(live(), "- - no_triton device device -", id="float32"),
+    pytest.param(live(torch.float16), "- - no_triton device device -", id="float16"),
+    pytest.param(live(torch.bfloat16), "- dtype no_triton device device -", id="bfloat16"),
+    pytest.param(live(torch.float64), "dtype dtype no_triton device device -", id="float64"),
+    pytest.param(live(contiguous=False), "not_contiguous not_contiguous no_triton device device -", id="strided"),
+    pytest.param(live(size=(0, 8)), "- empty_table no_triton device device -", id="no rows"),
+    pytest.param(live(size=(1, 1025)), "- - no_triton device device -", id="1025"),
+    pytest.param(live(weighted=True), "- - no_triton device device -", id="weighted"),
+    pytest.param(live(device="meta"), "device device device device device -", id="meta"),
+    pytest.param(live(torch.float64, device="meta"), "device device device device device -", id="float64 on meta"),
+    pytest.param(live(optimizer=("sgd", {"lr": 0.1})), "- - no_triton device device -", id="sgd"),
+    pytest.param(
+        live(optimizer=("sgd", {"lr": 0.1, "weight_decay": 0.1})),
+        "- weight_decay no_triton device device -",
+        id="decay",
+    ),
+    pytest.param(live(optimizer=("adam", {"lr": 0.1})), "- optimizer no_triton device device -", id="adam"),
+    pytest.param(
+        live(torch.bfloat16, ("lamb", {"lr": 0.1})), "- dtype no_triton device device -", id="lamb in bfloat16"
+    ),
+]
+
+
+@pytest.mark.parametrize(("spec", "codes"), DECLINED)
+def test_both_answers_together_are_what_a_backend_declines(
+    spec: LookupSpec, codes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "why_not", lambda device: "there is no Triton.")
+    for backend, expected in zip(BACKENDS, codes.split(), strict=True):
+        declined = backend.decline(spec)
+        assert code(declined) == expected
+        is_here = expected != "no_triton"
+        assert declined == (backend.serves(spec.facts) if is_here else backend.is_here(spec.weights[0].device))
+
+
+def test_what_is_missing_here_says_nothing_of_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "load", lambda: False)
+    spec = live()
+    assert code(CPU.decline(spec)) == code(CPU.is_here(torch.device("cpu"))) == "no_library"
+    assert select_backend(spec, "auto", "").backend == "fbgemm"
+    assert CPU.serves(spec.facts) is None
+    assert select_planned(spec.facts, "auto").backend == "cpu"
+
+
+def test_facts_of_a_lookup_are_those_of_its_tables() -> None:
+    spec = live(torch.float16, ("sgd", {"lr": 0.1, "weight_decay": 0.5}), (20, 4), "meta", weighted=True)
+    optimizer = OptimizerFacts("sgd", (("weight_decay", 0.5),))
+    expected = planned("meta", 4, rows=20, dtype=torch.float16, optimizer=optimizer, is_weighted=True)
+    assert spec.facts == expected
+    assert hash(spec.facts) == hash(expected)
+    assert spec.facts is spec.facts, "made once"
+    assert not live(contiguous=False).facts.is_contiguous
+
+
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize(
+    ("lookup", "backend", "chip", "chosen", "declined"),
+    [
+        (planned("cpu"), "auto", None, "cpu", []),
+        (planned("cuda"), "auto", None, "triton", [("cpu", "device"), ("fbgemm", "device")]),
+        (planned("cuda", dtype=torch.float64), "triton", None, "", [("triton", "dtype")]),
+        (planned("npu"), "auto", "Ascend910B1", "npu", [("cpu", "device"), ("fbgemm", "device")]),
+        (planned("npu"), "npu", "Ascend950DT", "", [("npu", "no_tiling_table")]),
+        (planned("npu"), "fbgemm_ascend", "Ascend950DT", "fbgemm_ascend", []),
+        (planned("cpu"), "triton", None, "triton", []),
+        (planned("cpu"), "nobody", None, "", []),
+    ],
+)  # fmt: skip
+def test_a_choice_is_planned_for_machines_that_are_not_there(
+    lookup: LookupFacts, backend: str, chip: str | None, chosen: str, declined: list[tuple[str, str]]
+) -> None:
+    found = select_planned(lookup, backend, chip)
+    assert found.backend == chosen
+    assert [(each.by, each.code) for each in found.declined] == declined
+    assert found.finds_ids == (chosen == "cpu")
+
+
+def test_a_lookup_of_means_does_not_find_rows_itself() -> None:
+    assert not select_planned(planned("cpu", pooling="MEAN"), "auto").finds_ids
+
+
+def test_a_backend_of_one_file_needs_no_word_on_being_here() -> None:
+    toy = Backend("loop", "tests.toys.loop_target")
+    assert toy.is_here(torch.device("cpu")) is None
+    assert toy.decline(live()) is None
+    assert code(toy.serves(planned("npu", rows=2000))) == "too_many_rows"
