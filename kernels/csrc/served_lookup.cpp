@@ -89,11 +89,12 @@ int64_t find(const Table& table, const int64_t* ids, int64_t* rows, int64_t begi
   }
   const int64_t* found = table.slots ? rows : ids;
   const int64_t least = table.slots ? -1 : 0;
-  bool fits = true;
+  uint64_t signs = 0;  // without a branch and without 64-bit comparisons, so that it is vectorised everywhere
   for (int64_t i = begin; i < end; ++i) {
-    fits &= (found[i] >= least) & (found[i] < table.count);
+    const auto row = static_cast<uint64_t>(found[i]);
+    signs |= (row - static_cast<uint64_t>(least)) | (static_cast<uint64_t>(table.count - 1) - row);
   }
-  if (fits) {
+  if (signs >> 63 == 0) {
     return end;
   }
   const auto is_wrong = [&](int64_t row) { return row < least || row >= table.count; };

@@ -62,9 +62,7 @@ struct Codes {
 };
 
 template <int width>
-RECFX_INLINE void load_bytes(const uint8_t* from, typename Vectors<width>::Floats& result) {
-  typename Codes<width>::Bytes bytes;
-  std::memcpy(&bytes, from, sizeof(bytes));
+RECFX_INLINE void convert_bytes(typename Codes<width>::Bytes bytes, typename Vectors<width>::Floats& result) {
 #ifdef RECFX_X86_TARGETS
   if constexpr (width >= 8) {
     __asm__("" : "+x"(bytes));  // GCC would otherwise load and convert byte by byte
@@ -72,6 +70,28 @@ RECFX_INLINE void load_bytes(const uint8_t* from, typename Vectors<width>::Float
 #endif
   const auto codes = __builtin_convertvector(bytes, typename Codes<width>::Integers);
   result = __builtin_convertvector(codes, typename Vectors<width>::Floats);
+}
+
+template <int width>
+RECFX_INLINE void load_bytes(const uint8_t* from, typename Vectors<width>::Floats& result) {
+  typename Codes<width>::Bytes bytes;
+  std::memcpy(&bytes, from, sizeof(bytes));
+  convert_bytes<width>(bytes, result);
+}
+
+template <int width>
+struct Nibbles {
+  typedef uint16_t Pairs __attribute__((vector_size(width)));  // two nibbles each
+};
+
+// Codes of 4 bits, in the order of their columns: the lower bits of a byte come first.
+template <int width>
+RECFX_INLINE void load_nibbles_in_order(const uint8_t* from, typename Vectors<width>::Floats& result) {
+  typename Codes<width / 2>::Bytes bytes;
+  std::memcpy(&bytes, from, sizeof(bytes));
+  const auto pairs = __builtin_convertvector(bytes, typename Nibbles<width>::Pairs);
+  const typename Nibbles<width>::Pairs apart = (pairs | pairs << 4) & 0x0f0f;
+  convert_bytes<width>((typename Codes<width>::Bytes)apart, result);
 }
 
 // Codes of 4 bits: the even columns of 2 * width, or the odd ones.
@@ -101,27 +121,37 @@ struct Burst {
   int64_t count;
 };
 
+// Prefetches the row of a later id than the i-th.
+RECFX_INLINE void fetch_ahead(const StoredBags& bags, int64_t i, int64_t last) {
+  const int64_t coming = bags.rows[std::min(i + kStoredAhead, last)];
+  fetch_stored(bags.table + (coming < 0 ? 0 : coming) * bags.bytes, bags.bytes);
+}
+
+// The scale and the bias of the row of the i-th id, times the weight of the id.
+RECFX_INLINE Vectors<2>::Floats scale_and_bias(const StoredBags& bags, int64_t i, const uint8_t* row) {
+  uint16_t halves[2];
+  std::memcpy(halves, row, sizeof(halves));
+  Vectors<2>::Floats values;
+  load<2>(halves, values);
+  return values * (bags.scale == nullptr ? 1.0F : bags.scale[i]);
+}
+
 // Takes up the rows of ids [begin, end) that are there, and prefetches those of later ids. Returns the sum of their
 // biases, which all columns have in common, in the order of the ids.
 RECFX_INLINE float take_up(const StoredBags& bags, int64_t begin, int64_t end, int64_t last, Burst& burst) {
   int64_t count = 0;
   float bias = 0.0F;
   for (int64_t i = begin; i < end; ++i) {
-    const int64_t coming = bags.rows[std::min(i + kStoredAhead, last)];
-    fetch_stored(bags.table + (coming < 0 ? 0 : coming) * bags.bytes, bags.bytes);
+    fetch_ahead(bags, i, last);
     const int64_t row = bags.rows[i];
     if (row < 0) {
       continue;
     }
     const uint8_t* from = bags.table + row * bags.bytes;
-    const float given = bags.scale == nullptr ? 1.0F : bags.scale[i];
-    uint16_t halves[2];
-    std::memcpy(halves, from, sizeof(halves));
-    Vectors<2>::Floats values;
-    load<2>(halves, values);
-    bias += values[1] * given;
+    const auto values = scale_and_bias(bags, i, from);
+    bias += values[1];
     burst.from[count] = from;
-    burst.scale[count] = values[0] * given;
+    burst.scale[count] = values[0];
     ++count;
   }
   burst.count = count;
@@ -191,6 +221,31 @@ RECFX_INLINE void unzip(float* sum) {
   }
 }
 
+// Writes the row of the i-th id, the only one of its bag, in one pass. The values are those that take_up() and
+// add_stored() make, whose sums begin with zero.
+template <RowFormat format, int native, int smallest>
+RECFX_INLINE void write_stored(const StoredBags& bags, int64_t i, float* sum) {
+  const uint8_t* row = bags.table + bags.rows[i] * bags.bytes;
+  const auto found = scale_and_bias(bags, i, row);
+  const float scale = found[0];
+  const float bias = 0.0F + found[1];
+  for_columns<native, smallest>(bags.columns, [&](auto parts, auto width, int64_t begin) RECFX_INLINE_LAMBDA {
+    constexpr int step = std::max<int>(width.value, smallest);
+#pragma GCC unroll 8
+    for (int part = 0; part < parts.value * width.value / step; ++part) {
+      const int64_t column = begin + part * step;
+      typename Vectors<step>::Floats values;
+      if constexpr (format == RowFormat::kByte) {
+        load_bytes<step>(row + 4 + column, values);
+      } else {
+        load_nibbles_in_order<step>(row + 4 + column / 2, values);
+      }
+      values = values * scale + bias;
+      std::memcpy(sum + column, &values, sizeof(values));
+    }
+  });
+}
+
 // native: how many float32 fit into one of the machine's vectors.
 template <RowFormat format, int native>
 RECFX_INLINE void pool_stored_bags(const StoredBags& bags, int64_t first, int64_t last) {
@@ -201,6 +256,11 @@ RECFX_INLINE void pool_stored_bags(const StoredBags& bags, int64_t first, int64_
     const int64_t begin = bags.offsets[bag];
     const int64_t end = bags.offsets[bag + 1];
     float* sum = bags.sums + bag * bags.sum_stride;
+    if (end - begin == 1 && bags.rows[begin] >= 0) {
+      fetch_ahead(bags, begin, last_id);
+      write_stored<format, native, smallest>(bags, begin, sum);
+      continue;
+    }
     for (int64_t piece = begin; piece == begin || piece < end; piece += Burst::kMost) {
       const float bias = take_up(bags, piece, std::min(piece + Burst::kMost, end), last_id, burst);
       for_columns<native, smallest>(bags.columns, [&](auto parts, auto width, int64_t column) RECFX_INLINE_LAMBDA {

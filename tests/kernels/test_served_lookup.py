@@ -111,6 +111,33 @@ def test_threads_do_not_matter(case: Case) -> None:
         torch.set_num_threads(before)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([2, 3]),
+    st.sampled_from([1, 2, 3, 8, 17, 64, 100, 260]),
+    st.booleans(),
+    st.integers(0, 1000),
+)
+def test_a_bag_of_one_id_is_the_sum_of_its_row(row_format: int, columns: int, is_weighted: bool, seed: int) -> None:
+    """Bit for bit: a second id, which has no row, adds nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    columns += columns % 2 if row_format == 3 else 0
+    rows = _stored(torch.randn(8, columns, generator=generator), row_format).reshape(-1)
+    index = HashIndex(8, config=HashConfig(dense_rows=0))
+    held = torch.arange(100, 108)
+    index.find_or_insert(held)
+    tables = [ServedTable(8, columns, row_format, index.slot_count)]
+    slots, scale = index.slot_table()[0], torch.randn(8, generator=generator)
+
+    def pooled(ids: torch.Tensor, length: int, scale: torch.Tensor) -> torch.Tensor:
+        offsets = torch.arange(0, ids.numel() + 1, length)
+        return served_lookup(ids, offsets, rows, tables, [0], slots, False, scale if is_weighted else None)
+
+    both = torch.stack([held, torch.full((8,), 77777)], dim=1).view(-1)
+    assert torch.equal(pooled(held, 1, scale), pooled(both, 2, scale.repeat_interleave(2)))
+    assert not pooled(both[1::2], 1, scale).any()
+
+
 def test_opcheck() -> None:
     rows = _stored(torch.randn(10, 6), 2).reshape(-1)
     empty = torch.empty(0, 2, dtype=torch.int64)
