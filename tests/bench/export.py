@@ -1,7 +1,8 @@
 """``export``: exported hashed models against TorchRec's quantized, sharded, traced and scripted flow, both int8.
 
 TorchRec's file is static: it takes rows, and cannot hold ids. Both are loaded from their files, run by TorchScript, and
-answer alike.
+answer alike. Files with recfx's own operators are also compared with portable ones, whose lookup is FBGEMM's operator,
+on bags of several lengths.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from tests.bench.workload import fill_with_ids, standard_collection
 
 NATIVE, HASHED = "recfx file, own operators, raw ids", "recfx file, raw ids"
 ADOPTED, SCRIPTED = "recfx file, dense ids", "TorchRec file, dense ids"
+NATIVE_ADOPTED = "recfx file, own operators, dense ids"
 TAKEN = 0.75
+LENGTHS = (1, 5, 20)
 
 
 class Pooled(nn.Module):
@@ -60,23 +63,20 @@ def run(setup: Setup) -> Iterator[Result]:
         for size in (setup, replace(setup, batch=min(setup.batch, 64), iterations=4 * setup.iterations)):
             for distribution in DISTRIBUTIONS:
                 yield from _compare(size, distribution, Path(directory))
+        yield from _compare_lengths(replace(setup, iterations=min(setup.iterations, 20)), Path(directory))
 
 
 def _compare(setup: Setup, distribution: str, directory: Path) -> Iterator[Result]:
     universe = int(setup.rows * TAKEN)
     dense, raw = (Ids(setup, distribution, universe, raw=form) for form in (None, mix64))
     standard = Pooled(standard_collection(setup))
-    adopted = recfx.convert(copy.deepcopy(standard), verify=False).eval()
-    indexed = recfx.convert(copy.deepcopy(standard), hashing=recfx.HashConfig(dense_rows=0), verify=False).eval()
-    fill_with_ids(indexed.ebc, adopted.ebc, universe)
+    adopted, indexed = _converted(standard, universe)
     paths = {name: directory / f"{number}.pt" for number, name in enumerate((NATIVE, HASHED, ADOPTED, SCRIPTED))}
     recfx.export(indexed, paths[NATIVE], raw.batches()[-1], quantize="int8", portable=False)
     recfx.export(indexed, paths[HASHED], raw.batches()[-1], quantize="int8")
     recfx.export(adopted, paths[ADOPTED], dense.batches()[-1], quantize="int8")
     _scripted_by_torchrec(standard, dense.batches()[-1], paths[SCRIPTED])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
-        files = {name: torch.jit.load(str(path)) for name, path in paths.items()}
+    files = {name: _loaded(path) for name, path in paths.items()}
     batches = {NATIVE: raw.batches(), HASHED: raw.batches(), ADOPTED: dense.batches(), SCRIPTED: dense.batches()}
     contestants = [Contestant(name, lambda i, name=name: files[name](batches[name][i])) for name in files]
     with torch.no_grad():
@@ -91,6 +91,46 @@ def _compare(setup: Setup, distribution: str, directory: Path) -> Iterator[Resul
     }
     for ours in (NATIVE, HASHED, ADOPTED):
         yield compare(f"export/{setup.case(distribution)}", times, ours, SCRIPTED, facts)
+
+
+def _compare_lengths(setup: Setup, directory: Path) -> Iterator[Result]:
+    universe = int(setup.rows * TAKEN)
+    adopted, indexed = _converted(Pooled(standard_collection(setup)), universe)
+    sizes = [replace(setup, bag_length=length) for length in LENGTHS]
+    for model, raw, ours, peer in ((indexed, mix64, NATIVE, HASHED), (adopted, None, NATIVE_ADOPTED, ADOPTED)):
+        files = {}
+        for name in (ours, peer):
+            path = directory / "of_lengths.pt"
+            sample = Ids(replace(setup, iterations=0, warm_up=0), "uniform", universe, raw=raw).batches()[-1]
+            recfx.export(model, path, sample, quantize="int8", portable=name == peer)
+            files[name] = _loaded(path)
+        for size in sizes:
+            ids = Ids(size, "uniform", universe, raw=raw)
+            batches = {name: ids.batches() for name in files}
+            contestants = [
+                Contestant(name, lambda i, file=file, own=batches[name]: file(own[i])) for name, file in files.items()
+            ]
+            with torch.no_grad():
+                found, expected = (contestant.run(-1) for contestant in contestants)
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+                times = take_turns(contestants, size.iterations, size.warm_up)
+            name = f"export/{size.case('uniform')}/{size.bag_length}_per_bag"
+            yield compare(name, times, ours, peer, {**size.facts("uniform"), "ids_in_index": universe})
+
+
+def _converted(standard: Pooled, universe: int) -> tuple[nn.Module, nn.Module]:
+    """With tables whose ids are rows, and with tables that hold as many raw ids as the universe has."""
+    adopted = recfx.convert(copy.deepcopy(standard), verify=False).eval()
+    indexed = recfx.convert(copy.deepcopy(standard), hashing=recfx.HashConfig(dense_rows=0), verify=False).eval()
+    fill_with_ids(indexed.ebc, adopted.ebc, universe)
+    return adopted, indexed
+
+
+def _loaded(path: Path) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
+        file: nn.Module = torch.jit.load(str(path))
+    return file
 
 
 def _scripted_by_torchrec(model: nn.Module, batch: KeyedJaggedTensor, path: Path) -> None:
