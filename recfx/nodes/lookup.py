@@ -144,6 +144,16 @@ class Lookup(NodeModule):
             what_to_do="read the state from the collection's fused_optimizer; or leave the collection unconverted.",
         )
 
+    @property
+    def optim_state_tracker_fn(self) -> None:
+        """None. Setting anything else raises a ``ConversionError``, ``torchrec_hook_not_called``."""
+        return None
+
+    @optim_state_tracker_fn.setter
+    def optim_state_tracker_fn(self, record_fn: object) -> None:
+        if record_fn is not None:
+            self.register_optim_state_tracker_fn(record_fn)
+
     def forward(self, features: KeyedJaggedTensor, in_flight: BatchInFlight | None = None) -> torch.Tensor:
         """``features``: rows of every table of the collection, as ``hash_ids`` returns them.
 

@@ -136,10 +136,10 @@ class TrainPipeline:
             ahead = self._ahead.given(current.value, current.calls, self._next_calls())
             with forwards_of(self._stores).forward(), ahead:
                 result = self._model(current.value)
-            losses, output = _loss_and_output(result)
             if current.calls is None:  # the very first batch, from which calls are learned
                 self._ahead.agree(self._agreement.is_on_any_rank)
-                self._start(1)
+            losses, output = _loss_and_output(result)
+            self._start(1)  # only after the very first batch
             self._send(1)
             if training:
                 with lost_ranks():

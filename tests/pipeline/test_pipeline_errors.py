@@ -219,14 +219,19 @@ def test_a_model_that_stands_in_for_a_part_on_one_rank(case: Case) -> None:
         assert found["answers"][3].startswith(f"InputError: [{reason}]")
 
 
-def a_first_batch_without_a_part(rank: int, world_size: int, pipeline: str, case: Case) -> dict[str, Any]:
-    """Rank 0's first batch; for the loop, all batches have the part that the model makes in its place."""
+def a_first_batch_without_a_part(
+    rank: int, world_size: int, pipeline: str, case: Case, gives_loss: bool = True
+) -> dict[str, Any]:
+    """Rank 0's first batch, for which the model makes the part. ``gives_loss``: whether that step gives a loss."""
     first, second = made(case, rank, world_size, pipeline)[0], made(case, rank, world_size, pipeline)[0]
     model = StandsIn(first.sparse, second.sparse, first.over.module.in_features)
     driver = PIPELINES[pipeline](model, dense_optimizer(case, model), CPU)
     mine: list[Any] = [{"first": each, "second": each} for each in batches_of_rank(case, rank, world_size, 6, "alone")]
     if rank == 0:
         del mine[0]["first"]
+    if not gives_loss:
+        steps = iter(range(100))
+        model.register_forward_hook(lambda _, __, result: result if next(steps) else result[:1])
     answer = run(model, driver, iter(mine))
     if pipeline == "recfx":
         found = {each.path: each.why.code if each.why else "" for each in driver.report()}
@@ -240,6 +245,12 @@ def test_a_part_that_the_first_batch_of_one_rank_lacks(case: Case) -> None:
     expected = ranks(2).run(a_first_batch_without_a_part, "loop", case)
     assert not any(isinstance(each, str) for each in expected[0]["answers"][:6])
     assert_equal(ranks(2).run(a_first_batch_without_a_part, "recfx", case), expected)
+
+
+def test_a_part_that_the_first_batch_of_one_rank_lacks_when_its_step_fails_on_all() -> None:
+    for found in ranks(2).run(a_first_batch_without_a_part, "recfx", SENT, False):
+        assert found["answers"][0].startswith("ConversionError: [no_loss_and_output]")
+        assert not any(isinstance(each, str) for each in found["answers"][1:6])
 
 
 class HalfComputed(Two):

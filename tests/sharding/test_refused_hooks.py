@@ -66,6 +66,7 @@ TOOLS: dict[str, Callable[[], Any]] = {
     "post lookup, assigned": assigned("post_lookup_tracker_fn"),
     "post output dist, assigned": assigned("post_odist_tracker_fn"),
     "optimizer state": lambda: parallel().module.ebc._lookups[0].register_optim_state_tracker_fn(print),
+    "optimizer state, assigned": lambda: setattr(parallel().module.ebc._lookups[0], "optim_state_tracker_fn", print),
 }
 
 
