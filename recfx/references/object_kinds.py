@@ -39,9 +39,10 @@ LAYOUTS: tuple[type[Any], ...] = (
 
 _ATOM_TYPES = frozenset((bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Parameter))
 _ATOMS = (torch.Tensor, type, types.ModuleType, types.CodeType, types.FrameType, enum.Enum)
-# Objects of these packages are not searched: they hold none of the user's modules, or must not be copied.
+# Objects of these packages are not searched: they hold none of the user's modules, or must not be copied. pytest holds
+# the models of running tests, and every ``assert`` that it has rewritten reads it; but no forward calls a model there.
 _OPAQUE = frozenset(
-    {"torch", "torchrec", "fbgemm_gpu", "tensordict", "numpy", "pandas", "pyarrow", "recfx", "builtins"}
+    {"torch", "torchrec", "fbgemm_gpu", "tensordict", "numpy", "pandas", "pyarrow", "recfx", "_pytest", "builtins"}
 ) | frozenset(sys.stdlib_module_names)
 # These have their own running state: a second one would not be the same.
 _ALIVE = (threading.Thread, queue.Queue, queue.SimpleQueue, concurrent.futures.Executor, concurrent.futures.Future)

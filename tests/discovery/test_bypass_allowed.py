@@ -94,6 +94,24 @@ def test_what_a_started_thread_runs_is_no_way_to_the_model(inplace: bool) -> Non
     assert converted.writer is model.writer
 
 
+class Asserts(Plain):
+    """pytest rewrites its ``assert``: the forward then reads a module of pytest, and that holds the running test."""
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        pooled = super().forward(features)
+        assert pooled.dim() == 2
+        return pooled
+
+
+@pytest.fixture
+def asserting() -> Asserts:
+    return Asserts()
+
+
+def test_what_pytest_holds_is_no_way_to_the_model(asserting: Asserts) -> None:
+    assert isinstance(recfx.convert(asserting).ebc, HashEmbeddingBagCollection)
+
+
 def test_calls_of_a_table_by_itself_are_no_calls_of_the_collection() -> None:
     assert recfx.explain(recfx.convert(Plain(), (batch(4),))).ok
 
