@@ -17,8 +17,9 @@ MUTANTS_FLAGS ?=
 SOAK_FLAGS    ?=
 
 # Processes that run tests, each with ranks of its own: as many as there are cores, at most four; JOBS=0: one.
+# Files in the order of tests/conftest.py: pytest-xdist would begin with those that have most tests, not the longest.
 JOBS  ?= auto
-XDIST := -n $(JOBS) --maxprocesses=4 --dist=loadfile
+XDIST := -n $(JOBS) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 # Tests that take a few seconds for a whole package, and that most mistakes are noticed by.
 QUICK := $(addprefix tests/,test_structure.py test_reason_codes.py ir passes hashing optim tracing inspect verification) \
          $(addprefix --ignore=tests/,hashing/test_index_properties.py hashing/test_slices.py commandline/test_process.py)

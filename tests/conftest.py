@@ -46,6 +46,15 @@ for _backend in (torch.cuda, torch.mtia, torch.xpu):
         _backend.manual_seed_all = lambda seed: None
 
 
+# Half a minute of work or more in few tests: they compile C++, run examples, or run tests in processes of their own.
+_LONG_FILES = frozenset(
+    {
+        "test_coverage.py", "test_examples.py", "test_interpreted_targets.py", "test_on_device.py", "test_serve_cpp.py",
+        "test_thread_safety.py",
+    }
+)  # fmt: skip
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--hypothesis-profile", None):
         hypothesis.settings.load_profile("recfx-ci" if os.environ.get("CI") else "recfx")
@@ -59,8 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The file that takes longest comes first: of several processes, none is left alone with it at the end."""
-    items.sort(key=lambda item: item.path.name != "test_examples.py")
+    """The files that take longest come first: of several processes, none is left alone with one at the end."""
+    items.sort(key=lambda item: item.path.name not in _LONG_FILES)
 
 
 def pytest_collection_finish() -> None:
