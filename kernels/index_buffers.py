@@ -172,7 +172,8 @@ def choose_seeds(buffers: IndexBuffers) -> None:
     Nothing that an index does depends on them, except for how long it takes. torch's random numbers are not used up.
     """
     for side_row in (buffers.side_row, buffers.candidate_side_row):
-        side_row[1:].fill_(secrets.randbits(64) - 2**63)
+        if side_row.numel() > 0:
+            side_row[1:].fill_(secrets.randbits(64) - 2**63)
 
 
 def is_taken(row_state: Tensor) -> Tensor:

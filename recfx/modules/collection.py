@@ -199,10 +199,16 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
         return pooled
 
     def _run(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        with self._store.forwards.call(self, self.calls):
-            self.begin_forward()
+        return self._store.forwards.call(self, self.calls, self._forward, features)
+
+    def _forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        self.begin_forward()
+        self._store.has_no_hooks = True  # the tables that have one are not fused any more
+        try:
             pooled: KeyedTensor = self.graph_module(features)
             return pooled
+        finally:
+            self._store.has_no_hooks = False
 
     def answer_with(self, lookup: nn.Module) -> None:
         """Let ``lookup`` answer from now on, in the place of the collection's own graph; hooks stay."""

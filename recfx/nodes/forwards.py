@@ -15,10 +15,12 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from recfx.errors import OutOfStepError, RecfxError
 from recfx.nodes.replays import is_replay
+
+_Result = TypeVar("_Result")
 
 
 class Forward:
@@ -32,7 +34,7 @@ class Forward:
 
     def __init__(self) -> None:
         self.is_undone = self.is_trained = False
-        self.calls: Counter[int] = Counter()
+        self.calls: dict[int, int] = {}
         self._changes: list[Callable[[], None]] = []
 
     def changed(self, undo: Callable[[], None]) -> None:
@@ -61,9 +63,10 @@ class Forward:
             collection: the ``id`` of the one that is called.
             calls: how often a forward calls it.
         """
-        if self.is_trained or self.calls[collection] >= calls:
+        made = self.calls.get(collection, 0)
+        if self.is_trained or made >= calls:
             return False
-        self.calls[collection] += 1
+        self.calls[collection] = made + 1
         return True
 
 
@@ -72,7 +75,7 @@ class _Here(threading.local):
 
     def __init__(self) -> None:
         self.now = Forward()
-        self.since_backward: Counter[int] = Counter()  # calls of collections, without those that were undone
+        self.since_backward: dict[int, int] = {}  # calls of collections, without those that were undone
         self.depth = 0  # of calls that undo what they refuse
         self.inside: int | None = None  # the collection that is being called
         self.is_declared = False  # whether somebody says where forwards begin
@@ -87,6 +90,7 @@ class Forwards:
 
     def __init__(self, has_several: bool = False) -> None:
         self.has_several = has_several
+        self._must_learn = False  # whether there is a collection of which no sample has shown it
         self._learned: dict[int, int] = {}  # how often a forward calls each collection, where no sample has shown it
         self._here = _Here()
 
@@ -109,28 +113,32 @@ class Forwards:
         """
         here = self._here
         refused, here.now = here.now, Forward()
-        here.since_backward -= refused.calls
+        here.since_backward = dict(Counter(here.since_backward) - Counter(refused.calls))
         if isinstance(error, OutOfStepError):
             refused.keep()
         else:
             refused.undo()
 
-    @contextlib.contextmanager
-    def call(self, collection: object, calls: int) -> Iterator[None]:
-        """Around a call of a collection, which undoes the forward if it fails.
+    def call(
+        self, collection: object, calls: int, run: Callable[..., _Result], *arguments: Any, **keywords: Any
+    ) -> _Result:
+        """Call a collection, and undo the forward if it fails. Not a context manager: every small batch comes here.
 
         Args:
             collection: the collection.
             calls: how often a forward calls it; 0 if that is not known.
+            run: what to call.
+            arguments, keywords: what to call it with.
         """
-        here, around, called = self._here, self._here.inside, id(collection)
+        here, called = self._here, id(collection)
+        around = here.inside
         replayed = is_replay()  # a part of a backward, which undoes nothing
         if not (replayed or here.is_declared or around == called):
-            self._count(called, calls)
+            self._count(here, called, calls)
         here.depth += 1
         here.inside = called
         try:
-            yield
+            return run(*arguments, **keywords)
         except Exception as error:
             if not replayed:
                 self.refuse(error)
@@ -158,18 +166,20 @@ class Forwards:
             here.depth -= 1
             here.is_declared = False
 
-    def _count(self, collection: int, calls: int) -> None:
-        here = self._here
+    def _count(self, here: _Here, collection: int, calls: int) -> None:
+        if not calls:
+            self._must_learn = True
         if here.now.is_trained:
-            self._learn(here.since_backward)
-            here.since_backward = Counter()
+            if self._must_learn:
+                self._learn(here.since_backward)
+            here.since_backward = {}
         calls = calls or self._learned.get(collection, 1)
         if not here.now.takes(collection, calls):
             self._begin()
             here.now.takes(collection, calls)
-        here.since_backward[collection] += 1
+        here.since_backward[collection] = here.since_backward.get(collection, 0) + 1
 
-    def _learn(self, calls: Counter[int]) -> None:
+    def _learn(self, calls: dict[int, int]) -> None:
         """Learn from the calls between two backwards. The collection with the fewest is called once a forward."""
         forwards = min(calls.values(), default=1)
         self._learned |= {name: count // forwards for name, count in calls.items()}

@@ -171,8 +171,9 @@ class Lookup(NodeModule):
         return output
 
     def _guard(self, output: torch.Tensor) -> None:
-        indexes, forward = [self.store.index(name) for name in self._indexed], self.store.forwards.now()
-        guard_backward(output, indexes, self.collection, forward)
+        if self._indexed and output.grad_fn is not None:
+            indexes = self.store.indexes_of(self._indexed)
+            guard_backward(output, indexes, self.collection, self.store.forwards.now())
 
     def _pool_rows(self, features: KeyedJaggedTensor) -> torch.Tensor:
         device = self.store.weight(self.tables[0].name).device
@@ -244,7 +245,8 @@ class Lookup(NodeModule):
         if choice is None or choice.stale(weights):
             choice = self.choose_kernel()
         if self.store.optimizers:
-            self._refuse_hooks(weights)
+            if not self.store.has_no_hooks:
+                self._refuse_hooks(weights)
             if torch.is_grad_enabled():
                 self._refuse_changed_settings()
                 self._refuse_other_tensors(weights)

@@ -41,10 +41,11 @@ def guard_backward(
                 module_path=collection,
                 what_to_do="leave out the whole batch when a collection refuses it, or check batches before the model.",
             )
-        changed = [index.name for index, count in zip(indexes, before, strict=True) if index.removals != count]
-        if changed:
+        now = [index.removals for index in indexes]
+        if now != before:
+            changed = next(index.name for index, one, other in zip(indexes, before, now, strict=True) if one != other)
             raise InputError(
-                f"the backward of a batch of table {changed[0]!r}: ids were removed from its index since the forward, "
+                f"the backward of a batch of table {changed!r}: ids were removed from its index since the forward, "
                 "and their rows may have gone to other ids.",
                 reason="backward_after_removal",
                 module_path=collection,

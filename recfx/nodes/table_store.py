@@ -34,6 +34,7 @@ class TableStore:
     Attributes:
         in_flight: the batches whose rows must keep their ids.
         forwards: what the forward under way has changed, in the collections of one model together.
+        has_no_hooks: whether the forward under way has looked already: no weight with a fused optimizer has a hook.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class TableStore:
         self._owners: dict[str, weakref.ref[nn.Parameter]] = {}
         self._lock, self._process = threading.RLock(), os.getpid()
         self.forwards = Forwards()
+        self.has_no_hooks = False
         self._without_tables = device or torch.device("cpu")
 
     @property
@@ -66,7 +68,7 @@ class TableStore:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({"in_flight": BatchesInFlight(), **state})  # pickles of earlier versions lack it
-        self._owners = {}  # a copy has its own parameters
+        self._owners, self.has_no_hooks = {}, False  # a copy has its own parameters
         self._lock, self._process = threading.RLock(), os.getpid()
 
     @property

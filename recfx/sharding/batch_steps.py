@@ -63,8 +63,8 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
         return pooled
 
     def _run_steps(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[KeyedTensor]:
-        with self._store.forwards.call(self, self.calls):
-            return super().forward(*arguments, **keywords)
+        run = super().forward
+        return self._store.forwards.call(self, self.calls, run, *arguments, **keywords)
 
     def _run_awaited(self, *arguments: Any, **keywords: Any) -> KeyedTensor:
         result: KeyedTensor = self._run_steps(*arguments, **keywords).wait()
@@ -153,8 +153,7 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
             ConversionError: ``gradient_hook``, also on all ranks.
             OutOfStepError: an earlier step failed here when others had begun it; this batch's ids were sent before.
         """
-        with self._store.forwards.call(self, self.calls):
-            return self._compute(ctx, dist_input)
+        return self._store.forwards.call(self, self.calls, self._compute, ctx, dist_input)
 
     def _compute(self, ctx: BatchContext, dist_input: KJTList) -> dict[str, Any]:
         forward = self._store.forwards.now()
