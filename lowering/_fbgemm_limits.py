@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from recfx.diagnostics import Diagnostic
+from recfx.ir.lookup_facts import LookupFacts
 from recfx.lowering._fbgemm_rules import FBGEMM_RULES
-from recfx.lowering.lookup_facts import LookupFacts
 from recfx.optim.rules import rule_named
 
 _ROWS = 2**31 - 1  # of one table: the backward's row numbers are int32. All tables together may have more

@@ -7,8 +7,8 @@ from types import ModuleType
 import torch
 
 from recfx.diagnostics import Diagnostic
+from recfx.ir.lookup_facts import LookupFacts
 from recfx.kernels import bucketize_op, find_rows_op, launch, tiling
-from recfx.lowering.lookup_facts import LookupFacts
 from recfx.optim.fused_step_op import triton_module
 from recfx.optim.rules import rule_named
 from recfx.optim.rules.sgd import SGD

@@ -11,13 +11,13 @@ from types import ModuleType
 import torch
 
 from recfx.diagnostics import Diagnostic
+from recfx.ir.lookup_facts import LookupFacts
 from recfx.kernels import bag_offsets, bucketize, fused_step, hash_index, library, row_initialization
 from recfx.kernels.huge_pages import move_to_huge_pages
 from recfx.kernels.pooled_lookup import IndexView, find_and_pool, pool_again_, pooled_lookup
 from recfx.lowering._cpu_backward import CpuBackward
 from recfx.lowering._cpu_shared_step import step_shared
 from recfx.lowering._trainable_lookup import LookedUp, TrainableLookup
-from recfx.lowering.lookup_facts import LookupFacts
 from recfx.lowering.registry import FindingKernel, IdsToRows, LookupBatch, LookupKernel, LookupSpec
 
 

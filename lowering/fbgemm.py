@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 
 from recfx.diagnostics import Diagnostic
+from recfx.ir.lookup_facts import LookupFacts
 from recfx.lowering import _fbgemm_limits
 from recfx.lowering._fbgemm_backward import FbgemmBackward
 from recfx.lowering._fbgemm_layout import Layout
 from recfx.lowering._fbgemm_rules import FLOAT32
 from recfx.lowering._trainable_lookup import LookedUp, TrainableLookup
-from recfx.lowering.lookup_facts import LookupFacts
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 
 

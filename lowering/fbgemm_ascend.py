@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 
 from recfx.diagnostics import Diagnostic
+from recfx.ir.lookup_facts import LookupFacts
 from recfx.lowering import _fbgemm_ascend_operator as operator
 from recfx.lowering._aten_backward import AtenBackward
 from recfx.lowering._trainable_lookup import LookedUp, TrainableLookup
-from recfx.lowering.lookup_facts import LookupFacts
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 
 _MULTIPLE = 8  # columns: rows are copied in units of 32 bytes

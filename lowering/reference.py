@@ -11,6 +11,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from recfx.diagnostics import Diagnostic
+from recfx.ir.lookup_facts import LookupFacts
 from recfx.kernels import (
     bag_offsets_reference,
     bucketize_reference,
@@ -21,7 +22,6 @@ from recfx.kernels import (
 from recfx.kernels.embedding_bag import embedding_bag, per_sample_weight_gradients, row_gradients
 from recfx.lowering._profiler_ranges import BACKWARD, later_range
 from recfx.lowering._step_once import StepOnce, Triggers, leaf_gradients, leave_for_step, leaves, step_by_weight
-from recfx.lowering.lookup_facts import LookupFacts
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 
 

@@ -21,8 +21,8 @@ import torch
 from recfx.diagnostics import Diagnostic
 from recfx.errors import ConversionError
 from recfx.ir.facts import TableFacts
+from recfx.ir.lookup_facts import LookupFacts
 from recfx.kernels import launch
-from recfx.lowering.lookup_facts import LookupFacts
 
 if TYPE_CHECKING:
     from recfx.ir.tables import TableSpec
@@ -156,12 +156,11 @@ class Backend:
         missing: Diagnostic | None = None if is_here is None else is_here(device)
         return missing
 
-    def decline(self, spec: LookupSpec) -> Diagnostic | None:
-        """None if this backend serves ``spec``, and is here."""
-        lookup, device = spec.facts, spec.weights[0].device
-        several = device.type != "cpu" and any(weight.device != device for weight in spec.weights)
+    def decline(self, lookup: LookupFacts, devices: Sequence[torch.device]) -> Diagnostic | None:
+        """None if this backend serves ``lookup``, whose tables are on ``devices``, and is here."""
+        device = devices[0]
         declined: Diagnostic | None = (
-            self._elsewhere(lookup, several)
+            self._elsewhere(lookup, several=device.type != "cpu" and len(devices) > 1)
             or self.is_here(device)
             or self._target.serves(lookup, launch.chip_name(device))
         )
@@ -242,12 +241,23 @@ def _facts(weights: list[torch.Tensor]) -> list[Fact]:
 
 
 def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
-    """Choose the backend of a lookup.
+    """Choose the backend of a lookup, and make its kernel; arguments and errors are those of ``choose_backend``."""
+    chosen, declined = choose_backend(spec.facts, backend, module_path, spec.weights)
+    kernel, no_finding = chosen.build(spec), chosen.serves_finding(spec.facts)
+    finding = chosen.build_finding(kernel) if no_finding is None else None
+    return Choice(chosen.name, kernel, declined, _facts(spec.weights), finding, no_finding, chosen.takes_absent)
+
+
+def choose_backend(
+    lookup: LookupFacts, backend: str, module_path: str, weights: Sequence[torch.Tensor] = ()
+) -> tuple[Backend, tuple[Diagnostic, ...]]:
+    """Choose the backend of a lookup among those of this machine; also returns why those before it decline.
 
     Args:
-        spec: the lookup.
+        lookup: the lookup.
         backend: ``"auto"``, or the name of a backend.
         module_path: the collection, for messages.
+        weights: the tables, which tell one device from another of its type.
 
     Raises:
         ConversionError: ``unknown_backend``; ``backend_unusable`` if the named one cannot serve the lookup.
@@ -260,12 +270,11 @@ def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
             module_path=module_path,
             what_to_do=f"use 'auto' or one of {names}.",
         )
-    chosen, declined = _first(spec.facts, backend, lambda candidate: candidate.decline(spec))
+    devices = list(dict.fromkeys([weight.device for weight in weights] or map(torch.device, lookup.device_types)))
+    chosen, declined = _first(lookup, backend, lambda candidate: candidate.decline(lookup, devices))
     if chosen is not None:
-        kernel, no_finding = chosen.build(spec), chosen.serves_finding(spec.facts)
-        finding = chosen.build_finding(kernel) if no_finding is None else None
-        return Choice(chosen.name, kernel, declined, _facts(spec.weights), finding, no_finding, chosen.takes_absent)
-    tables = ", ".join(table.name for table in spec.tables)
+        return chosen, declined
+    tables = ", ".join(table.name for table in lookup.tables)
     raise ConversionError(
         f"backend {backend!r} cannot look up {tables}: " + " ".join(refusal.message for refusal in declined),
         reason="backend_unusable",

@@ -29,6 +29,7 @@ LAYERS = [
     "nodes",
     "lowering",
     "optim",
+    "rewrites",
     "ir",
     "hashing",
     "hooks",

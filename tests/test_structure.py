@@ -132,6 +132,15 @@ def test_imports_point_down() -> None:
     assert not up, "\n".join(up)
 
 
+def test_rewrites_know_nothing_of_what_lives() -> None:
+    """No store, process group, device or kernel, and no module."""
+    for name, path in MODULES.items():
+        if name.startswith("recfx.rewrites."):
+            assert {_layer(imported) for imported in IMPORTS[name]} <= {"rewrites", "ir", "diagnostics"}, name
+            given = {alias.name for each in _statements_in(path) for alias in each.names}
+            assert not given & {"nn", "torch.nn", "torch.distributed"}, name
+
+
 def test_what_is_imported_of_the_project_is_there() -> None:
     """A file that has moved is noticed here, before the tests that import it are run."""
     bound = {name: _bound(path.read_text()) for name, path in MODULES.items()}

@@ -17,13 +17,15 @@ from recfx.drawing.steps import drawn_steps
 from recfx.drawing.tables import drawn_tables
 from recfx.errors import DrawingError
 from recfx.ir.printer import format_node
+from recfx.ir.snapshot import PassRecord
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.whole_graph import WholeGraph
-from recfx.passes.base import BEFORE, PASSES_KEY, PassRecord
+from recfx.passes.base import PASSES_KEY
 from recfx.pricing.hardware import Hardware
 from recfx.record.conversion import Found, conversion_of
 from recfx.record.wrappers import unwrap
+from recfx.rewrites.base import BEFORE
 from recfx.tracing.shallow_tracer import source_of
 from recfx.version import __version__
 

@@ -13,10 +13,9 @@ from recfx.drawing.drawing import ITEM, DrawnNode, DrawnStep
 from recfx.errors import ConversionError
 from recfx.inspect import wording
 from recfx.ir.meta import NodeMeta
-from recfx.ir.snapshot import NodeSnapshot
+from recfx.ir.snapshot import NodeSnapshot, PassRecord
 from recfx.ir.typed_access import find_module
 from recfx.nodes import HashLookup, Lookup
-from recfx.passes.base import PassRecord
 
 
 def drawn_steps(

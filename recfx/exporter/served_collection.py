@@ -10,12 +10,15 @@ from torch import fx, nn
 
 from recfx.exporter.buffers import Filling, fillings_of
 from recfx.exporter.tables import LocalTable, TableSource, longest_probe
+from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.tables import TableSpec
+from recfx.lowering.targets import TargetsHere
 from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.modules.unexpanded_graph import make_unexpanded_graph
+from recfx.modules.compile_graph import compile_graph, context_of
 from recfx.nodes import TableStore
 from recfx.nodes.resources import Resources
-from recfx.passes import PassRecord, export_passes, run_passes
+from recfx.passes import PassRecord, export_passes, run_passes, serving_passes
+from recfx.passes.base import PASSES_KEY
 from recfx.serving import SCRIPT, PoolRows, ServingTarget
 
 
@@ -90,14 +93,17 @@ def serve_tables(
         target: which modules serve the nodes.
     """
     specs = tuple(source.spec for source in tables.values())
-    graph_module = make_unexpanded_graph(path, specs, is_weighted, Resources(_empty_store(specs)), None)
+    resources = Resources(_empty_store(specs))
+    context = context_of(path, specs, is_weighted, resources)
+    graph_module = compile_graph(OperatorGraph.of(context, TargetsHere()), resources, "auto", export_passes())
     frozen = {name: source.index for name, source in tables.items()}
     if target.counts_probes:
         frozen = {
             name: index and replace(index, longest_probe=longest_probe(tables[name])) for name, index in frozen.items()
         }
     indexes = {path: {name: index for name, index in frozen.items() if index is not None}}
-    records = run_passes(graph_module, export_passes(indexes, {path: dtypes}, target))
+    run_passes(graph_module, serving_passes(indexes, {path: dtypes}, target))
+    records = list(graph_module.meta[PASSES_KEY])
     lookups = [module for module in graph_module.modules() if isinstance(module, PoolRows)]
     stored = tuple(spec for lookup in lookups for spec in lookup.specs)
     errors: dict[str, float] = {}

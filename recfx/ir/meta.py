@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -88,6 +88,10 @@ class NodeMeta:
     kernel: str = ""
     collectives: tuple[Collective, ...] = ()
     passes: tuple[str, ...] = ()
+
+    def touched(self, by: tuple[str, ...]) -> NodeMeta:
+        """The same, made or changed by these passes."""
+        return replace(self, passes=by)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NodeMeta:
         return self  # it is frozen, so copies of a graph share it

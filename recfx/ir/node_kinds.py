@@ -8,8 +8,8 @@ passes, the pipeline's stages and the printer read these declarations. A new kin
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -122,6 +122,9 @@ class NodeKind:
             those that are set, under their last name.
         once: what the node does to its tables that may only be done once per table, by the name of the kind that does
             only that.
+        attributes: what passes decide about a node, with the types, in the order in which they are printed. Everything
+            else follows from the node's place in the graph and from the graph's context, and is not stored.
+        local: whether its tables are the shards of this rank, if the collection is sharded.
     """
 
     name: str
@@ -134,8 +137,12 @@ class NodeKind:
     printed: tuple[str, ...] = ()
     first_alone: bool = False
     once: tuple[str, ...] = ()
+    attributes: Mapping[str, type] = field(default_factory=dict)
+    local: bool = False
 
 
+_HASHED: Mapping[str, type] = {"hashed": tuple, "operators": str}
+_POOLING: Mapping[str, type] = {"tables": tuple, "pooling": str, "kernel": str}
 _LOOKUP = ("tables", "pooling", "is_weighted", "dtype", "optimizer", "kernel")
 _IDS = Input((ValueType.IDS,))
 _HERE = (ValueType.IDS, ValueType.ARRIVED_IDS)
@@ -187,6 +194,8 @@ NODE_KINDS: dict[str, NodeKind] = {
             size=size_of_nothing,
             stage=Stage.INPUT_DIST,
             cut_before=True,
+            attributes=_HASHED,
+            local=True,
         ),
         NodeKind(
             "input_dist_wait",
@@ -196,6 +205,7 @@ NODE_KINDS: dict[str, NodeKind] = {
             size=size_of_ids,
             stage=Stage.INPUT_DIST,
             cut_before=True,
+            local=True,
         ),
         NodeKind(
             "to_host",
@@ -205,6 +215,7 @@ NODE_KINDS: dict[str, NodeKind] = {
             size=size_of_ids,
             stage=Stage.INPUT_DIST,
             printed=("with_bags",),
+            attributes={"with_bags": bool},
         ),
         NodeKind(
             "hash_ids",
@@ -216,6 +227,8 @@ NODE_KINDS: dict[str, NodeKind] = {
             printed=("hashed", "operators"),
             first_alone=True,
             once=("hash_ids",),
+            attributes=_HASHED,
+            local=True,
         ),
         NodeKind(
             "find_ids",
@@ -225,6 +238,8 @@ NODE_KINDS: dict[str, NodeKind] = {
             size=size_of_ids,
             stage=Stage.HASH,
             printed=("hash_ids.hashed", "hash_ids.operators"),
+            attributes=_HASHED,
+            local=True,
         ),
         NodeKind(
             "insert_ids",
@@ -237,6 +252,8 @@ NODE_KINDS: dict[str, NodeKind] = {
             printed=("hash_ids.hashed", "hash_ids.operators"),
             first_alone=True,
             once=("hash_ids",),
+            attributes=_HASHED,
+            local=True,
         ),
         NodeKind(
             "find_rows",
@@ -249,6 +266,8 @@ NODE_KINDS: dict[str, NodeKind] = {
             printed=("hashed", "shared", "operators"),
             first_alone=True,
             once=("hash_ids",),
+            attributes=_HASHED,
+            local=True,
         ),
         NodeKind(
             "to_device",
@@ -257,6 +276,7 @@ NODE_KINDS: dict[str, NodeKind] = {
             outputs=(ValueType.DEVICE_ROWS,),
             size=size_of_ids,
             stage=Stage.LOOKUP,
+            local=True,
         ),
         NodeKind(
             "lookup",
@@ -270,6 +290,8 @@ NODE_KINDS: dict[str, NodeKind] = {
             stage=Stage.LOOKUP,
             printed=_LOOKUP,
             once=("lookup",),
+            attributes=_POOLING,
+            local=True,
         ),
         NodeKind(
             "hash_lookup",
@@ -287,6 +309,8 @@ NODE_KINDS: dict[str, NodeKind] = {
                 *_LOOKUP,
             ),
             once=("hash_ids", "lookup"),
+            attributes={**_HASHED, **_POOLING},
+            local=True,
         ),
         NodeKind(
             "output_dist_start",
@@ -295,7 +319,8 @@ NODE_KINDS: dict[str, NodeKind] = {
             outputs=(ValueType.POOLED_IN_FLIGHT,),
             size=size_of_pooled,
             stage=Stage.OUTPUT_DIST,
-            printed=("operation",),
+            printed=("way", "hop", "operation"),
+            attributes={"way": str, "hop": int},
         ),
         NodeKind(
             "output_dist_wait",
@@ -314,6 +339,7 @@ NODE_KINDS: dict[str, NodeKind] = {
             size=size_of_pooled,
             stage=Stage.ASSEMBLE,
             printed=("divided",),
+            attributes={"divided": tuple},
         ),
         NodeKind(
             "keyed_tensor",

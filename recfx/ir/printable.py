@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
+PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.@:/-]*")
+"""Names that stand in the text of a graph without quotes."""
+
+
+def quoted(name: str) -> str:
+    """A name as it stands in the text of a graph: in quotes, if it could not be read back otherwise."""
+    return name if PLAIN.fullmatch(name) else repr(name)
+
 
 def printable(text: str, keep: str = "") -> str:
     """The text in one line that changes no terminal and fits every encoding of Unicode.

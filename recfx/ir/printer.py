@@ -10,18 +10,22 @@ from torch import fx
 
 from recfx.ir.meta import NodeMeta, node_meta
 from recfx.ir.node_kinds import NODE_KINDS
-from recfx.ir.printable import printable
+from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.operator_text import format_operators
+from recfx.ir.printable import printable, quoted
 from recfx.ir.tables import TableSpec
 from recfx.ir.typed_access import find_module
 
 
-def format_graph(graph_module: fx.GraphModule, *, with_meta: bool = False) -> str:
+def format_graph(graph_module: fx.GraphModule | OperatorGraph, *, with_meta: bool = False) -> str:
     """Print a graph with one node per line, each with those settings of its module that change what runs, in braces.
 
     Args:
-        graph_module: any graph.
-        with_meta: add tables, symbolic shape, bytes and the pass that made each node.
+        graph_module: any graph, or one that is data.
+        with_meta: for a graph that runs, add tables, symbolic shape, bytes and the pass that made each node.
     """
+    if isinstance(graph_module, OperatorGraph):
+        return format_operators(graph_module)
     lines = []
     for node in graph_module.graph.nodes:
         line = format_node(graph_module, node)
@@ -85,12 +89,12 @@ def _attribute(module: Any, path: str) -> Any:
 
 def _format_value(value: object) -> str:
     if isinstance(value, TableSpec):
-        return printable(value.name)
+        return quoted(value.name)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_format_value(each) for each in value)}]"
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
-    return printable(str(value))
+    return quoted(value) if isinstance(value, str) else printable(str(value))
 
 
 def _format_argument(argument: object) -> str:

@@ -114,7 +114,19 @@ class CollectionSharding:
 
     def on_rank(self, rank: int) -> list[Shard]:
         """The shards of one rank that have rows, in the order in which the rank receives their features."""
-        return [shard for way in self.ways_back for shard in self.travelling(way) if shard.rank == rank]
+        return list(self._on_ranks[rank])
+
+    def by_rank(self) -> list[Shard]:
+        """The shards of all ranks that have rows, rank by rank: in the order of the features that are sent to them."""
+        return [shard for shards in self._on_ranks for shard in shards]
+
+    @cached_property
+    def _on_ranks(self) -> tuple[list[Shard], ...]:
+        found: tuple[list[Shard], ...] = tuple([] for _ in range(self.world_size))
+        for way in self.ways_back:
+            for shard in self.travelling(way):
+                found[shard.rank].append(shard)
+        return found
 
     def local(self) -> list[Shard]:
         """The shards of this rank."""

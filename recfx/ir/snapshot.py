@@ -5,15 +5,16 @@ Comparing the nodes before and after a pass also tells which nodes the pass has 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 from torch import fx
 
+from recfx.diagnostics import Diagnostic
 from recfx.ir.meta import NodeMeta, annotate, node_meta
 from recfx.ir.node_kinds import NODE_KINDS
-from recfx.ir.printer import format_attributes, format_call
+from recfx.ir.printer import format_attributes, format_call, format_meta
 from recfx.ir.typed_access import find_module
 
 
@@ -40,6 +41,67 @@ class NodeSnapshot:
 
 
 @dataclass(frozen=True)
+class PassRecord:
+    """What a pass did, for the report and for drawings.
+
+    Args:
+        name: that of the pass.
+        modified: whether it changed the graph.
+        nodes: the nodes of the graph after the pass.
+        declined: what it did not rewrite, and why.
+        seconds: how long it took, with the check of the graph after it.
+    """
+
+    name: str
+    modified: bool
+    nodes: tuple[NodeSnapshot, ...]
+    declined: tuple[Diagnostic, ...]
+    seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The graph after the pass, as ``format_graph`` prints it."""
+        return "\n".join(node.line for node in self.nodes)
+
+    @property
+    def text_with_meta(self) -> str:
+        """The same with the metadata of each node."""
+        return "\n".join(node.line + format_meta(node.meta) for node in self.nodes)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PassRecord:
+        return self  # it is frozen, so copies of a model share it
+
+
+class Readable(Protocol):
+    """A graph, as its history reads it."""
+
+    @property
+    def nodes(self) -> Iterable[fx.Node]:
+        """Its nodes, in order."""
+        ...
+
+    def meta(self, node: fx.Node, is_new: bool, pass_name: str) -> NodeMeta | None:
+        """The metadata of a node after a pass; None for a node that recfx did not make."""
+        ...
+
+    def attributes(self, node: fx.Node) -> str:
+        """What the line of a node says behind its call."""
+        ...
+
+    def call(self, node: fx.Node) -> str:
+        """The line of a node up to there."""
+        ...
+
+    def work(self, node: fx.Node) -> frozenset[tuple[str, str]]:
+        """What the node does, by table: a node that does the same takes the place of one that has gone."""
+        ...
+
+    def note(self, node: fx.Node, meta: NodeMeta) -> None:
+        """Take over the metadata of a node with the passes that touched it."""
+        ...
+
+
+@dataclass(frozen=True)
 class _Seen:
     """A node before a pass: what the pass may change of it, and the work that it does."""
 
@@ -52,19 +114,19 @@ class GraphHistory:
     """Follows a graph from pass to pass.
 
     Args:
-        graph_module: the graph before the first pass.
+        graph: the graph before the first pass.
         earlier: the passes that have made this graph, if it is not an unexpanded one.
     """
 
-    def __init__(self, graph_module: fx.GraphModule, earlier: Iterable[str] = ()) -> None:
-        self._graph_module = graph_module
+    def __init__(self, graph: Readable, earlier: Iterable[str] = ()) -> None:
+        self._graph = graph
         self._passes = list(earlier)
-        self._seen = {node: _first_look(graph_module, node) for node in graph_module.graph.nodes}
+        self._seen = {node: _first_look(graph, node) for node in graph.nodes}
 
     def after(self, pass_name: str) -> tuple[NodeSnapshot, ...]:
         """Note in the metadata of each node if this pass has touched it; returns the nodes as they are now."""
-        before = self._seen
-        nodes = list(self._graph_module.graph.nodes)
+        before, graph = self._seen, self._graph
+        nodes = list(graph.nodes)
         gone = set(before).difference(nodes)
         done_by: dict[tuple[str, str], set[str]] = {}
         for node in gone:
@@ -73,12 +135,16 @@ class GraphHistory:
                 done_by.setdefault(work, set()).update(() if meta is None else meta.passes)
         self._seen = {}
         for node in nodes:
-            was, meta, now = before.get(node), node_meta(node), _look(self._graph_module, node)
-            works = was.work if was is not None and was.state == now.state else _work(self._graph_module, node)
-            if meta is not None and (was is None or was.state != now.state):
+            was = before.get(node)
+            meta, attributes = graph.meta(node, was is None, pass_name), graph.attributes(node)
+            state = _state(node, attributes, meta)
+            unchanged = was is not None and was.state == state
+            works = was.work if was is not None and unchanged else graph.work(node)
+            if meta is not None and not unchanged:
                 touched = meta.passes if was is not None else self._of_work(works, done_by)
-                annotate(node, replace(meta, passes=(*touched, pass_name)))
-            self._seen[node] = _see(node, now, works, was)
+                meta = replace(meta, passes=(*touched, pass_name))
+                graph.note(node, meta)
+            self._seen[node] = _see(graph, node, attributes, meta, state, works, was)
         self._passes.append(pass_name)
         return tuple(seen.snapshot for seen in self._seen.values())
 
@@ -88,47 +154,71 @@ class GraphHistory:
         return tuple(name for name in dict.fromkeys(self._passes) if name in found)
 
 
+@dataclass(frozen=True)
+class ModuleGraph:
+    """A graph whose nodes call modules."""
+
+    graph_module: fx.GraphModule
+
+    @property
+    def nodes(self) -> Iterable[fx.Node]:
+        """See ``Readable``, as for what follows."""
+        found: Iterable[fx.Node] = self.graph_module.graph.nodes
+        return found
+
+    def meta(self, node: fx.Node, is_new: bool, pass_name: str) -> NodeMeta | None:
+        return node_meta(node)
+
+    def attributes(self, node: fx.Node) -> str:
+        return format_attributes(self.graph_module, node)
+
+    def call(self, node: fx.Node) -> str:
+        return format_call(node)
+
+    def work(self, node: fx.Node) -> frozenset[tuple[str, str]]:
+        meta = node_meta(node)
+        if meta is None:
+            return frozenset()
+        specs = getattr(find_module(self.graph_module, node), "tables", None)  # a shard does the work of its table
+        names = meta.tables if specs is None else tuple(getattr(table, "table_name", table) for table in specs)
+        return work_of(meta.kind, names)
+
+    def note(self, node: fx.Node, meta: NodeMeta) -> None:
+        annotate(node, meta)
+
+
+def work_of(kind: str, tables: Sequence[str]) -> frozenset[tuple[str, str]]:
+    """The work of a node of this kind on these tables."""
+    return frozenset((each, str(name)) for each in NODE_KINDS[kind].once or (kind,) for name in tables)
+
+
 def snapshot(graph_module: fx.GraphModule) -> tuple[NodeSnapshot, ...]:
     """The nodes of a graph as they are now."""
-    return tuple(_first_look(graph_module, node).snapshot for node in graph_module.graph.nodes)
+    graph = ModuleGraph(graph_module)
+    return tuple(_first_look(graph, node).snapshot for node in graph.nodes)
 
 
-class _Look(NamedTuple):
-    """What is read of a node once per pass.
-
-    Args:
-        attributes: those of its module that are printed.
-        state: what makes the node another one. Names do not, because nodes are renumbered when others have gone.
-    """
-
-    attributes: str
-    state: Hashable
+def _state(node: fx.Node, attributes: str, meta: NodeMeta | None) -> Hashable:
+    """What makes a node another one. Names do not, because nodes are renumbered when others have gone."""
+    return tuple(node.all_input_nodes), attributes, None if meta is None else replace(meta, passes=())
 
 
-def _look(graph_module: fx.GraphModule, node: fx.Node) -> _Look:
-    meta, attributes = node_meta(node), format_attributes(graph_module, node)
-    known = None if meta is None else replace(meta, passes=())
-    return _Look(attributes, (tuple(node.all_input_nodes), attributes, known))
+def _first_look(graph: Readable, node: fx.Node) -> _Seen:
+    meta, attributes = graph.meta(node, False, ""), graph.attributes(node)
+    return _see(graph, node, attributes, meta, _state(node, attributes, meta), graph.work(node), None)
 
 
-def _first_look(graph_module: fx.GraphModule, node: fx.Node) -> _Seen:
-    return _see(node, _look(graph_module, node), _work(graph_module, node), None)
-
-
-def _see(node: fx.Node, look: _Look, work: frozenset[tuple[str, str]], was: _Seen | None) -> _Seen:
+def _see(
+    graph: Readable,
+    node: fx.Node,
+    attributes: str,
+    meta: NodeMeta | None,
+    state: Hashable,
+    work: frozenset[tuple[str, str]],
+    was: _Seen | None,
+) -> _Seen:
     inputs = tuple(source.name for source in node.all_input_nodes)
-    now = NodeSnapshot(node.name, node.op, format_call(node) + look.attributes, inputs, node_meta(node))
+    now = NodeSnapshot(node.name, node.op, graph.call(node) + attributes, inputs, meta)
     if was is not None and was.snapshot == now:
         now = was.snapshot  # shared, because most passes leave most nodes as they are
-    return _Seen(now, look.state, work)
-
-
-def _work(graph_module: fx.GraphModule, node: fx.Node) -> frozenset[tuple[str, str]]:
-    """What the node does, by table: a node that does the same takes the place of one that has gone."""
-    meta = node_meta(node)
-    if meta is None:
-        return frozenset()
-    done = NODE_KINDS[meta.kind].once or (meta.kind,)
-    specs = getattr(find_module(graph_module, node), "tables", None)  # a shard does the work of its table
-    names = meta.tables if specs is None else tuple(getattr(table, "table_name", table) for table in specs)
-    return frozenset((each, str(name)) for each in done for name in names)
+    return _Seen(now, state, work)

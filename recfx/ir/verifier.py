@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from torch import fx, nn
 
 from recfx.ir.meta import node_meta
 from recfx.ir.node_kinds import NODE_KINDS, NodeKind, ValueType
+from recfx.ir.operators import kind_of
 
 
 class GraphVerificationError(AssertionError):
@@ -50,14 +51,15 @@ def verify_graph(graph_module: fx.GraphModule, after: str) -> None:
             fail(node, f"{meta.kind!r} is not a declared node kind")
         if not node.users:
             fail(node, f"nothing uses this {kind.name}")
-        _check_inputs(node, kind, fail)
-    _check_tables(graph_module, fail)
+        check_inputs(node, kind, fail)
+    known = [(node, meta) for node in graph_module.graph.nodes if (meta := node_meta(node)) is not None]
+    check_once(((node, NODE_KINDS[meta.kind], meta.collection, meta.tables) for node, meta in known), fail)
 
 
-def _check_inputs(node: fx.Node, kind: NodeKind, fail: Fail) -> None:
+def check_inputs(node: fx.Node, kind: NodeKind, fail: Fail) -> None:
     """Check that each input has a type that the kind declares at its position, and that none is missing."""
     sources: list[Any] = []
-    for argument in (*node.args, *node.kwargs.values()):
+    for argument in node.args:  # attributes are keywords
         sources += argument if isinstance(argument, list) else [argument]  # in exported graphs, parts are a list
     found: list[tuple[fx.Node, ValueType | None]] = [(source, _type_of(source, fail)) for source in sources]
     position = 0
@@ -91,8 +93,7 @@ def _type_of(value: fx.Node, fail: Fail) -> ValueType | None:
     giver = value
     if value.target is operator.getitem:
         (giver,), item = value.all_input_nodes, value.args[1]
-    meta = node_meta(giver)
-    kind = None if meta is None else NODE_KINDS.get(meta.kind)
+    kind = _declared(giver)
     if kind is None:
         return None
     if item is None and len(kind.outputs) > 1 and not kind.first_alone:
@@ -100,6 +101,12 @@ def _type_of(value: fx.Node, fail: Fail) -> ValueType | None:
     if item is not None and (len(kind.outputs) == 1 or item not in range(len(kind.outputs))):
         fail(value, f"a {kind.name} has no item {item}")
     return kind.outputs[item or 0]
+
+
+def _declared(node: fx.Node) -> NodeKind | None:
+    """The kind of a node, whether it calls an operator or a module; None for foreign nodes."""
+    meta = node_meta(node)
+    return kind_of(node) if meta is None else NODE_KINDS.get(meta.kind)
 
 
 def _check_module_exists(graph_module: fx.GraphModule, node: fx.Node, fail: Fail) -> None:
@@ -111,17 +118,19 @@ def _check_module_exists(graph_module: fx.GraphModule, node: fx.Node, fail: Fail
         fail(node, f"no module at {node.target!r}")
 
 
-def _check_tables(graph_module: fx.GraphModule, fail: Fail) -> None:
-    """Check that every table is looked up once per call of the collection, and hashed once."""
+def check_once(nodes: Iterable[tuple[fx.Node, NodeKind, str, tuple[str, ...]]], fail: Fail) -> None:
+    """Check that every table is looked up once per call of the collection, and hashed once.
+
+    Args:
+        nodes: each with its kind, its collection and the names of its tables.
+        fail: raises the error.
+    """
     seen: dict[tuple[str, str, str], str] = {}
-    for node in graph_module.graph.nodes:
-        meta = node_meta(node)
-        if meta is None:
-            continue
-        for done in NODE_KINDS[meta.kind].once:
+    for node, kind, collection, tables in nodes:
+        for done in kind.once:
             call = _call_of(node) if done == "lookup" else str(node.all_input_nodes[0].name)
-            for table in meta.tables:
-                key = (done, f"{meta.collection}/{call}", table)
+            for table in tables:
+                key = (done, f"{collection}/{call}", table)
                 if key in seen:
                     fail(node, f"table {table!r} already has a {done}, {seen[key]}")
                 seen[key] = node.name
@@ -131,8 +140,8 @@ def _call_of(lookup: fx.Node) -> str:
     """The keyed_tensor that a lookup leads to, which tells several calls of a shared collection apart."""
     users = list(lookup.users)
     while users:
-        meta = node_meta(users[0])
-        if meta is None or meta.kind == "keyed_tensor":
+        kind = _declared(users[0])
+        if kind is None or kind.name == "keyed_tensor":
             return str(users[0].name)
         users = list(users[0].users)
     return ""

@@ -17,14 +17,16 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.meta import SourceLocation
+from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.tables import TableSpec
+from recfx.lowering.targets import TargetsHere
+from recfx.modules.compile_graph import compile_graph, context_of
 from recfx.modules.converted_collection import collections_of
 from recfx.modules.eval_graph import make_eval_graph
 from recfx.modules.follow_optimizers import OptimizerFollower
 from recfx.modules.subclasses import new_instance
 from recfx.modules.table_holder import all_held, hold
 from recfx.modules.table_specs import allocate_bags, check_bag, check_config, describe_tables, physical_configs
-from recfx.modules.unexpanded_graph import make_unexpanded_graph
 from recfx.modules.whole_tables import WholeTables
 from recfx.nodes import TableStore
 from recfx.nodes.host_copies import crosses
@@ -32,7 +34,7 @@ from recfx.nodes.in_flight import BATCHES_IN_FLIGHT
 from recfx.nodes.resources import Resources
 from recfx.nodes.training_checks import refuse_fused_replicas
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.passes import run_pipeline
+from recfx.passes.base import PASSES_KEY
 
 
 class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
@@ -155,9 +157,9 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
 
     def _compile(self) -> None:
         """Make the graph from the tables. It is derived, so copies and pickles make it again."""
-        graph_module = self.unexpanded_graph()
+        graph_module = compile_graph(self.unexpanded_graph(), Resources(self._store), self.backend)
         self._graph_device = self._store.device
-        self.pass_records = run_pipeline(graph_module, self.backend)
+        self.pass_records = list(graph_module.meta[PASSES_KEY])
         eval_graph, records = make_eval_graph(graph_module)
         self.pass_records += records
         self.graph_module, self._graph_trains = graph_module, True
@@ -180,14 +182,10 @@ class HashEmbeddingBagCollection(WholeTables, EmbeddingBagCollectionInterface):
         """See ``ConvertedCollection``."""
         return self.graph_module if self.other_graph is None or training == self._graph_trains else self.other_graph
 
-    def unexpanded_graph(self, resources: Resources | None = None) -> fx.GraphModule:
-        """The graph before the first pass: input, the collection as one leaf, output.
-
-        Args:
-            resources: what the nodes will work on; by default the collection's own tables.
-        """
-        resources = resources or Resources(self._store)
-        return make_unexpanded_graph(self.collection, self.tables, self._is_weighted, resources, self.source)
+    def unexpanded_graph(self) -> OperatorGraph:
+        """The graph before the first pass, as data: input, the collection as one leaf, output."""
+        context = context_of(self.collection, self.tables, self._is_weighted, Resources(self._store), self.source)
+        return OperatorGraph.of(context, TargetsHere(self.backend))
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """``features``: a KJT (or TensorDict) with at least the collection's keys, in any order.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from recfx.passes.base import PASSES_KEY, PassRecord, run_passes
+from recfx.ir.snapshot import PassRecord
+from recfx.passes.base import PASSES_KEY, run_passes
 from recfx.passes.find_on_device import FindOnDevice
 
 

@@ -61,9 +61,13 @@ class OutputDistStart(NodeModule, ABC):
 
     Attributes:
         operation: what it does in one word, as in ``Hop.operation``.
+        way: the name of the way back that this is a part of.
+        hop: the number of its hop.
     """
 
     operation: ClassVar[str]
+    way = ""
+    hop = 0
 
     def __init__(
         self, group: dist.ProcessGroup, columns: list[Columns], parts: list[list[Columns]], device: torch.device

@@ -16,6 +16,7 @@ from torch import nn
 
 from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
+from recfx.ir.facts import TableFacts
 from recfx.nodes.forwards import Forwards
 from recfx.nodes.in_flight import BatchesInFlight
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -95,6 +96,13 @@ class TableStore:
                 what_to_do="remove it again; to keep it, leave this collection unconverted.",
             )
         return weight
+
+    def facts(self, table: str) -> TableFacts:
+        """What kernels are chosen by: the table, as it is now, as data."""
+        weight, optimizer = self.weight(table), self.optimizers.get(table)
+        facts = None if optimizer is None else optimizer.facts
+        rows, dim = weight.shape
+        return TableFacts(rows, dim, weight.dtype, weight.device.type, weight.is_contiguous(), facts)
 
     def weights(self, tables: Sequence[str]) -> list[torch.Tensor]:
         """``weight`` of each of ``tables``. Every batch asks for all of them, in some models for thousands."""

@@ -1,4 +1,7 @@
-"""The rewrites, in order. There is one file per pass; file name = pass name = test name."""
+"""The passes, in order; ``recfx.rewrites`` has those of graphs that are data, and this package those of lowered graphs.
+
+There is one file per pass; file name = pass name = test name.
+"""
 
 from __future__ import annotations
 
@@ -8,50 +11,55 @@ from types import MappingProxyType, ModuleType
 from typing import cast
 
 import torch
-from torch import fx
 
-from recfx.ir.shards import CollectionSharding
-from recfx.passes.base import Pass, PassRecord, PassResult, run_passes
-from recfx.passes.batch_lookups import BatchLookups
-from recfx.passes.elide_hash import ElideHash
-from recfx.passes.expand_collection import ExpandCollection
+from recfx.ir.snapshot import PassRecord
+from recfx.passes.base import Pass, PassResult, run_passes
 from recfx.passes.freeze_indexes import FreezeIndexes
-from recfx.passes.fuse_hash_lookup import FuseHashLookup
 from recfx.passes.fuse_served_lookup import FuseServedLookup
-from recfx.passes.insert_dist import InsertDist
-from recfx.passes.insert_hash import InsertHash
-from recfx.passes.insert_transfers import InsertTransfers
-from recfx.passes.lower import Lower
 from recfx.passes.lower_to_script import LowerToScript
 from recfx.passes.quantize_rows import QuantizeRows
+from recfx.rewrites.base import Rewrite
+from recfx.rewrites.batch_lookups import batch_lookups
+from recfx.rewrites.elide_hash import elide_hash
+from recfx.rewrites.expand_collection import expand_collection
+from recfx.rewrites.fuse_hash_lookup import fuse_hash_lookup
+from recfx.rewrites.insert_dist import insert_dist
+from recfx.rewrites.insert_hash import insert_hash
+from recfx.rewrites.insert_transfers import insert_transfers
+from recfx.rewrites.lower import lower
 from recfx.serving import SCRIPT, FrozenIndex, ServingTarget
 
 
-def passes(backend: str = "auto", sharding: CollectionSharding | None = None) -> tuple[Pass, ...]:
-    """All passes for one collection, in the order in which they run.
-
-    Args:
-        backend: the kernel target of the lookups; ``"auto"`` takes the first one that can serve each lookup.
-        sharding: how the collection is sharded; None if all of it is on one rank.
-    """
+def passes() -> tuple[Rewrite, ...]:
+    """All passes for one collection, in the order in which they run."""
     return (
-        ExpandCollection(),
-        InsertDist(sharding),
-        InsertHash(),
-        ElideHash(),
-        BatchLookups(),
-        FuseHashLookup(backend=backend),
-        InsertTransfers(),
-        Lower(backend=backend),
+        Rewrite("expand_collection", expand_collection),
+        Rewrite("insert_dist", insert_dist),
+        Rewrite("insert_hash", insert_hash),
+        Rewrite("elide_hash", elide_hash),
+        Rewrite("batch_lookups", batch_lookups),
+        Rewrite("fuse_hash_lookup", fuse_hash_lookup),
+        Rewrite("insert_transfers", insert_transfers),
+        Rewrite("lower", lower),
     )
 
 
-def export_passes(
+def export_passes() -> tuple[Rewrite, ...]:
+    """The passes for an exported collection, in the order in which they run; ``serving_passes`` come after them."""
+    return (
+        Rewrite("expand_collection", expand_collection),
+        Rewrite("insert_hash", insert_hash),
+        Rewrite("elide_hash", elide_hash),
+        Rewrite("batch_lookups", batch_lookups),
+    )
+
+
+def serving_passes(
     indexes: Mapping[str, Mapping[str, FrozenIndex]] = MappingProxyType({}),
     dtypes: Mapping[str, Mapping[str, torch.dtype]] = MappingProxyType({}),
     target: ServingTarget = SCRIPT,
 ) -> tuple[Pass, ...]:
-    """All passes that make the graph of an exported collection, in the order in which they run.
+    """The passes that make a lowered graph one of an exported collection, in the order in which they run.
 
     Args:
         indexes: the frozen index of each table that has one, by collection and table.
@@ -59,10 +67,6 @@ def export_passes(
         target: which modules serve the nodes.
     """
     return (
-        ExpandCollection(),
-        InsertHash(),
-        ElideHash(),
-        BatchLookups(),
         FreezeIndexes(indexes, target),
         QuantizeRows(dtypes, target),
         FuseServedLookup(target),
@@ -70,29 +74,16 @@ def export_passes(
     )
 
 
-def run_pipeline(
-    graph_module: fx.GraphModule, backend: str = "auto", sharding: CollectionSharding | None = None
-) -> list[PassRecord]:
-    """Run all ``passes`` on a collection's graph, in place; arguments and errors are those of the passes.
-
-    Args:
-        graph_module: a collection that has not been expanded yet: placeholder, one call, output.
-        backend: as for ``passes``.
-        sharding: as for ``passes``.
-    """
-    return run_passes(graph_module, passes(backend, sharding))
-
-
 class CallablePackage(ModuleType):
     """The class of this package, which is also the public function: ``recfx.passes()``."""
 
-    def __call__(self, backend: str = "auto", sharding: CollectionSharding | None = None) -> tuple[Pass, ...]:
+    def __call__(self) -> tuple[Rewrite, ...]:
         """All passes for one collection, in the order in which they run: see :func:`recfx.passes.passes`."""
-        return passes(backend, sharding)
+        return passes()
 
 
 sys.modules[__name__].__class__ = CallablePackage
 PACKAGE = cast(CallablePackage, sys.modules[__name__])
 """This package itself, typed as something to call: what ``recfx.passes`` is."""
 
-__all__ = ["Pass", "PassRecord", "PassResult", "export_passes", "passes", "run_passes", "run_pipeline"]
+__all__ = ["Pass", "PassRecord", "PassResult", "Rewrite", "export_passes", "passes", "run_passes", "serving_passes"]

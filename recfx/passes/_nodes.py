@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -15,11 +14,7 @@ from recfx.ir.node_kinds import NODE_KINDS
 from recfx.ir.tables import TableSpec
 from recfx.ir.typed_access import meta_of, node_module
 from recfx.nodes.base import NodeModule
-from recfx.nodes.resources import Resources
-from recfx.nodes.unexpanded import UnexpandedCollection
 from recfx.serving import ServedNode
-
-_RESOURCES = "recfx_resources"
 
 
 def nodes_of_kind(graph_module: fx.GraphModule, kind: str) -> list[fx.Node]:
@@ -32,7 +27,7 @@ def add_node(
     kind: str,
     module: NodeModule | ServedNode,
     arguments: tuple[fx.Node, ...],
-    like: UnexpandedCollection | NodeMeta,
+    like: NodeMeta,
     tables: tuple[TableSpec, ...],
     made_by: str,
     shape: tuple[sympy.Expr, ...] | None = None,
@@ -69,51 +64,12 @@ def add_node(
             shape=shape,
             dtype=dtype,
             bytes=sympy.Integer(dtype.itemsize) * sympy.prod(shape),
-            device=_device(like),
+            device=like.device,
             source=like.source,
             tables=tuple(table.name for table in tables),
             collectives=collectives,
         ),
     )
-
-
-def add_item(graph_module: fx.GraphModule, pair: fx.Node, number: int, name: str) -> fx.Node:
-    """One of the values that a node returns, as a node named ``<collection fqn>_<name>``."""
-    name = node_name(meta_of(pair).collection, name)
-    return graph_module.graph.create_node("call_function", operator.getitem, (pair, number), {}, name=name)
-
-
-def rows_of(graph_module: fx.GraphModule, hashed: fx.Node, evicts: bool) -> tuple[fx.Node, ...]:
-    """The inputs that lookups take from a node that hashes. If there are several, this inserts nodes for them.
-
-    Args:
-        graph_module: the graph; its insertion point is after ``hashed``.
-        hashed: the node.
-        evicts: whether any of its tables evicts. Then batches in flight hold rows, and lookups report when a batch has
-            finished.
-    """
-    if not evicts:
-        return (hashed,)
-    return add_item(graph_module, hashed, 0, "rows"), add_item(graph_module, hashed, 1, "batch_in_flight")
-
-
-def keep_resources(graph_module: fx.GraphModule, leaf: UnexpandedCollection) -> None:
-    """Keep the resources of a collection for the passes that run after its expansion.
-
-    They are an attribute of the graph module, so that copies of it do not keep the original's tables alive.
-    """
-    graph_module.__dict__.setdefault(_RESOURCES, {})[leaf.collection] = leaf.resources
-
-
-def resources_of(graph_module: fx.GraphModule, collection: str) -> Resources:
-    """The resources of a collection, for the modules of nodes that a pass adds.
-
-    Args:
-        graph_module: the graph, after ``expand_collection``.
-        collection: fully qualified name, as in the nodes' metadata.
-    """
-    found: Resources = graph_module.__dict__[_RESOURCES][collection]
-    return found
 
 
 def replace_inputs(replacements: Mapping[fx.Node, fx.Node], but: Collection[fx.Node] = ()) -> None:
@@ -150,11 +106,3 @@ def renumber(graph_module: fx.GraphModule, kinds: tuple[str, ...]) -> None:
             graph_module.add_submodule(node.target, module)
             node.name = module.label = node_name(meta_of(node).collection, node.target)
         graph_module.meta["recfx_numbers"][kind] = len(nodes) - 1
-
-
-def _device(like: UnexpandedCollection | NodeMeta) -> str:
-    if isinstance(like, NodeMeta):
-        return like.device
-    if not like.tables:
-        return ""
-    return like.resources.store.device.type

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import fx
 
 from recfx.diagnostics import Diagnostic
 from recfx.ir import verify_graph
-from recfx.ir.printer import format_meta
-from recfx.ir.snapshot import GraphHistory, NodeSnapshot
+from recfx.ir.snapshot import GraphHistory, ModuleGraph, PassRecord
 
 
 @dataclass(frozen=True)
@@ -43,41 +42,6 @@ class Pass(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class PassRecord:
-    """What a pass did, for the report and for drawings.
-
-    Args:
-        name: that of the pass.
-        modified: whether it changed the graph.
-        nodes: the nodes of the graph after the pass.
-        declined: what it did not rewrite, and why.
-        seconds: how long it took, with the check of the graph after it.
-    """
-
-    name: str
-    modified: bool
-    nodes: tuple[NodeSnapshot, ...]
-    declined: tuple[Diagnostic, ...]
-    seconds: float = 0.0
-
-    @property
-    def text(self) -> str:
-        """The graph after the pass, as ``format_graph`` prints it."""
-        return "\n".join(node.line for node in self.nodes)
-
-    @property
-    def text_with_meta(self) -> str:
-        """The same with the metadata of each node."""
-        return "\n".join(node.line + format_meta(node.meta) for node in self.nodes)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PassRecord:
-        return self  # it is frozen, so copies of a model share it
-
-
-BEFORE = "before"
-"""The name of the step before the first pass; every other step has the name of its pass."""
-
 PASSES_KEY = "recfx_passes"
 """Where a graph module's ``meta`` has the records of the passes that made it."""
 
@@ -87,10 +51,10 @@ def run_passes(
     pipeline: Iterable[Pass],
     callback: Callable[[str, fx.GraphModule], None] | None = None,
 ) -> list[PassRecord]:
-    """Run ``pipeline`` on ``graph_module``, in place; its ``meta["recfx_passes"]`` has the records as well.
+    """Run ``pipeline`` on a lowered graph, in place; its ``meta["recfx_passes"]`` has the records as well.
 
     Args:
-        graph_module: a collection that has not been expanded yet: placeholder, one call, output.
+        graph_module: the graph.
         pipeline: the passes, in order.
         callback: called after each pass with its name and the graph.
 
@@ -99,7 +63,7 @@ def run_passes(
     """
     records = []
     earlier = graph_module.meta.get(PASSES_KEY, ())
-    history = GraphHistory(graph_module, [record.name for record in earlier])
+    history = GraphHistory(ModuleGraph(graph_module), [record.name for record in earlier])
     for rewrite in pipeline:
         started = time.perf_counter()
         result = rewrite.call(graph_module)

@@ -13,7 +13,6 @@ from recfx.ir.tables import TableSpec
 from recfx.ir.typed_access import find_module, meta_of, node_module
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.nodes import AssembleKeyedTensor, Bucketize, HashLookup, InputDistStart, Lookup, SelectFeatures, TableStore
-from recfx.nodes.unexpanded import UnexpandedCollection
 from recfx.pricing.dense import dense_phases
 from recfx.pricing.formulas import formula_of
 from recfx.pricing.node_facts import NodeFacts, TableLoad
@@ -132,7 +131,7 @@ class GraphReader:
         if store is None:
             return found
         for spec in tables_of(module):
-            if isinstance(module, (Lookup, HashLookup, UnexpandedCollection)):
+            if isinstance(module, (Lookup, HashLookup)):
                 found += self.residents.of_table(store, spec.name)
             if not isinstance(module, Lookup):
                 found += self.residents.of_index(store, spec.name)

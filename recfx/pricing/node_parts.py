@@ -17,7 +17,6 @@ from recfx.nodes import (
     SnapshotIndexes,
     TableStore,
 )
-from recfx.nodes.unexpanded import UnexpandedCollection
 
 
 def tables_of(module: nn.Module | None) -> tuple[TableSpec, ...]:
@@ -26,7 +25,7 @@ def tables_of(module: nn.Module | None) -> tuple[TableSpec, ...]:
         return module.lookup.tables
     if isinstance(module, (FindIds, FindRows, InsertIds, SnapshotIndexes)):
         return module.hash_ids.tables
-    if isinstance(module, (HashIds, Lookup, MeanDivide, SelectFeatures, UnexpandedCollection)):
+    if isinstance(module, (HashIds, Lookup, MeanDivide, SelectFeatures)):
         return module.tables
     return ()
 
@@ -41,4 +40,4 @@ def store_of(module: nn.Module | None) -> TableStore | None:
         return module.indexes.store
     if isinstance(module, Lookup):
         return module.store
-    return module.resources.store if isinstance(module, UnexpandedCollection) else None
+    return None

@@ -14,13 +14,13 @@ import sympy
 
 from recfx.ir import exchange
 from recfx.ir.facts import TableFacts
+from recfx.ir.lookup_facts import LookupFacts
 from recfx.ir.meta import BATCH, WORLD, Collective, mean_length
 from recfx.ir.names import node_name
 from recfx.ir.sent_rows import SentRows
 from recfx.ir.shard import Shard
 from recfx.ir.tables import TableSpec, embedding_names, output_dtype
 from recfx.ir.way_back import HopSize, WayBack, World
-from recfx.lowering.lookup_facts import LookupFacts
 from recfx.lowering.registry import select_planned
 from recfx.nodes.keyed_tensor import keyed_order
 from recfx.pricing.formulas import FORMULAS

@@ -6,17 +6,19 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import fx, nn
+from torch import nn
 from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.optim.keyed import KeyedOptimizer
 
+from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
+from recfx.lowering.targets import TargetsHere
 from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.compile_graph import compile_graph, context_of
 from recfx.modules.converted_collection import collections_of
-from recfx.modules.unexpanded_graph import make_unexpanded_graph
 from recfx.nodes.dist_groups import DistGroups
 from recfx.nodes.resources import Resources
-from recfx.passes import run_pipeline
+from recfx.passes.base import PASSES_KEY
 from recfx.sharding.batch_steps import BatchSteps
 from recfx.sharding.late_backwards import LateBackwards
 from recfx.sharding.load_state import LocalState, drop_shard_names, load_local_state
@@ -52,16 +54,15 @@ class ShardedHashEmbeddingBagCollection(BatchSteps, RefusedHooks, FusedOptimizer
         late_backwards = LateBackwards(self.collection, groups.pooled, evicting, self._store.in_flight)
         is_hashed = any(each.table.has_index for each in sharding.tables)
         resources = Resources(self._store, groups, late_backwards if is_hashed else None)
-        self._compile(make_unexpanded_graph(self.collection, self.tables, self._is_weighted, resources, self.source))
+        context = context_of(self.collection, self.tables, self._is_weighted, resources, self.source, sharding)
+        graph = OperatorGraph.of(context, TargetsHere(self.backend))
+        self.graph_module = compile_graph(graph, resources, self.backend)
+        self.pass_records = list(self.graph_module.meta[PASSES_KEY])
+        self._cut_into_steps()
         self._register_state_dict_hook(save_sharded_state)
         self.register_load_state_dict_pre_hook(load_local_state)
         self.register_load_state_dict_post_hook(drop_shard_names)
         self.train(unsharded.training)
-
-    def _compile(self, graph_module: fx.GraphModule) -> None:
-        self.pass_records = run_pipeline(graph_module, self.backend, self.sharding)
-        self.graph_module = graph_module
-        self._cut_into_steps()
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:

@@ -18,8 +18,8 @@ from recfx.drawing.collect import collect
 from recfx.drawing.drawing import CALL, DrawnCollection, DrawnNode
 from recfx.ir.meta import SourceLocation, node_meta
 from tests.inspect.models import batch, collection, dlrm
-from tests.passes.small_collection import ADOPTED, INDEXED
-from tests.passes.small_collection import collection as small_collection
+from tests.rewrites.small_collection import ADOPTED, INDEXED
+from tests.rewrites.small_collection import collection as small_collection
 
 RAW = HashConfig(dense_rows=0)
 

@@ -111,7 +111,7 @@ def test_dlrm_after_conversion_with_an_index() -> None:
         ("select_features", "8*B*(L_f0 + L_f1)", "expand_collection", ""),
         ("hash_lookup", "64*B", "fuse_hash_lookup", "cpu"),
         ("mean_divide", "64*B", "batch_lookups", ""),
-        ("keyed_tensor", "64*B", "batch_lookups", ""),
+        ("keyed_tensor", "64*B", "expand_collection", ""),
     ]
     assert [(one.by, one.code) for one in found.declined] == [("elide_hash", "has_index")] * 2
     assert report.verification.text == "not run: verify=False"

@@ -10,10 +10,10 @@ from torch import nn
 import recfx
 from recfx.inspect import diff_steps
 from recfx.inspect.step_diff import text_before
-from recfx.ir import format_graph
+from recfx.ir.operator_text import format_operators
 from tests.inspect.models import Wrapped, collection, dlrm
-from tests.passes.small_collection import ADOPTED, INDEXED
-from tests.passes.small_collection import collection as small_collection
+from tests.rewrites.small_collection import ADOPTED, INDEXED
+from tests.rewrites.small_collection import collection as small_collection
 
 HASHED = """\
 --- (root) after expand_collection
@@ -24,7 +24,7 @@ HASHED = """\
 -ebc_lookup = lookup(ebc_select_features) {tables=[users], pooling=MEAN, dtype=float32}
 -ebc_lookup_1 = lookup(ebc_select_features) {tables=[ads], pooling=SUM, dtype=float32}
 -ebc_keyed_tensor = keyed_tensor(ebc_lookup, ebc_lookup_1)
-+ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[users, ads], operators=cpu}
++ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[users, ads]}
 +ebc_lookup = lookup(ebc_hash_ids) {tables=[users], pooling=SUM, dtype=float32}
 +ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[users]}
 +ebc_lookup_1 = lookup(ebc_hash_ids) {tables=[ads], pooling=SUM, dtype=float32}
@@ -92,8 +92,8 @@ def test_one_section_per_collection() -> None:
 
 def test_the_text_before_is_that_of_the_graph() -> None:
     converted = recfx.convert(nn.ModuleDict({"a": collection()}))
-    assert text_before("a") == format_graph(converted["a"].unexpanded_graph())
-    assert text_before("") == format_graph(small_collection(INDEXED, INDEXED).unexpanded_graph())
+    assert text_before("a") == format_operators(converted["a"].unexpanded_graph())
+    assert text_before("") == format_operators(small_collection(INDEXED, INDEXED).unexpanded_graph())
 
 
 def test_graphs_and_whole_graphs() -> None:

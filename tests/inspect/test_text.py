@@ -69,7 +69,7 @@ node                 | shape             | bytes             | kernel | made by
 ---------------------+-------------------+-------------------+--------+------------------
 user_select_features | [B*(L_f0 + L_f1)] | 8*B*(L_f0 + L_f1) |        | expand_collection
 user_hash_lookup     | [B, 16]           | 64*B              | cpu    | fuse_hash_lookup
-user_keyed_tensor    | [B, 16]           | 64*B              |        | batch_lookups
+user_keyed_tensor    | [B, 16]           | 64*B              |        | expand_collection
 
 Nodes of unused
 node                   | shape    | bytes    | kernel | made by

@@ -11,11 +11,11 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 import recfx
 from recfx.ir import format_graph
 from tests.builders.optimizers import attach
-from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
+from tests.rewrites.small_collection import ADOPTED, INDEXED, collection, lowered, until
 
 
 def test_with_metadata() -> None:
-    graph_module, _, _, _ = after("insert_hash", collection(INDEXED, ADOPTED))
+    graph_module = lowered(collection(INDEXED, ADOPTED), until("insert_hash"))
     assert (
         format_graph(graph_module, with_meta=True)
         == """\

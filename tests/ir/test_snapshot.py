@@ -10,11 +10,13 @@ from torch import fx
 
 from recfx.ir import annotate, format_graph
 from recfx.ir.meta import node_meta
+from recfx.ir.operator_text import format_operators
 from recfx.ir.snapshot import snapshot
 from recfx.ir.typed_access import meta_of
 from recfx.passes import PassResult, passes, run_passes
 from recfx.passes.base import PASSES_KEY, Pass
-from tests.passes.small_collection import ADOPTED, INDEXED, collection
+from recfx.rewrites.base import run_rewrites
+from tests.rewrites.small_collection import ADOPTED, INDEXED, collection, lowered, until
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ class Pooling:
 
 def touched_by(extra: Pass) -> list[str]:
     """The nodes that a pass after ``expand_collection`` touches."""
-    graph_module = collection(ADOPTED, ADOPTED).unexpanded_graph()
-    run_passes(graph_module, (passes()[0], extra))
+    graph_module = lowered(collection(ADOPTED, ADOPTED), until("expand_collection"))
+    run_passes(graph_module, (extra,))
     return [
         node.name
         for node in graph_module.graph.nodes
@@ -85,19 +87,21 @@ def test_a_node_is_touched_if_it_is_another_one_afterwards(extra: Pass, touched:
 
 
 def test_records_hold_the_graph_as_it_was() -> None:
-    graph_module = collection(INDEXED, ADOPTED).unexpanded_graph()
     texts: list[str] = []
-    records = run_passes(graph_module, passes(), lambda _, graph: texts.append(format_graph(graph)))
-    assert [record.text for record in records] == texts
-    assert records[-1].text_with_meta == format_graph(graph_module, with_meta=True)
-    assert records[-1].nodes == snapshot(graph_module)
-    assert graph_module.meta[PASSES_KEY] == tuple(records)
-    assert all(record.seconds >= 0 for record in records)
+    graph = collection(INDEXED, ADOPTED).unexpanded_graph()
+    made = run_rewrites(graph, passes(), lambda _, graph: texts.append(format_operators(graph)))
+    assert [record.text for record in made.records] == texts
+    graph_module = collection(INDEXED, ADOPTED).graph_module
+    assert made.records[-1].text_with_meta == format_graph(graph_module, with_meta=True)
+    assert [replace(node, op="") for node in made.records[-1].nodes] == [
+        replace(node, op="") for node in snapshot(graph_module)
+    ]
+    assert all(record.seconds >= 0 for record in made.records)
 
 
 def test_nodes_that_a_pass_leaves_alone_are_shared() -> None:
-    graph_module = collection(INDEXED, ADOPTED).unexpanded_graph()
-    first, second = run_passes(graph_module, passes()[:2])
+    graph_module = lowered(collection(INDEXED, ADOPTED), until("insert_dist"))
+    first, second = graph_module.meta[PASSES_KEY]
     assert not second.modified
     assert all(one is other for one, other in zip(first.nodes, second.nodes, strict=True))
     duplicate = copy.deepcopy(graph_module)
@@ -106,12 +110,11 @@ def test_nodes_that_a_pass_leaves_alone_are_shared() -> None:
 
 def test_a_later_run_goes_on_where_the_earlier_one_has_ended() -> None:
     """As for the graph of eval mode, which is made from that of training."""
-    graph_module = collection(INDEXED, INDEXED).unexpanded_graph()
-    run_passes(graph_module, passes()[:3])
-    later = run_passes(graph_module, passes()[3:])
-    assert [record.name for record in graph_module.meta[PASSES_KEY]] == [each.name for each in passes()]
+    graph_module = lowered(collection(INDEXED, INDEXED), until("insert_hash"))
+    later = run_passes(graph_module, (Pooling(),))
+    assert [record.name for record in graph_module.meta[PASSES_KEY]] == [
+        "expand_collection", "insert_dist", "insert_hash", "pooling",
+    ]  # fmt: skip
     assert graph_module.meta[PASSES_KEY][3:] == tuple(later)
-    whole = collection(INDEXED, INDEXED).graph_module
-    assert [meta_of(node).passes for node in graph_module.graph.nodes if node_meta(node) is not None] == [
-        meta_of(node).passes for node in whole.graph.nodes if node_meta(node) is not None
-    ]
+    (lookup,) = [node for node in graph_module.graph.nodes if node.name == "ebc_lookup"]
+    assert meta_of(lookup).passes == ("expand_collection", "insert_hash", "pooling")

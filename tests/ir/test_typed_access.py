@@ -7,11 +7,11 @@ import pytest
 from recfx.ir import GraphVerificationError
 from recfx.ir.typed_access import find_module, meta_of, node_module
 from recfx.nodes import HashIds, Lookup
-from tests.passes.small_collection import INDEXED, after, collection
+from tests.rewrites.small_collection import INDEXED, collection, lowered, until
 
 
 def test_the_module_that_a_node_calls() -> None:
-    graph_module, _, _, _ = after("insert_hash", collection(INDEXED, INDEXED))
+    graph_module = lowered(collection(INDEXED, INDEXED), until("insert_hash"))
     nodes = {node.name: node for node in graph_module.graph.nodes}
     assert node_module(graph_module, nodes["ebc_lookup_1"], Lookup) is graph_module.get_submodule("lookup_1")
     assert meta_of(nodes["ebc_lookup_1"]).tables == ("ads",)

@@ -9,8 +9,7 @@ import torch
 from torch import fx
 
 from recfx.ir import NODE_KINDS, GraphVerificationError, NodeMeta, annotate, verify_graph
-from recfx.passes import passes, run_passes
-from tests.passes.small_collection import INDEXED, collection
+from tests.rewrites.small_collection import INDEXED, collection, lowered, until
 
 # By the design, input by input; ".1" is the second item of what a node gives. Ids come from the batch or from another
 # rank, pooled rows from a lookup or from another rank.
@@ -145,8 +144,7 @@ def test_an_item_that_is_not_there(source: str) -> None:
 
 
 def expanded() -> tuple[fx.GraphModule, dict[str, fx.Node]]:
-    graph_module = collection(INDEXED, INDEXED).unexpanded_graph()
-    run_passes(graph_module, passes()[:3])
+    graph_module = lowered(collection(INDEXED, INDEXED), until("insert_hash"))
     verify_graph(graph_module, after="nothing")
     return graph_module, {node.name: node for node in graph_module.graph.nodes}
 

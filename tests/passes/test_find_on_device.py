@@ -13,13 +13,14 @@ from recfx.ir import format_graph
 from recfx.kernels import launch
 from recfx.modules.eval_graph import make_eval_graph
 from recfx.passes import find_on_device
-from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
+from tests.rewrites.small_collection import ADOPTED, INDEXED, collection, lowered, until
 
 
 @pytest.mark.parametrize("hashing", [(INDEXED, INDEXED), (ADOPTED, INDEXED), (ADOPTED, ADOPTED)])
 def test_tables_on_the_host(hashing: tuple[object, object]) -> None:
     converted = collection(*hashing)  # type: ignore[arg-type]
-    graph_module, text, _, _ = after("lower", converted)
+    graph_module = lowered(converted, until("lower"))
+    text = format_graph(graph_module)
     assert make_eval_graph(graph_module) == (graph_module, [])
     assert format_graph(graph_module) == text
     assert converted.eval().graph_module is converted.train().graph_module
@@ -30,7 +31,7 @@ def test_a_device_without_a_kernel_is_declined(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(find_on_device, "crosses", lambda *_: True)
     converted = copy.deepcopy(collection(INDEXED, ADOPTED))
-    graph_module, *_ = after("insert_hash", converted)
+    graph_module = lowered(converted, until("insert_hash"))
     same, (record,) = make_eval_graph(graph_module)
     assert same is graph_module
     (declined,) = record.declined

@@ -2,18 +2,20 @@
 
 import importlib
 import inspect
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
 
 import pytest
 import sympy
-from torch import fx
 
 import recfx
 from recfx import HashConfig
 from recfx.ir import GraphVerificationError
+from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.typed_access import meta_of
-from recfx.passes import Pass, PassResult, run_passes
-from tests.passes.small_collection import ADOPTED, INDEXED, collection
+from recfx.passes import run_passes
+from recfx.rewrites.base import Rewrite, Rewritten, run_rewrites
+from tests.rewrites.small_collection import ADOPTED, INDEXED, collection, lowered, node, until
 
 
 def test_the_order_is_one_literal_list_and_names_are_file_names() -> None:
@@ -28,8 +30,8 @@ def test_the_order_is_one_literal_list_and_names_are_file_names() -> None:
         "insert_transfers",
         "lower",
     ]
-    for rewrite in recfx.passes():
-        assert type(rewrite).__module__ == f"recfx.passes.{rewrite.name}"
+    for name in names:
+        assert callable(getattr(importlib.import_module(f"recfx.rewrites.{name}"), name))
 
 
 def test_recfx_passes_is_the_package_and_is_called_like_its_function() -> None:
@@ -37,75 +39,70 @@ def test_recfx_passes_is_the_package_and_is_called_like_its_function() -> None:
     package = importlib.import_module("recfx.passes")
     assert recfx.passes is package
     assert recfx.passes.run_passes is run_passes
-    assert package.passes("reference") == recfx.passes(backend="reference") == recfx.passes("reference")
-    assert recfx.passes("reference") != recfx.passes()
+    assert package.passes() == recfx.passes()
     assert str(inspect.signature(recfx.passes)) == str(inspect.signature(package.passes))
 
 
 def test_the_callback_sees_the_graph_after_each_pass() -> None:
     seen: list[tuple[str, int]] = []
-    converted = collection(INDEXED, INDEXED)
-    run_passes(
-        converted.unexpanded_graph(), recfx.passes(), lambda name, graph: seen.append((name, len(graph.graph.nodes)))
-    )
+    graph = collection(INDEXED, INDEXED).unexpanded_graph()
+    run_rewrites(graph, recfx.passes(), lambda name, graph: seen.append((name, len(graph.graph.nodes))))
     assert [name for name, _ in seen] == [rewrite.name for rewrite in recfx.passes()]
     assert [nodes for _, nodes in seen[:3]] == [6, 6, 8]
+    assert len(graph.graph.nodes) == 3  # the graph that was given stays as it is
 
 
-@dataclass(frozen=True)
-class DropHashing:
-    """A broken pass: it feeds raw ids to mean_divide's lookup and leaves hash_ids without users."""
-
-    name: str = "drop_hashing"
-
-    def call(self, graph_module: fx.GraphModule) -> PassResult:
-        (hash_ids,) = [node for node in graph_module.graph.nodes if node.name == "ebc_hash_ids"]
-        hash_ids.replace_all_uses_with(hash_ids.args[0])
-        return PassResult(graph_module, modified=True)
+def drop_hashing(graph: OperatorGraph) -> Rewritten:
+    """Feeds raw ids to the lookups, and leaves hash_ids without users."""
+    (hash_ids,) = graph.of_kind("hash_ids")
+    hash_ids.replace_all_uses_with(hash_ids.all_input_nodes[0])
+    return Rewritten(graph)
 
 
-@dataclass(frozen=True)
-class LookUpTwice:
-    """A broken pass: it looks one table up twice."""
-
-    name: str = "look_up_twice"
-
-    def call(self, graph_module: fx.GraphModule) -> PassResult:
-        (lookup,) = [node for node in graph_module.graph.nodes if node.name == "ebc_lookup_1"]
-        (output,) = [node for node in graph_module.graph.nodes if node.name == "ebc_keyed_tensor"]
-        with graph_module.graph.inserting_before(output):
-            again = graph_module.graph.node_copy(lookup)
-            again.args = lookup.args
-        output.args = (*output.args, again)
-        return PassResult(graph_module, modified=True)
+def look_up_twice(graph: OperatorGraph) -> Rewritten:
+    (output,), lookup = graph.of_kind("keyed_tensor"), graph.of_kind("lookup")[1]
+    with graph.graph.inserting_before(output):
+        again = graph.graph.node_copy(lookup, lambda node: node)
+    output.args = (*output.args, again)
+    return Rewritten(graph)
 
 
-@dataclass(frozen=True)
-class CallNothing:
-    """A broken pass: it calls a module that does not exist."""
+def of_another(graph: OperatorGraph) -> Rewritten:
+    node(graph, "ebc_lookup").kwargs = {**node(graph, "ebc_lookup").kwargs, "collection": "elsewhere"}
+    return Rewritten(graph)
 
-    name: str = "call_nothing"
 
-    def call(self, graph_module: fx.GraphModule) -> PassResult:
-        next(node for node in graph_module.graph.nodes if node.name == "ebc_lookup").target = "nowhere"
-        return PassResult(graph_module, modified=True)
+def change(**attributes: object) -> Callable[[OperatorGraph], Rewritten]:
+    """Gives a lookup these attributes."""
+
+    def rewrite(graph: OperatorGraph) -> Rewritten:
+        graph.change(node(graph, "ebc_lookup"), **attributes)
+        return Rewritten(graph)
+
+    return rewrite
 
 
 @pytest.mark.parametrize(
-    ("broken", "node", "rule"),
+    ("broken", "name", "rule"),
     [
-        (DropHashing(), "ebc_hash_ids", "nothing uses this hash_ids"),
-        (LookUpTwice(), "ebc_lookup_2", "already has a lookup"),
-        (CallNothing(), "ebc_lookup", "nowhere"),
+        (drop_hashing, "ebc_hash_ids", "nothing uses this hash_ids"),
+        (look_up_twice, "ebc_lookup_2", "already has a lookup"),
+        (of_another, "elsewhere_lookup", "the graph is about no collection 'elsewhere'"),
+        (change(tables=()), "ebc_lookup", "a lookup needs tables"),
+        (change(tables=("other",)), "ebc_lookup", "its tables has 'other', which is none of its collection's here"),
+        (change(tables="users"), "ebc_lookup", "its tables is 'users', not a tuple of plain values"),
+        (change(tables=(("users",),)), "ebc_lookup", "not a tuple of plain values"),
+        (change(pooling=1), "ebc_lookup", "its pooling is 1, not a str of plain values"),
+        (change(way="row_wise"), "ebc_lookup", "a lookup has no attribute 'way'"),
     ],
-    ids=lambda value: getattr(value, "name", ""),
-)
-def test_a_broken_pass_is_named_with_the_node(broken: Pass, node: str, rule: str) -> None:
-    converted = collection(INDEXED, INDEXED)
-    with pytest.raises(GraphVerificationError, match=rule) as caught:
-        run_passes(converted.unexpanded_graph(), (*recfx.passes()[:3], broken))
-    assert f"after pass {broken.name}" in str(caught.value)
-    assert node in str(caught.value)
+)  # fmt: skip
+def test_a_broken_pass_is_named_with_the_node(
+    broken: Callable[[OperatorGraph], Rewritten], name: str, rule: str
+) -> None:
+    pipeline = [*until("insert_hash"), Rewrite("broken", broken)]
+    with pytest.raises(GraphVerificationError, match=re.escape(rule)) as caught:
+        run_rewrites(collection(INDEXED, INDEXED).unexpanded_graph(), pipeline)
+    assert f"after pass broken: node {name}: " in str(caught.value)
 
 
 EVICTS = HashConfig(dense_rows=0, on_full="evict")
@@ -118,17 +115,16 @@ EVICTS = HashConfig(dense_rows=0, on_full="evict")
 def test_nodes_are_called_what_their_modules_are_and_say_what_they_hold(
     first: HashConfig, second: HashConfig, last: int
 ) -> None:
-    graph_module = collection(first, second).unexpanded_graph()
-    run_passes(graph_module, recfx.passes()[:last])
-    calls = [node for node in graph_module.graph.nodes if node.op == "call_module"]
-    assert {name for name, _ in graph_module.named_children()} == {str(node.target) for node in calls}
-    for node in calls:
-        meta = meta_of(node)
-        assert node.name == graph_module.get_submodule(str(node.target)).label == f"ebc_{node.target}"
-        assert str(node.target).rstrip("_0123456789") == meta.kind
+    graph_module = lowered(collection(first, second), list(recfx.passes()[:last]))
+    calls = [each for each in graph_module.graph.nodes if each.op == "call_module"]
+    assert {name for name, _ in graph_module.named_children()} == {str(call.target) for call in calls}
+    for call in calls:
+        meta = meta_of(call)
+        assert call.name == graph_module.get_submodule(str(call.target)).label == f"ebc_{call.target}"
+        assert str(call.target).rstrip("_0123456789") == meta.kind
         assert meta.bytes == meta.dtype.itemsize * sympy.prod(meta.shape)
         assert (meta.collection, meta.device) == ("", "cpu")
         assert set(meta.tables) <= {"users", "ads"}
         assert meta.tables
     order = [rewrite.name for rewrite in recfx.passes()[:last]]
-    assert {meta_of(node).made_by for node in calls} <= set(order)
+    assert {meta_of(call).made_by for call in calls} <= set(order)

@@ -12,7 +12,7 @@ from recfx.ir import format_graph, verify_graph
 from recfx.ir.meta import node_meta
 from recfx.passes.split_hash_ids import SplitHashIds
 from recfx.sharding.pipeline_stages import Prefetching, cut
-from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
+from tests.rewrites.small_collection import ADOPTED, INDEXED, collection, lowered, until
 
 
 def split(converted: HashEmbeddingBagCollection) -> fx.GraphModule:
@@ -51,7 +51,8 @@ def test_a_node_that_was_not_fused_becomes_three() -> None:
 
 @pytest.mark.parametrize("config", [HashConfig(dense_rows=0, on_full="evict"), HashConfig(dense_rows=0, admit_after=2)])
 def test_tables_that_count_every_id_are_declined(config: HashConfig) -> None:
-    graph_module, before, _, _ = after("lower", collection(INDEXED, config))
+    graph_module = lowered(collection(INDEXED, config), until("lower"))
+    before = format_graph(graph_module)
     result = SplitHashIds().call(graph_module)
     (declined,) = result.declined
     assert (result.modified, declined.code, declined.node) == (False, "hashed_in_turn", "ebc_hash_lookup")
@@ -61,7 +62,7 @@ def test_tables_that_count_every_id_are_declined(config: HashConfig) -> None:
 
 
 def test_without_an_index_there_is_nothing_to_split() -> None:
-    graph_module, _, _, _ = after("lower", collection(ADOPTED, ADOPTED))
+    graph_module = lowered(collection(ADOPTED, ADOPTED), until("lower"))
     result = SplitHashIds().call(graph_module)
     assert (result.modified, result.declined) == (False, ())
     assert not Prefetching(graph_module).is_of_use

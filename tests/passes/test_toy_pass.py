@@ -9,7 +9,9 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 
 import recfx
 from recfx.ir.node_kinds import NODE_KINDS
-from tests.toys.count_ids import COUNT_IDS, CountIds, InsertCountIds
+from recfx.nodes.lower_graph import MAKERS
+from recfx.rewrites.base import Rewrite
+from tests.toys.count_ids import COUNT_IDS, CountIds, insert_count_ids, make
 
 BATCH = KeyedJaggedTensor(["f", "g"], torch.tensor([3, 0, 3, 9, 1]), lengths=torch.tensor([2, 0, 1, 1, 0, 1]))
 
@@ -35,13 +37,10 @@ class Model(nn.Module):
 @pytest.fixture(autouse=True)
 def one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NODE_KINDS, COUNT_IDS.name, COUNT_IDS)
-    pipeline = recfx.passes.passes
-
-    def longer(*arguments: object) -> tuple[object, ...]:
-        expand, *rest = pipeline(*arguments)
-        return expand, InsertCountIds(), *rest
-
-    monkeypatch.setattr(recfx.passes, "passes", longer)
+    monkeypatch.setitem(MAKERS, COUNT_IDS.name, make)
+    expand, *rest = recfx.passes()
+    longer = (expand, Rewrite("insert_count_ids", insert_count_ids), *rest)
+    monkeypatch.setattr(recfx.passes, "passes", lambda: longer)
 
 
 @pytest.mark.parametrize("hashing", [None, recfx.HashConfig(), recfx.HashConfig(dense_rows=0)])

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from torch import fx
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.ir.node_kinds import Input, NodeKind, Stage, ValueType, size_of_ids
-from recfx.ir.typed_access import meta_of, node_module
-from recfx.nodes import SelectFeatures
+from recfx.ir.operator_graph import OperatorGraph
 from recfx.nodes.base import NodeModule
-from recfx.passes._nodes import add_node, nodes_of_kind
-from recfx.passes.base import PassResult
+from recfx.nodes.lower_graph import Lowered
+from recfx.rewrites.base import Rewritten
 
 COUNT_IDS = NodeKind(
     "count_ids",
@@ -22,6 +18,7 @@ COUNT_IDS = NodeKind(
     size=size_of_ids,
     stage=Stage.SELECT,
     printed=("keys",),
+    attributes={"keys": tuple},
 )
 
 
@@ -39,21 +36,15 @@ class CountIds(NodeModule):
         return features
 
 
-@dataclass(frozen=True)
-class InsertCountIds:
+def insert_count_ids(graph: OperatorGraph) -> Rewritten:
     """Insert ``count_ids`` after every ``select_features``."""
+    for select in graph.of_kind("select_features"):
+        collection = graph.collection(select)
+        with graph.graph.inserting_after(select):
+            graph.replace(select, graph.add("count_ids", (select,), collection.name, keys=tuple(collection.keys)))
+    return Rewritten(graph)
 
-    name: str = "insert_count_ids"
 
-    def call(self, graph_module: fx.GraphModule) -> PassResult:
-        """Rewrite in place."""
-        found = nodes_of_kind(graph_module, "select_features")
-        for select in found:
-            selected = node_module(graph_module, select, SelectFeatures)
-            with graph_module.graph.inserting_after(select):
-                module = CountIds(list(selected.keys))
-                node = add_node(
-                    graph_module, "count_ids", module, (select,), meta_of(select), selected.tables, self.name
-                )
-            select.replace_all_uses_with(node, delete_user_cb=lambda user, own=node: user is not own)  # type: ignore[misc]
-        return PassResult(graph_module, modified=bool(found))
+def make(of: Lowered) -> CountIds:
+    """What runs."""
+    return CountIds(list(of.node.kwargs["keys"]))  # type: ignore[arg-type]

@@ -14,15 +14,19 @@ from torchrec.distributed.types import ShardingEnv
 import recfx
 from recfx.ir import format_graph
 from recfx.ir.meta import BATCH, WORLD, mean_length, node_meta
+from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.typed_access import node_module
+from recfx.lowering.targets import TargetsHere
+from recfx.modules.compile_graph import compile_graph, context_of
 from recfx.nodes import HashIds, Lookup
 from recfx.nodes.dist_groups import DistGroups
 from recfx.nodes.resources import Resources
-from recfx.passes import passes, run_passes
 from recfx.passes._nodes import nodes_of_kind
+from recfx.passes.base import PASSES_KEY
 from recfx.sharding.local_tables import make_local_tables
 from recfx.sharding.pipeline_stages import Prefetching, cut
 from recfx.sharding.plan import read_plan
+from tests.rewrites.small_collection import rewritten, until
 from tests.sharding.cases import Case, Table, plan_of
 
 WORLD_SIZE = 4
@@ -47,14 +51,12 @@ def graph_of(
     converted = recfx.convert(standard, hashing=hashing)
     assert isinstance(converted, recfx.HashEmbeddingBagCollection)
     sharding = read_plan(converted.tables, plan_of(case, converted, WORLD_SIZE), 1, WORLD_SIZE)
-    env = ShardingEnv.from_process_group(dist.group.WORLD)
-    groups = DistGroups.of(env, sharding.local_size)
-    pipeline = passes("auto", sharding)
-    names = [rewrite.name for rewrite in pipeline]
+    groups = DistGroups.of(ShardingEnv.from_process_group(dist.group.WORLD), sharding.local_size)
     store = make_local_tables(converted, sharding, groups.pooled, None, None, dense_as_torchrec=False).store
-    graph_module = converted.unexpanded_graph(Resources(store, groups))
-    records = run_passes(graph_module, pipeline[: names.index(after) + 1])
-    return graph_module, [declined.message for declined in records[-1].declined]
+    resources = Resources(store, groups)
+    context = context_of("", converted.tables, False, resources, None, sharding)
+    graph_module = compile_graph(OperatorGraph.of(context, TargetsHere()), resources, "auto", until(after))
+    return graph_module, [declined.message for declined in graph_module.meta[PASSES_KEY][-1].declined]
 
 
 def test_types_that_travel_alike_share_the_way_back() -> None:
@@ -79,11 +81,14 @@ def test_types_that_travel_alike_share_the_way_back() -> None:
         "ebc_dist_context = ebc_input_dist_wait[1]\n"
         "ebc_lookup = lookup(ebc_ids) {tables=[a], pooling=SUM, dtype=float32, optimizer=sgd}\n"
         "ebc_lookup_1 = lookup(ebc_ids) {tables=[b], pooling=SUM, dtype=float32, optimizer=sgd}\n"
-        "ebc_output_dist_start = output_dist_start(ebc_lookup, ebc_lookup_1, ebc_dist_context) {operation=all_to_all}\n"
+        "ebc_output_dist_start = output_dist_start(ebc_lookup, ebc_lookup_1, ebc_dist_context) "
+        "{way=table_wise, operation=all_to_all}\n"
         "ebc_lookup_2 = lookup(ebc_ids) {tables=[c], pooling=SUM, dtype=float32, optimizer=sgd}\n"
-        "ebc_output_dist_start_1 = output_dist_start(ebc_lookup_2, ebc_dist_context) {operation=reduce_scatter}\n"
+        "ebc_output_dist_start_1 = output_dist_start(ebc_lookup_2, ebc_dist_context) "
+        "{way=row_wise, operation=reduce_scatter}\n"
         "ebc_lookup_3 = lookup(ebc_ids) {tables=[d], pooling=SUM, dtype=float32, optimizer=sgd}\n"
-        "ebc_output_dist_start_2 = output_dist_start(ebc_lookup_3, ebc_dist_context) {operation=own_batch}\n"
+        "ebc_output_dist_start_2 = output_dist_start(ebc_lookup_3, ebc_dist_context) "
+        "{way=data_parallel, operation=own_batch}\n"
         "ebc_output_dist_wait = output_dist_wait(ebc_output_dist_start)\n"
         "ebc_output_dist_wait_1 = output_dist_wait(ebc_output_dist_start_1)\n"
         "ebc_mean_divide = mean_divide(ebc_output_dist_wait_1, ebc_select_features) {divided=[c]}\n"
@@ -101,7 +106,7 @@ def test_a_rank_without_tables_takes_part_all_the_same() -> None:
         "ebc_dist_context_in_flight = ebc_input_dist_start[1]",
         "ebc_input_dist_wait = input_dist_wait(ebc_ids_in_flight, ebc_dist_context_in_flight)",
         "ebc_dist_context = ebc_input_dist_wait[1]",
-        "ebc_output_dist_start = output_dist_start(ebc_dist_context) {operation=all_to_all}",
+        "ebc_output_dist_start = output_dist_start(ebc_dist_context) {way=table_wise, operation=all_to_all}",
         "ebc_output_dist_wait = output_dist_wait(ebc_output_dist_start)",
         "ebc_keyed_tensor = keyed_tensor(ebc_output_dist_wait)",
         "return ebc_keyed_tensor",
@@ -125,9 +130,11 @@ def test_a_rank_without_shards_sends_in_its_turn(hashing: recfx.HashConfig | Non
 def test_rows_cut_inside_hosts_take_two_hops() -> None:
     graph_module, _ = graph_of((Table("a", 8, 8, ("f0",), "SUM", ("table_row_wise", 0)),), local_size=2)
     assert format_graph(graph_module).splitlines()[-6:] == [
-        "ebc_output_dist_start = output_dist_start(ebc_lookup, ebc_dist_context) {operation=reduce_scatter}",
+        "ebc_output_dist_start = output_dist_start(ebc_lookup, ebc_dist_context) "
+        "{way=table_row_wise, operation=reduce_scatter}",
         "ebc_output_dist_wait = output_dist_wait(ebc_output_dist_start)",
-        "ebc_output_dist_start_1 = output_dist_start(ebc_output_dist_wait, ebc_dist_context) {operation=cross_host}",
+        "ebc_output_dist_start_1 = output_dist_start(ebc_output_dist_wait, ebc_dist_context) "
+        "{way=table_row_wise, hop=1, operation=cross_host}",
         "ebc_output_dist_wait_1 = output_dist_wait(ebc_output_dist_start_1)",
         "ebc_keyed_tensor = keyed_tensor(ebc_output_dist_wait_1)",
         "return ebc_keyed_tensor",
@@ -183,6 +190,6 @@ def test_means_of_adopted_tables_are_divided_where_their_sums_have_arrived() -> 
 
 def test_without_a_plan_nothing_changes() -> None:
     standard = EmbeddingBagCollection(tables=[Table("a", 8, 8, ("f0",)).config()])
-    graph_module = recfx.convert(standard).unexpanded_graph()  # type: ignore[operator]
-    record = next(r for r in run_passes(graph_module, passes()) if r.name == "insert_dist")
-    assert not record.modified
+    converted = recfx.convert(standard)
+    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
+    assert not rewritten(converted, "insert_dist").records[-1].modified

@@ -1,7 +1,6 @@
 from recfx import HashConfig
 from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.passes import passes, run_passes
-from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
+from tests.rewrites.small_collection import ADOPTED, INDEXED, after, collection, node, rewritten
 
 
 def test_ids_are_hashed_before_any_lookup_and_mean_is_divided_after() -> None:
@@ -13,7 +12,7 @@ def test_ids_are_hashed_before_any_lookup_and_mean_is_divided_after() -> None:
         == """\
 features = input
 ebc_select_features = select_features(features)
-ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[users, ads], operators=cpu}
+ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[users, ads]}
 ebc_lookup = lookup(ebc_hash_ids) {tables=[users], pooling=SUM, dtype=float32}
 ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[users]}
 ebc_lookup_1 = lookup(ebc_hash_ids) {tables=[ads], pooling=SUM, dtype=float32}
@@ -23,15 +22,14 @@ return ebc_keyed_tensor"""
 
 
 def test_the_lookup_of_a_hashed_mean_table_runs_as_sum() -> None:
-    graph_module, _, _, _ = after("insert_hash", collection(INDEXED, ADOPTED))
-    assert graph_module.get_submodule("lookup").pooling == "SUM"
-    assert graph_module.get_submodule("mean_divide").divided == ("users",)
+    graph, _, _, _ = after("insert_hash", collection(INDEXED, ADOPTED))
+    assert node(graph, "ebc_lookup").kwargs["pooling"] == "SUM"
+    assert node(graph, "ebc_mean_divide").kwargs["divided"] == ("users",)
 
 
 def test_static_tables_are_declined_by_name() -> None:
     converted: HashEmbeddingBagCollection = collection(HashConfig(dense_rows=8), HashConfig(dense_rows=8))
     object.__setattr__(converted.tables[1], "hashing", None)
-    records = run_passes(converted.unexpanded_graph(), passes()[:3])
-    (declined,) = records[-1].declined
+    (declined,) = rewritten(converted, "insert_hash").records[-1].declined
     assert (declined.by, declined.code, declined.node) == ("insert_hash", "static_table", "ebc_select_features")
     assert "'ads'" in declined.message

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
-from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
+from tests.rewrites.small_collection import ADOPTED, INDEXED, after, collection
 
 
 @pytest.mark.parametrize("hashing", [(INDEXED, INDEXED), (ADOPTED, INDEXED), (ADOPTED, ADOPTED)])

@@ -1,4 +1,4 @@
-from tests.passes.small_collection import ADOPTED, after, collection
+from tests.rewrites.small_collection import ADOPTED, after, collection, rewritten
 
 
 def test_one_leaf_becomes_a_lookup_a_table() -> None:
@@ -17,8 +17,8 @@ return ebc_keyed_tensor"""
 
 
 def test_nodes_say_what_they_are_and_where_they_come_from() -> None:
-    graph_module, _, _, _ = after("expand_collection", collection(ADOPTED, ADOPTED))
-    by_name = {node.name: node.meta.get("recfx") for node in graph_module.graph.nodes}
+    made = rewritten(collection(ADOPTED, ADOPTED), "expand_collection")
+    by_name = {node.name: meta for node, meta in made.metas.items()}
     lookup = by_name["ebc_lookup"]
     assert (lookup.kind, lookup.tables, lookup.made_by) == ("lookup", ("users",), "expand_collection")
     assert [str(size) for size in lookup.shape] == ["B", "8"]

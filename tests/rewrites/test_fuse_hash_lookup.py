@@ -13,10 +13,12 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 import recfx
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.ir import format_graph
-from recfx.nodes import HashIds, HashLookup, Lookup
-from recfx.passes import passes, run_passes
+from recfx.ir.operator_text import format_operators
+from recfx.nodes import HashIds, HashLookup
+from recfx.passes import passes
+from recfx.rewrites.fuse_hash_lookup import fuse_hash_lookup
 from tests.builders.optimizers import attach
-from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
+from tests.rewrites.small_collection import ADOPTED, INDEXED, after, collection, lowered, node, rewritten
 
 EVICTING = HashConfig(dense_rows=0, on_full="evict")
 
@@ -30,7 +32,7 @@ def test_the_printed_graph_differs_before_and_after() -> None:
         == """\
 features = input
 ebc_select_features = select_features(features)
-ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[users, ads], operators=cpu}
+ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[users, ads]}
 ebc_lookup = lookup(ebc_hash_ids) {tables=[users, ads], pooling=SUM, dtype=float32}
 ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[users]}
 ebc_keyed_tensor = keyed_tensor(ebc_mean_divide)
@@ -41,7 +43,7 @@ return ebc_keyed_tensor"""
         == """\
 features = input
 ebc_select_features = select_features(features)
-ebc_hash_lookup = hash_lookup(ebc_select_features) {hashed=[users, ads], operators=cpu, tables=[users, ads], pooling=SUM, dtype=float32}
+ebc_hash_lookup = hash_lookup(ebc_select_features) {hashed=[users, ads], tables=[users, ads], pooling=SUM, dtype=float32}
 ebc_mean_divide = mean_divide(ebc_hash_lookup, ebc_select_features) {divided=[users]}
 ebc_keyed_tensor = keyed_tensor(ebc_mean_divide)
 return ebc_keyed_tensor"""  # noqa: E501
@@ -72,8 +74,7 @@ def test_an_evicting_table_says_when_it_runs_in_two_steps() -> None:
 def test_several_lookups() -> None:
     _, text, modified, declined = after("fuse_hash_lookup", collection(ADOPTED, INDEXED))
     assert (modified, declined) == (False, ["several_lookups"])
-    records = run_passes(collection(ADOPTED, INDEXED).unexpanded_graph(), passes())
-    (fuse,) = [record for record in records if record.name == "fuse_hash_lookup"]
+    fuse = rewritten(collection(ADOPTED, INDEXED), "fuse_hash_lookup").records[-1]
     (diagnostic,) = fuse.declined
     assert (fuse.name, diagnostic.by, diagnostic.node) == ("fuse_hash_lookup", "fuse_hash_lookup", "ebc_hash_ids")
     assert "ebc_lookup, ebc_lookup_1 read the rows" in diagnostic.message
@@ -82,26 +83,20 @@ def test_several_lookups() -> None:
 
 @pytest.mark.parametrize("backend", ["fbgemm", "reference"])
 def test_a_target_without_a_finding_kernel(backend: str) -> None:
-    graph_module = collection(INDEXED, INDEXED).unexpanded_graph()
-    fuse = next(r for r in run_passes(graph_module, passes(backend)) if r.name == "fuse_hash_lookup")
+    made = rewritten(collection(INDEXED, INDEXED), "lower", backend)
+    fuse = next(record for record in made.records if record.name == "fuse_hash_lookup")
     (declined,) = fuse.declined
     assert (declined.by, declined.code, declined.node) == (backend, "no_finding_kernel", "ebc_hash_ids")
     assert (
         f"lookup(ebc_hash_ids) {{tables=[users, ads], pooling=SUM, dtype=float32, kernel={backend}}}"
-        in format_graph(graph_module)
+        in format_operators(made.graph)
     )
 
 
 def test_keys_in_another_order() -> None:
-    converted = collection(INDEXED, INDEXED)
-    graph_module = converted.unexpanded_graph()
-    *before, fuse, _, _ = passes()
-    run_passes(graph_module, before)
-    lookup = graph_module.get_submodule("lookup")
-    users, ads = converted.tables
-    lookup_again = Lookup("", (ads, users), "SUM", lookup.features, False, lookup.store)
-    graph_module.add_submodule("lookup", lookup_again)
-    result = fuse.call(graph_module)
+    graph, _, _, _ = after("batch_lookups", collection(INDEXED, INDEXED))
+    graph.change(node(graph, "ebc_lookup"), tables=("ads", "users"))
+    result = fuse_hash_lookup(graph)
     (declined,) = result.declined
     assert (declined.by, declined.code, declined.node) == ("fuse_hash_lookup", "keys_need_permutation", "ebc_hash_ids")
     assert "ebc_lookup reads tables ads, users in this order" in declined.message
@@ -109,12 +104,9 @@ def test_keys_in_another_order() -> None:
 
 
 def test_means() -> None:
-    converted = collection(INDEXED, INDEXED)
-    graph_module = converted.unexpanded_graph()
-    *before, fuse, _, _ = passes()
-    run_passes(graph_module, before)
-    graph_module.get_submodule("lookup").pooling = "MEAN"
-    assert [each.code for each in fuse.call(graph_module).declined] == ["mean_from_ids"]
+    graph, _, _, _ = after("batch_lookups", collection(INDEXED, INDEXED))
+    graph.change(node(graph, "ebc_lookup"), pooling="MEAN")
+    assert [each.code for each in fuse_hash_lookup(graph).declined] == ["mean_from_ids"]
 
 
 # What runs
@@ -140,9 +132,7 @@ def two_forms(on_full: str = "error", **config: Any) -> tuple[Any, Any]:
         converted.fused_optimizers()  # takes them over, and compiles
         made.append(converted)
     fused, plain = made
-    graph_module = plain.unexpanded_graph()
-    run_passes(graph_module, [each for each in passes() if each.name != "fuse_hash_lookup"])
-    plain.graph_module = graph_module
+    plain.graph_module = lowered(plain, [each for each in passes() if each.name != "fuse_hash_lookup"])
     return fused, plain
 
 

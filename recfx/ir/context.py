@@ -1,0 +1,163 @@
+"""What a graph is about, as frozen data beside it: its collections, their tables, the plan, and facts of the tables.
+
+Nothing here lives: a context can be made for any rank of any plan, on any device, anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+from recfx.diagnostics import Diagnostic
+from recfx.ir.facts import TableFacts
+from recfx.ir.key_order import KeyOrder
+from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.meta import SourceLocation
+from recfx.ir.shards import CollectionSharding
+from recfx.ir.tables import TableSpec, embedding_names
+from recfx.ir.way_back import Hop, WayBack
+
+_HOST = ("", "cpu", "meta")  # devices from which the host, where indexes are, reads ids without a copy
+
+
+@dataclass(frozen=True)
+class CollectionContext:
+    """One collection as one rank sees it.
+
+    Args:
+        name: fully qualified name in the user's model; ``""`` for a root.
+        tables: its tables, whole, in order.
+        facts: what the tensors and the optimizer of each table would tell, by the name of the whole table.
+        kernel_groups: tables with equal numbers may share a kernel call, because they are on one device and their
+            optimizers were set alike; by the name of the whole table.
+        is_weighted: whether the batch's weights multiply the rows.
+        sharding: how it is sharded, and the rank; None if all of it is on one rank.
+        ids_on_host: whether ranks exchange ids on the host.
+        source: where the user's code creates it, if known.
+    """
+
+    name: str
+    tables: tuple[TableSpec, ...]
+    facts: Mapping[str, TableFacts]
+    kernel_groups: Mapping[str, int] = field(default_factory=dict)
+    is_weighted: bool = False
+    sharding: CollectionSharding | None = None
+    ids_on_host: bool = True
+    source: SourceLocation | None = None
+
+    @cached_property
+    def device(self) -> str:
+        """The type of the device of its tables."""
+        return next((each.device for each in self.facts.values()), "")
+
+    @property
+    def copies_ids(self) -> bool:
+        """Whether ids are copied to the host to be hashed, and their rows back."""
+        return self.device not in _HOST
+
+    @property
+    def index_device(self) -> str:
+        """The type of the device of its indexes."""
+        return "cpu" if self.copies_ids else self.device
+
+    @cached_property
+    def local(self) -> tuple[TableSpec, ...]:
+        """The shards of this rank, as tables; the tables themselves if they are not sharded."""
+        return self.tables if self.sharding is None else tuple(shard.spec for shard in self.sharding.local())
+
+    @cached_property
+    def keys(self) -> KeyOrder:
+        """The keys of selected ids, which are those of the output."""
+        return KeyOrder.of(embedding_names(self.tables))
+
+    @cached_property
+    def local_keys(self) -> KeyOrder:
+        """The keys that lookups see."""
+        return KeyOrder.of(embedding_names(self.local))
+
+    def named(self, names: tuple[str, ...], local: bool) -> tuple[TableSpec, ...]:
+        """Tables by name: a shard may have the name of its table, so kinds of nodes declare which they mean."""
+        known = self.by_name(local)
+        return tuple([known[name] for name in names])
+
+    def by_name(self, local: bool) -> Mapping[str, TableSpec]:
+        """The shards of this rank, or the whole tables, by name."""
+        return self._local_by_name if local else self._by_name
+
+    def facts_of(self, table: TableSpec) -> TableFacts:
+        """The facts of a table, or of the table that a shard is a part of."""
+        return self.facts[table.table_name]
+
+    def way(self, name: str) -> WayBack:
+        """The way back of this name."""
+        return next(way for way in self._sharding.ways_back if way.name == name)
+
+    def hops(self, way: str) -> tuple[Hop, ...]:
+        """What this rank sends back this way, hop by hop."""
+        if way not in self._hops:
+            back, sharding = self.way(way), self._sharding
+            self._hops[way] = back.hops(sharding.travelling(back), sharding.world)
+        return self._hops[way]
+
+    @property
+    def _sharding(self) -> CollectionSharding:
+        assert self.sharding is not None  # the verifier refuses the nodes that ask for it
+        return self.sharding
+
+    @cached_property
+    def _hops(self) -> dict[str, tuple[Hop, ...]]:
+        return {}
+
+    @cached_property
+    def _by_name(self) -> dict[str, TableSpec]:
+        return {table.name: table for table in self.tables}
+
+    @cached_property
+    def _local_by_name(self) -> dict[str, TableSpec]:
+        return {table.name: table for table in self.local}
+
+
+@dataclass(frozen=True)
+class Served:
+    """The answer of kernel targets for one lookup.
+
+    Args:
+        backend: the name of the backend that serves it.
+        declined: the backends that come before it, and why they do not.
+        finding_declined: why it has no kernel that takes raw ids; None if it has one.
+    """
+
+    backend: str
+    declined: tuple[Diagnostic, ...] = ()
+    finding_declined: Diagnostic | None = None
+
+
+class Targets(Protocol):
+    """The kernel targets, as far as passes ask them."""
+
+    def serve(self, lookup: LookupFacts, collection: str) -> Served:
+        """Which backend serves a lookup of a collection, which is named for messages.
+
+        Raises:
+            ConversionError: ``unknown_backend``, ``backend_unusable``.
+        """
+        ...
+
+    def index_operators(self, device: str) -> str:
+        """The backend whose operators find and insert ids in indexes on devices of this type; ``""`` if none runs."""
+        ...
+
+
+@dataclass(frozen=True)
+class Context:
+    """All that a graph is about.
+
+    Args:
+        collections: by fully qualified name.
+        targets: the kernel targets that its lookups may use.
+    """
+
+    collections: Mapping[str, CollectionContext]
+    targets: Targets

@@ -1,0 +1,88 @@
+"""How big the value of a node is, where it is, and what the node sends: all of it follows from graph and context."""
+
+from __future__ import annotations
+
+import operator
+
+import sympy
+from torch import fx
+
+from recfx.ir import exchange
+from recfx.ir.columns import total_dim
+from recfx.ir.meta import BATCH, WORLD, Collective, NodeMeta
+from recfx.ir.node_kinds import NODE_KINDS, Size
+from recfx.ir.operator_graph import OperatorGraph, hop_of
+from recfx.ir.tables import output_dtype
+
+
+def size_of(graph: OperatorGraph, node: fx.Node) -> Size:
+    """The size of a node's value, symbolic in ``B``, ``W`` and ``L_<feature>``; for a KJT, the number of ids."""
+    kind, collection, tables = graph.kind(node), graph.collection(node), graph.tables(node)
+    usual, dtype = NODE_KINDS[kind].size(tables)
+    if collection.sharding is None:
+        return Size(usual, dtype)
+    if kind in ("bucketize", "input_dist_start"):
+        return Size((exchange.sent_ids(collection.sharding.by_rank()),), dtype)
+    if NODE_KINDS[kind].local and kind not in ("lookup", "hash_lookup", "snapshot_indexes"):
+        return Size((exchange.arriving_ids(collection.sharding.local()),), dtype)
+    if kind == "to_host" and graph.kind(_source(node)) == "input_dist_wait":
+        return Size((exchange.arriving_ids(collection.sharding.local()),), dtype)
+    if kind == "output_dist_start":
+        hop = collection.hops(str(node.kwargs["way"]))[hop_of(node)]
+        return Size((hop.samples, sympy.Integer(total_dim(list(hop.columns)))), output_dtype(tables))
+    if kind == "output_dist_wait":
+        start = node.all_input_nodes[0]
+        hops, hop_number = collection.hops(str(start.kwargs["way"])), hop_of(start) + 1
+        samples = hops[hop_number].samples if hop_number < len(hops) else BATCH
+        return Size((samples, sympy.Integer(total_dim(graph.columns(node)))), dtype)
+    if kind == "mean_divide":
+        return Size((BATCH, sympy.Integer(total_dim(graph.columns(node)))), dtype)
+    if kind in ("lookup", "hash_lookup"):
+        return Size((WORLD * BATCH, sympy.Integer(total_dim(graph.columns(node)))), dtype)
+    return Size(usual, dtype)
+
+
+def collectives_of(graph: OperatorGraph, node: fx.Node) -> tuple[Collective, ...]:
+    """The collective calls of a node, in order, with those of the backward last."""
+    kind, collection = graph.kind(node), graph.collection(node)
+    sharding = collection.sharding
+    if sharding is None:
+        return ()
+    if kind == "input_dist_start":
+        return exchange.of_splits(sharding.world_size)
+    if kind == "input_dist_wait":
+        return exchange.of_ids(sharding.by_rank(), sharding.world_size, collection.is_weighted)
+    if kind == "output_dist_start":
+        return collection.hops(str(node.kwargs["way"]))[hop_of(node)].collectives
+    return ()
+
+
+def device_of(graph: OperatorGraph, node: fx.Node) -> str:
+    """The type of the device of a node's value."""
+    kind, collection = graph.kind(node), graph.collection(node)
+    on_host = kind == "to_host" or (kind == "hash_ids" and collection.copies_ids)
+    return "cpu" if on_host else collection.device
+
+
+def meta_of_value(graph: OperatorGraph, node: fx.Node, made_by: str = "") -> NodeMeta:
+    """All of this as the metadata of a node."""
+    (shape, dtype), collection = size_of(graph, node), graph.collection(node)
+    return NodeMeta(
+        kind=graph.kind(node),
+        collection=collection.name,
+        made_by=made_by,
+        shape=shape,
+        dtype=dtype,
+        bytes=sympy.Integer(dtype.itemsize) * sympy.prod(shape),
+        device=device_of(graph, node),
+        source=collection.source,
+        tables=tuple(table.name for table in graph.tables(node)),
+        kernel=str(node.kwargs.get("kernel", "")),
+        collectives=collectives_of(graph, node),
+    )
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """The operator that gives a node's first input."""
+    found = node.all_input_nodes[0]
+    return found.all_input_nodes[0] if found.target is operator.getitem else found

@@ -1,0 +1,189 @@
+"""A graph of operators with its context: how passes read and edit it, and what follows from a node."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.ir.columns import Columns, columns_of
+from recfx.ir.context import CollectionContext, Context, Served, Targets
+from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.names import node_name
+from recfx.ir.node_kinds import NODE_KINDS
+from recfx.ir.operators import kind_of, operator_of
+from recfx.ir.tables import TableSpec
+
+
+@dataclass(eq=False)
+class OperatorGraph:
+    """An fx graph of operators and what it is about. A pass gets a copy of its own, which it may edit in place.
+
+    Two graphs are equal if all that they say is: nodes, names, attributes and context.
+
+    Args:
+        graph: the nodes. Attributes are keyword arguments: bool, int, float, str, dtype, or flat tuples of these.
+        context: the collections that the nodes belong to.
+    """
+
+    graph: fx.Graph
+    context: Context
+
+    @classmethod
+    def of(cls, collection: CollectionContext, targets: Targets) -> OperatorGraph:
+        """The graph of one collection before the first pass: input, the collection as one leaf, output."""
+        found = cls(fx.Graph(), Context({collection.name: collection}, targets))
+        features = found.graph.create_node("placeholder", "features", type_expr=KeyedJaggedTensor, name="features")
+        found.graph.output(found.add("collection", (features,), collection.name))
+        return found
+
+    def copy(self) -> OperatorGraph:
+        """The same graph, to be edited."""
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(self.graph, {}))
+        return OperatorGraph(graph, self.context)
+
+    # Reading
+
+    def of_kind(self, *kinds: str) -> list[fx.Node]:
+        """The nodes of some kinds, in order."""
+        return [node for node in self.graph.nodes if self.kind(node) in kinds]
+
+    @property
+    def operators(self) -> list[fx.Node]:
+        """All nodes that are operators, in order."""
+        return [node for node in self.graph.nodes if kind_of(node) is not None]
+
+    def kind(self, node: fx.Node) -> str:
+        """The name of a node's kind; ``""`` if it is not an operator."""
+        found = kind_of(node)
+        return "" if found is None else found.name
+
+    def collection(self, node: fx.Node) -> CollectionContext:
+        """The collection that an operator's node belongs to."""
+        return self.context.collections[str(node.kwargs["collection"])]
+
+    def tables(self, node: fx.Node) -> tuple[TableSpec, ...]:
+        """The tables that a node works on; this rank's shards, if its kind says so."""
+        kind, collection = self.kind(node), self.collection(node)
+        if "tables" in node.kwargs:
+            return self.named(node, node.kwargs["tables"])  # type: ignore[arg-type]
+        if kind in ("mean_divide", "output_dist_wait"):
+            return self.tables(_first(node))
+        if kind == "output_dist_start":
+            assert collection.sharding is not None
+            return collection.sharding.tables_of(collection.way(str(node.kwargs["way"])))
+        return collection.local if self.works_on_shards(node) else collection.tables
+
+    def named(self, node: fx.Node, names: tuple[str, ...]) -> tuple[TableSpec, ...]:
+        """Tables by the names that an attribute of a node has: a shard may have the name of its table."""
+        return self.collection(node).named(names, self.works_on_shards(node))
+
+    def works_on_shards(self, node: fx.Node) -> bool:
+        """Whether the node's tables are shards of this rank: its kind says so, and its ids have arrived there."""
+        if not NODE_KINDS[self.kind(node)].local or self.collection(node).sharding is None:
+            return False
+        source = node
+        while source.all_input_nodes and self.kind(source) != "input_dist_wait":
+            source = source.all_input_nodes[0]
+        return self.kind(source) in ("input_dist_wait", "snapshot_indexes")
+
+    def columns(self, node: fx.Node) -> list[Columns]:
+        """The columns of output keys that the pooled rows of a node hold, in order."""
+        kind, collection = self.kind(node), self.collection(node)
+        if kind in ("lookup", "hash_lookup"):
+            return columns_of(self.tables(node))
+        if kind == "mean_divide":
+            return self.columns(_first(node))
+        if kind == "output_dist_wait":
+            start, sharding = _first(node), collection.sharding
+            assert sharding is not None
+            way, hop = collection.way(str(start.kwargs["way"])), hop_of(start)
+            if hop + 1 < way.hop_count:
+                return list(collection.hops(way.name)[hop + 1].columns)
+            return way.arriving(sharding.travelling(way), sharding.world)
+        raise ValueError(f"{node.name}: a {kind} holds no pooled rows")
+
+    def served(self, lookup: fx.Node) -> Served:
+        """Which backend serves a ``lookup`` or ``hash_lookup``; see ``Targets.serve`` for errors."""
+        tables, collection = self.tables(lookup), self.collection(lookup)
+        facts = tuple(collection.facts_of(table) for table in tables)
+        wanted = LookupFacts(tables, str(lookup.kwargs["pooling"]), collection.is_weighted, facts)
+        return self.context.targets.serve(wanted, collection.name)
+
+    # Editing
+
+    def add(self, kind: str, inputs: tuple[fx.Node, ...], collection: str, **attributes: Any) -> fx.Node:
+        """A node at the insertion point of ``graph``. Attributes that are not set (False, 0, empty) are not stored."""
+        keywords = {"collection": collection, **_set(attributes)}
+        name = node_name(collection, kind)
+        return self.graph.create_node("call_function", operator_of(kind), inputs, keywords, name=name)
+
+    def item(self, node: fx.Node, number: int, name: str) -> fx.Node:
+        """One of the values that a node returns, as a node at the insertion point."""
+        name = node_name(str(node.kwargs["collection"]), name)
+        return self.graph.create_node("call_function", operator.getitem, (node, number), {}, name=name)
+
+    def change(self, node: fx.Node, **attributes: Any) -> None:
+        """Give a node other values of some attributes."""
+        node.kwargs = {"collection": node.kwargs["collection"], **_set({**node.kwargs, **attributes})}
+
+    def replace_all(self, replacements: Mapping[fx.Node, fx.Node]) -> None:
+        """Let everything that uses a key use its value, but for these values; each user is rewritten once.
+
+        For ``keyed_tensor``, which has one input per table, ``replace`` for each of them would be quadratic.
+        """
+        users = dict.fromkeys(user for node in replacements for user in node.users)
+        for user in users.keys() - set(replacements.values()):
+            user.args = fx.map_arg(user.args, lambda node: replacements.get(node, node))
+
+    def replace(self, node: fx.Node, by: fx.Node) -> None:
+        """Let everything that uses ``node`` use ``by``, but for ``by`` itself."""
+        node.replace_all_uses_with(by, delete_user_cb=lambda user: user is not by)
+
+    def remove_unused(self) -> None:
+        """Remove nodes whose values nothing uses, from the end on."""
+        for node in reversed(list(self.graph.nodes)):
+            if not node.users and node.op == "call_function":
+                self.graph.erase_node(node)
+
+    def renumber(self) -> None:
+        """Give nodes names that follow from the graph alone, and not from how it was made."""
+        used: dict[str, int] = {}
+        for node in self.graph.nodes:
+            if node.op != "call_function":
+                continue
+            name = node.name if self.kind(node) else re.sub(r"_\d+$", "", node.name)
+            if self.kind(node):
+                name = node_name(str(node.kwargs["collection"]), self.kind(node))
+            number = used[name] = used.get(name, -1) + 1
+            node.name = f"{name}_{number}" if number else name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OperatorGraph) and self._says() == other._says() and self.context == other.context
+
+    def _says(self) -> list[tuple[Any, ...]]:
+        return [
+            (node.name, node.op, node.target, *fx.map_arg((node.args, node.kwargs), lambda each: f"%{each.name}"))
+            for node in self.graph.nodes
+        ]
+
+
+def hop_of(start: fx.Node) -> int:
+    """The number of the hop of an ``output_dist_start``, from 0."""
+    found = start.kwargs.get("hop", 0)
+    assert isinstance(found, int)
+    return found
+
+
+def _set(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if name != "collection" and value}
+
+
+def _first(node: fx.Node) -> fx.Node:
+    return node.all_input_nodes[0]

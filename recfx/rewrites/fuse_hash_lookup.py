@@ -1,0 +1,58 @@
+"""fuse_hash_lookup: ``hash_ids`` and the only ``lookup`` after it become ``hash_lookup``, if one kernel can do both.
+
+Such a kernel finds a row and adds it to its bag right away: row numbers are not written out in between, and are still
+in the cache when they are read. In training, ids that have no row yet get one afterwards, and their bags are pooled
+again.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+
+from torch import fx
+
+from recfx.diagnostics import Diagnostic
+from recfx.ir.operator_graph import OperatorGraph
+from recfx.rewrites.base import Rewritten
+
+
+def fuse_hash_lookup(graph: OperatorGraph) -> Rewritten:
+    """Fuse what a backend has a kernel for; declines, with a reason, each ``hash_ids`` that stays."""
+    declined: list[Diagnostic] = []
+    for node in graph.of_kind("hash_ids"):
+        lookups = [lookup for lookup in graph.of_kind("lookup") if node in _giver(lookup)]
+        refusal = _refusal(graph, lookups)
+        if refusal is not None:
+            declined.append(replace(refusal, path=graph.collection(node).name, node=node.name))
+            continue
+        (lookup,) = lookups
+        attributes = {"hashed": node.kwargs["hashed"], **lookup.kwargs}
+        with graph.graph.inserting_before(lookup):
+            fused = graph.add("hash_lookup", tuple(node.all_input_nodes), attributes.pop("collection"), **attributes)  # type: ignore[arg-type]
+        graph.replace(lookup, fused)
+        graph.remove_unused()
+    return Rewritten(graph, tuple(declined))
+
+
+def _refusal(graph: OperatorGraph, lookups: list[fx.Node]) -> Diagnostic | None:
+    if len(lookups) > 1:
+        names = ", ".join(lookup.name for lookup in lookups)
+        message = f"{names} read the rows, and each would hash the ids again."
+        return Diagnostic("several_lookups", "", message, by="fuse_hash_lookup")
+    (lookup,) = lookups
+    refusal = graph.served(lookup).finding_declined
+    if refusal is not None:
+        return refusal
+    tables = graph.tables(lookup)
+    if tuple(key for table in tables for key in table.embedding_names) != graph.collection(lookup).local_keys:
+        names = ", ".join(table.name for table in tables)
+        message = f"{lookup.name} reads tables {names} in this order, which is not that of the batch's keys."
+        return Diagnostic("keys_need_permutation", "", message, by="fuse_hash_lookup")
+    return None
+
+
+def _giver(lookup: fx.Node) -> list[fx.Node]:
+    """The nodes whose rows a lookup reads, even if these are one of several values that the node returns."""
+    (rows, *_) = lookup.all_input_nodes
+    return rows.all_input_nodes if rows.target is operator.getitem else [rows]
