@@ -6,7 +6,7 @@ Nothing here lives: a context can be made for any rank of any plan, on any devic
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -87,8 +87,11 @@ class CollectionContext:
         return self._local_by_name if local else self._by_name
 
     def facts_of(self, table: TableSpec) -> TableFacts:
-        """The facts of a table, or of the table that a shard is a part of."""
-        return self.facts[table.table_name]
+        """The facts of a table, or of a shard of it."""
+        facts = self.facts[table.table_name]
+        if (facts.rows, facts.embedding_dim) == (table.num_embeddings, table.embedding_dim):
+            return facts
+        return replace(facts, rows=table.num_embeddings, embedding_dim=table.embedding_dim)
 
     def way(self, name: str) -> WayBack:
         """The way back of this name."""

@@ -217,8 +217,7 @@ def _see(
     work: frozenset[tuple[str, str]],
     was: _Seen | None,
 ) -> _Seen:
-    inputs = tuple(source.name for source in node.all_input_nodes)
-    now = NodeSnapshot(node.name, node.op, graph.call(node) + attributes, inputs, meta)
-    if was is not None and was.snapshot == now:
-        now = was.snapshot  # shared, because most passes leave most nodes as they are
-    return _Seen(now, state, work)
+    inputs = tuple([source.name for source in node.all_input_nodes])
+    if was is not None and was.state == state and (was.snapshot.name, was.snapshot.inputs) == (node.name, inputs):
+        return _Seen(was.snapshot, state, work)  # shared, because most passes leave most nodes as they are
+    return _Seen(NodeSnapshot(node.name, node.op, graph.call(node) + attributes, inputs, meta), state, work)

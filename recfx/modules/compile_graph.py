@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import fx
 
@@ -68,7 +69,10 @@ def context_of(
         if name is None:  # it is on other ranks
             facts[table.name] = TableFacts(table.num_embeddings, table.embedding_dim, table.dtype, store.device.type)
             continue
-        facts[table.name] = store.facts(name)
+        found = store.facts(name)
+        if sharding is not None:  # of one of its shards
+            found = replace(found, rows=table.num_embeddings, embedding_dim=table.embedding_dim)
+        facts[table.name] = found
         optimizer = store.optimizers.get(name)
         same = store.weight(name).device, None if optimizer is None else optimizer.settings()
         kernel_groups[table.name] = settings.setdefault(same, len(settings))

@@ -87,11 +87,9 @@ def run_rewrites(
         graph.renumber()
         verify_operators(graph, after=rewrite.name)
         seconds = time.perf_counter() - started
-        before = records[-1].text if records else ""
         nodes = history.after(rewrite.name)
-        records.append(PassRecord(rewrite.name, False, nodes, result.declined, seconds))
-        if records[-1].text != before:
-            records[-1] = PassRecord(rewrite.name, True, nodes, result.declined, seconds)
+        modified = not records or nodes != records[-1].nodes
+        records.append(PassRecord(rewrite.name, modified, nodes, result.declined, seconds))
         if callback is not None:
             callback(rewrite.name, graph)
     return Rewriting(graph, tuple(records), {node: reader.metas[node] for node in graph.operators})
