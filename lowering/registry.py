@@ -156,11 +156,15 @@ class Backend:
         missing: Diagnostic | None = None if is_here is None else is_here(device)
         return missing
 
-    def decline(self, lookup: LookupFacts, devices: Sequence[torch.device]) -> Diagnostic | None:
-        """None if this backend serves ``lookup``, whose tables are on ``devices``, and is here."""
+    def decline(self, spec: LookupSpec) -> Diagnostic | None:
+        """None if this backend serves ``spec``, and is here."""
+        return self.decline_on([weight.device for weight in spec.weights], spec.facts)
+
+    def decline_on(self, devices: Sequence[torch.device], lookup: LookupFacts) -> Diagnostic | None:
+        """None if this backend serves ``lookup``, whose tables are on these devices, and is here."""
         device = devices[0]
         declined: Diagnostic | None = (
-            self._elsewhere(lookup, several=device.type != "cpu" and len(devices) > 1)
+            self._elsewhere(lookup, several=device.type != "cpu" and len(set(devices)) > 1)
             or self.is_here(device)
             or self._target.serves(lookup, launch.chip_name(device))
         )
@@ -270,8 +274,8 @@ def choose_backend(
             module_path=module_path,
             what_to_do=f"use 'auto' or one of {names}.",
         )
-    devices = list(dict.fromkeys([weight.device for weight in weights] or map(torch.device, lookup.device_types)))
-    chosen, declined = _first(lookup, backend, lambda candidate: candidate.decline(lookup, devices))
+    devices = [weight.device for weight in weights] or [torch.device(each) for each in sorted(lookup.device_types)]
+    chosen, declined = _first(lookup, backend, lambda candidate: candidate.decline_on(devices, lookup))
     if chosen is not None:
         return chosen, declined
     tables = ", ".join(table.name for table in lookup.tables)

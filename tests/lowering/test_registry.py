@@ -151,7 +151,7 @@ def test_both_answers_together_are_what_a_backend_declines(
 ) -> None:
     monkeypatch.setattr(launch, "why_not", lambda device: "there is no Triton.")
     for backend, expected in zip(BACKENDS, codes.split(), strict=True):
-        declined = backend.decline(spec.facts, [weight.device for weight in spec.weights])
+        declined = backend.decline(spec)
         assert code(declined) == expected
         is_here = expected != "no_triton"
         assert declined == (backend.serves(spec.facts) if is_here else backend.is_here(spec.weights[0].device))
@@ -160,11 +160,7 @@ def test_both_answers_together_are_what_a_backend_declines(
 def test_what_is_missing_here_says_nothing_of_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "load", lambda: False)
     spec = live()
-    assert (
-        code(CPU.decline(spec.facts, [weight.device for weight in spec.weights]))
-        == code(CPU.is_here(torch.device("cpu")))
-        == "no_library"
-    )
+    assert code(CPU.decline(spec)) == code(CPU.is_here(torch.device("cpu"))) == "no_library"
     assert select_backend(spec, "auto", "").backend == "fbgemm"
     assert CPU.serves(spec.facts) is None
     assert select_planned(spec.facts, "auto").backend == "cpu"
@@ -210,5 +206,5 @@ def test_a_lookup_of_means_does_not_find_rows_itself() -> None:
 def test_a_backend_of_one_file_needs_no_word_on_being_here() -> None:
     toy = Backend("loop", "tests.toys.loop_target")
     assert toy.is_here(torch.device("cpu")) is None
-    assert toy.decline(live().facts, [torch.device("cpu")]) is None
+    assert toy.decline(live()) is None
     assert code(toy.serves(planned("npu", rows=2000))) == "too_many_rows"
