@@ -10,7 +10,7 @@ import ast
 import operator
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
@@ -23,6 +23,8 @@ from recfx.ir.node_kinds import NODE_KINDS
 from recfx.ir.operator_graph import OperatorGraph, hop_of
 from recfx.ir.operators import kind_of, operator_of
 from recfx.ir.printable import PLAIN, quoted
+from recfx.ir.verifier import GraphVerificationError
+from recfx.ir.verify_operators import check_attributes, verify_operators
 
 _NODE = re.compile(r"(?P<name>\w+) = (?P<kind>\w+)\((?P<inputs>[\w, ]*)\)(?: \{(?P<attributes>.*)\})?")
 _ITEM = re.compile(r"(?P<name>\w+) = (?P<node>\w+)\[(?P<number>\d+)\]")
@@ -43,7 +45,7 @@ def parse_operators(text: str, context: Context) -> OperatorGraph:
         context: what the graph is about.
 
     Raises:
-        InputError: ``not_a_graph``, with the number of the line; also for a fact that the context contradicts.
+        InputError: ``not_a_graph``: a line cannot be read, a fact contradicts the context, or the graph is malformed.
     """
     graph = OperatorGraph(fx.Graph(), context)
     known: dict[str, fx.Node] = {}
@@ -51,12 +53,26 @@ def parse_operators(text: str, context: Context) -> OperatorGraph:
         try:
             _read(graph, line, known)
         except (KeyError, ValueError, SyntaxError) as error:
-            raise InputError(
-                f"line {number} of the text is no node of a graph ({error}): {line!r}.",
-                reason="not_a_graph",
-                what_to_do="print the graph again; one node per line.",
-            ) from error
+            raise _no_graph(f"line {number} is no node of it ({error}): {line!r}") from error
+    if not any(node.op == "output" for node in graph.graph.nodes):
+        raise _no_graph("it returns nothing")
+    try:
+        verify_operators(graph, after="reading")
+    except GraphVerificationError as error:
+        raise _no_graph(str(error)) from error
     return graph
+
+
+def _no_graph(why: str) -> InputError:
+    return InputError(
+        f"the text is not that of a graph: {why}.",
+        reason="not_a_graph",
+        what_to_do="print the graph again; one node per line.",
+    )
+
+
+def _fail(node: fx.Node, rule: str) -> NoReturn:
+    raise ValueError(rule)
 
 
 def _line(graph: OperatorGraph, node: fx.Node) -> str:
@@ -127,12 +143,12 @@ def _read(graph: OperatorGraph, line: str, known: dict[str, fx.Node]) -> None:
         return
     if line.endswith(" = input"):
         name = line.removesuffix(" = input")
-        known[name] = nodes.create_node("placeholder", name, type_expr=KeyedJaggedTensor, name=name)
+        _know(known, name, nodes.create_node("placeholder", name, type_expr=KeyedJaggedTensor, name=name))
         return
     item = _ITEM.fullmatch(line)
     if item is not None:
         name, arguments = item["name"], (known[item["node"]], int(item["number"]))
-        known[name] = nodes.create_node("call_function", operator.getitem, arguments, {}, name=name)
+        _know(known, name, nodes.create_node("call_function", operator.getitem, arguments, {}, name=name))
         return
     found = _NODE.fullmatch(line)
     if found is None:
@@ -140,16 +156,22 @@ def _read(graph: OperatorGraph, line: str, known: dict[str, fx.Node]) -> None:
     kind, given = NODE_KINDS[found["kind"]], _attributes(found["attributes"] or "")
     collection = given.pop("collection", None) or _collection(graph.context, found["name"], kind.name)
     facts = {name: given.pop(name) for name in _DERIVED if name in given}
-    for name in given:
-        if name not in kind.attributes:
-            raise ValueError(f"a {kind.name} has no attribute {name!r}")
     inputs = tuple(known[name] for name in found["inputs"].split(", ") if name)
     attributes = {"collection": collection, **given}
     node = nodes.create_node("call_function", operator_of(kind.name), inputs, attributes, name=found["name"])
-    known[found["name"]] = node
-    for name, value in _facts(graph, node).items():
-        if (facts.get(name) or "") != (_value(value) if isinstance(value, torch.dtype) else value or ""):
-            raise ValueError(f"its {name} is {value} by the context")
+    _know(known, found["name"], node)
+    check_attributes(graph, node, kind, _fail)
+    by_context = {name: value for name, value in _facts(graph, node).items() if value}
+    for name in dict.fromkeys([*facts, *by_context]):
+        value = by_context.get(name, "")
+        if facts.get(name, "") != (_value(value) if isinstance(value, torch.dtype) else value):
+            raise ValueError(f"its {name} is {value or 'not set'} by the context")
+
+
+def _know(known: dict[str, fx.Node], name: str, node: fx.Node) -> None:
+    if node.name != name:  # torch.fx has changed it
+        raise ValueError(f"no node, or another one, can be called {name!r}")
+    known[name] = node
 
 
 def _collection(context: Context, name: str, kind: str) -> str:

@@ -40,7 +40,7 @@ def verify_operators(graph: OperatorGraph, after: str) -> None:
             continue
         if not node.users:
             fail(node, f"nothing uses this {kind.name}")
-        _check_attributes(graph, node, kind, fail)
+        check_attributes(graph, node, kind, fail)
         check_inputs(node, kind, fail)
     check_once(
         (
@@ -52,7 +52,15 @@ def verify_operators(graph: OperatorGraph, after: str) -> None:
     )
 
 
-def _check_attributes(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: Fail) -> None:
+def check_attributes(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: Fail) -> None:
+    """Check that a node's attributes are declared, are plain values, and name what its collection has.
+
+    Args:
+        graph: its graph, as far as it exists.
+        node: the node, whose inputs exist.
+        kind: its kind.
+        fail: raises the error.
+    """
     given: dict[str, Any] = dict(node.kwargs)
     collection = graph.context.collections.get(given.pop("collection", None))
     if collection is None:

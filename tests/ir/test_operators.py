@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 
 import pytest
 import torch
@@ -48,6 +49,17 @@ def test_a_graph_can_be_pickled() -> None:
         ("dtype=float32", "dtype=float16", "its dtype is torch.float32 by the context"),
         ("ebc_lookup =", "other_lookup =", "the context has no such collection"),
         ("return ", "returns ", "it has another form"),
+        ("\nreturn ebc_keyed_tensor", "", "it returns nothing"),
+        ("ebc_lookup_1 =", "ebc_lookup =", "no node, or another one, can be called 'ebc_lookup'"),
+        ("{tables=[users]", "{tables", "its tables is True, not a tuple"),
+        ("{tables=[users]", "{tables=[other]", "its tables has 'other'"),
+        (
+            "ebc_lookup = lookup(ebc_hash_ids)",
+            "ebc_lookup = lookup(ebc_hash_ids, features)",
+            "cannot be fed by features",
+        ),
+        ("keyed_tensor(ebc_lookup, ebc_lookup_1)", "keyed_tensor(ebc_lookup)", "nothing uses this lookup"),
+        ("keyed_tensor(ebc_lookup, ebc_lookup_1)", "keyed_tensor(ebc_lookup, ebc_lookup_1) {dtype=float32}", "not set"),
     ],
 )
 def test_text_that_is_no_graph(old: str, new: str, why: str) -> None:
@@ -57,3 +69,19 @@ def test_text_that_is_no_graph(old: str, new: str, why: str) -> None:
     with pytest.raises(InputError, match="not_a_graph") as caught:
         parse_operators(text.replace(old, new, 1), graph.context)
     assert why in str(caught.value)
+
+
+def test_text_that_was_changed_at_random_is_a_graph_or_is_refused() -> None:
+    texts = [format_operators(rewritten(collection(INDEXED, ADOPTED), name).graph) for name in ("insert_hash", "lower")]
+    context = rewritten(collection(INDEXED, ADOPTED), "lower").graph.context
+    draw, pieces = random.Random(0), ["", "[", "]", "=", ",", " ", "'", "1", "users", "\n", "}"]
+    for _ in range(400):
+        letters = list(draw.choice(texts))
+        for _ in range(draw.randint(1, 3)):
+            place = draw.randrange(len(letters))
+            letters[place : place + draw.randint(0, 6)] = draw.choice(pieces)
+        try:
+            graph = parse_operators("".join(letters), context)
+        except InputError:
+            continue
+        assert parse_operators(format_operators(graph), context) == graph
