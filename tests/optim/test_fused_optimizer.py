@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import recfx
+from recfx.ir.facts import OptimizerFacts
 from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of
@@ -321,3 +322,18 @@ def test_tables_with_equal_learning_rate_tensors_share_a_call(rates: tuple[float
         attach([parameter], "sgd", lr=torch.tensor(rate))
     converted = recfx.convert(model)
     assert sum(isinstance(each, recfx.nodes.Lookup) for each in converted.modules()) == calls
+
+
+# What it says of itself as data
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.2)], ids=["number", "tensor"])
+def test_the_learning_rate_is_no_fact_of_an_optimizer(rate: object) -> None:
+    assert FusedOptimizer(SGD, {"lr": rate}).facts == OptimizerFacts("sgd", (("weight_decay", 0.0),))
+
+
+def test_settings_are_data_whatever_torch_and_files_made_of_them() -> None:
+    as_files_have_it = FusedOptimizer(ADAM, {"lr": 0.1, "betas": [0.5, 0.75], "eps": torch.tensor(0.25)})
+    found = as_files_have_it.facts
+    assert found.group == (("betas", (0.5, 0.75)), ("eps", 0.25), ("weight_decay", 0.0))
+    assert {found} == {FusedOptimizer(ADAM, {"lr": 0.5, "betas": (0.5, 0.75), "eps": 0.25}).facts}
