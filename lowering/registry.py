@@ -49,7 +49,7 @@ class LookupSpec:
 
     @cached_property
     def facts(self) -> LookupFacts:
-        """The same as data."""
+        """What kernels are chosen by: the lookup as data."""
         optimizers = [None if optimizer is None else optimizer.facts for optimizer in self.optimizers]
         tables = [
             TableFacts(

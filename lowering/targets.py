@@ -14,7 +14,7 @@ from recfx.lowering.registry import choose_backend
 
 @dataclass(frozen=True)
 class TargetsHere:
-    """Those of this machine.
+    """The kernel targets of this machine.
 
     Args:
         backend: ``"auto"``, or the one backend that every lookup must use.

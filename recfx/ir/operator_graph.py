@@ -43,7 +43,7 @@ class OperatorGraph:
         return found
 
     def copy(self) -> OperatorGraph:
-        """The same graph, to be edited."""
+        """A copy of the graph, which may be edited."""
         graph = fx.Graph()
         graph.output(graph.graph_copy(self.graph, {}))
         return OperatorGraph(graph, self.context)
@@ -72,7 +72,7 @@ class OperatorGraph:
         """The tables that a node works on; this rank's shards, if its kind says so."""
         kind, collection = self.kind(node), self.collection(node)
         if "tables" in node.kwargs:
-            return self.named(node, node.kwargs["tables"])  # type: ignore[arg-type]
+            return self.named(node, names_in(node, "tables"))
         if kind in ("mean_divide", "output_dist_wait"):
             return self.tables(_first(node))
         if kind == "output_dist_start":
@@ -172,6 +172,13 @@ class OperatorGraph:
             (node.name, node.op, node.target, *fx.map_arg((node.args, node.kwargs), lambda each: f"%{each.name}"))
             for node in self.graph.nodes
         ]
+
+
+def names_in(node: fx.Node, attribute: str) -> tuple[str, ...]:
+    """The names of tables that an attribute of a node holds, in order; none if it is not set."""
+    found = node.kwargs.get(attribute, ())
+    assert isinstance(found, tuple)  # the verifier has seen to it
+    return found
 
 
 def hop_of(start: fx.Node) -> int:

@@ -20,7 +20,7 @@ from recfx.errors import InputError
 from recfx.ir.context import Context
 from recfx.ir.names import node_name
 from recfx.ir.node_kinds import NODE_KINDS
-from recfx.ir.operator_graph import OperatorGraph, hop_of
+from recfx.ir.operator_graph import OperatorGraph, hop_of, names_in
 from recfx.ir.operators import kind_of, operator_of
 from recfx.ir.printable import PLAIN, quoted
 from recfx.ir.verifier import GraphVerificationError
@@ -117,8 +117,8 @@ def _facts(graph: OperatorGraph, node: fx.Node) -> dict[str, Any]:
     if kind == "output_dist_start":
         return {"operation": collection.hops(str(node.kwargs["way"]))[hop_of(node)].operation}
     if kind in ("lookup", "hash_lookup"):
-        first: tuple[str, ...] = node.kwargs["tables"][:1]  # type: ignore[index,assignment]
-        facts = collection.facts_of(graph.named(node, first)[0])
+        (first,) = graph.named(node, names_in(node, "tables")[:1])
+        facts = collection.facts_of(first)
         optimizer = "" if facts.optimizer is None else facts.optimizer.rule
         counts = kind == "hash_lookup" and any(table.evicts or table.admits for table in graph.tables(node))
         found = {"is_weighted": collection.is_weighted, "dtype": facts.dtype, "optimizer": optimizer}

@@ -65,7 +65,7 @@ class PassRecord:
 
     @property
     def text_with_meta(self) -> str:
-        """The same with the metadata of each node."""
+        """The text of the graph with the metadata of each node."""
         return "\n".join(node.line + format_meta(node.meta) for node in self.nodes)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PassRecord:

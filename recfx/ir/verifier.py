@@ -31,15 +31,7 @@ def verify_graph(graph_module: fx.GraphModule, after: str) -> None:
         GraphVerificationError: the graph is malformed. The message names the pass, the node and the rule that it
             breaks.
     """
-
-    def fail(node: fx.Node, rule: str) -> NoReturn:
-        raise GraphVerificationError(f"after pass {after}: node {node.name}: {rule}")
-
-    try:
-        graph_module.graph.lint()
-    except Exception as error:
-        raise GraphVerificationError(f"after pass {after}: {error}") from error
-
+    fail = linted(graph_module.graph, after)
     for node in graph_module.graph.nodes:
         if node.op == "call_module":
             _check_module_exists(graph_module, node, fail)
@@ -54,6 +46,19 @@ def verify_graph(graph_module: fx.GraphModule, after: str) -> None:
         check_inputs(node, kind, fail)
     known = [(node, meta) for node in graph_module.graph.nodes if (meta := node_meta(node)) is not None]
     check_once(((node, NODE_KINDS[meta.kind], meta.collection, meta.tables) for node, meta in known), fail)
+
+
+def linted(graph: fx.Graph, after: str) -> Fail:
+    """Let torch.fx check the graph that a pass has left; returns what raises the error if a rule is broken."""
+
+    def fail(node: fx.Node, rule: str) -> NoReturn:
+        raise GraphVerificationError(f"after pass {after}: node {node.name}: {rule}")
+
+    try:
+        graph.lint()
+    except Exception as error:
+        raise GraphVerificationError(f"after pass {after}: {error}") from error
+    return fail
 
 
 def check_inputs(node: fx.Node, kind: NodeKind, fail: Fail) -> None:

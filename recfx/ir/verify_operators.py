@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import fx
@@ -10,30 +10,14 @@ from torch import fx
 from recfx.ir.node_kinds import NodeKind
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.operators import kind_of
-from recfx.ir.verifier import Fail, GraphVerificationError, check_inputs, check_once
+from recfx.ir.verifier import Fail, check_inputs, check_once, linted
 
 _SINGLE = (bool, int, float, str, torch.dtype)
 
 
 def verify_operators(graph: OperatorGraph, after: str) -> None:
-    """Check that ``graph`` is well formed: nodes fit the declarations of their kinds, tables are looked up once.
-
-    Args:
-        graph: the graph that a pass has just left.
-        after: the name of that pass.
-
-    Raises:
-        GraphVerificationError: the graph is malformed. The message names the pass, the node and the rule that it
-            breaks.
-    """
-
-    def fail(node: fx.Node, rule: str) -> NoReturn:
-        raise GraphVerificationError(f"after pass {after}: node {node.name}: {rule}")
-
-    try:
-        graph.graph.lint()
-    except Exception as error:
-        raise GraphVerificationError(f"after pass {after}: {error}") from error
+    """Check that ``graph`` is well formed, with its attributes; arguments and errors are those of ``verify_graph``."""
+    fail = linted(graph.graph, after)
     for node in graph.graph.nodes:
         kind = kind_of(node)
         if kind is None:

@@ -13,7 +13,7 @@ from torch import fx, nn
 from recfx.ir.context import CollectionContext
 from recfx.ir.meta import NodeMeta, annotate
 from recfx.ir.names import node_name
-from recfx.ir.operator_graph import OperatorGraph, hop_of
+from recfx.ir.operator_graph import OperatorGraph, hop_of, names_in
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import embedding_dims
 from recfx.kernels.bucketize import Routes
@@ -137,8 +137,7 @@ def _sources(of: Lowered) -> list[int]:
 
 
 def _hash_ids(of: Lowered) -> HashIds:
-    hashed: tuple[str, ...] = of.node.kwargs["hashed"]  # type: ignore[assignment]
-    collection = of.collection
+    collection, hashed = of.collection, names_in(of.node, "hashed")
     is_sharded = any(table.shard_of for table in collection.local)
     return HashIds(TableIndexes(collection.name, collection.local, hashed, of.resources.store, is_sharded))
 
@@ -170,8 +169,8 @@ def _output_dist_start(of: Lowered) -> OutputDistStart:
 
 
 def _mean_divide(of: Lowered) -> MeanDivide:
-    divided: tuple[str, ...] = of.node.kwargs["divided"]  # type: ignore[assignment]
-    return MeanDivide(of.graph.tables(of.node), divided, of.collection.keys, of.graph.columns(of.node))
+    divided, keys = names_in(of.node, "divided"), of.collection.keys
+    return MeanDivide(of.graph.tables(of.node), divided, keys, of.graph.columns(of.node))
 
 
 def _keyed_tensor(of: Lowered) -> AssembleKeyedTensor:

@@ -17,7 +17,7 @@ import torch
 
 from recfx.references.object_kinds import WEAK_CONTAINERS, is_users
 
-# Of exactly these types, so that no method of the user's runs. Not None, which may stand for what is set later.
+# These types exactly, so that no method of the user's runs; and not None, which may stand for what is set later.
 _CONTAINERS = (
     dict, list, set, frozenset, tuple, collections.deque, collections.OrderedDict, collections.defaultdict,
     collections.Counter, *WEAK_CONTAINERS,

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 
 from torch import fx
 
-from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.operator_graph import OperatorGraph, names_in
 from recfx.rewrites.base import Rewritten
 
 
@@ -37,7 +37,7 @@ def _merge(graph: OperatorGraph, pooled: list[fx.Node], lookups: list[fx.Node]) 
     divisions = [node for node in pooled if graph.kind(node) == "mean_divide"]
     if not divisions:
         return lookup
-    divided = tuple(name for node in divisions for name in node.kwargs["divided"])  # type: ignore[union-attr]
+    divided = tuple(name for node in divisions for name in names_in(node, "divided"))
     return graph.add("mean_divide", (lookup, divisions[0].all_input_nodes[1]), collection, divided=divided)
 
 

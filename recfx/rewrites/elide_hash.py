@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import fx
 
 from recfx.diagnostics import Diagnostic
-from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.operator_graph import OperatorGraph, names_in
 from recfx.rewrites.base import Rewritten
 
 
@@ -28,7 +28,7 @@ def elide_hash(graph: OperatorGraph) -> Rewritten:
                 Diagnostic("has_index", graph.collection(node).name, message, by="elide_hash", node=node.name)
             )
         kept = tuple(table.name for table in indexed)
-        if kept == node.kwargs["hashed"]:
+        if kept == names_in(node, "hashed"):
             continue
         restore_means(graph, still_hashed=kept)
         if kept:
@@ -47,7 +47,7 @@ def restore_means(graph: OperatorGraph, still_hashed: tuple[str, ...]) -> None:
     restored: dict[fx.Node, fx.Node] = {}
     for node in graph.of_kind("mean_divide"):
         pooled = node.all_input_nodes[0]
-        if graph.kind(pooled) == "lookup" and not set(node.kwargs["divided"]) & set(still_hashed):  # type: ignore[arg-type]
+        if graph.kind(pooled) == "lookup" and not set(names_in(node, "divided")) & set(still_hashed):
             graph.change(pooled, pooling="MEAN")
             restored[node] = pooled
     graph.replace_all(restored)

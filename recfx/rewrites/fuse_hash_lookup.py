@@ -13,7 +13,7 @@ from dataclasses import replace
 from torch import fx
 
 from recfx.diagnostics import Diagnostic
-from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.operator_graph import OperatorGraph, names_in
 from recfx.rewrites.base import Rewritten
 
 
@@ -27,9 +27,11 @@ def fuse_hash_lookup(graph: OperatorGraph) -> Rewritten:
             declined.append(replace(refusal, path=graph.collection(node).name, node=node.name))
             continue
         (lookup,) = lookups
-        attributes = {"hashed": node.kwargs["hashed"], **lookup.kwargs}
+        collection = graph.collection(lookup).name
+        attributes = {name: value for name, value in lookup.kwargs.items() if name != "collection"}
         with graph.graph.inserting_before(lookup):
-            fused = graph.add("hash_lookup", tuple(node.all_input_nodes), attributes.pop("collection"), **attributes)  # type: ignore[arg-type]
+            hashed = names_in(node, "hashed")
+            fused = graph.add("hash_lookup", tuple(node.all_input_nodes), collection, hashed=hashed, **attributes)
         graph.replace(lookup, fused)
         graph.remove_unused()
     return Rewritten(graph, tuple(declined))

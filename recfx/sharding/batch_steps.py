@@ -98,7 +98,7 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
         return self._start(ctx, values.get(selected))
 
     def refuse(self, ctx: BatchContext, error: Exception) -> Awaitable[Awaitable[KJTList]]:
-        """Like ``input_dist``, but without a batch: ``compute`` raises ``error`` here; other ranks refuse theirs."""
+        """Take part without a batch: ``compute`` raises ``error`` on this rank, and the other ranks refuse theirs."""
         self._may_start()
         ctx.refused = error
         return self._start(ctx, None)

@@ -205,7 +205,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_a_whole_file_that_torch_does_not_understand(exported: dict[str, Path], tmp_path: Path) -> None:
-    """Of another version of torch, say."""
+    """As another version of torch might write it."""
 
     def change(records: Records) -> Records:
         return {

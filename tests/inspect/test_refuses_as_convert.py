@@ -35,7 +35,7 @@ def refusal_of_convert(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[str
 
 
 def errors_of_explain(model: nn.Module, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
-    """Those of the report, which says that it is not ok if there are any."""
+    """The refusals of the report, which says that it is not ok if there are any."""
     try:
         report = recfx.explain(model, *args, **kwargs)
     except recfx.ConversionError as error:

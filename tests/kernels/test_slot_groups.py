@@ -93,7 +93,7 @@ def test_find_is_scriptable() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, -1, -2, 2**63 - 1, -(2**63), 7**22])
 def test_operators_and_references_place_ids_alike(seed: int) -> None:
-    """Those of the one find what the others have inserted, and every id is as near to its home."""
+    """Operators of either kind find what the others have inserted, and every id is as near to its home."""
     ids = torch.cat([torch.randint(-(2**63), 2**63 - 1, (500,)), torch.tensor([-1, 0, 1, 2**63 - 1, -(2**63)])])
     policy = HashConfig(buckets=1).resolve(len(ids), False, "table").policy
     buffers = allocate_buffers(policy, "cpu")
